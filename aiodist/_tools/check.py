@@ -106,31 +106,31 @@ def _run_check(arguments: Namespace) -> Exit:
 
 def _run_ranks(arguments: Namespace) -> Exit:
     from aiodist._tools.output import console, print_json, print_report
-    from aiodist._torch.run import ServerError, check
 
     if arguments.replicas is not None:
         raise UsageError("give --ranks or --replicas, not both")
     if not Path(arguments.target).is_file():
         raise UsageError(f"there is no file {arguments.target!r}")
-    request = {
-        "script": arguments.target, "arguments": arguments.own, "ranks": arguments.ranks, "seed": arguments.seed,
-        "changes": None if arguments.replay is None else str(arguments.replay), "cpu": arguments.cpu,
-        "seconds": arguments.timeout or 300.0,
-    }  # fmt: skip
-    schedules = arguments.schedules or 1
     try:
-        with _progress(schedules) as show:
-            checked = check(request, schedules, show, sys.stderr if arguments.json else None)
-    except ServerError as error:
+        from aiodist._torch.run import check
+        from aiodist._torch.script import Request
+    except ImportError as error:
         raise UsageError(str(error)) from error
+    request = Request(
+        script=arguments.target, arguments=tuple(arguments.own), ranks=arguments.ranks, seed=arguments.seed,
+        replay=arguments.replay, seconds=arguments.timeout or 300.0, cpu=arguments.cpu,
+    )  # fmt: skip
+    schedules = arguments.schedules or 1
+    with _progress(schedules) as show:
+        checked = check(request, schedules, show, sys.stderr if arguments.json else None)
     if arguments.json:
         print_json(checked.to_dict())
-    elif checked.outcome["kind"] == "agreed":
+    elif checked.outcome.kind == "agreed":
         print(checked.text)
     else:
         print_report(console(), checked.text)
     codes = {"agreed": Exit.DONE, "disagreed": Exit.FAILED, "timeout": Exit.FAILED}
-    return codes.get(checked.outcome["kind"], Exit.RAISED)
+    return codes.get(checked.outcome.kind, Exit.RAISED)
 
 
 @contextmanager

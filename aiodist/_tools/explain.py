@@ -39,7 +39,7 @@ def add_explain(commands: _SubParsersAction[ArgumentParser]) -> None:
 
 def _run_explain(arguments: Namespace) -> Exit:
     from aiodist._torch.dumps import DumpError, read_all
-    from aiodist._torch.job import explain
+    from aiodist._torch.explain import explain
 
     try:
         found = explain(*read_all(arguments.dumps), world_size=arguments.world_size)

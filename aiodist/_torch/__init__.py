@@ -1,20 +1,20 @@
 """Programs of torch.distributed: their ranks in one process, checked; and the dumps of their jobs (floor 10).
 
-Only the first three can be used without torch. The modules, in order; each imports only from those above it and from
+Only the first four can be used without torch. The modules, in order; each imports only from those above it and from
 lower floors:
 
 - `wording`: our report in PyTorch's words.
+- `swaps`: equal calls from the same places in another order.
 - `dumps`: what PyTorch's flight recorder has written, one file a rank, read and checked.
-- `job`: what the dumps of a job say: a snapshot, the report on it, and what they cannot show.
+- `explain`: what the dumps of a job say: a snapshot, the report on it, and what they cannot show.
 - `private`: torch, and which of its private names are used, with which versions that was tried.
 - `ranks`: a thread a rank, of which one runs at a time; who is next, and when nobody can go on.
 - `process`: what a process has once and each rank needs for itself: environment, arguments, modules, random state.
 - `kinds`: what each collective asks for, and what it computes.
-- `world`: the order check of a script's ranks, and who waits for what.
+- `job`: the order check of a script's ranks, and who waits for what.
 - `group`: process groups as torch sees them.
 - `store`: what ranks have in common beside collectives, and the making of groups.
 - `cpu`: CUDA devices taken for the CPU.
 - `script`: a script on its ranks, and what came of it.
-- `server`: the process that the ranks live in.
-- `run`: starting that process, schedules, and what is said when it dies.
+- `run`: a fork for each run, schedules, and what is said when it dies.
 """

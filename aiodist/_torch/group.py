@@ -8,25 +8,25 @@ from functools import partial
 from typing import Any
 
 from aiodist._core.ledger import Member
-from aiodist._torch.kinds import Contribution, Tensor, call, check_op, op_name, parts
+from aiodist._torch.job import AnySource, Job, Pending
+from aiodist._torch.kinds import Contribution, Tensor, call, op_name, parts
 from aiodist._torch.private import bindings, c10d, torch
-from aiodist._torch.world import AnySource, Collective, Job, Pending
 
 
 class RankFuture(torch.futures.Future):  # type: ignore[misc]
     """The future of a collective; a rank that waits for it lets others run."""
 
-    pending: tuple[Job, Member, Collective]
+    job: Job
+    pending: Pending
 
     def wait(self) -> Any:
         """Return the outputs once they are there."""
-        job, member, slot = self.pending
-        job.wait(member, slot)
+        self.job.wait(*self.pending)
         return super().wait()
 
 
 class RankWork(bindings.Work):  # type: ignore[misc]
-    """A collective that a rank has issued."""
+    """A collective that a rank has issued, and the tensors that its future is to have."""
 
     def __init__(self, job: Job, pending: Pending | AnySource, outputs: Sequence[Tensor]) -> None:
         super().__init__()
@@ -34,47 +34,45 @@ class RankWork(bindings.Work):  # type: ignore[misc]
         self._pending = pending
         self._outputs = list(outputs)
 
-    def of(self, *outputs: Tensor) -> RankWork:
-        """Return the same, with the tensors that its future is to have."""
-        self._outputs = list(outputs)
-        return self
-
     def _found(self) -> Pending:
-        pending = self._pending
-        if isinstance(pending, AnySource):
-            bound = pending
-            self._job.wait_elsewhere(bound.signal, lambda: bound.pending is not None, "waits for a message of any rank")
-            assert bound.pending is not None
-            return bound.pending
-        return pending
+        """Return what is waited for; of a receive from anybody, once somebody has sent."""
+        if isinstance(self._pending, Pending):
+            return self._pending
+        bound = self._pending
+        self._job.wait_elsewhere(bound.signal, lambda: bound.pending is not None, "waits for a message of any rank")
+        assert bound.pending is not None
+        return bound.pending
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002  (nothing here takes time)
         """Let other ranks run until it is complete."""
         self._job.wait(*self._found())
         return True
 
+    def synchronize(self) -> None:
+        """Let other ranks run until it is complete."""
+        self.wait()
+
     def get_future(self) -> Any:
         """Return a future with the outputs."""
-        member, slot = self._found()
-        self._job.wait(member, slot, for_future=True)
+        pending = self._found()
+        self._job.wait(*pending, for_future=True)
         future = RankFuture()
-        future.pending = self._job, member, slot
-        if slot.complete:
+        future.job, future.pending = self._job, pending
+        if pending.slot.complete:
             future.set_result(self._outputs)
         else:
-            slot.futures.append(partial(future.set_result, self._outputs))
+            pending.slot.futures.append(partial(future.set_result, self._outputs))
         return future
 
     def is_completed(self) -> bool:
         """Return whether it is complete; if not, other ranks get a turn, for a program may ask until it is."""
-        complete = isinstance(self._pending, tuple) and self._pending[1].complete
+        pending = self._pending if isinstance(self._pending, Pending) else self._pending.pending
+        complete = pending is not None and pending.slot.complete
         if not complete:
             self._job.ranks.sleep(0.0)
         return complete
 
-    def is_success(self) -> bool:
-        """Return whether it is complete."""
-        return self.is_completed()
+    is_success = is_completed
 
     def exception(self) -> None:
         """Return None: what goes wrong is raised where a rank waits."""
@@ -82,10 +80,6 @@ class RankWork(bindings.Work):  # type: ignore[misc]
     def result(self) -> list[Tensor]:
         """Return the outputs."""
         return self._outputs
-
-    def synchronize(self) -> None:
-        """Let other ranks run until it is complete."""
-        self.wait()
 
     def _source_rank(self) -> int:
         source = self._pending.source if isinstance(self._pending, AnySource) else None
@@ -101,9 +95,10 @@ def _list(tensors: Any) -> list[Tensor]:
     return [tensor for each in tensors for tensor in _list(each)]
 
 
-def _lists(nested: Any) -> list[list[Tensor]]:
-    """Return lists of tensors, where one alone may stand without its outer list."""
-    return [[*nested]] if nested and isinstance(nested[0], torch.Tensor) else [[*each] for each in nested]
+def _root(opts: Any) -> int:
+    """Return the root's rank in the group, out of options or as it is."""
+    root: int = getattr(opts, "rootRank", opts)
+    return root
 
 
 class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
@@ -182,23 +177,24 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def _get_sequence_number_for_group(self) -> int:
         return self._member.sequence
 
-    def _set_sequence_number_for_group(self) -> None:
-        """Nothing: the ledger numbers collectives."""
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        """Nothing: what can never be complete is found without a clock, and there is nothing to close."""
 
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Nothing: what can never be complete is found without a clock."""
+    set_timeout = _set_default_timeout = _set_sequence_number_for_group = shutdown = abort = _nothing
+    _start_coalescing = _end_coalescing = _nothing  # what is issued in between is posted one by one
 
-    _set_default_timeout = set_timeout
+    def split_group(self, *_: Any, **__: Any) -> Any:
+        """Refuse."""
+        raise NotImplementedError("aiodist check cannot carry out ProcessGroup.split_group: make groups by new_group")
 
-    def shutdown(self) -> None:
-        """Nothing: there is nothing to close."""
-
-    abort = shutdown
+    def merge_remote_group(self, *_: Any, **__: Any) -> Any:
+        """Refuse."""
+        raise NotImplementedError("aiodist check cannot carry out ProcessGroup.merge_remote_group")
 
     def __repr__(self) -> str:
         return f"<process group {self._name} of {self._size} ranks, checked by aiodist>"
 
-    # Collectives.
+    # Collectives. Options give op and root; timeouts are of no use.
 
     def _post(
         self,
@@ -209,17 +205,31 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         *,
         op: Any = None,
         root: int | None = None,
-        **more: Any,
+        rows: bool = True,
+        result: Sequence[Tensor] | None = None,
     ) -> RankWork:
-        name = None
-        if op is not None:
-            name = op_name(getattr(op, "reduceOp", op))
-            check_op(name)
+        """Post a collective.
+
+        Args:
+            kind: which.
+            compared: the tensors whose shapes and dtypes must agree.
+            inputs: those that are read.
+            outputs: those that are written.
+            op: the reduce op, or options that have it.
+            root: the root's rank in the group.
+            rows: whether sizes along axis 0 must agree, too.
+            result: what the future is to have; None for the outputs.
+        """
         group = self._member.group
-        asked = call(kind, compared, op=name, root=None if root is None else group.key[0][root], **more)
-        contribution = Contribution(asked, inputs, outputs, -1 if root is None else root)
-        slot = self._job.post(group, self._member, contribution)
-        return RankWork(self._job, (self._member, slot), outputs)
+        name = None if op is None else op_name(getattr(op, "reduceOp", op))
+        asked = call(kind, compared, op=name, root=None if root is None else group.key[0][root], rows=rows)
+        slot = self._job.post(group, self._member, Contribution(asked, inputs, outputs, -1 if root is None else root))
+        return RankWork(self._job, Pending(self._member, slot), outputs if result is None else result)
+
+    def _cut(self, *tensors: Tensor) -> list[Tensor]:
+        """Return as many equal parts of each tensor as there are ranks."""
+        rows = [tensor if tensor.dim() else tensor.view(-1) for tensor in tensors]
+        return [part for tensor in rows for part in parts(tensor, (), self._size)]
 
     def allreduce(self, tensors: Any, opts: Any = c10d.ReduceOp.SUM, timeout: Any = None) -> RankWork:  # noqa: ARG002
         """Reduce tensors; every rank gets the results."""
@@ -230,26 +240,25 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> RankWork:  # noqa: ARG002
         """Give all ranks the root's tensors."""
-        tensors = _list(tensors)
-        return self._post("broadcast", tensors, tensors, tensors, root=getattr(opts, "rootRank", opts))
+        tensors, root = _list(tensors), _root(opts)
+        written = tensors if self.rank() != root else ()
+        return self._post("broadcast", tensors, tensors, written, root=root, result=tensors)
 
     def reduce(
         self, tensors: Any, opts: Any = None, op: Any = c10d.ReduceOp.SUM, timeout: Any = None  # noqa: ARG002
     ) -> RankWork:  # fmt: skip
         """Reduce tensors; the root gets the results."""
-        tensors = _list(tensors)
-        return self._post(
-            "reduce", tensors, tensors, tensors, op=getattr(opts, "reduceOp", op), root=getattr(opts, "rootRank", opts)
-        )
+        tensors, root, op = _list(tensors), _root(opts), getattr(opts, "reduceOp", op)
+        written = tensors if self.rank() == root else ()
+        return self._post("reduce", tensors, tensors, written, op=op, root=root, result=tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> RankWork:  # noqa: ARG002
         """Give all ranks all ranks' tensors."""
-        (own,), (outputs,) = _list(inputs), _lists(outputs)
-        if outputs[self.rank()].shape != own.shape:
-            raise ValueError(
-                f"all_gather: output {self.rank()} has shape {tuple(outputs[self.rank()].shape)}, the input "
-                f"{tuple(own.shape)}"
-            )
+        own, outputs = _list(inputs)[0], _list(outputs)
+        mine = outputs[self.rank()]
+        if mine.shape != own.shape:
+            shapes = f"output {self.rank()} has shape {tuple(mine.shape)}, the input {tuple(own.shape)}"
+            raise ValueError(f"all_gather: {shapes}")
         alike = all(output.shape == own.shape for output in outputs)
         return self._post("all_gather", [own] if alike else outputs, [own], outputs)
 
@@ -258,49 +267,44 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         flat = [each[index] for index in range(len(inputs)) for each in outputs]
         return self._post("all_gather", inputs, inputs, flat)
 
-    def all_gather_single(self, output: Tensor, own: Tensor, opts: Any = None) -> RankWork:  # noqa: ARG002
+    def all_gather_single(self, output: Tensor, own: Tensor, opts: Any = None) -> RankWork:
         """Give all ranks all ranks' tensors, as one."""
-        work = self._post("all_gather", [own], [own], self._cut(output))
-        return work.of(output)
-
-    _allgather_base = all_gather_single
+        return self.all_gather_single_coalesced([output], [own], opts)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RankWork:  # noqa: ARG002
         """Give all ranks several tensors of all ranks, each as one."""
-        flat = [part for output in outputs for part in self._cut(output)]
-        return self._post("all_gather", inputs, inputs, flat).of(*outputs)
+        return self._post("all_gather", inputs, inputs, self._cut(*outputs), result=outputs)
 
+    _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> RankWork:  # noqa: ARG002
         """Give the root all ranks' tensors."""
         own = _list(inputs)
-        return self._post("gather", own, own, _list(outputs), root=getattr(opts, "rootRank", opts))
+        return self._post("gather", own, own, _list(outputs), root=_root(opts))
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> RankWork:  # noqa: ARG002
         """Give every rank one of the root's tensors."""
         own = _list(outputs)
-        return self._post("scatter", own, _list(inputs), own, root=getattr(opts, "rootRank", opts))
+        return self._post("scatter", own, _list(inputs), own, root=_root(opts))
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = c10d.ReduceOp.SUM, timeout: Any = None  # noqa: ARG002
     ) -> RankWork:  # fmt: skip
         """Reduce lists of tensors; every rank gets one of the results."""
-        own, (values,) = _list(outputs), _lists(inputs)
+        own, values = _list(outputs), _list(inputs)
         alike = all(value.shape == own[0].shape for value in values)
         return self._post("reduce_scatter", own if alike else values, values, own, op=opts)
 
     def reduce_scatter_single(self, output: Tensor, value: Tensor, opts: Any = c10d.ReduceOp.SUM) -> RankWork:
         """Reduce a tensor; every rank gets a part of the result."""
-        return self._post("reduce_scatter", [output], self._cut(value), [output], op=opts)
-
-    _reduce_scatter_base = reduce_scatter_single
+        return self.reduce_scatter_single_coalesced([output], [value], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = c10d.ReduceOp.SUM) -> RankWork:
         """Reduce several tensors; every rank gets a part of each result."""
-        flat = [part for value in inputs for part in self._cut(value)]
-        return self._post("reduce_scatter", outputs, flat, outputs, op=opts)
+        return self._post("reduce_scatter", outputs, self._cut(*inputs), outputs, op=opts)
 
+    _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> RankWork:  # noqa: ARG002
@@ -317,7 +321,7 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         own = parts(output, output_sizes or (), self._size)
         values = parts(value, input_sizes or (), self._size)
         even = not (output_sizes or input_sizes)
-        return self._post("all_to_all", [value], values, own, rows=even).of(output)
+        return self._post("all_to_all", [value], values, own, rows=even, result=[output])
 
     alltoall_base = all_to_all_single
 
@@ -329,36 +333,16 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """Wait for all ranks."""
         self._post("monitored_barrier").wait()
 
-    def _cut(self, tensor: Tensor) -> list[Tensor]:
-        return parts(tensor.view(-1) if not tensor.dim() else tensor, (), self._size)
-
     # Messages.
 
     def send(self, tensors: Any, to: int, tag: int = 0) -> RankWork:
         """Send tensors to a rank."""
-        return RankWork(self._job, self._job.send(self._member.group, self._member, to, tag, tensors), ())
+        return RankWork(self._job, self._job.send(self._member, to, tag, tensors), ())
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> RankWork:
         """Receive tensors from a rank."""
-        pending = self._job.receive(self._member.group, self._member, source, tag, tensors)
-        return RankWork(self._job, pending, tensors)
+        return RankWork(self._job, self._job.receive(self._member, source, tag, tensors), tensors)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> RankWork:
         """Receive tensors from whoever sends some."""
-        return RankWork(self._job, self._job.receive_any(self._member.group, self._member, tag, tensors), tensors)
-
-    # What is not there.
-
-    def _start_coalescing(self, device: Any = None) -> None:
-        """Nothing: what is issued in between is posted one by one."""
-
-    def _end_coalescing(self, device: Any = None) -> None:
-        """Nothing."""
-
-    def split_group(self, *_: Any, **__: Any) -> Any:
-        """Refuse."""
-        raise NotImplementedError("aiodist check cannot carry out ProcessGroup.split_group: make groups by new_group")
-
-    def merge_remote_group(self, *_: Any, **__: Any) -> Any:
-        """Refuse."""
-        raise NotImplementedError("aiodist check cannot carry out ProcessGroup.merge_remote_group")
+        return RankWork(self._job, self._job.receive_any(self._member, tag, tensors), tensors)

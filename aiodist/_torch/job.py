@@ -1,450 +1,437 @@
-"""What the dumps of a job say: a snapshot, the report on it, and what they cannot show.
+"""The order check of a script's ranks: what they have issued, who waits for what, and what has gone wrong.
 
-Each process group is a group of the snapshot, and torch's sequence number is the number of a slot, counted from 0. What
-dumps do not record is not compared: reduce op, root and values; and calls of correct programs stand at different lines,
-so places are shown and not compared. A send or receive that has not ended is a slot of the two ranks that it is
-between, so that those who wait for each other are found whatever they wait in.
+Every call is compared by what it asks for alone; its place, and those of its callers, are noted for the report, and for
+equal calls in another order. A rank gives the baton away where it waits. One that has taken a future is taken to wait
+for it there and then, for what takes a future (DDP) waits for it in C++, where nobody sees it; if no rank can go on,
+it gets one that is not complete.
 """
 
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import Any, NamedTuple, TypeAlias
 
-from aiodist._core.analysis import analyse, find_cycle
-from aiodist._core.call import OrderCheck, Post
-from aiodist._core.ledger import HISTORY
-from aiodist._core.report import CollectiveReport, Reason
-from aiodist._core.snapshot import GroupKey, GroupRecord, MemberRecord, Overdue, ReplicaFacts, SlotRecord, Snapshot
-from aiodist._core.text import count, ids_briefly, place
-from aiodist._torch.dumps import Calls, Dump, DumpError, State
-from aiodist._torch.wording import in_ranks, ranks
+from aiodist._checking.schedule import Order
+from aiodist._core.analysis import analyse, error_of
+from aiodist._core.call import MESSAGE, Call, OrderCheck, Place, place
+from aiodist._core.errors import CollectiveError
+from aiodist._core.instrument import Observer, who_observes
+from aiodist._core.ledger import Group, Ledger, Member, Slot
+from aiodist._core.report import CollectiveReport, Location, Reason, ReplicaState
+from aiodist._core.snapshot import ReplicaFacts
+from aiodist._core.text import ids
+from aiodist._core.text import place as shown_place
+from aiodist._torch.kinds import Contribution, Tensor, call, compute
+from aiodist._torch.private import torch
+from aiodist._torch.ranks import OnSwitch, Ranks, Signal
+from aiodist._torch.swaps import PlaceOrder
 
-_DEFAULT: Final = "default_pg"
-_WITHOUT_ROOT: Final = ("all_reduce", "allreduce", "all_gather", "reduce_scatter")
-_UNNAMED: Final = frozenset(["", "undefined"])
-_LONGEST_NAME: Final = 24
-_MOST_GROUPS: Final = 8
-_MOST_LAST: Final = 3
-_MOST_RANKS: Final = 1 << 17
+_PLUMBING = tuple(
+    f"{Path(module.__file__ or '').resolve().parent}{os.sep}" for module in (torch, sys.modules["aiodist"], os)
+)
+_SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
+_DECORATORS = f"{os.sep}typing_extensions.py"  # which marks torch's deprecated functions
+_MOST_CALLERS = 8
+
+Sites: TypeAlias = tuple[Place, tuple[Any, ...]]
+"""A call's place, and those of its callers, each with an offset of 0, as the ledger has it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """What the dumps of a job say.
+def is_plumbing(file: str) -> bool:
+    """Return whether a file is torch's, the standard library's or ours, not the program's."""
+    own = file.startswith(_PLUMBING) and not (_SITE_PACKAGES in file and not file.startswith(_PLUMBING[:2]))
+    return own or file.startswith("<frozen") or file.endswith(_DECORATORS)
+
+
+_plumbing: dict[str, bool] = {}
+_sites: dict[Sites, Sites] = {}
+
+
+def _frames(frame: Any) -> Iterator[Any]:
+    """Yield the program's own frames, from the innermost outward."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        plumbing = _plumbing.get(file)
+        if plumbing is None:
+            plumbing = _plumbing[file] = is_plumbing(file)
+        if not plumbing:
+            yield frame
+        frame = frame.f_back
+
+
+def _here() -> Sites:
+    """Return the places of the call that goes on, and of its callers."""
+    found: list[Any] = []
+    for frame in _frames(sys._getframe(2)):  # noqa: SLF001  (what every profiler uses)
+        found += (place(frame.f_code, frame.f_lasti), 0)
+        if len(found) == 2 * _MOST_CALLERS:
+            break
+    first, _, *callers = found or (Place("<unknown>", 1, None, "?"), 0)
+    sites = first, tuple(callers)
+    return _sites.setdefault(sites, sites)
+
+
+class Collective(Slot):
+    """A collective of a job's ranks.
 
     Attributes:
-        report: what is wrong, in ranks; None where nobody waits and all calls agree.
-        waiting: where ranks wait, a line a process group, where that is more than one.
-        notes: what else the dumps say, and what they cannot show, as sentences.
-        snapshot: what every rank called.
+        brought: what each member contributes, by position; None before it has come.
+        sites: from where, by position.
+        signal: what its waiters wait for.
+        futures: what is to have its outputs once it is complete.
     """
 
-    report: CollectiveReport | None
-    waiting: tuple[str, ...]
-    notes: tuple[str, ...]
-    snapshot: Snapshot
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as a dict of the types that JSON has."""
-        report = None if self.report is None else self.report.to_dict()
-        return {"report": report, "waiting": list(self.waiting), "notes": list(self.notes), "text": str(self)}
-
-    def __str__(self) -> str:
-        found = str(self.report) if self.report is not None else _nothing(self.snapshot)
-        return "\n".join([found, *(["", *self.waiting] if self.waiting else []), "", *self.notes])
-
-
-def _nothing(snapshot: Snapshot) -> str:
-    known = [each.replica_id for each in snapshot.replicas if not each.unknown]
-    return f"no rank waits in a collective, and the calls of {ids_briefly(known, 12).replace('replica', 'rank')} agree"
-
-
-@dataclass(slots=True)
-class _ProcessGroup:
-    """A process group of the job.
-
-    Attributes:
-        name: what torch calls it, the same on all members.
-        title: what people call it.
-        members: its ranks in the job.
-        told: the dumps say which they are.
-        record: its calls, once they are laid beside each other.
-        first: torch's sequence number of slot 0.
-    """
-
-    name: str
-    title: str
-    members: tuple[int, ...]
-    told: bool
-    record: GroupRecord
-    first: int = 1
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.brought: list[Contribution | None] = [None] * self.missing
+        self.sites: list[Sites | None] = [None] * self.missing
+        self.signal = Signal()
+        self.futures: list[Callable[[], object]] = []
 
     @property
-    def is_default(self) -> bool:
-        """Whether all ranks are in it."""
-        return self.record.key[2] < 0
+    def values(self) -> list[Sequence[Tensor]]:
+        """By position, what members that have come contribute; what a trace measures."""
+        return [() if each is None else each.inputs for each in self.brought]
 
 
-def explain(dumps: Sequence[Dump], calls: Calls, *, world_size: int | None = None) -> Explanation:
-    """Return what the dumps of a job say.
+class Pending(NamedTuple):
+    """A collective that a member has issued."""
+
+    member: Member
+    slot: Collective
+
+
+class AnySource:
+    """A receive from whoever sends.
+
+    Attributes:
+        channel: the group, the receiver's rank in it, and the tag.
+        member: the receiver.
+        tensors: what is received.
+        sites: where it was called.
+        signal: what whoever waits for its sender waits for.
+        source: the sender's rank in the group, and
+        pending: the message; None before there is one.
+    """
+
+    def __init__(self, group: Group, member: Member, tag: int, tensors: Sequence[Tensor], sites: Sites) -> None:
+        self.channel = group, member.rank, tag
+        self.member = member
+        self.tensors = tensors
+        self.sites = sites
+        self.signal = Signal()
+        self.source: int | None = None
+        self.pending: Pending | None = None
+
+
+class Job:
+    """One run of a script's ranks.
 
     Args:
-        dumps: one a rank, by rank; some ranks' may be missing.
-        calls: all calls in them.
-        world_size: how many ranks the job had, where the dumps do not say.
+        size: how many there are.
+        name: the script's.
+        order: decides which rank goes on.
+        on_switch: called when another rank does.
 
-    Raises:
-        DumpError: they are not of one job.
+    Attributes:
+        size: how many ranks there are.
+        ranks: the ranks.
+        ledger: the order check.
+        error: why the job cannot go on; None while it can.
+        stores: what ranks have stored, by what they know the store by.
+        kept: what C++ calls back, and which must be there as long as the job.
+        collectives: how many have been completed.
     """
-    groups = _process_groups(dumps, world_size)
-    of = {dump.rank: dump for dump in dumps}
-    disagree = False
-    for group in groups:
-        disagree |= _lay_beside(group, of, calls)
-    records = [group.record for group in groups] + list(_messages(groups, dumps, calls))
-    disagree |= any(len(slot.posts) == 2 and slot.posts[0][0].call != slot.posts[1][0].call  # a size that differs
-                    for record in records[len(groups):] for slot in record.open)  # fmt: skip
-    facts = tuple(
-        ReplicaFacts(rank, of[rank].file.name) if rank in of else ReplicaFacts(rank, "no dump", unknown=True)
-        for rank in groups[0].members
-    )
-    waiting = sorted({rank for record in records for slot in record.open for rank in slot.waiting})
-    snapshot = Snapshot(OrderCheck.SIGNATURE, facts, tuple(records), blocked=tuple(waiting))
-    overdue = None if disagree or find_cycle(snapshot) else _cause(snapshot)
-    report = in_ranks(analyse(snapshot, overdue=overdue)) if disagree or waiting else None
-    if report is not None and report.reason is Reason.TIMEOUT:
-        report = _without_members(report, groups)
-    swap = _on_swap(groups, facts)
-    notes = list(_notes(report or swap, groups, of, calls))
-    if report is not None and swap is not None and swap.divergence is not None:
-        notes.insert(0, f"Besides, at #{swap.sequence_number} of {swap.group or 'all ranks'}: {swap.divergence.text}")
-    untold = {group.record.key for group in groups if not group.told}
-    return Explanation(report or swap, tuple(_waiting(records, untold)), tuple(notes), snapshot)
 
+    def __init__(self, size: int, name: str, order: Order, on_switch: OnSwitch) -> None:
+        self.size = size
+        self.ranks = Ranks(size, order, on_switch, self._stuck)
+        self.devices = tuple(f"CPU:{rank}" for rank in range(size))
+        self.clock = time.monotonic
+        self.observer = who_observes() or Observer()
+        self.ledger = Ledger(range(size), OrderCheck.SIGNATURE, slot_type=Collective)
+        self.error: CollectiveError | None = None
+        self.stores: dict[str, dict[str, bytes]] = {}
+        self.kept: list[Any] = []
+        self.store_signal = Signal()
+        self.collectives = 0
+        self._orders: dict[Group, PlaceOrder] = {}
+        self._reordered = False
+        self._made: list[list[tuple[tuple[int, ...], Place]]] = [[] for _ in range(size)]
+        self._future_waits: dict[int, Collective] = {}
+        self._channels: dict[tuple[Group, int, int, int], Group] = {}
+        self._any_source: list[AnySource] = []
+        self._elsewhere: dict[int, str] = {}
+        self.observer.run_begun(self, SimpleNamespace(__qualname__=name))  # type: ignore[arg-type]
 
-# Process groups.
+    def rank(self) -> int:
+        """Return the rank that calls.
 
+        Raises:
+            RuntimeError: it is none, for example a process that the script has started.
+        """
+        rank = self.ranks.current()
+        if rank is None:
+            raise RuntimeError("torch.distributed is used outside of the ranks that aiodist check runs")
+        return rank
 
-def _process_groups(dumps: Sequence[Dump], world_size: int | None) -> list[_ProcessGroup]:
-    """Return the job's process groups, the one of all ranks first."""
-    told: dict[tuple[str, tuple[int, ...]], str] = {}
-    untold: dict[str, tuple[str, list[int]]] = {}
-    for dump in dumps:
-        _check_membership(dump)
-        for name, (description, members) in dump.groups.items():
-            if members is not None:
-                told.setdefault((name, members), description)
-            else:
-                untold.setdefault(name, (description, []))[1].append(dump.rank)
-    for name, (description, own) in untold.items():
-        there = {rank for other, members in told if other == name for rank in members}
-        if not there.issuperset(own):
-            told[name, ()] = description
-    world, name = _world(dumps, told, world_size)
-    groups = [_ProcessGroup(name, _DEFAULT, world, True, GroupRecord((world, None, -1), None, (), (), ()))]
-    for number, ((name, members), description) in enumerate(sorted(told.items())):
-        if name == groups[0].name and members in ((), world):
-            continue
-        title = name if description in _UNNAMED else description
-        title = title if len(title) <= _LONGEST_NAME else f"{title[: _LONGEST_NAME - 1]}…"
-        ids = members or tuple(untold[name][1])
-        groups.append(
-            _ProcessGroup(name, title, ids, bool(members), GroupRecord((ids, title, number), None, (), (), ()))
+    # Collectives.
+
+    def post(self, group: Group, member: Member, contribution: Contribution, sites: Sites | None = None) -> Collective:
+        """Let a member issue a collective, from where it calls if nothing else is said.
+
+        Raises:
+            CollectiveError: the job cannot go on.
+        """
+        self._check()
+        sites = sites or _here()
+        self._check_order(group, member, contribution.call, sites)
+        slot = group.post(member, contribution.call, sites[0], 0, sites[1])
+        assert isinstance(slot, Collective)
+        slot.brought[member.position] = contribution
+        slot.sites[member.position] = sites
+        self.observer.posted(member, slot)
+        if slot.matched:
+            self._complete(group, slot)
+        return slot
+
+    def _check_order(self, group: Group, member: Member, asked: Call, sites: Sites) -> None:
+        """Before the last member comes to a collective: doom it where the same places came in another order."""
+        slot = group.open.get(member.sequence)
+        if asked.shapes is None:  # a barrier: what came before is over
+            self._orders.pop(group, None)
+        elif isinstance(slot, Collective) and slot.missing == 1 and slot.call is asked and asked.kind != MESSAGE:
+            came = [each or sites for each in slot.sites]
+            if group.doomed is None and self._orders.setdefault(group, PlaceOrder()).differs(asked, came):
+                self._reordered = True
+                group.doom(slot.number)
+
+    def _complete(self, group: Group, slot: Collective) -> None:
+        try:
+            compute([each for each in slot.brought if each is not None])
+        except Exception as error:  # noqa: BLE001  (what torch raises for these tensors, all ranks get)
+            slot.error = error
+        group.complete(slot)
+        self.collectives += 1
+        self.observer.completed(slot)
+        slot.brought.clear()
+        self.ranks.notify(slot.signal)
+        for fulfil in slot.futures:
+            fulfil()
+
+    def wait(self, member: Member, slot: Collective, *, for_future: bool = False) -> None:
+        """Let other ranks run until a collective is complete.
+
+        Args:
+            member: who waits.
+            slot: the collective.
+            for_future: whether it is enough to have come so far that no other rank can go on.
+
+        Raises:
+            CollectiveError: it never will be.
+            Exception: what carrying it out has raised.
+        """
+        self.observer.waits(member, slot)
+        if not slot.complete:
+            self._wait(member, slot, for_future=for_future)
+        self.observer.resumed(member, slot)
+        if slot.error is not None:
+            raise slot.error.with_traceback(None)
+
+    def _wait(self, member: Member, slot: Collective, *, for_future: bool) -> None:
+        self._check()
+        rank = member.replica_id
+        slot.waiters[member.position] = rank
+        member.group.consider(member)
+        if for_future:
+            self._future_waits[rank] = slot
+        self._judge()
+
+        def over() -> bool:
+            return slot.complete or self.error is not None or (for_future and rank not in self._future_waits)
+
+        self.ranks.wait(slot.signal, over)
+        slot.waiters[member.position] = None
+        self._future_waits.pop(rank, None)
+        if not slot.complete:
+            self._check()
+
+    def wait_elsewhere(self, signal: Signal, until: Callable[[], bool], what: str) -> None:
+        """Let other ranks run until something holds that is no collective; ``what`` says what the rank does."""
+        self._check()
+        rank = self.rank()
+        self._elsewhere[rank] = f"{what} at {shown_place(_here()[0].location)}"
+        self.ranks.wait(signal, lambda: until() or self.error is not None)
+        del self._elsewhere[rank]
+        if not until():
+            self._check()
+
+    def _check(self) -> None:
+        if self.error is not None:
+            raise type(self.error)(self.error.report)
+
+    def new_group(self, rank: int, ranks: tuple[int, ...], name: str) -> Member | None:
+        """Let a rank make a group of some ranks; return what it is in it, None where it is no member."""
+        self._check()
+        root = self.ledger.root
+        sites = _here()
+        self._made[rank].append((ranks, sites[0]))
+        if rank not in ranks:
+            return None
+        return root.new_group(root.member_of(rank), ranks, name, sites[0], 0, sites[1])
+
+    # What ranks send each other.
+
+    def send(self, member: Member, to: int, tag: int, tensors: Sequence[Tensor]) -> Pending:
+        """Let a member send tensors to the one of that rank."""
+        channel = self._channel(member.group, member.rank, to, tag)
+        end = channel.members[0]
+        asked = call(MESSAGE, tensors, role=f"send(dst={member.group.key[0][to]})")
+        slot = self.post(channel, end, Contribution(asked, inputs=tensors))
+        self._bind_any_source()
+        return Pending(end, slot)
+
+    def receive(
+        self, member: Member, source: int, tag: int, tensors: Sequence[Tensor], sites: Sites | None = None
+    ) -> Pending:
+        """Let a member receive tensors from the one of that rank."""
+        channel = self._channel(member.group, source, member.rank, tag)
+        end = channel.members[1]
+        asked = call(MESSAGE, tensors, role=f"recv(src={member.group.key[0][source]})")
+        return Pending(end, self.post(channel, end, Contribution(asked, outputs=tensors), sites))
+
+    def receive_any(self, member: Member, tag: int, tensors: Sequence[Tensor]) -> AnySource:
+        """Let a member receive tensors from whoever sends some."""
+        waiting = AnySource(member.group, member, tag, tensors, _here())
+        self._any_source.append(waiting)
+        self._bind_any_source()
+        return waiting
+
+    def _bind_any_source(self) -> None:
+        """Give receives from anybody, the oldest first, the messages that are there."""
+        for waiting in [*self._any_source]:
+            for (group, source, to, tag), channel in self._channels.items():
+                sent, received = (end.sequence for end in channel.members)
+                if waiting.channel == (group, to, tag) and sent > received:
+                    self._any_source.remove(waiting)
+                    waiting.source = source
+                    waiting.pending = self.receive(waiting.member, source, tag, waiting.tensors, waiting.sites)
+                    self.ranks.notify(waiting.signal)
+                    break
+
+    def _channel(self, group: Group, source: int, to: int, tag: int) -> Group:
+        if source == to:
+            raise NotImplementedError("aiodist check cannot send from a rank to itself")
+        key = group, source, to, tag
+        if key not in self._channels:
+            ids = group.key[0]
+            tagged = f" tag {tag}" if tag else ""
+            name = f"send {ids[source]}->{ids[to]}{tagged}"
+            self._channels[key] = self.ledger.channel(ids[source], ids[to], name)
+        return self._channels[key]
+
+    # How it ends.
+
+    def begin(self, rank: int) -> None:
+        """Note that a rank begins."""
+        self.observer.started(self.ledger.root.member_of(rank))
+
+    def settle(self, rank: int) -> None:
+        """Wait for what a rank has issued and not waited for: a process that ends takes it along."""
+        members = self.ledger.replica_by_id[rank].members
+        for member in sorted(members, key=lambda each: each.group.serial):
+            for number, slot in sorted(member.group.open.items()):
+                if 0 <= number < member.sequence and isinstance(slot, Collective):
+                    self.wait(member, slot)
+
+    def end(self, rank: int, state: ReplicaState, error: BaseException | None = None) -> None:
+        """Note how a rank has ended, and with what error of its own."""
+        self.observer.ended(self.ledger.root.member_of(rank), state, error)
+        self.ledger.end(self.ledger.replica_by_id[rank], state)
+        self._judge()
+
+    def finish(self) -> None:
+        """Note that all ranks have ended: what is still open will never be complete."""
+        if self.error is None and self.ledger.troubled:
+            self._fail()
+        self.observer.run_ended(self)
+
+    def _stuck(self) -> None:
+        """Let some rank go on when none can: with a future that is not complete, or with an error."""
+        if self._future_waits and not self.ledger.troubled:
+            slot = self._future_waits.pop(min(self._future_waits))
+            self.ranks.notify(slot.signal)
+        else:
+            self._fail()
+
+    def _judge(self) -> None:
+        if self.error is None and any(not group.unsettled for group in self.ledger.troubled):
+            self._fail()
+
+    def _fail(self) -> None:
+        waiting = self.ledger.stuck()
+        outside = "; ".join(f"replica {rank} {what}" for rank, what in sorted(self._elsewhere.items()))
+        blocked = tuple(sorted(waiting))
+        snapshot = self.ledger.snapshot(
+            self.facts(), blocked=blocked, deadlocked=tuple(sorted({*waiting, *self._elsewhere})), circle=outside
         )
-    return groups
+        if self._reordered:
+            snapshot = replace(snapshot, order_check=OrderCheck.CALL_PATH)
+        report = analyse(snapshot)
+        if report.reason in (Reason.CYCLE, Reason.EXITED):
+            report = self._made_otherwise(report) or report
+        self.error = error_of(report)
+        self.observer.reported(self, self.error)
+        self.ranks.notify_all()
 
-
-def _check_membership(dump: Dump) -> None:
-    for name in dump.calls.keys() | {message.group for message in dump.messages}:
-        if dump.rank not in (dump.groups[name].ranks or [dump.rank]):
-            raise DumpError(f"{dump.file} has calls in process group {name!r}, of which rank {dump.rank} is no member")
-
-
-def _world(
-    dumps: Sequence[Dump], told: Mapping[tuple[str, tuple[int, ...]], str], world_size: int | None
-) -> tuple[tuple[int, ...], str]:
-    """Return all ranks, and the name of the process group that they are in.
-
-    Raises:
-        DumpError: the dumps are of different jobs, or of more ranks than the job had.
-    """
-    default = [(name, members) for (name, members), description in told.items() if description == _DEFAULT]
-    sizes = {len(members) for _, members in default if members}
-    if len(sizes) > 1:
-        raise DumpError(f"the dumps are of different jobs, of {' and '.join(map(str, sorted(sizes)))} ranks")
-    highest = max([dump.rank for dump in dumps] + [rank for _, members in told for rank in members])
-    size = max(sizes, default=None) or world_size or highest + 1
-    if highest >= size:
-        other = next((str(dump.file) for dump in dumps if dump.rank == highest), "a process group")
-        raise DumpError(f"{other} is of rank {highest}, but the job had {size} ranks")
-    if size > _MOST_RANKS:
-        raise DumpError(f"a job of {size} ranks: at most {_MOST_RANKS} can be explained")
-    return tuple(range(size)), default[0][0] if default else "0"
-
-
-# Calls beside each other.
-
-
-def _lay_beside(group: _ProcessGroup, of: Mapping[int, Dump], calls: Calls) -> bool:
-    """Lay the calls of a group's members beside each other; return whether some differ."""
-    known = [rank for rank in group.members if rank in of]
-    rows = [of[rank].calls.get(group.name, {}) for rank in known]
-    numbers = sorted(set().union(*rows))
-    if numbers and numbers[0] == 0:
-        group.first = 0
-    oldest = (min(row) for rank, row in zip(known, rows, strict=True) if row and of[rank].dropped)
-    kept = max(oldest, default=group.first)
-    newest = [max(row, default=-1) for row in rows]
-    history: deque[SlotRecord] = deque(maxlen=HISTORY)
-    waited: list[SlotRecord] = []
-    disagree = False
-    for number in numbers:
-        column = [row.get(number) for row in rows]
-        kinds = set(column)
-        gap = None in kinds and any(code is None and last > number for code, last in zip(column, newest, strict=True))
-        if number < kept or gap:  # what is not there has been dropped, or was never recorded
-            continue
-        own = {code >> 2 for code in kinds if code is not None}
-        differ = len({calls.meanings[each] for each in own}) > 1
-        disagree |= differ
-        done = None not in kinds and not differ and all(code & 3 == State.DONE for code in kinds if code is not None)
-        (history if done else waited).append(_slot(number - group.first, known, column, calls))
-    members = tuple(
-        MemberRecord(rank, (newest[known.index(rank)] + 1 - group.first) if rank in of else 0) for rank in group.members
-    )
-    group.record = GroupRecord(group.record.key, None, members, tuple(history), tuple(waited))
-    return disagree
-
-
-def _slot(number: int, known: Sequence[int], column: Sequence[int | None], calls: Calls) -> SlotRecord:
-    found: dict[int, list[int]] = {}
-    waiting = []
-    for rank, code in zip(known, column, strict=True):
-        if code is not None:
-            found.setdefault(code >> 2, []).append(rank)
-            if code & 3 != State.DONE:
-                waiting.append(rank)
-    first: dict[int, Post] = {}
-    posts: dict[Post, list[int]] = {}
-    for each, there in found.items():
-        post = calls.posts[each]
-        like = first.setdefault(calls.meanings[each], post)
-        posts.setdefault(post._replace(call=like.call), []).extend(there)
-    return SlotRecord(number, tuple((post, tuple(sorted(there))) for post, there in posts.items()), tuple(waiting))
-
-
-def _messages(groups: Sequence[_ProcessGroup], dumps: Sequence[Dump], calls: Calls) -> Iterator[GroupRecord]:
-    """Yield a group of two for all sends and receives between two ranks that have not ended."""
-    found: dict[tuple[str, int, int], dict[int, list[Post]]] = {}
-    for dump in dumps:
-        for message in dump.messages:
-            group = next(g for g in groups if g.name == message.group and dump.rank in g.members)
-            try:
-                source, target = (sorted(group.members)[i] for i in (message.source, message.target))
-            except IndexError:
-                source = target = dump.rank
-            if dump.rank != (source if message.sends else target) or source == target:
-                raise DumpError(f"{dump.file} has a message from {message.source} to {message.target} of {group.title}")
-            own = found.setdefault((group.name, source, target), {}).setdefault(dump.rank, [])
-            post = calls.posts[message.post]
-            role = f"send(dst={target})" if message.sends else f"recv(src={source})"
-            own.append(post._replace(call=replace(post.call, role=role)))
-    for number, ((_, source, target), posts) in enumerate(sorted(found.items())):
-        ends = tuple(sorted((source, target)))
-        slots = []
-        for index in range(max(map(len, posts.values()))):
-            there = [(each[index], (rank,)) for rank, each in sorted(posts.items()) if index < len(each)]
-            slots.append(SlotRecord(index, tuple(there), tuple(rank for _, (rank,) in there)))
-        members = tuple(MemberRecord(rank, len(posts.get(rank, ()))) for rank in ends)
-        yield GroupRecord((ends, f"send {source}->{target}", number), None, members, (), tuple(slots))
-
-
-# Calls that combine without a word, and wrongly.
-
-
-def _on_swap(groups: Sequence[_ProcessGroup], facts: tuple[ReplicaFacts, ...]) -> CollectiveReport | None:
-    """Return the report on the first two calls of one kind and size that ranks make in opposite order."""
-    for group in groups:
-        slots = sorted((*group.record.history, *group.record.open), key=lambda slot: slot.number)
-        swapped = next((pair for pair in pairwise(slots) if _are_swapped(*pair)), None)
-        if swapped is None:
-            continue
-        before = tuple(
-            slot for slot in group.record.history if slot.number < swapped[0].number and len(slot.posts) == 1
+    def _made_otherwise(self, report: CollectiveReport) -> CollectiveReport | None:
+        """Return the report on ranks that have made groups in other orders, where they wait in such groups."""
+        unmade = Counter(group.key[0] for group in self.ledger.groups() if -1 in group.open)
+        if not any(times > 1 for times in unmade.values()):
+            return None
+        first = next(
+            (n for n, made in enumerate(zip_longest(*self._made)) if len({each and each[0] for each in made}) > 1)
         )
-        record = replace(group.record, history=before, open=tuple(slot._replace(waiting=()) for slot in swapped))
-        root = replace(groups[0].record, history=(), open=())
-        shown = (record,) if group.is_default else (root, record)
-        return in_ranks(analyse(Snapshot(OrderCheck.CALL_PATH, facts, shown)))
-    return None
+        called: dict[str, list[int]] = {}
+        for rank, made in enumerate(self._made):
+            text = "none"
+            if first < len(made):
+                text = f"new_group({list(made[first][0])}) at {shown_place(made[first][1].location)}"
+            called.setdefault(text, []).append(rank)
+        ordered = sorted(called.items(), key=lambda each: (-len(each[1]), each[1]))
+        tie = len(ordered[0][1]) == len(ordered[1][1])
+        odd = sorted(rank for _, members in ordered[0 if tie else 1 :] for rank in members)
+        lines = [f"replicas disagree at call #{first} of new_group"]
+        lines += [
+            f"{'>' if not tie and index else ' '} {ids(members)}: {text}"
+            for index, (text, members) in enumerate(ordered)
+        ]
+        advice = "Every rank must call new_group for every group, in the same order, whether it is a member or not."
+        text = "\n".join([*lines, advice])
+        bare = replace(report, advice=(), partitions=(), divergence=None)
+        return replace(bare, reason=Reason.GROUP, suspects=tuple(odd), text=text)
+
+    def facts(self) -> list[ReplicaFacts]:
+        """Return what is known of each rank beside its collectives."""
+        frames = sys._current_frames()  # noqa: SLF001  (documented)
+        found = []
+        for replica in self.ledger.replicas:
+            stack: tuple[Location, ...] = ()
+            frame = frames.get(self.ranks.threads.get(replica.id, -1))
+            if replica.end is None and frame is not None:
+                stack = tuple(_location(each) for each in _frames(frame))[::-1]
+            waits = self._elsewhere.get(replica.id)
+            found.append(ReplicaFacts(replica.id, self.devices[replica.id], replica.end, stack=stack, waits_for=waits))
+        return found
 
 
-def _are_swapped(first: SlotRecord, second: SlotRecord) -> bool:
-    """Whether one rank calls from here and then from there what another calls from there and then from here.
-
-    Calls with a root are left out: there, ranks take turns at two lines, one that publishes and one that subscribes.
-    """
-    if len(first.posts) < 2 or len(second.posts) < 2 or second.number != first.number + 1:
-        return False
-    asked = {post.call for slot in (first, second) for post, _ in slot.posts}
-    if len(asked) > 1 or not next(iter(asked)).kind.startswith(_WITHOUT_ROOT):
-        return False
-    earlier, later = ({rank: post.path for post, there in slot.posts for rank in there} for slot in (first, second))
-    ways = {(earlier[rank], later[rank]) for rank in earlier.keys() & later.keys()}
-    return any((there, here) in ways for here, there in ways if here != there)
-
-
-# Which collective is to blame, and who waits where.
-
-
-def _missing(group: GroupRecord, slot: SlotRecord) -> set[int]:
-    return {member.replica_id for member in group.members}.difference(*(there for _, there in slot.posts))
-
-
-def _cause(snapshot: Snapshot) -> Overdue | None:
-    """Return the collective that holds up the others, whose missing ranks wait in no other; None where nobody waits."""
-    waits = [(group, slot) for group in snapshot.groups for slot in group.open if slot.waiting]
-    if not waits:
-        return None
-    held_up = set(snapshot.blocked)
-    group, slot = min(waits, key=lambda each: (len(_missing(*each) & held_up), not _missing(*each)))
-    return Overdue(group.key, slot.number, 0.0)
-
-
-def _waiting(records: Iterable[GroupRecord], untold: Collection[GroupKey]) -> Iterator[str]:
-    """Yield a line for each process group that ranks wait in, those that are alike together."""
-    lines = []
-    for record in records:
-        slot = next((slot for slot in record.open if slot.waiting), None)
-        if slot is None:
-            continue
-        late = _missing(record, slot)
-        told = f"; without {ids_briefly(late)}" if late else "" if record.key in untold else "; all have called it"
-        call = slot.posts[0][0].call if len(slot.posts) == 1 else "different calls"
-        lines.append(f"  {record.label() or 'all ranks'}, #{slot.number} {call}: {ids_briefly(slot.waiting)}{told}")
-    if len(lines) < 2:
-        return
-    yield "Where ranks wait, the first call of each process group that has not ended:"
-    yield from map(ranks, lines[:_MOST_GROUPS])
-    if len(lines) > _MOST_GROUPS:
-        yield f"  … and in {count(len(lines) - _MOST_GROUPS, 'more process group')}"
-
-
-def _without_members(report: CollectiveReport, groups: Iterable[_ProcessGroup]) -> CollectiveReport:
-    """Where all wait in a collective that are known to be in its group, say that there may be others."""
-    group = next((each for each in groups if not each.told and _label(each) == report.group), None)
-    if group is None or any(each.call is None for each in report.replicas):
-        return report
-    called = ids_briefly(group.members)
-    headline = ranks(
-        f"collective #{report.sequence_number} of {report.group} has not ended: {called} called it, and who else is in "
-        "the group is not known"
-    )
-    return replace(report, text="\n".join([headline, *report.text.splitlines()[1:]]))
-
-
-# What else the dumps say, and what they cannot.
-
-
-def _notes(
-    report: CollectiveReport | None, groups: Sequence[_ProcessGroup], of: Mapping[int, Dump], calls: Calls
-) -> Iterator[str]:
-    absent = [rank for rank in groups[0].members if rank not in of]
-    if absent:
-        yield ranks(f"There is no dump of {ids_briefly(absent, 12)}.")
-    if report is not None:
-        yield from _on_report(report, groups, of, calls)
-    yield from _ended_without(groups, of)
-    dropped = [dump.rank for dump in of.values() if dump.dropped]
-    if dropped:
-        yield ranks(
-            f"Older calls of {ids_briefly(dropped)} have been dropped: TORCH_FR_BUFFER_SIZE sets how many are kept."
-        )
-    if any(dump.is_json for dump in of.values()):
-        yield "Dumps in JSON have no lines of the program; pickled ones have."
-    if any("gloo" in dump.backends for dump in of.values()):
-        yield "Gloo records no send, receive or monitored_barrier, and not whether a call ended in an error."
-    if not all(group.told for group in groups):
-        yield "Gloo does not record who is in a process group: the ranks that called are taken for its members."
-    yield "No dump tells reduce ops, roots and values, nor where a rank is while it is in no collective."
-
-
-def _on_report(
-    report: CollectiveReport, groups: Sequence[_ProcessGroup], of: Mapping[int, Dump], calls: Calls
-) -> Iterator[str]:
-    group = next((each for each in groups if _label(each) == report.group), None)
-    if group is not None and report.reason is not Reason.CYCLE:
-        number = report.sequence_number
-        named = "" if group.is_default else f" in process group {group.name!r}"
-        yield f"Collective #{number} is torch's sequence number {number + group.first}{named}."
-    if report.reason in (Reason.TIMEOUT, Reason.UNMATCHED):
-        yield from _latest(report, groups, of, calls)
-        if group is not None:
-            yield from _not_started(group, report.sequence_number, of)
-    files = {each.location.file for each in report.replicas if each.location is not None and each.location.file}
-    made = max((dump.newest for dump in of.values()), default=0)
-    newer = sorted(file for file in files if _changed(file) > made)
-    if newer:
-        yield f"{Path(newer[0]).name} has been changed since: the lines shown may not be those that ran."
-
-
-def _label(group: _ProcessGroup) -> str | None:
-    label = group.record.label()
-    return None if label is None else ranks(label)
-
-
-def _latest(
-    report: CollectiveReport, groups: Sequence[_ProcessGroup], of: Mapping[int, Dump], calls: Calls
-) -> Iterator[str]:
-    """Say what those that are missing have called last, in whatever group."""
-    for rank in [each.replica_id for each in report.replicas if each.call is None and each.replica_id in of][
-        :_MOST_LAST
-    ]:
-        last = of[rank].last
-        if last is None:
-            yield f"Rank {rank} has called nothing that is recorded."
-            continue
-        post, name = calls.posts[last[1] >> 2], last[0]
-        at = f" at {place(post.location)}" if post.location.file else ""
-        ended = "has ended" if last[1] & 3 == State.DONE else "has not ended"
-        group = next(each for each in groups if each.name == name and rank in each.members)
-        where = "" if group.is_default else f" in group {group.title!r}"
-        yield f"The latest call of rank {rank}, {post.call}{where}{at}, {ended}."
-
-
-def _not_started(group: _ProcessGroup, number: int, of: Mapping[int, Dump]) -> Iterator[str]:
-    """Where some ranks' device has begun a collective, say whose has not."""
-    states: dict[int, list[int]] = {}
-    for rank in group.members:
-        code = of[rank].calls.get(group.name, {}).get(number + group.first) if rank in of else None
-        if code is not None:
-            states.setdefault(code & 3, []).append(rank)
-    if State.SCHEDULED in states and State.STARTED in states:
-        behind = ids_briefly(states[State.SCHEDULED])
-        yield ranks(f"It runs on {ids_briefly(states[State.STARTED])}; the devices of {behind} have not begun it.")
-
-
-def _ended_without(groups: Sequence[_ProcessGroup], of: Mapping[int, Dump]) -> Iterator[str]:
-    """Name collectives that need all ranks, and have ended where some have not called them."""
-    for group in groups:
-        slot = next((each for each in group.record.open if not each.waiting and len(each.posts) == 1), None)
-        late = _missing(group.record, slot) & of.keys() if slot is not None else set()
-        if slot is not None and late and slot.posts[0][0].call.kind.startswith((*_WITHOUT_ROOT, "barrier")):
-            post, there = slot.posts[0]
-            at = f" at {place(post.location)}" if post.location.file else ""
-            which = f"{post.call}{at}, #{slot.number} of {group.record.label() or 'all ranks'},"
-            yield ranks(f"{which} has ended on {ids_briefly(there)}, but {ids_briefly(late)} had not called it:")
-            yield "it ended in an error, or that dump is older."
-
-
-def _changed(file: str) -> int:
-    try:
-        return os.stat(file).st_mtime_ns  # noqa: PTH116  (a name that a dump tells)
-    except (OSError, ValueError):
-        return 0
+def _location(frame: Any) -> Location:
+    return Location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname.rpartition(".<locals>.")[2])

@@ -46,7 +46,7 @@ def call(
     op: str | None = None,
     root: int | None = None,
     rows: bool = True,
-    **more: Any,
+    role: str = "",
 ) -> Call:
     """Return the call of a collective; equal ones are one object.
 
@@ -56,11 +56,11 @@ def call(
         op: the reduce op.
         root: the root's rank in the job.
         rows: whether sizes along axis 0 must agree, too.
-        **more: other fields of `Call`.
+        role: what this side of it is called, where sides differ.
     """
     shapes = tuple(tuple(t.shape) if rows or not t.dim() else (None, *t.shape[1:]) for t in tensors)
     dtypes = tuple(str(t.dtype).removeprefix("torch.") for t in tensors)
-    key = (kind, op, root, shapes, dtypes, *more.items())
+    key = kind, op, root, shapes, dtypes, role
     found = _calls.get(key)
     if found is None:
         size = len(shapes)
@@ -74,15 +74,9 @@ def call(
             shapes=shapes or None,
             dtypes=dtypes,
             arrays=("array",) * size,
-            **more,
+            role=role,
         )
     return found
-
-
-def op_name(op: Any) -> str:
-    """Return the name of a reduce op, e.g. ``SUM``."""
-    name: str = getattr(op, "op", op).name
-    return name
 
 
 # Reductions.
@@ -114,110 +108,33 @@ _REDUCTIONS: Final[Mapping[str, Callable[[Sequence[Tensor]], Tensor]]] = {
 }
 
 
-def check_op(name: str) -> None:
-    """Refuse a reduce op that is not there.
+def op_name(op: Any) -> str:
+    """Return the name of a reduce op, e.g. ``SUM``.
 
     Raises:
-        NotImplementedError: it is not there.
+        NotImplementedError: it cannot be carried out.
     """
+    name: str = getattr(op, "op", op).name
     if name not in _REDUCTIONS:
         raise NotImplementedError(f"aiodist check cannot carry out ReduceOp.{name}")
+    return name
 
 
-def _reduced(members: Sequence[Contribution], index: int) -> Tensor:
-    return _REDUCTIONS[members[0].call.op or "SUM"]([member.inputs[index] for member in members])
+# What each kind computes: where an output's value comes from, as a member and which of its inputs; or, for -1, the
+# reduction of all members' inputs of that number.
 
-
-# Kinds. Outputs are written through `detach`: autograd must not see the writing.
-
-
-def _write(output: Tensor, value: Tensor) -> None:
-    output.detach().copy_(value.view(output.shape) if value.shape != output.shape else value)
-
-
-def _nothing(members: Sequence[Contribution]) -> None:
-    """Carry out what moves no values."""
-
-
-def _all_reduce(members: Sequence[Contribution]) -> None:
-    for index in range(len(members[0].inputs)):
-        result = _reduced(members, index)
-        for member in members:
-            _write(member.outputs[index], result)
-
-
-def _reduce(members: Sequence[Contribution]) -> None:
-    for index, output in enumerate(members[members[0].root].outputs):
-        _write(output, _reduced(members, index))
-
-
-def _broadcast(members: Sequence[Contribution]) -> None:
-    source = members[members[0].root]
-    for member in members:
-        if member is not source:
-            for output, value in zip(member.outputs, source.inputs, strict=True):
-                _write(output, value)
-
-
-def _all_gather(members: Sequence[Contribution]) -> None:
-    """Outputs: one a rank; of several inputs, all ranks' first ones, then all ranks' second ones."""
-    size = len(members)
-    values = [[value.clone() for value in member.inputs] for member in members]  # an input may be part of the output
-    for member in members:
-        for index, output in enumerate(member.outputs):
-            _write(output, values[index % size][index // size])
-
-
-def _gather(members: Sequence[Contribution]) -> None:
-    for output, member in zip(members[members[0].root].outputs, members, strict=True):
-        _write(output, member.inputs[0])
-
-
-def _scatter(members: Sequence[Contribution]) -> None:
-    for member, value in zip(members, members[members[0].root].inputs, strict=True):
-        _write(member.outputs[0], value)
-
-
-def _reduce_scatter(members: Sequence[Contribution]) -> None:
-    """Inputs: one a rank; of several outputs, all ranks' first ones, then all ranks' second ones."""
-    size = len(members)
-    results = [_reduced(members, index) for index in range(len(members[0].inputs))]
-    for rank, member in enumerate(members):
-        for index, output in enumerate(member.outputs):
-            _write(output, results[index * size + rank])
-
-
-def _all_to_all(members: Sequence[Contribution]) -> None:
-    values = [[value.clone() for value in member.inputs] for member in members]
-    for rank, member in enumerate(members):
-        for source, output in enumerate(member.outputs):
-            if values[source][rank].numel() != output.numel():
-                raise ValueError(
-                    f"all_to_all: rank {source} of the group sends {list(values[source][rank].shape)} to rank {rank}, "
-                    f"which expects {list(output.shape)}"
-                )
-            _write(output, values[source][rank])
-
-
-def _send(members: Sequence[Contribution]) -> None:
-    sender, receiver = sorted(members, key=lambda member: not member.inputs)
-    for output, value in zip(receiver.outputs, sender.inputs, strict=True):
-        _write(output, value)
-
-
-_COMPUTE: Final[Mapping[str, Callable[[Sequence[Contribution]], None]]] = {
-    "all_reduce": _all_reduce,
-    "reduce": _reduce,
-    "broadcast": _broadcast,
-    "all_gather": _all_gather,
-    "gather": _gather,
-    "scatter": _scatter,
-    "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all,
-    MESSAGE: _send,
-    "barrier": _nothing,
-    "monitored_barrier": _nothing,
-    "init_process_group": _nothing,
+_REDUCED: Final = -1
+_SOURCES: Final[Mapping[str, Callable[[int, int, int, int], tuple[int, int]]]] = {
+    # member, output, size, root
+    "all_reduce": lambda _, output, __, ___: (_REDUCED, output),
+    "reduce": lambda _, output, __, ___: (_REDUCED, output),
+    "broadcast": lambda _, output, __, root: (root, output),
+    "all_gather": lambda _, output, size, __: (output % size, output // size),  # all ranks' first ones, then second
+    "gather": lambda _, output, __, ___: (output, 0),
+    "scatter": lambda member, _, __, root: (root, member),
+    "reduce_scatter": lambda member, output, size, _: (_REDUCED, output * size + member),  # inputs: likewise
+    "all_to_all": lambda member, output, _, __: (output, member),
+    MESSAGE: lambda member, output, _, __: (1 - member, output),
 }
 
 
@@ -226,9 +143,40 @@ def compute(members: Sequence[Contribution]) -> None:
 
     Args:
         members: what each rank of the group contributes, in the order of ranks.
+
+    Raises:
+        ValueError: what a rank is to get is not as large as what it has for it.
     """
+    asked, root = members[0].call, members[0].root
+    source_of = _SOURCES.get(asked.kind)
+    if source_of is None:  # a barrier
+        return
+    values: dict[tuple[int, int], Tensor] = {}
     with torch.no_grad():
-        _COMPUTE[members[0].call.kind](members)
+        # All is read before anything is written: an input may be a part of an output.
+        for member, contribution in enumerate(members):
+            for output in range(len(contribution.outputs)):
+                source = source_of(member, output, len(members), root)
+                if source not in values:
+                    values[source] = _read(members, *source)
+        for member, contribution in enumerate(members):
+            for number, output in enumerate(contribution.outputs):
+                source = source_of(member, number, len(members), root)
+                _write(output, values[source], f"{asked.kind}: rank {source[0]} of the group sends", member)
+
+
+def _read(members: Sequence[Contribution], source: int, number: int) -> Tensor:
+    if source == _REDUCED:
+        return _REDUCTIONS[members[0].call.op or "SUM"]([member.inputs[number] for member in members])
+    return members[source].inputs[number].clone()
+
+
+def _write(output: Tensor, value: Tensor, sent: str, member: int) -> None:
+    if value.shape != output.shape:
+        if value.numel() != output.numel():
+            raise ValueError(f"{sent} {list(value.shape)} to rank {member}, which expects {list(output.shape)}")
+        value = value.reshape(output.shape)
+    (output if output.is_sparse else output.detach()).copy_(value)  # autograd must not see the writing
 
 
 def parts(tensor: Tensor, sizes: Iterable[int], size: int) -> list[Tensor]:

@@ -1,9 +1,10 @@
 """What a process has once and each rank needs for itself: swapped whenever the baton changes hands.
 
 A rank finds its own environment (in every form, and so do its child processes), arguments, standard streams, `print`,
-loggers, filters of warnings, random state of Python, NumPy and torch, `__main__`, and modules. Modules that are loaded
-while ranks run are loaded for each rank anew, so what they keep (a singleton, a cache, a registry) is each rank's own;
-but for the standard library's, torch's, and those of packages with extension modules, which can be loaded only once.
+loggers, filters of warnings, process groups, random state of Python, NumPy and torch, `__main__`, and modules. Modules
+that are loaded while ranks run are loaded for each rank anew, so what they keep (a singleton, a cache, a registry) is
+each rank's own; but for the standard library's, torch's, and those of packages with extension modules, which can be
+loaded only once.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from aiodist._torch.private import torch
+from aiodist._torch.private import OF_EACH_RANK, torch
+from aiodist._torch.ranks import Ranks
 
 _SHARED = frozenset(sys.stdlib_module_names) | {"torch", "aiodist", "aiodist_kernels", "functorch", "torchgen"}
 _LOCKS: dict[str, Any] = importlib._bootstrap._module_locks  # type: ignore[attr-defined]  # noqa: SLF001
@@ -32,7 +33,16 @@ _ATTRIBUTES: tuple[tuple[Any, str], ...] = (
     (sys, "argv"), (sys, "stdout"), (sys, "stderr"), (sys, "excepthook"), (builtins, "print"),
     (logging.root, "handlers"), (logging.root, "level"), (logging.Logger.manager, "loggerDict"),
     (warnings, "filters"), (warnings, "showwarning"), (warnings, "_showwarnmsg_impl"),
+    *OF_EACH_RANK,
 )  # fmt: skip
+
+
+class Ended(BaseException):
+    """A rank has ended its process, by `os._exit`."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 class _Environ(type(os.environ)):  # type: ignore[misc]
@@ -81,42 +91,33 @@ def _has_extensions(spec: ModuleSpec) -> bool:
 
 
 class Process:
-    """What each rank has for itself.
+    """What each rank has for itself, and what it does to its process.
 
     Args:
-        size: how many ranks there are.
+        ranks: the ranks.
         argv: what `sys.argv` is for each.
         environment: returns what a rank finds in `os.environ` beside what is there.
-        current: returns the rank that calls; None outside of ranks.
-        sleep: is what `time.sleep` does in a rank.
+        seed: of the random numbers of Python and NumPy, which real processes draw from the operating system.
     """
 
     def __init__(
-        self,
-        size: int,
-        argv: Sequence[str],
-        environment: Callable[[int], dict[str, str]],
-        current: Callable[[], int | None],
-        sleep: Callable[[float], None],
+        self, ranks: Ranks, argv: Sequence[str], environment: Callable[[int], dict[str, str]], seed: int
     ) -> None:
-        self._current = current
+        self._ranks = ranks
         os.environ.__class__ = _Environ
         sys.meta_path[sys.meta_path.index(PathFinder)] = _Finder
         self._own: list[dict[str, Any]] = [
             {
                 "attributes": [list(argv), *(_copied(getattr(owner, name)) for owner, name in _ATTRIBUTES[1:])],
-                "environment": dict(environment(rank)),
+                "environment": environment(rank),
                 "modules": {"__main__": ModuleType("__main__")},
                 "locks": {},
-                "random": _random_states(),
+                "random": _random_states(seed * ranks.size + rank),
             }
-            for rank in range(size)
+            for rank in range(ranks.size)
         ]
         _Environ.changed.update(*(own["environment"] for own in self._own))
-        self._sleep = time.sleep
-        self._signal = signal.signal
-        time.sleep = self._sleep_of(sleep)
-        signal.signal = self._set_handler  # type: ignore[assignment]
+        self._replace_functions()
 
     def main_of(self, rank: int) -> ModuleType:
         """Return a rank's `__main__`."""
@@ -148,22 +149,34 @@ class Process:
         _LOCKS.update(own["locks"])
         _set_random_states(own["random"])
 
-    def _sleep_of(self, sleep: Callable[[float], None]) -> Callable[[Any], None]:
-        really = self._sleep
+    def _replace_functions(self) -> None:
+        """Take what a script does to its process as done by a rank."""
+        really_sleep, really_set_handler, really_leave = time.sleep, signal.signal, os._exit
 
-        def sleep_here(seconds: Any, /) -> None:
-            if self._current() is None:
-                really(seconds)
-            else:
-                sleep(seconds)
+        def sleep(seconds: float, /) -> None:
+            (really_sleep if self._ranks.current() is None else self._ranks.sleep)(seconds)
 
-        return sleep_here
+        def set_handler(number: Any, handler: Any) -> Any:
+            if self._ranks.current() is None:
+                return really_set_handler(number, handler)
+            return signal.getsignal(number)  # only the main thread can have one, and signals come to all ranks at once
 
-    def _set_handler(self, number: Any, handler: Any) -> Any:
-        """Set no handler in a rank: only the main thread can have one, and signals come to all ranks at once."""
-        if self._current() is None:
-            return self._signal(number, handler)
-        return signal.getsignal(number)
+        def leave(code: int) -> None:
+            if self._ranks.owns_thread():
+                raise Ended(code)
+            really_leave(code)
+
+        def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
+            """Let each rank be the process that its own script would start for it."""
+            size = self._ranks.size
+            if nprocs != size:
+                raise RuntimeError(f"the script starts {nprocs} processes: run aiodist check with --ranks {nprocs}")
+            fn(self._ranks.current(), *args)
+
+        time.sleep = sleep  # type: ignore[assignment]
+        signal.signal = set_handler  # type: ignore[assignment]
+        os._exit = leave  # type: ignore[assignment]
+        torch.multiprocessing.spawn = torch.multiprocessing.start_processes = spawn
 
 
 def _copied(value: Any) -> Any:
@@ -174,8 +187,13 @@ def _private_modules() -> tuple[str, ...]:
     return ("__main__", *_Finder.found)
 
 
-def _random_states() -> tuple[Any, ...]:
+def _random_states(seed: int | None = None) -> tuple[Any, ...]:
+    """Return the states of the random numbers of Python, NumPy and torch, the first two as a seed gives them."""
     numpy = sys.modules.get("numpy")
+    if seed is not None:
+        random.seed(seed)
+        if numpy is not None:
+            numpy.random.seed(seed % (1 << 32))
     legacy = None if numpy is None else numpy.random.get_state()
     return random.getstate(), legacy, torch.random.get_rng_state()
 
@@ -186,8 +204,3 @@ def _set_random_states(states: tuple[Any, ...]) -> None:
     if legacy is not None:
         sys.modules["numpy"].random.set_state(legacy)
     torch.random.set_rng_state(own)
-
-
-def folder_of(script: Path) -> str:
-    """Return what is first on `sys.path` when a script is run."""
-    return str(script.resolve().parent)

@@ -17,12 +17,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TypeAlias
 
 from aiodist._checking.schedule import DEFER, Change, Order
 
 _LONGEST_PAUSE = 0.01
 _pause = time.sleep  # which is another function for a rank
 _STACK_BYTES = 64 << 20
+
+OnSwitch: TypeAlias = Callable[[int | None, int], object]
+"""Called with the rank that gives the baton away (None for none) and the one that gets it, between their turns."""
 
 
 class Signal:
@@ -40,9 +44,8 @@ class Ranks:
     Args:
         size: how many there are.
         order: decides who goes on.
-        on_switch: is called with the rank that gives the baton away (None for none) and the one that gets it, between
-            their turns.
-        on_stuck: is called when no rank can go on; it notifies one, or ends the process.
+        on_switch: called when the baton changes hands.
+        on_stuck: called when no rank can go on; it notifies one, or ends the process.
 
     Attributes:
         size: how many there are.
@@ -54,13 +57,7 @@ class Ranks:
         refused: what could not be done for a thread that a rank has started; empty if nothing.
     """
 
-    def __init__(
-        self,
-        size: int,
-        order: Order,
-        on_switch: Callable[[int | None, int], object],
-        on_stuck: Callable[[], object],
-    ) -> None:
+    def __init__(self, size: int, order: Order, on_switch: OnSwitch, on_stuck: Callable[[], object]) -> None:
         self.size = size
         self.changes: list[Change] = []
         self.points = 0

@@ -1,112 +1,46 @@
-"""Running a script's ranks in a process of their own, under schedule after schedule until one fails."""
+"""Running a script's ranks, each time in a fork of this process, under schedule after schedule until one fails.
+
+So a run finds a process that nothing has used before it, and a crash inside torch ends the fork alone: its signal, and
+the line that the rank was at, become the outcome. Standard output and error are the script's.
+"""
 
 from __future__ import annotations
 
+import atexit
+import faulthandler
 import json
 import os
+import random
+import re
 import shlex
 import signal
-import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from select import select
-from typing import IO, Any, Self
+from typing import IO, Any
 
+from aiodist._checking.explore import minimise
+from aiodist._checking.schedule import Change, LastFirst, Order, Random, Replayed, Schedule
 from aiodist._core.text import count
+from aiodist._torch.job import is_plumbing
+from aiodist._torch.script import Outcome, Request, run_script
 
-_START_SECONDS = 120.0
+if not hasattr(os, "fork"):
+    raise ImportError("check --ranks needs an operating system with fork, such as Linux or macOS")
+
 _PATIENCE_SECONDS = 15.0
-_LAST_SECONDS = 1.0
-
-
-class ServerError(Exception):
-    """The ranks cannot be run at all; the text is for a person."""
-
-
-class Server:
-    """The process that ranks live in, as long as the block lasts.
-
-    Args:
-        output: where what scripts print goes; None: where it would go.
-
-    Raises:
-        ServerError: it cannot start, for example because torch is absent.
-    """
-
-    def __init__(self, output: IO[Any] | int | None = None) -> None:
-        self._output = output
-
-    def __enter__(self) -> Self:
-        if not hasattr(os, "fork"):
-            raise ServerError("check --ranks needs an operating system with fork, such as Linux or macOS")
-        requests, self._requests = os.pipe()
-        self._outcomes, outcomes = os.pipe()
-        self._process = subprocess.Popen(  # noqa: S603  (our own program)
-            [sys.executable, "-P", "-c", _START.format(_path(), requests, outcomes)],
-            pass_fds=(requests, outcomes), start_new_session=True, env=_environment(), stdout=self._output,
-        )  # fmt: skip
-        os.close(requests)
-        os.close(outcomes)
-        self._buffer = b""
-        answer = self._answer(_START_SECONDS)
-        if answer is None or "error" in answer:
-            self.__exit__()
-            raise ServerError("the process of the ranks could not start" if answer is None else answer["error"])
-        return self
-
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run a script once.
-
-        Args:
-            request: the fields of a `script.Request`.
-
-        Returns:
-            The fields of a `script.Outcome`.
-        """
-        os.write(self._requests, f"{json.dumps(request)}\n".encode())
-        answer = self._answer(request["seconds"] + _PATIENCE_SECONDS)
-        if answer is None:
-            where = f"nothing was heard of the ranks for {request['seconds'] + _PATIENCE_SECONDS:g} s"
-            answer = {"kind": "timeout", "text": where, "report": None, "collectives": 0, "points": 0,
-                      "schedule": "0/", "notes": []}  # fmt: skip
-        return answer
-
-    def _answer(self, seconds: float) -> dict[str, Any] | None:
-        while b"\n" not in self._buffer:
-            ready, _, _ = select([self._outcomes], [], [], seconds)
-            part = os.read(self._outcomes, 1 << 16) if ready else b""
-            if not part:
-                return None
-            self._buffer += part
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._requests)
-        os.close(self._outcomes)
-        with suppress(subprocess.TimeoutExpired):  # it ends by itself, unless its ranks hang
-            self._process.wait(_LAST_SECONDS)
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-
-_START = "import sys; sys.path[:] = {}; from aiodist._torch.server import main; main({}, {})"
-
-
-def _path() -> list[str]:
-    """Return where modules are looked for: not in the working directory, whose files have any name."""
-    here = Path.cwd()
-    return [each for each in sys.path if each and (Path(each) != here or (here / "aiodist").is_dir())]
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment of the ranks: one thread each in torch's own work, unless the person says otherwise."""
-    return {"OMP_NUM_THREADS": "1", **os.environ}
+_LOOK_SECONDS = 1.0
+_MOST_REDUCING_RUNS = 100
+_REDUCING_SECONDS = 30.0
+_HOLDER_BYTES = 8
+_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,61 +49,170 @@ class Checked:
 
     Attributes:
         request: what was run.
-        outcome: how the last run ended, as the fields of a `script.Outcome`.
+        outcome: how the last run ended, or the one with the fewest changes that ended like it.
         schedules: how many schedules were run.
     """
 
-    request: dict[str, Any]
-    outcome: dict[str, Any]
+    request: Request
+    outcome: Outcome
     schedules: int
 
     @property
     def text(self) -> str:
         """What a person is to read."""
-        outcome, ranks = self.outcome, self.request["ranks"]
-        if outcome["kind"] == "agreed":
-            order = "the given schedule" if self.request["changes"] is not None else count(self.schedules, "schedule")
-            agreed = f"{ranks} ranks agreed in {count(outcome['collectives'], 'collective')}, in {order}."
-            return "\n".join([agreed, *outcome["notes"]])
-        return "\n".join([outcome["text"], *outcome["notes"], "", f"Again:  {self.command()}"])
+        outcome, request = self.outcome, self.request
+        if outcome.kind == "agreed":
+            order = "the given schedule" if request.replay is not None else count(self.schedules, "schedule")
+            agreed = f"{request.ranks} ranks agreed in {count(outcome.collectives, 'collective')}, in {order}."
+            return "\n".join([agreed, *outcome.notes])
+        found = []
+        if self.schedules > 1:
+            changes = count(len(Schedule.parse(outcome.schedule).changes), "change")
+            found = [f"Found in schedule {self.schedules}, with {changes} to the order in which nothing fails."]
+        return "\n".join([outcome.text, *outcome.notes, "", *found, f"Again:  {self.command()}"])
 
     def command(self) -> str:
         """Return the command that runs the same schedule again."""
         request = self.request
-        words = ["aiodist", "check", "--ranks", str(request["ranks"]), request["script"]]
-        words += ["--cpu"] if request["cpu"] else []
-        words += ["--replay", self.outcome["schedule"]]
-        return shlex.join([*words, "--", *request["arguments"]] if request["arguments"] else words)
+        words = ["aiodist", "check", "--ranks", str(request.ranks), request.script]
+        words += ["--cpu"] if request.cpu else []
+        words += ["--replay", self.outcome.schedule]
+        return shlex.join([*words, "--", *request.arguments] if request.arguments else words)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as JSON has it."""
-        return {**self.request, **self.outcome, "schedules": self.schedules, "text": self.text}
+        replay = None if self.request.replay is None else str(self.request.replay)
+        request = {**asdict(replace(self.request, replay=None)), "replay": replay}
+        return {**request, **asdict(self.outcome), "schedules": self.schedules, "text": self.text}
 
 
 def check(
-    request: dict[str, Any],
+    request: Request,
     schedules: int,
     before: Callable[[int], object] = lambda _: None,
-    output: IO[Any] | None = None,
+    output: IO[str] | None = None,
 ) -> Checked:
     """Run a script under some schedules until one fails; a script that leaves no choice has one.
 
+    The first schedule is the default order, the second its reverse, and the others are random. A failing one is reduced
+    to the fewest changes that still fail.
+
     Args:
-        request: the fields of a `script.Request`.
+        request: what is to be run.
         schedules: how many schedules there are.
         before: called with the number of each schedule before it is run.
-        output: where what the script prints goes; None: where it would go.
-
-    Raises:
-        ServerError: it cannot be run.
+        output: where what the script prints in the first schedule goes; None: where it would go.
     """
-    with Server(output) as server:
-        outcome: dict[str, Any] = {}
-        done = 0
-        for number in range(1 if request["changes"] is not None else schedules):
-            before(number)
-            outcome = server.run({**request, "number": number})
-            done += 1
-            if outcome["kind"] != "agreed" or not outcome["points"]:
-                break
-        return Checked(request, outcome, done)
+    if request.replay is not None:
+        return Checked(request, run(request, Replayed(request.replay.changes), output), 1)
+    outcome, number = run(request, Order(), output), 0
+    before(0)
+    while outcome.kind == "agreed" and outcome.points and number < schedules - 1:
+        number += 1
+        before(number)
+        chance = random.Random(f"{request.seed} {number}")  # noqa: S311  (a schedule is no secret)
+        outcome = run(request, LastFirst() if number == 1 else Random(chance), silent=True)
+    if number and outcome.kind != "agreed":
+        outcome = _reduced(request, outcome)
+    return Checked(request, outcome, number + 1)
+
+
+def _reduced(request: Request, failed: Outcome) -> Outcome:
+    """Return the outcome with the fewest changes to the default order that is like a failed one."""
+    best = failed
+    until, left = time.monotonic() + _REDUCING_SECONDS, _MOST_REDUCING_RUNS
+
+    def fails(changes: Sequence[Change]) -> bool:
+        nonlocal best, left
+        left -= 1
+        if left < 0 or time.monotonic() > until:
+            raise StopIteration
+        outcome = run(request, Replayed(changes), silent=True)
+        same = outcome.like == failed.like
+        if same:
+            best = outcome
+        return same
+
+    minimise(Schedule.parse(failed.schedule).changes, fails)
+    return best
+
+
+def run(request: Request, order: Order, output: IO[str] | None = None, *, silent: bool = False) -> Outcome:
+    """Run a script once, in a fork of this process.
+
+    Args:
+        request: what is to be run.
+        order: decides which rank goes on.
+        output: where what the script prints goes; None: where it would go.
+        silent: whether it goes nowhere, for an earlier run has printed it.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    answers, answer = os.pipe()
+    with tempfile.TemporaryFile() as crash, Path(os.devnull).open("w") as nowhere:
+        child = os.fork()
+        if not child:
+            _run_here(request, order, nowhere if silent else output, answer, crash)
+        os.close(answer)
+        try:
+            found = _listen(child, answers, request.seconds + _PATIENCE_SECONDS)
+        finally:
+            os.close(answers)
+            with suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)  # and what the script has started and left
+            _, status = os.waitpid(child, 0)
+        if found is None:
+            return Outcome("timeout", f"nothing was heard of the ranks for {request.seconds + _PATIENCE_SECONDS:g} s")
+        return Outcome(**json.loads(found)) if found else Outcome("crashed", _crash_text(status, crash))
+
+
+def _listen(child: int, answers: int, seconds: float) -> bytes | None:
+    """Return what a fork says before it ends; None where it says nothing for that long."""
+    said, until = b"", time.monotonic() + seconds
+    while time.monotonic() < until:
+        ready, _, _ = select([answers], [], [], _LOOK_SECONDS)
+        part = os.read(answers, 1 << 16) if ready else b""
+        said += part
+        ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if said.endswith(b"\n") or (ready and not part) or (not ready and ended is not None):
+            return said
+    return None
+
+
+def _run_here(request: Request, order: Order, output: IO[str] | None, answer: int, crash: IO[bytes]) -> None:
+    """Run a script in this fork, and end it."""
+    leave = os._exit
+    os.setsid()
+    crash.write(b" " * _HOLDER_BYTES)
+    crash.flush()
+    faulthandler.enable(crash, all_threads=False)
+    warnings.filterwarnings("ignore", "Attempted to get default timeout for nccl")
+    if output is not None:
+        os.dup2(output.fileno(), 1)
+    try:
+        outcome = run_script(request, order, lambda rank: os.pwrite(crash.fileno(), b"%-8d" % rank, 0))
+        atexit._run_exitfuncs()  # noqa: SLF001  (a fork that leaves would run none: the script's, and a trace's)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        with os.fdopen(answer, "w") as answers:
+            answers.write(f"{json.dumps(asdict(outcome))}\n")
+        leave(0)
+    except BaseException:  # noqa: BLE001  (a fault of ours; nothing may leave a fork)
+        traceback.print_exc()
+        leave(70)
+
+
+def _crash_text(status: int, crash: IO[bytes]) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    crash.seek(0)
+    holder, _, rest = crash.read().decode(errors="replace").partition("\n")
+    rank = holder[:_HOLDER_BYTES].strip()
+    frames = [match for match in map(_FRAME.fullmatch, rest.splitlines()) if match]
+    own = next((frame for frame in frames if not is_plumbing(frame["file"])), None)
+    lines = [f"the process of the ranks {how}" + (f" while rank {rank} ran" if rank else "")]
+    if own is not None:
+        lines.append(f"  at {own['file']}:{own['line']} in {own['function']}")
+    if frames and frames[0] is not own:
+        lines.append(f"  inside {frames[0]['file']}:{frames[0]['line']} in {frames[0]['function']}")
+    return "\n".join(lines)

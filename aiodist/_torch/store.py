@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 from aiodist._torch import private
 from aiodist._torch.group import RankGroup
+from aiodist._torch.job import Job
 from aiodist._torch.private import c10d
-from aiodist._torch.world import Job
 
 
 class RankStore(c10d.Store):  # type: ignore[misc]
@@ -25,13 +25,12 @@ class RankStore(c10d.Store):  # type: ignore[misc]
     def __init__(self, job: Job, name: str) -> None:
         super().__init__()
         self._job = job
-        self._name = name
         job.kept.append(self)
         self._values = job.stores.setdefault(name, {})
 
     def set(self, key: str, value: str | bytes) -> None:
         """Set a key."""
-        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
+        self._values[key] = _bytes(value)
         self._job.ranks.notify(self._job.store_signal)
 
     def get(self, key: str) -> bytes:
@@ -45,16 +44,11 @@ class RankStore(c10d.Store):  # type: ignore[misc]
         self.set(key, str(total))
         return total
 
-    def append(self, key: str, value: str | bytes) -> None:
-        """Append to what a key is set to."""
-        self.set(key, self._values.get(key, b"") + (value.encode() if isinstance(value, str) else bytes(value)))
-
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Set a key if it is set to what is expected, or to nothing where that is; return what it is set to then."""
-        expected = expected.encode() if isinstance(expected, str) else bytes(expected)
-        if self._values.get(key, b"") == expected:
+        if self._values.get(key, b"") == _bytes(expected):
             self.set(key, desired)
-        return self._values.get(key, expected)
+        return self._values.get(key, _bytes(expected))
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether keys are set; if not, other ranks get a turn, for a program may ask until they are."""
@@ -78,41 +72,31 @@ class RankStore(c10d.Store):  # type: ignore[misc]
         """Return how many keys are set."""
         return len(self._values)
 
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return what keys are set to, once they are."""
-        return [self.get(key) for key in keys]
 
-    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Set keys."""
-        for key, value in zip(keys, values, strict=True):
-            self.set(key, value)
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Nothing: what nobody will ever set is found without a clock."""
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
 
 
-def install(job: Callable[[], Job]) -> None:
-    """Let `torch.distributed` make groups and stores of the job that runs."""
+def install(job: Job) -> None:
+    """Let `torch.distributed` make groups and stores of a job."""
 
     def rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:
         query = parse_qs(urlparse(url).query)
-        found_rank, found_size = (int(query.get(name, [value])[0]) for name, value in _given(rank, world_size).items())
-        _check(job(), found_rank, found_size)
-        yield RankStore(job(), "default"), found_rank, found_size
+        if rank < 0:
+            rank = int(query.get("rank", [os.environ.get("RANK", "-1")])[0])
+        if world_size < 0:
+            world_size = int(query.get("world_size", [os.environ.get("WORLD_SIZE", "-1")])[0])
+        _check(job, rank, world_size)
+        yield RankStore(job, "default"), rank, world_size
 
     def tcp_store(host: str = "", port: int = 0, *_: Any, **__: Any) -> RankStore:
-        return RankStore(job(), f"{host}:{port}")
+        return RankStore(job, f"{host}:{port}")
 
-    private.install(lambda: job().world(), lambda *args, **kwargs: _new_group(job(), *args, **kwargs), rendezvous)
+    def new_group(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        return _new_group(job, *args, **kwargs)
+
+    private.install(new_group, rendezvous)
     private.torch.distributed.TCPStore = tcp_store
-
-
-def _given(rank: int, world_size: int) -> dict[str, int]:
-    """Return rank and number of ranks: as given, or else by the environment."""
-    own = {"rank": os.environ.get("RANK", "-1"), "world_size": os.environ.get("WORLD_SIZE", "-1")}
-    return {
-        name: given if given >= 0 else int(own[name]) for name, given in (("rank", rank), ("world_size", world_size))
-    }
 
 
 def _check(job: Job, rank: int, size: int) -> None:

@@ -1,18 +1,21 @@
-"""Scripts of torch.distributed on ranks: one process serves all tests of a file; where torch is absent, they skip."""
+"""Scripts of torch.distributed on ranks: a process with torch serves the tests of a file; without torch they skip."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from textwrap import dedent
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
-from aiodist._torch.run import Server
+if TYPE_CHECKING:
+    from aiodist._torch.run import Checked
 
-Run: TypeAlias = Callable[..., dict[str, Any]]
+Run: TypeAlias = Callable[..., Any]
 
 PROLOGUE = """\
 import os, sys, torch, torch.distributed as dist
@@ -21,23 +24,46 @@ rank, size = dist.get_rank(), dist.get_world_size()
 """
 
 
+def _serve(connection: Connection) -> None:
+    from aiodist._torch.run import check
+    from aiodist._torch.script import Request
+
+    while True:
+        fields, schedules = connection.recv()
+        connection.send(check(Request(**fields), schedules))
+
+
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server() -> Iterator[Connection]:
     if find_spec("torch") is None:
         pytest.skip("torch is not installed (the extra torch)")
-    with Server() as server:
-        yield server
+    context = get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(there,), daemon=True)
+    process.start()
+    there.close()
+    yield here
+    process.kill()
+    process.join()
 
 
 @pytest.fixture
-def run(server: Server, tmp_path: Path) -> Run:
-    """Run a script, whose first three lines set up `rank` and `size`, on some ranks; return what came of it."""
+def checked(server: Connection, tmp_path: Path) -> Run:
+    """Check a script, whose first three lines set up `rank` and `size`, on some ranks; return what came of it."""
 
-    def run(script: str, ranks: int = 3, *arguments: str, prologue: str = PROLOGUE, **more: Any) -> dict[str, Any]:
+    def checked(
+        script: str, ranks: int = 3, *arguments: str, prologue: str = PROLOGUE, schedules: int = 1, **more: Any
+    ) -> Checked:
         file = tmp_path / "script.py"
         file.write_text(prologue + dedent(script))
-        request = {"script": str(file), "arguments": arguments, "ranks": ranks, "seed": 0, "number": 0,
-                   "changes": None, "seconds": 20.0, "cpu": False}  # fmt: skip
-        return server.run({**request, **more})
+        server.send(({"script": str(file), "arguments": arguments, "ranks": ranks, "seconds": 20.0, **more}, schedules))
+        found: Checked = server.recv()
+        return found
 
-    return run
+    return checked
+
+
+@pytest.fixture
+def run(checked: Run) -> Run:
+    """Check a script; return how its last run ended."""
+    return lambda *arguments, **more: checked(*arguments, **more).outcome

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aiodist._torch.dumps import Calls, DumpError, read, read_all
-from aiodist._torch.job import Explanation, explain
+from aiodist._torch.explain import Explanation, explain
 from tests.project.paths import ROOT
 from tests.tools.command import exit_code
 from tests.torch.recorded import Job, as_bytes

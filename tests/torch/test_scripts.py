@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from aiodist._checking.schedule import Schedule
 from tests.torch.conftest import Run
 
 RIGHT = {
@@ -93,7 +94,7 @@ def test_right_scripts_run(script: str, run: Run, tmp_path: Path) -> None:
         "import torch.distributed\nkept = []\nclass Thing: ...\ntorch.distributed.barrier()"
     )
     outcome = run(script, 3, "own")
-    assert outcome["kind"] == "agreed", outcome["text"]
+    assert outcome.kind == "agreed", outcome.text
 
 
 WRONG: dict[str, tuple[str, str, list[int], list[str]]] = {
@@ -125,10 +126,10 @@ for call in [one, two] if rank != 1 else [two, one]:
 @pytest.mark.parametrize(("script", "reason", "suspects", "lines"), WRONG.values(), ids=WRONG)
 def test_wrong_scripts_are_reported(script: str, reason: str, suspects: list[int], lines: list[str], run: Run) -> None:
     outcome = run(script)
-    assert outcome["kind"] == "disagreed", outcome["text"]
-    report: dict[str, Any] = outcome["report"]
-    assert (report["reason"], report["suspects"]) == (reason, suspects), outcome["text"]
-    assert all(line in outcome["text"] for line in lines), outcome["text"]
+    assert outcome.kind == "disagreed", outcome.text
+    report: dict[str, Any] = outcome.report
+    assert (report["reason"], report["suspects"]) == (reason, suspects), outcome.text
+    assert all(line in outcome.text for line in lines), outcome.text
 
 
 MESSAGES = {
@@ -172,33 +173,33 @@ def test_wrong_messages_and_groups_are_reported(
 
 def test_what_ranks_cannot_exchange_is_raised_on_all(run: Run) -> None:
     outcome = run("dist.all_to_all_single(torch.zeros(3), torch.ones(3), [1, 1, 1], [1, 1, 1] if rank else [2, 1, 0])")
-    assert "rank 0 of the group sends [2] to rank 0, which expects [1]" in outcome["text"]
-    assert "ranks 0-2 of 3" in outcome["text"]
+    assert "rank 0 of the group sends [2] to rank 0, which expects [1]" in outcome.text
+    assert "ranks 0-2 of 3" in outcome.text
 
 
 def test_a_thread_of_a_rank_cannot_wait_for_others_and_says_so(run: Run) -> None:
     script = "import threading\nthread = threading.Thread(target=dist.barrier)\nthread.start()\nthread.join()"
     outcome = run(script)
-    assert (outcome["kind"], "only a rank's own thread can" in outcome["text"]) == ("failed", True)
+    assert (outcome.kind, "only a rank's own thread can" in outcome.text) == ("failed", True)
 
 
 def test_an_exception_of_one_rank_comes_first_and_then_who_waits(run: Run) -> None:
     outcome = run("if rank == 1:\n    raise ValueError('bad data')\ndist.barrier()")
-    assert outcome["kind"] == "failed"
-    text = outcome["text"]
+    assert outcome.kind == "failed"
+    text = outcome.text
     assert text.index("ValueError: bad data") < text.index("rank 1 of 3") < text.index("barrier()")
     assert "aiodist" not in text
 
 
 def test_an_exception_of_all_ranks_is_told_once(run: Run) -> None:
-    text = run("raise ValueError('bad data')")["text"]
+    text = run("raise ValueError('bad data')").text
     assert text.count("bad data") == 2  # its line, and itself
     assert "ranks 0-2 of 3" in text
 
 
 def test_an_exit_code_is_told(run: Run) -> None:
     outcome = run("sys.exit(3 * (rank == 2))")
-    assert (outcome["kind"], "exit code 3" in outcome["text"], "rank 2 of 3" in outcome["text"]) == (
+    assert (outcome.kind, "exit code 3" in outcome.text, "rank 2 of 3" in outcome.text) == (
         "exited",
         True,
         True,
@@ -207,35 +208,53 @@ def test_an_exit_code_is_told(run: Run) -> None:
 
 def test_a_crash_inside_torch_becomes_a_report(run: Run) -> None:
     outcome = run("dist.barrier()\nif rank == 1:\n    import ctypes\n    ctypes.string_at(0)\ndist.barrier()")
-    assert outcome["kind"] == "crashed"
-    assert "SIGSEGV while rank 1 ran" in outcome["text"]
-    assert "script.py:7" in outcome["text"]
+    assert outcome.kind == "crashed"
+    assert "SIGSEGV while rank 1 ran" in outcome.text
+    assert "script.py:7" in outcome.text
 
 
 def test_a_script_that_takes_too_long_is_told_with_its_line(run: Run) -> None:
     outcome = run("while rank == 1: pass\ndist.barrier()", seconds=0.3)
-    assert outcome["kind"] == "timeout"
-    assert "> rank 1  at" in outcome["text"]
-    assert "script.py:4" in outcome["text"]
+    assert outcome.kind == "timeout"
+    assert "> rank 1  at" in outcome.text
+    assert "script.py:4" in outcome.text
 
 
 def test_another_number_of_ranks_is_refused(run: Run) -> None:
     outcome = run(
         "dist.init_process_group('gloo', rank=0, world_size=4)", prologue="import torch.distributed as dist\n"
     )
-    assert "--ranks 4" in outcome["text"]
+    assert "--ranks 4" in outcome.text
 
 
-def test_a_schedule_can_be_replayed(run: Run, tmp_path: Path) -> None:
-    script = "dist.barrier()\nwith open(sys.argv[1], 'a') as f:\n    f.write(str(rank))\ndist.barrier()"
-    orders = {}
-    for number in (0, 1, 2):
-        outcome = run(script, 4, str(tmp_path / f"{number}"), number=number)
-        run(script, 4, str(tmp_path / f"{number} again"), changes=outcome["schedule"])
-        orders[outcome["schedule"]] = order = (tmp_path / f"{number}").read_text()
-        assert (tmp_path / f"{number} again").read_text() == order
-    assert next(iter(orders)) == "0/"
-    assert len(set(orders.values())) > 1
+_IN_ORDER = """
+dist.barrier()
+with open(sys.argv[1], "a") as file:
+    file.write(str(rank))
+dist.barrier()
+first = open(sys.argv[1]).read()[0]
+if (rank, first) != (1, "2"):
+    dist.barrier()
+"""
+
+
+def test_a_schedule_is_replayed(run: Run, tmp_path: Path) -> None:
+    orders = []
+    for number, text in enumerate(("0/", "0/0:-1,4:1", "3/5-")):
+        outcome = run(_IN_ORDER, 4, str(tmp_path / f"{number}"), replay=Schedule.parse(text))
+        assert outcome.schedule == text
+        orders.append((tmp_path / f"{number}").read_text())
+    assert len(set(orders)) == 3
+
+
+def test_a_failing_schedule_is_reduced_to_few_changes(checked: Run) -> None:
+    script = f"import tempfile\nsys.argv[1:] = [tempfile.gettempdir() + f'/order {{os.getpid()}}']\n{_IN_ORDER}"
+    found = checked(script, schedules=9)
+    changes = Schedule.parse(found.outcome.schedule).changes
+    assert (found.outcome.kind, len(changes)) == ("disagreed", 1)
+    assert f"Found in schedule {found.schedules}, with 1 change to the order in which nothing fails." in found.text
+    again = checked(script, replay=Schedule(0, changes))
+    assert again.outcome.report == found.outcome.report
 
 
 def test_cuda_devices_are_taken_for_the_cpu_where_that_is_asked_for(run: Run) -> None:
@@ -256,10 +275,9 @@ if __name__ == "__main__":
     torch.multiprocessing.spawn(work, args=(torch.cuda.device_count(),), nprocs=torch.cuda.device_count())
 """
     outcome = run(script, 2, prologue="", cpu=True)
-    assert outcome["kind"] == "agreed", outcome["text"]
+    assert outcome.kind == "agreed", outcome.text
     assert (
-        "CUDA devices were taken for the CPU in DistributedDataParallel (device_ids), Tensor.cuda"
-        in outcome["notes"][0]
+        "CUDA devices were taken for the CPU in DistributedDataParallel (device_ids), Tensor.cuda" in outcome.notes[0]
     )
     without = run("torch.ones(1).cuda()")
-    assert "With --cpu, CUDA devices are taken for the CPU." in without["text"]
+    assert "With --cpu, CUDA devices are taken for the CPU." in without.text

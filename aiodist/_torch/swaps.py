@@ -1,0 +1,39 @@
+"""Equal calls from the same places in another order: values of different calls have met, which torch does not notice.
+
+Places alone say nothing: one rank may publish what others receive elsewhere. But where places differ, and a few calls
+later all ranks have been at the same ones with the same calls, each in an order of its own, calls have been swapped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+
+_MOST_SWAPPED = 8
+"""Over how many calls of a group the order of places is compared."""
+
+
+class PlaceOrder:
+    """Looks for swapped calls in the collectives of one group."""
+
+    def __init__(self) -> None:
+        self._since: list[list[tuple[Hashable, Hashable]]] = []
+
+    def differs(self, asked: Hashable, places: Sequence[Hashable]) -> bool:
+        """Note the next collective of the group; return whether it completes the same places in another order.
+
+        Args:
+            asked: what all its members ask for.
+            places: from where, by member.
+        """
+        if len(set(places)) == 1 and (not self._since or self._since[0][0][0] != asked):
+            self._since.clear()
+            return False
+        if len(self._since) == _MOST_SWAPPED:
+            del self._since[0]
+        self._since.append([(asked, each) for each in places])
+        return any(self._reordered(first) for first in range(len(self._since) - 1))
+
+    def _reordered(self, first: int) -> bool:
+        walks = list(zip(*self._since[first:], strict=True))
+        return len(set(walks)) > 1 and len({frozenset(Counter(walk).items()) for walk in walks}) == 1
