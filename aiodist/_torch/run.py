@@ -21,7 +21,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from select import select
 from typing import IO, Any
@@ -81,9 +81,9 @@ class Checked:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as JSON has it."""
-        replay = None if self.request.replay is None else str(self.request.replay)
-        request = {**asdict(replace(self.request, replay=None)), "replay": replay}
-        return {**request, **asdict(self.outcome), "schedules": self.schedules, "text": self.text}
+        found = {**asdict(self.request), **asdict(self.outcome), "schedules": self.schedules, "text": self.text}
+        replay = found.pop("replay")
+        return {**found, "changes": None if replay is None else str(self.request.replay)}
 
 
 def check(
