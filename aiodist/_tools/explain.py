@@ -42,7 +42,7 @@ def _run_explain(arguments: Namespace) -> Exit:
     from aiodist._torch.explain import explain
 
     try:
-        found = explain(*read_all(arguments.dumps), world_size=arguments.world_size)
+        found = explain(read_all(arguments.dumps), world_size=arguments.world_size)
     except DumpError as error:
         raise UsageError(str(error)) from error
     if arguments.json:

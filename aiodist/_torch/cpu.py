@@ -10,18 +10,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Self
 
 from aiodist._torch.private import load, torch
 
+_KINDS = ("cuda", "xpu", "hpu", "npu")
 _TENSORS = "Float Double Half BFloat16 Byte Char Short Int Long Bool"
+_TRUE = "is_available is_initialized is_bf16_supported"
 _NOTHING = (
     "synchronize empty_cache init ipc_collect reset_peak_memory_stats reset_max_memory_allocated manual_seed "
-    "manual_seed_all seed seed_all set_device set_stream set_per_process_memory_fraction"
+    "manual_seed_all seed seed_all set_device set_stream set_per_process_memory_fraction set_rng_state "
+    "set_rng_state_all set_device_index set_device_idx"
 )
 _ZERO = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved utilization"
-_KINDS = ("cuda", "xpu", "hpu", "npu")
+_MEMORY = 80 << 30
+_PROPERTIES = SimpleNamespace(
+    total_memory=_MEMORY, major=8, minor=0, name="CPU taken for CUDA", multi_processor_count=1
+)  # fmt: skip
 
 
 class _Mode(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
@@ -32,21 +39,19 @@ class _Mode(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         self._door = door
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        if name == "cuda":
-            self._door.note("Tensor.cuda")
-            return args[0]
-        if name == "pin_memory":
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if name in ("cuda", "pin_memory"):
+            if name == "cuda":
+                self._door.note("Tensor.cuda")
             return args[0]
         if func is torch.device:
-            given = args[0] if args else (kwargs or {}).get("type")
+            given = args[0] if args else kwargs.get("type")
             device = self._door.cpu(given, name)
-            return func(*args, **(kwargs or {})) if device is given else device
+            return func(*args, **kwargs) if device is given else device
         numbers = args if name == "_parse_to" else args[1:] if name == "to" else ()
         if numbers and type(numbers[0]) is int:
             args = (*args[: len(args) - len(numbers)], self._door.cpu(numbers[0], "to"), *numbers[1:])
         args = tuple([self._door.cpu(each, name) if type(each) in _NAMES else each for each in args])
-        kwargs = kwargs or {}
         if "device" in kwargs:
             kwargs = {**kwargs, "device": self._door.cpu(kwargs["device"], name)}
         if kwargs.get("pin_memory"):
@@ -61,7 +66,7 @@ class _Stream:
     """Stands for a stream or an event of CUDA: everything is done when it is called."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self._time = time.perf_counter()
+        self.record()
 
     def __enter__(self) -> Self:
         return self
@@ -71,11 +76,11 @@ class _Stream:
 
     def record(self, *_: Any) -> None:
         """Note the time."""
-        self._time = time.perf_counter()
+        self.time = time.perf_counter()
 
     def elapsed_time(self, other: _Stream) -> float:
         """Return the milliseconds to another event."""
-        return (other._time - self._time) * 1000.0
+        return (other.time - self.time) * 1000.0
 
     def query(self) -> bool:
         """Return True: everything is done."""
@@ -92,16 +97,19 @@ class _Event(_Stream):
 
 
 def _replace(module: Any, stand_ins: dict[str, Any]) -> None:
-    """Replace a module's names, each by an object of its own: torch._dynamo wants to tell them apart."""
+    """Replace a module's names by classes, functions, and what is returned whatever they are given.
+
+    Each gets an object of its own: torch._dynamo wants to tell them apart.
+    """
     for name, stand_in in stand_ins.items():
-        setattr(module, name, stand_in if isinstance(stand_in, type) else _own(stand_in))
+        if hasattr(module, name):
+            setattr(module, name, stand_in if isinstance(stand_in, type) else _function(stand_in))
 
 
-def _own(function: Callable[..., Any]) -> Callable[..., Any]:
-    def stand_in(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    return stand_in
+def _function(stand_in: Any) -> Callable[..., Any]:
+    if callable(stand_in):
+        return lambda *_, **__: stand_in()
+    return lambda *_, **__: stand_in
 
 
 class Door:
@@ -114,10 +122,41 @@ class Door:
 
     def __init__(self, ranks: int, index: Callable[[], int]) -> None:
         self._ranks = ranks
-        self._index = index
         self._taken: dict[str, set[str]] = {}
-        self._replace_cuda()
-        self._replace_accelerator()
+        common = {
+            **dict.fromkeys(_TRUE.split(), True),
+            **dict.fromkeys(_NOTHING.split(), None),
+            **dict.fromkeys(_ZERO.split(), 0),
+            "device_count": self._count,
+            "stream": nullcontext(),
+        }
+        cuda = {
+            "current_device": index,
+            "device": nullcontext(),
+            "get_device_name": _PROPERTIES.name,
+            "get_device_properties": _PROPERTIES,
+            "get_device_capability": (_PROPERTIES.major, _PROPERTIES.minor),
+            "get_rng_state": torch.random.get_rng_state,
+            "get_rng_state_all": lambda: [torch.random.get_rng_state()],
+            "mem_get_info": (_MEMORY, _MEMORY),
+            "memory_summary": "",
+            "memory_stats": {},
+            "current_stream": partial(_Stream),
+            "default_stream": partial(_Stream),
+            "Stream": _Stream,
+            "Event": _Event,
+        }
+        _replace(torch.cuda, {**common, **cuda})
+        for name in _TENSORS.split():
+            setattr(torch.cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor"))
+        _replace(torch.cuda.nccl, {"version": (2, 27, 0)})
+        accelerator = {
+            "current_accelerator": lambda: torch.device("cuda"),
+            "current_device_index": index,
+            "current_device_idx": index,
+            "device_index": nullcontext(),
+        }
+        _replace(torch.accelerator, {**common, **accelerator})
         self._replace_others()
 
     def mode(self) -> Any:
@@ -138,77 +177,24 @@ class Door:
     def cpu(self, device: Any, where: str) -> Any:
         """Return the CPU for a CUDA device, and anything else as it is."""
         text = f"cuda:{device}" if type(device) is int else str(device) if isinstance(device, _NAMES) else ""
-        if text.partition(":")[0] not in _KINDS:
+        kind = text.partition(":")[0]
+        if kind not in _KINDS:
             return device
-        self.note("to" if where == "_parse_to" else where, text.partition(":")[0])
+        self.note("to" if where == "_parse_to" else where, kind)
         return torch.device("cpu")
-
-    def _replace_cuda(self) -> None:
-        cuda = torch.cuda
-        memory = SimpleNamespace(
-            total_memory=80 << 30, major=8, minor=0, name="CPU taken for CUDA", multi_processor_count=1
-        )
-        stand_ins: dict[str, Any] = {
-            "is_available": lambda: True,
-            "is_initialized": lambda: True,
-            "is_bf16_supported": lambda *_, **__: True,
-            "device_count": self._count,
-            "current_device": self._index,
-            "device": lambda *_: nullcontext(),
-            "stream": lambda *_: nullcontext(),
-            "get_device_name": lambda *_: memory.name,
-            "get_device_properties": lambda *_: memory,
-            "get_device_capability": lambda *_: (memory.major, memory.minor),
-            "get_rng_state": lambda *_: torch.random.get_rng_state(),
-            "get_rng_state_all": lambda: [torch.random.get_rng_state()],
-            "set_rng_state": lambda *_: None,
-            "set_rng_state_all": lambda *_: None,
-            "mem_get_info": lambda *_: (memory.total_memory, memory.total_memory),
-            "memory_summary": lambda *_, **__: "",
-            "memory_stats": lambda *_: {},
-            "current_stream": lambda *_: _Stream(),
-            "default_stream": lambda *_: _Stream(),
-            "Stream": _Stream,
-            "Event": _Event,
-            **dict.fromkeys(_NOTHING.split(), lambda *_, **__: None),
-            **dict.fromkeys(_ZERO.split(), lambda *_, **__: 0),
-            **{f"{name}Tensor": getattr(torch, f"{name}Tensor") for name in _TENSORS.split()},
-        }
-        _replace(cuda, stand_ins)
-        _replace(cuda.nccl, {"version": lambda: (2, 27, 0)})
-
-    def _replace_accelerator(self) -> None:
-        stand_ins = {
-            "is_available": lambda: True,
-            "device_count": self._count,
-            "current_accelerator": lambda *_, **__: torch.device("cuda"),
-            "current_device_index": self._index,
-            "current_device_idx": self._index,
-            "set_device_index": lambda *_: None,
-            "set_device_idx": lambda *_: None,
-            "device_index": lambda *_: nullcontext(),
-            "synchronize": lambda *_: None,
-            "empty_cache": lambda *_: None,
-        }
-        _replace(torch.accelerator, stand_ins)
 
     def _count(self) -> int:
         self.note("torch.cuda.device_count", f"{self._ranks} devices")
         return self._ranks
 
     def _replace_others(self) -> None:
+        """Replace what takes devices in C++, or by other names."""
         device_mesh, parallel = load("torch.distributed.device_mesh"), load("torch.nn.parallel")
-
-        torch.Tensor.pin_memory = lambda self, *_, **__: self
-        torch.nn.Module.cuda = lambda module, *_: module.to("cuda")
-        set_default, read = torch.set_default_device, torch.load
-        torch.set_default_device = lambda device: set_default(self.cpu(device, "torch.set_default_device"))
+        set_default, read, cast = torch.set_default_device, torch.load, torch.autocast.__init__
+        wrap, mesh = parallel.DistributedDataParallel.__init__, device_mesh.DeviceMesh.__init__
 
         def load_here(*args: Any, **kwargs: Any) -> Any:
             return read(*args[:1], *args[2:], **{**kwargs, "map_location": "cpu"})
-
-        torch.load = load_here
-        wrap, mesh = parallel.DistributedDataParallel.__init__, device_mesh.DeviceMesh.__init__
 
         def wrap_here(own: Any, module: Any, device_ids: Any = None, output_device: Any = None, **kwargs: Any) -> None:
             if device_ids or output_device is not None:
@@ -216,15 +202,16 @@ class Door:
             wrap(own, module, **kwargs)
 
         def mesh_here(own: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-            mesh(
-                own, self.cpu(device_type, "DeviceMesh").type if device_type in _KINDS else device_type, *args, **kwargs
-            )
-
-        cast = torch.autocast.__init__
+            kind = self.cpu(device_type, "DeviceMesh").type if device_type in _KINDS else device_type
+            mesh(own, kind, *args, **kwargs)
 
         def cast_here(own: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
             cast(own, "cpu" if device_type in _KINDS else device_type, *args, **kwargs)
 
+        torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor
+        torch.nn.Module.cuda = lambda module, *_: module.to("cuda")
+        torch.set_default_device = lambda device: set_default(self.cpu(device, "torch.set_default_device"))
+        torch.load = load_here
         torch.autocast.__init__ = cast_here
         parallel.DistributedDataParallel.__init__ = wrap_here
         device_mesh.DeviceMesh.__init__ = mesh_here

@@ -3,8 +3,8 @@
 A dump says, for one rank, which collectives it has issued last: name, process group, sequence number, sizes and dtypes,
 how far each has come, and in pickles from where. It is what a broken job left, or what somebody sends, so nothing of it
 is believed before it is checked: a pickle whose instructions make more than plain containers is not loaded, and every
-field that is used must be what it should be. Calls are numbered once for all dumps of a job (`Calls`), because ranks
-mostly do the same: a thousand ranks' buffers are then rows of small numbers.
+field that is used must be what it should be. Equal calls are one object for all dumps of a job (`Calls`), because ranks
+mostly do the same.
 """
 
 from __future__ import annotations
@@ -72,6 +72,22 @@ class State(IntEnum):
     DONE = 2
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Entry:
+    """A call, and how far it has come. Those that are equal are one object, for all ranks of a job.
+
+    Attributes:
+        post: the call and the places it was made from, the innermost of the program first.
+        meaning: what is equal where calls are the same collective: NCCL and gloo count elements, and do not mind their
+            arrangement.
+        state: how far it has come.
+    """
+
+    post: Post
+    meaning: Hashable
+    state: State
+
+
 class Message(NamedTuple):
     """A send or a receive that has not ended; the ranks are counted in its process group."""
 
@@ -79,7 +95,7 @@ class Message(NamedTuple):
     source: int
     target: int
     sends: bool
-    post: int
+    post: Post
 
 
 class GroupConfig(NamedTuple):
@@ -99,9 +115,9 @@ class Dump:
         is_json: it is JSON, which has no frames.
         backends: the backends that have issued the calls.
         groups: the process groups that it knows, by name.
-        calls: by group and sequence number, the call's number in `Calls` times four, plus its state.
+        calls: what it has issued, by group and sequence number.
         messages: the sends and receives that have not ended.
-        last: group and number (as in ``calls``) of its newest call; None where there is none.
+        last: its newest call, and the group of that; None where there is none.
         dropped: older calls are no longer in it.
         newest: when its newest call was made, in nanoseconds since 1970.
     """
@@ -111,9 +127,9 @@ class Dump:
     is_json: bool
     backends: set[str] = field(default_factory=set)
     groups: dict[str, GroupConfig] = field(default_factory=dict)
-    calls: dict[str, dict[int, int]] = field(default_factory=dict)
+    calls: dict[str, dict[int, Entry]] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
-    last: tuple[str, int] | None = None
+    last: tuple[str, Entry] | None = None
     dropped: bool = False
     newest: int = 0
 
@@ -122,51 +138,38 @@ _Sizes: TypeAlias = tuple[tuple[int, ...], ...]
 _Key: TypeAlias = tuple[str, _Sizes, tuple[str, ...], _Sizes, tuple[str, ...]]
 
 
-class Calls:
-    """All calls of a job's dumps, each once.
+_ByState: TypeAlias = tuple[Entry, ...]
 
-    Attributes:
-        posts: by number, the call and the places it was made from, the innermost of the program first.
-        meanings: by number, what is equal where calls are the same collective: NCCL and gloo count elements, and do not
-            mind their arrangement.
-    """
+
+class Calls:
+    """All calls of a job's dumps, each once."""
 
     def __init__(self) -> None:
-        self.posts: list[Post] = []
-        self.meanings: list[int] = []
-        self._paths: list[tuple[Place, ...]] = []
-        self._numbers: dict[Hashable, int] = {}  # of posts, paths and meanings, and what is joined
+        self._known: dict[Hashable, _ByState] = {}
+        self._joined: dict[tuple[Entry, Entry], Entry] = {}
 
-    def path(self, places: Sequence[Place]) -> int:
-        """Return the number of the places that a call was made from, the innermost first."""
-        path = tuple(places)
-        found = self._numbers.setdefault(path, len(self._paths))
-        if found == len(self._paths):
-            self._paths.append(path)
-        return found
-
-    def number(self, key: _Key, path: int) -> int:
-        """Return the number of a call, from the number of its places."""
-        found = self._numbers.get((key, path))
+    def entries(self, key: _Key, path: tuple[Place, ...]) -> _ByState:
+        """Return a call from some places, the innermost first: an entry for each state."""
+        found = self._known.get((key, path))
         if found is None:
-            found = self._numbers[key, path] = self._add(_call(key), path)
+            found = self._known[key, path] = self._add(_call(key), path)
         return found
 
-    def _add(self, call: Call, path: int) -> int:
-        found = self._numbers.setdefault((call, path), len(self.posts))
-        if found == len(self.posts):
-            self.posts.append(Post(call, self._paths[path]))
-            counts = tuple(map(_elements, call.shapes or ()))
-            meaning = "meaning", call.kind, call.dtypes, counts
-            self.meanings.append(self._numbers.setdefault(meaning, len(self._numbers)))
-        return found
-
-    def join(self, first: int, second: int) -> int:
-        """Return the number of calls that were issued as one collective, of which two are known by theirs."""
-        found = self._numbers.get(("joined", first, second))
+    def _add(self, call: Call, path: tuple[Place, ...]) -> _ByState:
+        found = self._known.get((call, path))
         if found is None:
-            a, b = self.posts[first], self.posts[second]
-            found = self._numbers["joined", first, second] = self._add(_as_one(a.call, b.call), self.path(a.path))
+            meaning = call.kind, call.dtypes, tuple(map(_elements, call.shapes or ()))
+            entries = tuple(Entry(Post(call, path), meaning, state) for state in State)
+            found = self._known[call, path] = entries
+        return found
+
+    def join(self, first: Entry, second: Entry) -> Entry:
+        """Return calls that were issued as one collective: they have one sequence number."""
+        found = self._joined.get((first, second))
+        if found is None:
+            call = _as_one(first.post.call, second.post.call)
+            found = self._add(call, first.post.path)[min(first.state, second.state)]
+            self._joined[first, second] = found
         return found
 
 
@@ -215,8 +218,8 @@ def _as_one(a: Call, b: Call) -> Call:
 # Files.
 
 
-def read_all(paths: Iterable[Path]) -> tuple[list[Dump], Calls]:
-    """Return the dumps in some files, by rank, and all their calls.
+def read_all(paths: Iterable[Path]) -> list[Dump]:
+    """Return the dumps in some files, by rank.
 
     Args:
         paths: files, and folders of which every file whose name tells a rank is read.
@@ -231,7 +234,7 @@ def read_all(paths: Iterable[Path]) -> tuple[list[Dump], Calls]:
             other = found.setdefault(dump.rank, dump)
             if other is not dump:
                 raise DumpError(f"{other.file} and {path} are both of rank {dump.rank}: give one dump a rank")
-    return [found[rank] for rank in sorted(found)], calls
+    return [found[rank] for rank in sorted(found)]
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:
@@ -388,23 +391,24 @@ def _groups(config: Mapping[Any, Any]) -> Iterator[tuple[str, GroupConfig]]:
             yield name, GroupConfig(description, members)
 
 
-_STATES: dict[str, int] = {"scheduled": State.SCHEDULED, "started": State.STARTED, "completed": State.DONE}
+_NOWHERE = (Place("", 0, None, ""),)
+_STATES = {"scheduled": State.SCHEDULED, "started": State.STARTED, "completed": State.DONE}
 
 
 class _Known(NamedTuple):
     """What entries have in common that differ in number and state alone.
 
     Attributes:
-        number: of the call.
+        entries: the call, by how far it has come.
         group: the name of its process group.
         own: the collectives of that group; None for a message, and for the end of several that are issued as one.
         message: the message, if it is one.
         of_gloo: gloo records it.
     """
 
-    number: int
+    entries: _ByState
     group: str
-    own: dict[int, int] | None
+    own: dict[int, Entry] | None
     message: Message | None
     of_gloo: bool
 
@@ -417,7 +421,6 @@ class _Entries:
         self._calls = calls
         self._left = size
         self._known: dict[Hashable, _Known] = {}
-        self._nowhere = calls.path([Place("", 0, None, "")])
 
     def take(self, entry: Any) -> None:
         """Take one entry."""
@@ -433,16 +436,16 @@ class _Entries:
             known = self._known[key] = self._learn(call, name, description, frames, is_p2p=entry.get("is_p2p") is True)
         state = _STATES[entry["state"]]
         if known.of_gloo and entry.get("retired") is True:  # all that gloo says
-            state = 2
-        code = known.number * 4 + state
-        self._dump.last = known.group, code
+            state = State.DONE
+        found = known.entries[state]
+        self._dump.last = known.group, found
         if known.own is not None:
             sequence = entry["collective_seq_id"]
             if type(sequence) is not int or sequence < 0:
                 raise TypeError("collective_seq_id must be a number")
             before = known.own.get(sequence)
-            known.own[sequence] = code if before is None else self._join(before, code)
-        elif known.message is not None and state < 2:
+            known.own[sequence] = found if before is None else self._calls.join(before, found)
+        elif known.message is not None and state is not State.DONE:
             self._dump.messages.append(known.message)
 
     def _check_size(self, inputs: Sequence[Any], outputs: Sequence[Any], frames: Sequence[Any]) -> None:
@@ -454,28 +457,23 @@ class _Entries:
             if len(dimensions) > _MOST_DIMENSIONS:
                 raise ValueError(f"a tensor has more than {_MOST_DIMENSIONS} dimensions")
 
-    def _join(self, before: int, code: int) -> int:
-        """Return the code of calls that were issued as one: they have one sequence number."""
-        return self._calls.join(before >> 2, code >> 2) * 4 + min(before & 3, code & 3)
-
     def _learn(self, call: _Key, name: Any, description: Any, frames: Sequence[Any], *, is_p2p: bool) -> _Known:
         if type(name) is not str or type(description) is not str:
             raise TypeError("a process group has a name and a description")
         backend, _, kind = call[0].rpartition(":")
         message = _SEND_OR_RECV.fullmatch(kind)
-        own = _own_frames(frames)
-        path = self._calls.path(own) if own else self._nowhere
-        number = self._calls.number((kind if message is None else MESSAGE, *call[1:]), path)
+        path = tuple(_own_frames(frames)) or _NOWHERE
+        entries = self._calls.entries((kind if message is None else MESSAGE, *call[1:]), path)
         self._dump.backends.add(backend)
         self._dump.groups.setdefault(name, GroupConfig(description, None))
         if message is None:
             ends_messages = kind in _ENDS and is_p2p
             into = None if ends_messages else self._dump.calls.setdefault(name, {})
-            return _Known(number, name, into, None, backend == "gloo")
+            return _Known(entries, name, into, None, backend == "gloo")
         sends = message[1] is not None
         source, target = (message[1], message[2]) if sends else (message[4], message[3])
-        sent = Message(name, int(source), int(target), sends, number)
-        return _Known(number, name, None, sent, backend == "gloo")
+        sent = Message(name, int(source), int(target), sends, entries[0].post)
+        return _Known(entries, name, None, sent, backend == "gloo")
 
 
 def _own_frames(frames: Sequence[Mapping[str, Any]]) -> list[Place]:

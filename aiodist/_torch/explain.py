@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from aiodist._core.analysis import analyse, find_cycle
-from aiodist._core.call import OrderCheck, Post
+from aiodist._core.call import Call, OrderCheck, Post
 from aiodist._core.ledger import HISTORY
 from aiodist._core.report import CollectiveReport, Reason
 from aiodist._core.snapshot import GroupKey, GroupRecord, MemberRecord, Overdue, ReplicaFacts, SlotRecord, Snapshot
 from aiodist._core.text import count, ids_briefly, place
-from aiodist._torch.dumps import Calls, Dump, DumpError, State
+from aiodist._torch.dumps import Dump, DumpError, Entry, State
+from aiodist._torch.swaps import PlaceOrder
 from aiodist._torch.wording import in_ranks, ranks
 
 _DEFAULT: Final = "default_pg"
@@ -42,13 +42,13 @@ class Explanation:
         report: what is wrong, in ranks; None where nobody waits and all calls agree.
         waiting: where ranks wait, a line a process group, where that is more than one.
         notes: what else the dumps say, and what they cannot show, as sentences.
-        snapshot: what every rank called.
+        known: the ranks that have a dump.
     """
 
     report: CollectiveReport | None
     waiting: tuple[str, ...]
     notes: tuple[str, ...]
-    snapshot: Snapshot
+    known: tuple[int, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as a dict of the types that JSON has."""
@@ -56,13 +56,9 @@ class Explanation:
         return {"report": report, "waiting": list(self.waiting), "notes": list(self.notes), "text": str(self)}
 
     def __str__(self) -> str:
-        found = str(self.report) if self.report is not None else _nothing(self.snapshot)
+        agree = f"no rank waits in a collective, and the calls of {ids_briefly(self.known, 12)} agree"
+        found = str(self.report) if self.report is not None else ranks(agree)
         return "\n".join([found, *(["", *self.waiting] if self.waiting else []), "", *self.notes])
-
-
-def _nothing(snapshot: Snapshot) -> str:
-    known = [each.replica_id for each in snapshot.replicas if not each.unknown]
-    return f"no rank waits in a collective, and the calls of {ids_briefly(known, 12).replace('replica', 'rank')} agree"
 
 
 @dataclass(slots=True)
@@ -91,12 +87,11 @@ class _ProcessGroup:
         return self.record.key[2] < 0
 
 
-def explain(dumps: Sequence[Dump], calls: Calls, *, world_size: int | None = None) -> Explanation:
+def explain(dumps: Sequence[Dump], *, world_size: int | None = None) -> Explanation:
     """Return what the dumps of a job say.
 
     Args:
         dumps: one a rank, by rank; some ranks' may be missing.
-        calls: all calls in them.
         world_size: how many ranks the job had, where the dumps do not say.
 
     Raises:
@@ -104,12 +99,12 @@ def explain(dumps: Sequence[Dump], calls: Calls, *, world_size: int | None = Non
     """
     groups = _process_groups(dumps, world_size)
     of = {dump.rank: dump for dump in dumps}
-    disagree = False
-    for group in groups:
-        disagree |= _lay_beside(group, of, calls)
-    records = [group.record for group in groups] + list(_messages(groups, dumps, calls))
-    disagree |= any(len(slot.posts) == 2 and slot.posts[0][0].call != slot.posts[1][0].call  # a size that differs
-                    for record in records[len(groups):] for slot in record.open)  # fmt: skip
+    differ = [_lay_beside(group, of) for group in groups]
+    messages = list(_messages(groups, dumps))
+    disagree = any(differ) or any(
+        len({post.call for post, _ in slot.posts}) > 1 for record in messages for slot in record.open
+    )
+    records = [group.record for group in groups] + messages
     facts = tuple(
         ReplicaFacts(rank, of[rank].file.name) if rank in of else ReplicaFacts(rank, "no dump", unknown=True)
         for rank in groups[0].members
@@ -121,11 +116,11 @@ def explain(dumps: Sequence[Dump], calls: Calls, *, world_size: int | None = Non
     if report is not None and report.reason is Reason.TIMEOUT:
         report = _without_members(report, groups)
     swap = _on_swap(groups, facts)
-    notes = list(_notes(report or swap, groups, of, calls))
+    notes = list(_notes(report or swap, groups, of))
     if report is not None and swap is not None and swap.divergence is not None:
         notes.insert(0, f"Besides, at #{swap.sequence_number} of {swap.group or 'all ranks'}: {swap.divergence.text}")
     untold = {group.record.key for group in groups if not group.told}
-    return Explanation(report or swap, tuple(_waiting(records, untold)), tuple(notes), snapshot)
+    return Explanation(report or swap, tuple(_waiting(records, untold)), tuple(notes), tuple(sorted(of)))
 
 
 # Process groups.
@@ -191,55 +186,51 @@ def _world(
 # Calls beside each other.
 
 
-def _lay_beside(group: _ProcessGroup, of: Mapping[int, Dump], calls: Calls) -> bool:
+def _lay_beside(group: _ProcessGroup, of: Mapping[int, Dump]) -> bool:
     """Lay the calls of a group's members beside each other; return whether some differ."""
     known = [rank for rank in group.members if rank in of]
-    rows = [of[rank].calls.get(group.name, {}) for rank in known]
-    numbers = sorted(set().union(*rows))
+    rows = {rank: of[rank].calls.get(group.name, {}) for rank in known}
+    numbers = sorted(set().union(*rows.values()))
     if numbers and numbers[0] == 0:
         group.first = 0
-    oldest = (min(row) for rank, row in zip(known, rows, strict=True) if row and of[rank].dropped)
-    kept = max(oldest, default=group.first)
-    newest = [max(row, default=-1) for row in rows]
+    kept = max((min(row) for rank, row in rows.items() if row and of[rank].dropped), default=group.first)
+    newest = {rank: max(row, default=-1) for rank, row in rows.items()}
     history: deque[SlotRecord] = deque(maxlen=HISTORY)
     waited: list[SlotRecord] = []
     disagree = False
     for number in numbers:
-        column = [row.get(number) for row in rows]
-        kinds = set(column)
-        gap = None in kinds and any(code is None and last > number for code, last in zip(column, newest, strict=True))
-        if number < kept or gap:  # what is not there has been dropped, or was never recorded
-            continue
-        own = {code >> 2 for code in kinds if code is not None}
-        differ = len({calls.meanings[each] for each in own}) > 1
+        column = {rank: row.get(number) for rank, row in rows.items()}
+        kinds = set(column.values())
+        if number < kept or (None in kinds and any(e is None and newest[r] > number for r, e in column.items())):
+            continue  # what is not there has been dropped, or was never recorded
+        own = [each for each in kinds if each is not None]
+        differ = len({each.meaning for each in own}) > 1
         disagree |= differ
-        done = None not in kinds and not differ and all(code & 3 == State.DONE for code in kinds if code is not None)
-        (history if done else waited).append(_slot(number - group.first, known, column, calls))
-    members = tuple(
-        MemberRecord(rank, (newest[known.index(rank)] + 1 - group.first) if rank in of else 0) for rank in group.members
-    )
+        done = None not in kinds and not differ and all(each.state is State.DONE for each in own)
+        (history if done else waited).append(_slot(number - group.first, column))
+    members = tuple(MemberRecord(rank, newest[rank] + 1 - group.first if rank in of else 0) for rank in group.members)
     group.record = GroupRecord(group.record.key, None, members, tuple(history), tuple(waited))
     return disagree
 
 
-def _slot(number: int, known: Sequence[int], column: Sequence[int | None], calls: Calls) -> SlotRecord:
-    found: dict[int, list[int]] = {}
-    waiting = []
-    for rank, code in zip(known, column, strict=True):
-        if code is not None:
-            found.setdefault(code >> 2, []).append(rank)
-            if code & 3 != State.DONE:
-                waiting.append(rank)
-    first: dict[int, Post] = {}
+def _slot(number: int, column: Mapping[int, Entry | None]) -> SlotRecord:
+    found: dict[Entry, list[int]] = {}
+    for rank, entry in column.items():
+        if entry is not None:
+            found.setdefault(entry, []).append(rank)
+    calls: dict[Hashable, Call] = {}
     posts: dict[Post, list[int]] = {}
-    for each, there in found.items():
-        post = calls.posts[each]
-        like = first.setdefault(calls.meanings[each], post)
-        posts.setdefault(post._replace(call=like.call), []).extend(there)
-    return SlotRecord(number, tuple((post, tuple(sorted(there))) for post, there in posts.items()), tuple(waiting))
+    waiting: list[int] = []
+    for entry, there in found.items():
+        call = calls.setdefault(entry.meaning, entry.post.call)
+        posts.setdefault(entry.post._replace(call=call), []).extend(there)
+        waiting += there if entry.state is not State.DONE else ()
+    return SlotRecord(
+        number, tuple((post, tuple(sorted(there))) for post, there in posts.items()), tuple(sorted(waiting))
+    )
 
 
-def _messages(groups: Sequence[_ProcessGroup], dumps: Sequence[Dump], calls: Calls) -> Iterator[GroupRecord]:
+def _messages(groups: Sequence[_ProcessGroup], dumps: Sequence[Dump]) -> Iterator[GroupRecord]:
     """Yield a group of two for all sends and receives between two ranks that have not ended."""
     found: dict[tuple[str, int, int], dict[int, list[Post]]] = {}
     for dump in dumps:
@@ -252,9 +243,8 @@ def _messages(groups: Sequence[_ProcessGroup], dumps: Sequence[Dump], calls: Cal
             if dump.rank != (source if message.sends else target) or source == target:
                 raise DumpError(f"{dump.file} has a message from {message.source} to {message.target} of {group.title}")
             own = found.setdefault((group.name, source, target), {}).setdefault(dump.rank, [])
-            post = calls.posts[message.post]
             role = f"send(dst={target})" if message.sends else f"recv(src={source})"
-            own.append(post._replace(call=replace(post.call, role=role)))
+            own.append(message.post._replace(call=replace(message.post.call, role=role)))
     for number, ((_, source, target), posts) in enumerate(sorted(found.items())):
         ends = tuple(sorted((source, target)))
         slots = []
@@ -269,11 +259,10 @@ def _messages(groups: Sequence[_ProcessGroup], dumps: Sequence[Dump], calls: Cal
 
 
 def _on_swap(groups: Sequence[_ProcessGroup], facts: tuple[ReplicaFacts, ...]) -> CollectiveReport | None:
-    """Return the report on the first two calls of one kind and size that ranks make in opposite order."""
+    """Return the report on the first calls of one kind and size that ranks make in another order."""
     for group in groups:
-        slots = sorted((*group.record.history, *group.record.open), key=lambda slot: slot.number)
-        swapped = next((pair for pair in pairwise(slots) if _are_swapped(*pair)), None)
-        if swapped is None:
+        swapped = _swapped(group.record)
+        if not swapped:
             continue
         before = tuple(
             slot for slot in group.record.history if slot.number < swapped[0].number and len(slot.posts) == 1
@@ -285,19 +274,27 @@ def _on_swap(groups: Sequence[_ProcessGroup], facts: tuple[ReplicaFacts, ...]) -
     return None
 
 
-def _are_swapped(first: SlotRecord, second: SlotRecord) -> bool:
-    """Whether one rank calls from here and then from there what another calls from there and then from here.
+def _swapped(group: GroupRecord) -> list[SlotRecord]:
+    """Return the calls of a group that ranks have made from the same places in another order.
 
     Calls with a root are left out: there, ranks take turns at two lines, one that publishes and one that subscribes.
     """
-    if len(first.posts) < 2 or len(second.posts) < 2 or second.number != first.number + 1:
-        return False
-    asked = {post.call for slot in (first, second) for post, _ in slot.posts}
-    if len(asked) > 1 or not next(iter(asked)).kind.startswith(_WITHOUT_ROOT):
-        return False
-    earlier, later = ({rank: post.path for post, there in slot.posts for rank in there} for slot in (first, second))
-    ways = {(earlier[rank], later[rank]) for rank in earlier.keys() & later.keys()}
-    return any((there, here) in ways for here, there in ways if here != there)
+    order, seen = PlaceOrder(), list[SlotRecord]()
+    members = sorted({rank for slot in group.open + group.history for _, there in slot.posts for rank in there})
+    for slot in sorted((*group.history, *group.open), key=lambda slot: slot.number):
+        asked = {post.call for post, _ in slot.posts}
+        places = {rank: post.path for post, there in slot.posts for rank in there}
+        if len(asked) > 1 or len(places) < len(members):
+            return []
+        call = asked.pop()
+        if call.kind == "barrier":  # what came before is over
+            order = PlaceOrder()
+        elif call.kind.startswith(_WITHOUT_ROOT):
+            seen.append(slot)
+            number = order.swapped(call, [places[rank] for rank in members])
+            if number:
+                return seen[-number:]
+    return []
 
 
 # Which collective is to blame, and who waits where.
@@ -352,14 +349,12 @@ def _without_members(report: CollectiveReport, groups: Iterable[_ProcessGroup]) 
 # What else the dumps say, and what they cannot.
 
 
-def _notes(
-    report: CollectiveReport | None, groups: Sequence[_ProcessGroup], of: Mapping[int, Dump], calls: Calls
-) -> Iterator[str]:
+def _notes(report: CollectiveReport | None, groups: Sequence[_ProcessGroup], of: Mapping[int, Dump]) -> Iterator[str]:
     absent = [rank for rank in groups[0].members if rank not in of]
     if absent:
         yield ranks(f"There is no dump of {ids_briefly(absent, 12)}.")
     if report is not None:
-        yield from _on_report(report, groups, of, calls)
+        yield from _on_report(report, groups, of)
     yield from _ended_without(groups, of)
     dropped = [dump.rank for dump in of.values() if dump.dropped]
     if dropped:
@@ -375,16 +370,14 @@ def _notes(
     yield "No dump tells reduce ops, roots and values, nor where a rank is while it is in no collective."
 
 
-def _on_report(
-    report: CollectiveReport, groups: Sequence[_ProcessGroup], of: Mapping[int, Dump], calls: Calls
-) -> Iterator[str]:
+def _on_report(report: CollectiveReport, groups: Sequence[_ProcessGroup], of: Mapping[int, Dump]) -> Iterator[str]:
     group = next((each for each in groups if _label(each) == report.group), None)
     if group is not None and report.reason is not Reason.CYCLE:
         number = report.sequence_number
         named = "" if group.is_default else f" in process group {group.name!r}"
         yield f"Collective #{number} is torch's sequence number {number + group.first}{named}."
     if report.reason in (Reason.TIMEOUT, Reason.UNMATCHED):
-        yield from _latest(report, groups, of, calls)
+        yield from _latest(report, groups, of)
         if group is not None:
             yield from _not_started(group, report.sequence_number, of)
     files = {each.location.file for each in report.replicas if each.location is not None and each.location.file}
@@ -399,20 +392,18 @@ def _label(group: _ProcessGroup) -> str | None:
     return None if label is None else ranks(label)
 
 
-def _latest(
-    report: CollectiveReport, groups: Sequence[_ProcessGroup], of: Mapping[int, Dump], calls: Calls
-) -> Iterator[str]:
+def _latest(report: CollectiveReport, groups: Sequence[_ProcessGroup], of: Mapping[int, Dump]) -> Iterator[str]:
     """Say what those that are missing have called last, in whatever group."""
-    for rank in [each.replica_id for each in report.replicas if each.call is None and each.replica_id in of][
-        :_MOST_LAST
-    ]:
+    missing = [each.replica_id for each in report.replicas if each.call is None and each.replica_id in of]
+    for rank in missing[:_MOST_LAST]:
         last = of[rank].last
         if last is None:
             yield f"Rank {rank} has called nothing that is recorded."
             continue
-        post, name = calls.posts[last[1] >> 2], last[0]
+        name, entry = last
+        post = entry.post
         at = f" at {place(post.location)}" if post.location.file else ""
-        ended = "has ended" if last[1] & 3 == State.DONE else "has not ended"
+        ended = "has ended" if entry.state is State.DONE else "has not ended"
         group = next(each for each in groups if each.name == name and rank in each.members)
         where = "" if group.is_default else f" in group {group.title!r}"
         yield f"The latest call of rank {rank}, {post.call}{where}{at}, {ended}."
@@ -420,11 +411,11 @@ def _latest(
 
 def _not_started(group: _ProcessGroup, number: int, of: Mapping[int, Dump]) -> Iterator[str]:
     """Where some ranks' device has begun a collective, say whose has not."""
-    states: dict[int, list[int]] = {}
+    states: dict[State, list[int]] = {}
     for rank in group.members:
-        code = of[rank].calls.get(group.name, {}).get(number + group.first) if rank in of else None
-        if code is not None:
-            states.setdefault(code & 3, []).append(rank)
+        entry = of[rank].calls.get(group.name, {}).get(number + group.first) if rank in of else None
+        if entry is not None:
+            states.setdefault(entry.state, []).append(rank)
     if State.SCHEDULED in states and State.STARTED in states:
         behind = ids_briefly(states[State.SCHEDULED])
         yield ranks(f"It runs on {ids_briefly(states[State.STARTED])}; the devices of {behind} have not begun it.")

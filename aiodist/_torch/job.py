@@ -210,7 +210,7 @@ class Job:
             self._orders.pop(group, None)
         elif isinstance(slot, Collective) and slot.missing == 1 and slot.call is asked and asked.kind != MESSAGE:
             came = [each or sites for each in slot.sites]
-            if group.doomed is None and self._orders.setdefault(group, PlaceOrder()).differs(asked, came):
+            if group.doomed is None and self._orders.setdefault(group, PlaceOrder()).swapped(asked, came):
                 self._reordered = True
                 group.doom(slot.number)
 

@@ -19,8 +19,8 @@ class PlaceOrder:
     def __init__(self) -> None:
         self._since: list[list[tuple[Hashable, Hashable]]] = []
 
-    def differs(self, asked: Hashable, places: Sequence[Hashable]) -> bool:
-        """Note the next collective of the group; return whether it completes the same places in another order.
+    def swapped(self, asked: Hashable, places: Sequence[Hashable]) -> int:
+        """Note the next collective of the group; return how many have been swapped, this one the last, or 0.
 
         Args:
             asked: what all its members ask for.
@@ -28,12 +28,12 @@ class PlaceOrder:
         """
         if len(set(places)) == 1 and (not self._since or self._since[0][0][0] != asked):
             self._since.clear()
-            return False
+            return 0
         if len(self._since) == _MOST_SWAPPED:
             del self._since[0]
         self._since.append([(asked, each) for each in places])
-        return any(self._reordered(first) for first in range(len(self._since) - 1))
+        return next((number for number in range(2, len(self._since) + 1) if self._reordered(number)), 0)
 
-    def _reordered(self, first: int) -> bool:
-        walks = list(zip(*self._since[first:], strict=True))
+    def _reordered(self, number: int) -> bool:
+        walks = list(zip(*self._since[-number:], strict=True))
         return len(set(walks)) > 1 and len({frozenset(Counter(walk).items()) for walk in walks}) == 1

@@ -19,7 +19,7 @@ from tests.torch.recorded import Job, as_bytes
 
 
 def said_of(job: Job, folder: Path, *, without: tuple[int, ...] = (), as_json: bool = False) -> Explanation:
-    return explain(*read_all(job.write(folder, without=without, as_json=as_json)))
+    return explain(read_all(job.write(folder, without=without, as_json=as_json)))
 
 
 # Jobs: each with the headline of its report, who is suspected, and what else the text must say.
@@ -221,7 +221,7 @@ def test_json_has_no_lines_and_says_the_same_otherwise(tmp_path: Path) -> None:
     found = said_of(skipped(), tmp_path, as_json=True)
     assert "rank 1 skipped broadcast at an unknown line, which ranks 0, 2 and 3 made as #7" in on_one_line(str(found))
     assert "Dumps in JSON have no lines of the program; pickled ones have." in found.notes
-    both = explain(*read_all([tmp_path / "0.json", *skipped().write(tmp_path)[1:]]))
+    both = explain(read_all([tmp_path / "0.json", *skipped().write(tmp_path)[1:]]))
     assert both.report is not None
     assert both.report.suspects == (1,)
 
@@ -239,7 +239,7 @@ def test_ranks_without_a_dump_are_named_and_not_blamed(tmp_path: Path) -> None:
     gloo = Job(2, backend="gloo")
     gloo.all("barrier", without=[1])
     dumps = read_all(gloo.write(tmp_path))
-    assert "There is no dump of ranks 2 and 3." in explain(*dumps, world_size=4).notes
+    assert "There is no dump of ranks 2 and 3." in explain(dumps, world_size=4).notes
 
 
 def test_what_has_ended_without_a_rank_is_told(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_page_shows_what_is_said_of_its_example(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(ROOT)
     page = (ROOT / "docs" / "torch.md").read_text()
     shown = page.partition("$ aiodist explain dump_*\n")[2].partition("```")[0]
-    assert str(explain(*read_all([tmp_path]))) + "\n" == shown
+    assert str(explain(read_all([tmp_path]))) + "\n" == shown
 
 
 # Files.
@@ -397,7 +397,7 @@ def test_any_corruption_is_a_clean_error_or_read(tmp_path: Path) -> None:
             broken[at : at + chance.choice([0, 1, 1, 9])] = chance.randbytes(chance.choice([0, 1, 1, 4]))
             file.write_bytes(broken)
             try:
-                str(explain(*read_all([file])))
+                str(explain(read_all([file])))
             except DumpError as error:
                 assert str(file) in str(error) or "job" in str(error)  # noqa: PT017
 
