@@ -22,7 +22,7 @@ from aiodist._core.report import CollectiveReport, Reason
 from aiodist._core.snapshot import GroupKey, GroupRecord, MemberRecord, Overdue, ReplicaFacts, SlotRecord, Snapshot
 from aiodist._core.text import count, ids_briefly, place
 from aiodist._torch.dumps import Dump, DumpError, Entry, State
-from aiodist._torch.swaps import PlaceOrder
+from aiodist._torch.swaps import PlaceOrder, report_on_swap
 from aiodist._torch.wording import in_ranks, ranks
 
 _DEFAULT: Final = "default_pg"
@@ -115,7 +115,7 @@ def explain(dumps: Sequence[Dump], *, world_size: int | None = None) -> Explanat
     report = in_ranks(analyse(snapshot, overdue=overdue)) if disagree or waiting else None
     if report is not None and report.reason is Reason.TIMEOUT:
         report = _without_members(report, groups)
-    swap = _on_swap(groups, facts)
+    swap = _on_swap(snapshot)
     notes = list(_notes(report or swap, groups, of))
     if report is not None and swap is not None and swap.divergence is not None:
         notes.insert(0, f"Besides, at #{swap.sequence_number} of {swap.group or 'all ranks'}: {swap.divergence.text}")
@@ -258,19 +258,12 @@ def _messages(groups: Sequence[_ProcessGroup], dumps: Sequence[Dump]) -> Iterato
 # Calls that combine without a word, and wrongly.
 
 
-def _on_swap(groups: Sequence[_ProcessGroup], facts: tuple[ReplicaFacts, ...]) -> CollectiveReport | None:
+def _on_swap(snapshot: Snapshot) -> CollectiveReport | None:
     """Return the report on the first calls of one kind and size that ranks make in another order."""
-    for group in groups:
-        swapped = _swapped(group.record)
-        if not swapped:
-            continue
-        before = tuple(
-            slot for slot in group.record.history if slot.number < swapped[0].number and len(slot.posts) == 1
-        )
-        record = replace(group.record, history=before, open=tuple(slot._replace(waiting=()) for slot in swapped))
-        root = replace(groups[0].record, history=(), open=())
-        shown = (record,) if group.is_default else (root, record)
-        return in_ranks(analyse(Snapshot(OrderCheck.CALL_PATH, facts, shown)))
+    for group in snapshot.groups:
+        swapped = _swapped(group)
+        if swapped:
+            return in_ranks(report_on_swap(snapshot, group, swapped[0].number, swapped[-1].number))
     return None
 
 

@@ -26,13 +26,14 @@ from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import Observer, who_observes
 from aiodist._core.ledger import Group, Ledger, Member, Slot
 from aiodist._core.report import CollectiveReport, Location, Reason, ReplicaState
-from aiodist._core.snapshot import ReplicaFacts
+from aiodist._core.snapshot import GroupKey, ReplicaFacts
 from aiodist._core.text import ids
 from aiodist._core.text import place as shown_place
 from aiodist._torch.kinds import Contribution, Tensor, call, compute
 from aiodist._torch.private import torch
 from aiodist._torch.ranks import OnSwitch, Ranks, Signal
-from aiodist._torch.swaps import PlaceOrder
+from aiodist._torch.swaps import PlaceOrder, report_on_swap
+from aiodist._torch.wording import in_ranks
 
 _PLUMBING = tuple(
     f"{Path(module.__file__ or '').resolve().parent}{os.sep}" for module in (torch, sys.modules["aiodist"], os)
@@ -164,7 +165,7 @@ class Job:
         self.store_signal = Signal()
         self.collectives = 0
         self._orders: dict[Group, PlaceOrder] = {}
-        self._reordered = False
+        self._swapped: tuple[GroupKey, int, int] | None = None
         self._made: list[list[tuple[tuple[int, ...], Place]]] = [[] for _ in range(size)]
         self._future_waits: dict[int, Collective] = {}
         self._channels: dict[tuple[Group, int, int, int], Group] = {}
@@ -210,8 +211,9 @@ class Job:
             self._orders.pop(group, None)
         elif isinstance(slot, Collective) and slot.missing == 1 and slot.call is asked and asked.kind != MESSAGE:
             came = [each or sites for each in slot.sites]
-            if group.doomed is None and self._orders.setdefault(group, PlaceOrder()).swapped(asked, came):
-                self._reordered = True
+            swapped = self._orders.setdefault(group, PlaceOrder()).swapped(asked, came)
+            if swapped and group.doomed is None:
+                self._swapped = group.key, slot.number - swapped + 1, slot.number
                 group.doom(slot.number)
 
     def _complete(self, group: Group, slot: Collective) -> None:
@@ -383,12 +385,14 @@ class Job:
         snapshot = self.ledger.snapshot(
             self.facts(), blocked=blocked, deadlocked=tuple(sorted({*waiting, *self._elsewhere})), circle=outside
         )
-        if self._reordered:
-            snapshot = replace(snapshot, order_check=OrderCheck.CALL_PATH)
-        report = analyse(snapshot)
+        if self._swapped is not None:
+            key, first, last = self._swapped
+            report = report_on_swap(snapshot, next(each for each in snapshot.groups if each.key == key), first, last)
+        else:
+            report = analyse(snapshot)
         if report.reason in (Reason.CYCLE, Reason.EXITED):
             report = self._made_otherwise(report) or report
-        self.error = error_of(report)
+        self.error = error_of(in_ranks(report))
         self.observer.reported(self, self.error)
         self.ranks.notify_all()
 

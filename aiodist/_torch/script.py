@@ -20,7 +20,8 @@ from aiodist._torch.cpu import Door
 from aiodist._torch.job import Job, is_plumbing
 from aiodist._torch.private import torch
 from aiodist._torch.process import Ended, Process
-from aiodist._torch.wording import in_ranks
+
+_OWN = str(Path(__file__).parent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +156,7 @@ class _Run:
             return Outcome("failed", f"NotImplementedError: {self.ranks.refused}")
         error = self.job.error
         if error is not None:
-            report = in_ranks(error.report)
-            return Outcome("disagreed", f"{type(error).__name__}: {report}", report.to_dict())
+            return Outcome("disagreed", f"{type(error).__name__}: {error.report}", error.report.to_dict())
         return Outcome("agreed")
 
     def _failed(self, errors: dict[int, BaseException]) -> Outcome:
@@ -173,9 +173,8 @@ class _Run:
         if ("CUDA" in text or "accelerator" in text) and not self.request.cpu:
             lines.append("With --cpu, CUDA devices are taken for the CPU.")
         if self.job.error is not None:
-            found = in_ranks(self.job.error.report)
-            lines.append(found.text)
-            report = found.to_dict()
+            lines.append(self.job.error.report.text)
+            report = self.job.error.report.to_dict()
         return Outcome("exited" if exits else "failed", "\n".join(lines), report)
 
     def _where(self) -> str:
@@ -189,8 +188,9 @@ class _Run:
 
 
 def _program_traceback(error: BaseException) -> Iterator[str]:
-    """Yield a traceback without our own frames at its beginning."""
+    """Yield a traceback without our own frames, and without others' at its beginning."""
     found = traceback.TracebackException.from_exception(error)
+    found.stack[:] = (frame for frame in found.stack if not frame.filename.startswith(_OWN))
     while found.stack and is_plumbing(found.stack[0].filename):
         del found.stack[0]
     return found.format()

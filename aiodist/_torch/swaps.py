@@ -8,6 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+from aiodist._core.analysis import analyse
+from aiodist._core.call import OrderCheck
+from aiodist._core.report import CollectiveReport
+from aiodist._core.snapshot import GroupRecord, Snapshot
 
 _MOST_SWAPPED = 8
 """Over how many calls of a group the order of places is compared."""
@@ -37,3 +43,23 @@ class PlaceOrder:
     def _reordered(self, number: int) -> bool:
         walks = list(zip(*self._since[-number:], strict=True))
         return len(set(walks)) > 1 and len({frozenset(Counter(walk).items()) for walk in walks}) == 1
+
+
+def report_on_swap(snapshot: Snapshot, group: GroupRecord, first: int, last: int) -> CollectiveReport:
+    """Return the report on calls of a group that have been swapped.
+
+    Args:
+        snapshot: what every rank called.
+        group: the group.
+        first: the number of the first of the calls.
+        last: that of the last.
+    """
+    slots = sorted((*group.history, *group.open), key=lambda slot: slot.number)
+    swapped = replace(
+        group,
+        history=tuple(slot for slot in slots if slot.number < first and len(slot.posts) == 1),
+        open=tuple(slot._replace(waiting=()) for slot in slots if first <= slot.number <= last),
+    )
+    root = replace(snapshot.groups[0], history=(), open=())
+    shown = (swapped,) if group.key == root.key else (root, swapped)
+    return analyse(replace(snapshot, order_check=OrderCheck.CALL_PATH, groups=shown, blocked=(), deadlocked=()))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from aiodist._core.report import CollectiveReport, DivergenceKind, Reason
+from aiodist._core.report import CollectiveReport, DivergenceKind, Reason, ReplicaState
 
 _REPLICA = re.compile(r"`[^`]*`|(?<![\w/\\.'-])([Rr])eplica(s?)(?![\w/\\'(=-]|\.\w)")
 _SOURCE_LINE = re.compile(r"[> ] {3}\S")
-_MESSAGE = re.compile(r"(?:collective (#\d+) of |#\d+ (of ))?group 'send (\d+)->(\d+)' of ranks \d+ and \d+")
+_MESSAGE = re.compile(
+    r"(?:collective (#\d+) of |#\d+ (of ))?group 'send (\d+)->(\d+)(?: tag (\d+))?' of ranks \d+ and \d+"
+)
 _OF_GROUPS = re.compile(
     r", each in another group's collective$|\nThis is the first collective of the group\.$", re.MULTILINE
 )
@@ -25,8 +27,8 @@ _STEPS = [
 ]
 _ORDER = ["Make the calls in the same order on every rank: iterate over sorted keys, not over a set."]
 _PAIRS = [
-    "Every send needs a receive of the same size on the other rank, in the same order. Those that depend on each other",
-    "go together, in batch_isend_irecv.",
+    "Every send needs a receive of the same size and tag on the other rank, in the same order. Those that depend on",
+    "each other go together, in batch_isend_irecv.",
 ]
 _ADVICE: dict[Reason | DivergenceKind, list[str]] = {
     DivergenceKind.LEFT_LOOP: _STEPS,
@@ -52,7 +54,7 @@ def in_ranks(report: CollectiveReport) -> CollectiveReport:
     text = report.text.removesuffix("\n".join(["", *report.advice]))
     lines = [line if _SOURCE_LINE.match(line) else ranks(line) for line in text.splitlines()]
     text, advice = "\n".join(lines), _advice(report)
-    if "the message from rank" in text:
+    if "the message from rank" in text or "waits for a message of any rank" in text:
         text, advice = _OF_GROUPS.sub("", text), _PAIRS
     divergence = report.divergence
     return replace(
@@ -66,7 +68,12 @@ def in_ranks(report: CollectiveReport) -> CollectiveReport:
 
 def ranks(text: str) -> str:
     """Return a text of ours with ranks in place of replicas, and messages in place of groups of two."""
-    return _MESSAGE.sub(r"\2the message from rank \3 to rank \4", _REPLICA.sub(_rank, text))
+    return _MESSAGE.sub(_message, _REPLICA.sub(_rank, text))
+
+
+def _message(match: re.Match[str]) -> str:
+    _, of, source, target, tag = match.groups()
+    return f"{of or ''}the message from rank {source} to rank {target}{f' with tag {tag}' if tag else ''}"
 
 
 def _rank(match: re.Match[str]) -> str:
@@ -75,5 +82,7 @@ def _rank(match: re.Match[str]) -> str:
 
 def _advice(report: CollectiveReport) -> list[str]:
     kind = report.divergence.kind if report.divergence is not None else None
+    if any(each.state is ReplicaState.FAILED for each in report.replicas):
+        return []  # its error says more
     by_kind = _ADVICE.get(kind, []) if kind is not None else []
     return by_kind or _ADVICE.get(report.reason, [])

@@ -15,6 +15,9 @@ VALUES = {
         x = torch.full((2,), rank + 1.0)
         dist.all_reduce(x, dist.ReduceOp.AVG)
         assert x.tolist() == [2.0] * 2
+        x = torch.sparse_coo_tensor([[rank, 4]], [1.0, 2.0], (5,))
+        dist.all_reduce(x)
+        assert x.to_dense().tolist() == [1, 1, 1, 0, 6]
         x = torch.complex(torch.ones(2), torch.full((2,), float(rank)))
         dist.all_reduce(x)
         assert x.tolist() == [3 + 3j] * 2

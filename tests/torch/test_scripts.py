@@ -117,7 +117,7 @@ def two():
     dist.all_reduce(torch.zeros(2))
 for call in [one, two] if rank != 1 else [two, one]:
     call()
-""", "call_site", [1], ["py:6", "py:8"]),
+""", "call_site", [1], ["py:6", "py:8", "collective #1", "the same two calls in opposite order"]),
     "caught": ("try:\n    dist.all_reduce(torch.ones(2 + (rank == 0)))\nexcept RuntimeError:\n    pass",
                "shape", [0], ["py:5"]),
 }  # fmt: skip
@@ -139,7 +139,16 @@ MESSAGES = {
                         "cycle", [0, 1], ["py:5"]),
     "shape": ("if rank == 0:\n    dist.send(torch.ones(2), 1)\nif rank == 1:\n    dist.recv(torch.ones(3), 0)",
               "shape", [0, 1], ["py:5", "py:7"]),
-    "any source": ("if rank == 0:\n    dist.recv(torch.ones(2))", "deadlock", [0], ["py:5", "message of any rank"]),
+    "tag": ("x = torch.ones(2)\nif rank == 0:\n    dist.send(x, 1, tag=5)\nif rank == 1:\n    dist.recv(x, 0, tag=6)",
+            "cycle", [0, 1], ["message from rank 0 to rank 1 with tag 6", "same size and tag"]),
+    "any source": ("if rank == 0:\n    dist.recv(torch.ones(2))", "deadlock", [0],
+                   ["py:5", "message of any rank", "Every send needs a receive"]),
+    "any source, of another size": ("""
+if rank == 0:
+    dist.recv(torch.ones(3))
+if rank == 1:
+    dist.send(torch.ones(2), 0)
+""", "shape", [0, 1], ["py:6", "py:8"]),
     "store": ("if rank == 0:\n    dist.distributed_c10d._get_default_store().get('never')", "deadlock", [0],
               ["py:5", "never"]),
     "in a group": ("""
