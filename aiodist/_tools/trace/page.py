@@ -31,13 +31,8 @@ def write_page(trace: TraceFile, name: str, path: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    file = AtomicFile(path)
-    try:
+    with AtomicFile(path) as file:
         file.write(page_of(trace, name))
-    except BaseException:
-        file.discard()
-        raise
-    file.commit()
 
 
 def page_of(trace: TraceFile, name: str) -> str:

@@ -51,8 +51,8 @@ class Run:
         started, ended: by position in the run's group, when a replica's function was called and returned.
         ends: by position, how it ended, and with what failure of its own.
         report: when the replicas were found to disagree, and the error.
-        members, labels: by its groups' serial numbers, their members' ids, and their names in reports.
-        open: by a group's serial number and the number in it, collectives that are not finished.
+        groups: by serial number, the ids of a group's members, and its name in reports.
+        open: collectives that are not finished, by their keys.
     """
 
     def __init__(self, number: int, run: ObservedRun, fn: Callable[..., Any], shift: float) -> None:
@@ -68,30 +68,17 @@ class Run:
         self.ended = times(len(self.devices))
         self.ends: dict[int, tuple[str, BaseException | None]] = {}
         self.report: tuple[float, CollectiveError] | None = None
-        self.members: dict[int, Sequence[int]] = {}
-        self.labels: dict[int, str | None] = {}
-        self.open: dict[tuple[int, int], Collective] = {}
-
-    def begin(self, slot: Slot) -> Collective:
-        """Return a new open record of a collective of one of its groups."""
-        group = slot.group
-        serial = group.serial
-        if serial not in self.members:
-            self.members[serial] = [member.replica_id for member in group.members]
-            self.labels[serial] = group.record().label()
-        found = self.open[serial, slot.number] = Collective(self, serial, slot)
-        if slot is group.joining:
-            found.number = group.number_of_join()
-        return found
+        self.groups: dict[int, tuple[Sequence[int], str | None]] = {}
+        self.open: dict[tuple[int, int | None], Collective] = {}
 
 
 class Collective:
     """One collective: which replica did what, and when.
 
     Attributes:
-        run, serial, number: its run, its group's serial number there, and its number in the group.
-        key: its key among the open ones of the run.
-        replicas: by position in the group, the members' ids.
+        run, number: its run, and its number in its group.
+        key: the group's serial number and that number, or None in place of one that is not known yet, a join's.
+        replicas, group: by position in the group, the members' ids; and the group's name.
         post: what the first replica asked for, its caller's code, and the offset of the call in it.
         others: by position, those that are not literally the first one's.
         issued, awaited, resumed: by position, when it was called, first awaited, and that await over.
@@ -102,30 +89,30 @@ class Collective:
     """
 
     __slots__ = (
-        "awaited", "completed", "error", "issued", "key", "left", "nbytes", "number", "others", "post", "replicas",
-        "resumed", "run", "serial",
+        "awaited", "completed", "error", "group", "issued", "key", "left", "nbytes", "number", "others", "post",
+        "replicas", "resumed", "run",
     )  # fmt: skip
 
-    def __init__(self, run: Run, serial: int, slot: Slot) -> None:
+    def __init__(self, run: Run, key: tuple[int, int | None], slot: Slot) -> None:
         self.run = run
-        self.serial = serial
-        self.number = slot.number
-        self.key = serial, slot.number
+        self.key = key
+        self.number = slot.group.number_of_join() if key[1] is None else slot.number
+        if key[0] not in run.groups:
+            run.groups[key[0]] = [member.replica_id for member in slot.group.members], slot.group.record().label()
+        self.replicas, self.group = run.groups[key[0]]
         self.post: RawPost = slot.call, slot.code, slot.offset
         self.others: dict[int, RawPost] = {}
-        self.replicas = replicas = run.members[serial]
-        self.issued = times(len(replicas))
-        self.awaited = times(len(replicas))
-        self.resumed = times(len(replicas))
+        self.left = len(self.replicas)
+        self.issued, self.awaited, self.resumed = (times(self.left) for _ in range(3))
         self.completed = NEVER
         self.error: str | None = None
-        self.nbytes: dict[int, int] | None = {} if _varies(slot.call) else None
-        self.left = len(replicas)
+        varies = slot.call.kind == "all_gather" or "slices" in slot.call.arrays
+        self.nbytes: dict[int, int] | None = {} if varies else None
 
 
-def _varies(call: Call) -> bool:
-    """Whether inputs of that call may differ in size."""
-    return call.kind == "all_gather" or "slices" in call.arrays
+def _key(slot: Slot) -> tuple[int, int | None]:
+    group = slot.group
+    return group.serial, None if slot is group.joining else slot.number
 
 
 def _input_bytes(slot: Any, member: Member) -> int:
@@ -210,23 +197,21 @@ class Recording(Observer):
         run = self._runs.get(member.group.ledger)
         if run is None or slot.number < 0:  # a group that is being made
             return
-        found = run.open.get((member.group.serial, slot.number))
+        key = _key(slot)
+        found = run.open.get(key)
         if found is None:
-            self._make_room(run)
-            found = run.begin(slot)
+            if len(run.open) >= MOST_OPEN:
+                oldest = next((found for found in run.open.values() if happened(found.completed)), None)
+                if oldest is not None:
+                    self._finish(oldest)
+            found = run.open[key] = Collective(run, key, slot)
         found.issued[member.position] = run.clock()
         if found.nbytes is not None:
             found.nbytes[member.position] = _input_bytes(slot, member)
 
-    def _make_room(self, run: Run) -> None:
-        if len(run.open) >= MOST_OPEN:
-            oldest = next((found for found in run.open.values() if happened(found.completed)), None)
-            if oldest is not None:
-                self._finish(oldest)
-
     def _find(self, slot: Slot) -> Collective | None:
         run = self._runs.get(slot.group.ledger)
-        return None if run is None else run.open.get((slot.group.serial, slot.number))
+        return None if run is None else run.open.get(_key(slot))
 
     def waits(self, member: Member, slot: Slot) -> None:
         """Note when a replica first awaited a collective."""
@@ -244,28 +229,20 @@ class Recording(Observer):
                 self._finish(found)
 
     def completed(self, slot: Slot) -> None:
-        """Note when a collective was complete, and with what error."""
-        if slot.call.kind == "join":
-            self._number_join(slot)
-        found = self._find(slot)
+        """Note when a collective was complete, and with what error; a join gets its number."""
+        run = self._runs.get(slot.group.ledger)
+        if run is None:
+            return
+        key = _key(slot)
+        found = run.open.get(key)
+        if found is None and slot.call.kind == "join" and (slot.group.serial, None) in run.open:
+            found = run.open[key] = run.open.pop((slot.group.serial, None))
+            found.key = key
+            found.number = slot.number if slot.error is None else found.number
         if found is not None:
-            found.completed = found.run.clock()
+            found.completed = run.clock()
             found.others = {position: other[:3] for position, other in (slot.others or {}).items()}
             found.error = None if slot.error is None else type(slot.error).__name__
-
-    def _number_join(self, slot: Slot) -> None:
-        """Give a join the key that it has now that its number is known."""
-        run, serial = self._runs.get(slot.group.ledger), slot.group.serial
-        found = (
-            None
-            if run is None
-            else next((each for each in run.open.values() if each.serial == serial and each.post[0] is slot.call), None)
-        )
-        if found is not None and found.key != (serial, slot.number):
-            del found.run.open[found.key]
-            found.number = slot.number
-            found.key = serial, slot.number
-            found.run.open[found.key] = found
 
     # The end.
 

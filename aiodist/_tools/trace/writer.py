@@ -19,14 +19,15 @@ import math
 import os
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from itertools import count
+from heapq import merge
+from itertools import chain, count
 from operator import itemgetter
 from pathlib import Path
 from threading import Lock
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -35,30 +36,29 @@ from aiodist._core.text import shown
 from aiodist._tools.trace.recording import Collective, RawPost, Recording, Run, happened
 
 if TYPE_CHECKING:
-    from aiodist._core.errors import CollectiveError
+    from types import TracebackType
 
 FORMAT = 1
 """The version of what a trace file tells beyond the Trace Event format."""
 KEPT_ARRIVALS = 1_000_000
 """So many arrivals are kept before they are written out, which takes some seconds."""
 
-_RUN, _REPLICA, _AWAIT, _FLOW, _INSTANT = range(5)
-_Event = tuple[float, int, str]
-"""An event as a line, and before it its place in the file: by time, what encloses others first."""
-_Await = tuple[float, int, int, float, "_CollectiveEvents"]
-"""A replica's await of a collective: begin, flow, position in the group, end, and what all of them have in common."""
-
+_Event: TypeAlias = tuple[float, str]
+"""An event as a line of JSON, and before it when it happened, in microseconds since the trace began."""
 _PYTHON_NUMBERS = {"int": 8, "float": 8, "complex": 16, "bool": 1}
 
 
 class AtomicFile:
     """A text file that is complete or absent: written under another name, and moved to its path when it is complete.
 
+    As a context manager it is committed at the end of the block, and discarded where that raises.
+
     Args:
-        path: where it will be; a symbolic link is followed. What is there stays until `commit`.
+        path: where it will be; a symbolic link is followed. What is there stays until it is committed.
 
     Raises:
-        OSError: its folder does not exist or cannot be written to, or something other than a file is in its place.
+        OSError: its folder does not exist or cannot be written to, or something other than a file is in its place; at
+            the end of the block: it cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -74,37 +74,30 @@ class AtomicFile:
         self.write = self._file.write
         self.flush = self._file.flush
 
-    def commit(self) -> None:
-        """Put the file in its place, complete and on the disk.
+    def __enter__(self) -> Self:
+        return self
 
-        Raises:
-            OSError: it cannot be written; then it is discarded.
-        """
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._unfinished.replace(self.path)
-        except BaseException:
-            self.discard()
-            raise
-
-    def discard(self) -> None:
-        """Leave nothing behind."""
-        with suppress(OSError):  # what is in the buffer may still not fit on the disk
-            self._file.close()
-        with suppress(OSError):
-            self._unfinished.unlink(missing_ok=True)
+            if error is None:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._file.close()
+                self._unfinished.replace(self.path)
+        finally:  # leaves nothing behind
+            with suppress(OSError):  # what is in the buffer may still not fit on the disk
+                self._file.close()
+            with suppress(OSError):
+                self._unfinished.unlink(missing_ok=True)
 
 
 class Tracer:
     """A recording, and the file to which it is written as runs go on.
 
-    Args:
-        path: the file.
-
     Raises:
-        OSError: its folder does not exist or cannot be written to.
+        OSError: the file's folder does not exist or cannot be written to.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -123,8 +116,8 @@ class Tracer:
         try:
             self._file.write(f'{{"displayTimeUnit":"ns","otherData":{json.dumps(about)},"traceEvents":[')
             self._file.flush()  # or a fork of the process would write it once more
-        except BaseException:
-            self._file.discard()
+        except BaseException as error:
+            self._file.__exit__(type(error), error, None)
             raise
 
     def _write_out_if_full(self) -> None:
@@ -149,16 +142,11 @@ class Tracer:
             OSError: it cannot be written; nothing of it is left behind.
         """
         self.recording.close()
-        if self._problem is not None:
-            self._file.discard()
-            raise self._problem
-        try:
+        with self._file:
+            if self._problem is not None:
+                raise self._problem
             self._write_out()
             self._file.write("\n]}\n")
-        except BaseException:
-            self._file.discard()
-            raise
-        self._file.commit()
 
 
 class EventWriter:
@@ -167,33 +155,27 @@ class EventWriter:
     def __init__(self) -> None:
         self._processes: list[_Process] = []
         self._process_of: dict[Run, _Process] = {}
-        self._texts = _CallTexts()
+        self._described: dict[tuple[int, int, int], tuple[RawPost, _Texts]] = {}
         self._flows = count(1)
 
     def lines(self, finished: Sequence[Collective | Run]) -> Iterator[str]:
-        """Yield the events of what is finished, ordered by time; names of new lanes come before."""
-        names: list[str] = []
-        runs = {item if isinstance(item, Run) else item.run: None for item in finished}
-        for run in sorted(runs, key=lambda run: run.begun + run.shift):
-            names += self._assign_process(run)
-        events: list[_Event] = []
-        awaits: list[_Await] = []
-        for item in finished:
-            if isinstance(item, Run):
-                events += _run_events(item, self._process_of[item].pid)
-            else:
-                process = self._process_of[item.run]
-                awaits += _CollectiveEvents(item, next(self._flows), process, self._texts).awaits()
+        """Yield the events of what is finished, ordered by time; the name of a lane comes before its first slice."""
+        begun = {item if isinstance(item, Run) else item.run: None for item in finished}
+        for run in sorted(begun, key=lambda run: run.begun + run.shift):
+            yield from self._assign_process(run)
+        ended = [(item, self._process_of[item].pid) for item in finished if isinstance(item, Run)]
+        awaits = [each for item in finished if isinstance(item, Collective) for each in self._awaits(item)]
         awaits.sort(key=itemgetter(0, 1, 2))
-        for found in awaits:
-            events += _await_events(found, names)
-        for item in finished:
-            if isinstance(item, Run):  # the last that comes of a run
-                del self._process_of[item]
-        events.sort(key=itemgetter(0, 1))
-        yield from names
-        for _, _, line in events:
+        in_time = itemgetter(0)
+        streams = (  # of what comes at the same time, a stream that is earlier here comes first: it encloses the others
+            sorted(chain.from_iterable(_slices(*each) for each in ended), key=in_time),
+            chain.from_iterable(map(_await_events, awaits)),
+            sorted(chain.from_iterable(_instants(*each) for each in ended), key=in_time),
+        )
+        for _, line in merge(*streams, key=in_time):
             yield line
+        for run, _ in ended:  # the last that comes of a run
+            del self._process_of[run]
 
     def _assign_process(self, run: Run) -> Iterator[str]:
         """Give a run its process, and yield the names of new lanes."""
@@ -206,6 +188,31 @@ class EventWriter:
             yield from process.names()
         process.run = run
         self._process_of[run] = process
+
+    def _awaits(self, collective: Collective) -> Iterator[_Await]:
+        """Yield the awaits of a collective, in the order of their flow; for a handle that nobody awaited, its call."""
+        events = _CollectiveEvents(collective, next(self._flows), self._process_of[collective.run], self._describe)
+        shift, found = collective.run.shift, []
+        for position, issued in enumerate(collective.issued):
+            if happened(issued):
+                begin = collective.awaited[position] if happened(collective.awaited[position]) else issued
+                end = collective.resumed[position] if happened(collective.resumed[position]) else begin
+                found.append(((begin + shift) * 1e6, position, (end + shift) * 1e6))
+        found.sort()
+        last = len(found) - 1
+        for at, (begin, position, end) in enumerate(found):
+            phase = "" if not last else "s" if at == 0 else "f" if at == last else "t"
+            yield begin, events.flow, position, end, phase, events
+
+    def _describe(self, post: RawPost) -> _Texts:
+        """Describe a call, each only once."""
+        call, code, offset = post
+        key = id(call), id(code), offset
+        found = self._described.get(key)
+        if found is None:
+            texts = _Texts(call.kind, str(call), shown(place(code, offset).location), _bytes_of(call))
+            found = self._described[key] = post, texts  # kept with it, so that no other gets its identity
+        return found[1]
 
 
 class _Process:
@@ -237,38 +244,25 @@ class _Process:
         yield _metadata("thread_name", self.pid, tid, name=name)
         yield _metadata("thread_sort_index", self.pid, tid, sort_index=1 + replica * 1000 + layer if tid else 0)
 
-    def lane(self, replica_id: int, begin: float, end: float, names: list[str]) -> int:
-        """Return the first of a replica's lanes that is free, naming it if it is new."""
+    def lane(self, replica_id: int, begin: float, end: float) -> tuple[int, Iterator[str]]:
+        """Return the first of a replica's lanes that is free, and its names where it is new."""
         tid = 1 + replica_id - self._first
+        names: Iterator[str] = iter(())
         while self._busy_until.get(tid, begin) > begin:
             tid += len(self._devices)
             if tid not in self._busy_until:
-                names.extend(self._name_lane(tid, f"replica {replica_id}, other tasks"))
+                names = self._name_lane(tid, f"replica {replica_id}, other tasks")
         self._busy_until[tid] = end
-        return tid
+        return tid, names
 
 
 class _Texts(NamedTuple):
+    """A call: its kind, itself with its arguments, its place, and the bytes of its input."""
+
     kind: str
     call: str
     at: str
     nbytes: int
-
-
-class _CallTexts:
-    """Describes calls, each only once: the kind, the call with its arguments, its place, and the bytes of its input."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, int, int], tuple[RawPost, _Texts]] = {}
-
-    def __call__(self, post: RawPost) -> _Texts:
-        call, code, offset = post
-        key = id(call), id(code), offset
-        found = self._known.get(key)
-        if found is None:
-            texts = _Texts(call.kind, str(call), shown(place(code, offset).location), _bytes_of(call))
-            found = self._known[key] = post, texts  # kept with it, so that no other gets its identity
-        return found[1]
 
 
 def _bytes_of(call: Call) -> int:
@@ -283,49 +277,36 @@ def _bytes_of(call: Call) -> int:
 class _CollectiveEvents:
     """What the awaits of one collective have in common."""
 
-    def __init__(self, collective: Collective, flow: int, process: _Process, texts: _CallTexts) -> None:
+    def __init__(
+        self, collective: Collective, flow: int, process: _Process, describe: Callable[[RawPost], _Texts]
+    ) -> None:
         self.collective = collective
         self.process = process
         self.flow = flow
-        self._left = 0
-        self._begun = False
-        self._texts = texts
+        self._describe = describe
         issued = [at if happened(at) else -1.0 for at in collective.issued]
         last = collective.replicas[issued.index(max(issued))]
         self._tail = f',"run":{collective.run.number},"number":{collective.number},"last":{last}'
-        label = collective.run.labels[collective.serial]
-        if label is not None:
-            self._tail += f',"group":{json.dumps(label)}'
+        if collective.group is not None:
+            self._tail += f',"group":{json.dumps(collective.group)}'
         if collective.error is not None:
             self._tail += f',"error":{json.dumps(collective.error)}'
         elif not happened(collective.completed):
             self._tail += ',"incomplete":true'
-        self._kind, self._common = self._call(collective.post)
+        self._first = self._call(collective.post)
 
     def _call(self, post: RawPost) -> tuple[str, str]:
-        texts = self._texts(post)
+        texts = self._describe(post)
         args = f'"collective":{self.flow},"call":{json.dumps(texts.call)},"at":{json.dumps(texts.at)}'
         if self.collective.nbytes is None:
             args += f',"bytes":{texts.nbytes}'
         return texts.kind, args + self._tail
 
-    def awaits(self) -> Iterator[_Await]:
-        """Yield the awaits, in microseconds since the trace began; for a handle that nobody awaited, its call."""
-        collective, shift = self.collective, self.collective.run.shift
-        for position, issued in enumerate(collective.issued):
-            if happened(issued):
-                begin = collective.awaited[position] if happened(collective.awaited[position]) else issued
-                end = collective.resumed[position] if happened(collective.resumed[position]) else begin
-                self._left += 1
-                yield (begin + shift) * 1e6, self.flow, position, (end + shift) * 1e6, self
-
     def args(self, position: int) -> tuple[str, str]:
         """Return the kind of a replica's call, and the arguments of its slice as JSON."""
         collective = self.collective
-        kind, args = self._kind, self._common
         other = collective.others.get(position)
-        if other is not None:
-            kind, args = self._call(other)
+        kind, args = self._first if other is None else self._call(other)
         if collective.nbytes is not None:
             args += f',"bytes":{collective.nbytes.get(position, 0)}'
         awaited = collective.awaited[position]
@@ -337,76 +318,74 @@ class _CollectiveEvents:
         wait, ahead = max(0.0, until - awaited), max(0.0, awaited - collective.issued[position])
         return kind, f'{{{args},"wait_ns":{wait * 1e9:.0f},"ahead_ns":{ahead * 1e9:.0f}}}'
 
-    def phase(self) -> str:
-        """Return the phase of the flow's next event; empty where there is nothing to link."""
-        self._left -= 1
-        if self._begun:
-            return "t" if self._left else "f"
-        self._begun = True
-        return "s" if self._left else ""
+
+_Await: TypeAlias = tuple[float, int, int, float, str, _CollectiveEvents]
+"""A replica's await of a collective: begin, flow, position in the group, end, phase of the flow, and all in common."""
 
 
-def _await_events(found: _Await, names: list[str]) -> Iterator[_Event]:
+def _await_events(found: _Await) -> Iterator[_Event]:
     """Yield a slice for an await and, where several replicas await the collective, the flow through it."""
-    begin, flow, position, end, events = found
+    begin, flow, position, end, phase, events = found
     process = events.process
-    tid = process.lane(events.collective.replicas[position], begin, end, names)
+    tid, names = process.lane(events.collective.replicas[position], begin, end)
+    for name in names:
+        yield begin, name
     kind, args = events.args(position)
     head = f'"name":"{kind}","cat":"collective","pid":{process.pid},"tid":{tid},"ts":{begin:.3f}'
-    yield begin, _AWAIT, f'{{"ph":"X",{head},"dur":{end - begin:.3f},"args":{args}}}'
-    phase = events.phase()
+    yield begin, f'{{"ph":"X",{head},"dur":{end - begin:.3f},"args":{args}}}'
     if phase:
         bind = ',"bp":"e"' if phase == "f" else ""
-        yield begin, _FLOW, f'{{"ph":"{phase}",{head},"id":{flow}{bind}}}'
+        yield begin, f'{{"ph":"{phase}",{head},"id":{flow}{bind}}}'
 
 
-def _run_events(run: Run, pid: int) -> Iterator[_Event]:
-    """Yield the slices of a run and of its replicas' functions, and what went wrong."""
-    over = run.over if happened(run.over) else run.clock()
-    yield _slice(run, pid, 0, (run.begun, over), _RUN, f"run {run.number}: {run.name}", {"run": run.number})
-    for position, started in enumerate(run.started):
-        ended = run.ended[position]
-        state, error = run.ends.get(position, ("running", None))
+def _slices(run: Run, pid: int) -> Iterator[_Event]:
+    """Yield the slices of a run and of its replicas' functions."""
+    spans = [(run.begun, _over(run), 0, f"run {run.number}: {run.name}", {"run": run.number})]
+    for position, (begin, end, args) in _functions(run):
+        spans.append((begin, end, 1 + position, run.name, args))
+    for begin, end, tid, name, args in spans:
+        duration = f'"dur":{max(0.0, end - begin) * 1e6:.3f}'
+        yield _event(run, begin, {"ph": "X", "name": name, "cat": "run", "pid": pid, "tid": tid}, args, duration)
+
+
+def _instants(run: Run, pid: int) -> Iterator[_Event]:
+    """Yield what went wrong in a run."""
+    event = {"ph": "i", "s": "t", "cat": "end", "pid": pid}
+    for position, (_, end, args) in _functions(run):
+        if args["end"] != "exited":
+            yield _event(run, end, event | {"name": args["end"], "tid": 1 + position}, args)
+    if run.report is not None:
+        at, error = run.report
+        report = error.report
+        args = {
+            "run": run.number,
+            "reason": report.reason,
+            "number": report.sequence_number,
+            "suspects": report.suspects,
+            "text": str(report),
+        }
+        yield _event(run, at, event | {"s": "p", "name": type(error).__name__, "tid": 0}, args)
+
+
+def _over(run: Run) -> float:
+    return run.over if happened(run.over) else run.clock()
+
+
+def _functions(run: Run) -> Iterator[tuple[int, tuple[float, float, dict[str, Any]]]]:
+    """Yield when the replicas' functions began and ended, by position, and how."""
+    for position, (started, ended) in enumerate(zip(run.started, run.ended, strict=True)):
         if happened(started):
+            state, error = run.ends.get(position, ("running", None))
             args: dict[str, Any] = {"run": run.number, "end": state}
             if error is not None:
                 args["error"] = f"{type(error).__name__}: {error}"
-            until = ended if happened(ended) else over
-            yield _slice(run, pid, 1 + position, (started, until), _REPLICA, run.name, args)
-            if state != "exited":
-                yield _instant(run, pid, 1 + position, until, state, "t", args)
-    if run.report is not None:
-        yield _report(run, pid, *run.report)
+            yield position, (started, ended if happened(ended) else _over(run), args)
 
 
-def _report(run: Run, pid: int, at: float, error: CollectiveError) -> _Event:
-    report = error.report
-    args = {
-        "run": run.number,
-        "reason": report.reason,
-        "number": report.sequence_number,
-        "suspects": report.suspects,
-        "text": str(report),
-    }
-    return _instant(run, pid, 0, at, type(error).__name__, "p", args)
-
-
-def _slice(
-    run: Run, pid: int, tid: int, span: tuple[float, float], rank: int, name: str, args: dict[str, Any]
-) -> _Event:
-    begin, end = ((at + run.shift) * 1e6 for at in span)
-    event = {"ph": "X", "name": name, "cat": "run", "pid": pid, "tid": tid}
-    return begin, rank, _json(event, f'"ts":{begin:.3f},"dur":{max(0.0, end - begin):.3f}', args)
-
-
-def _instant(run: Run, pid: int, tid: int, at: float, name: str, scope: str, args: dict[str, Any]) -> _Event:
+def _event(run: Run, at: float, event: dict[str, Any], args: dict[str, Any], *more: str) -> _Event:
     ts = (at + run.shift) * 1e6
-    event = {"ph": "i", "s": scope, "name": name, "cat": "end", "pid": pid, "tid": tid}
-    return ts, _INSTANT, _json(event, f'"ts":{ts:.3f}', args)
-
-
-def _json(event: dict[str, Any], times: str, args: dict[str, Any]) -> str:
-    return f'{_compact(event)[:-1]},{times},"args":{_compact(args)}}}'
+    fields = [_compact(event)[1:-1], f'"ts":{ts:.3f}', *more, f'"args":{_compact(args)}']
+    return ts, f"{{{','.join(fields)}}}"
 
 
 def _metadata(what: str, pid: int, tid: int, **args: Any) -> str:

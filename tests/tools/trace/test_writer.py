@@ -88,10 +88,9 @@ def test_path_that_cannot_be_written_is_told_before_the_block_begins(tmp_path: P
 
 def test_file_appears_when_it_is_complete(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "run.json")
-    file = AtomicFile(tmp_path / "link")
-    file.write("text")
-    assert not (tmp_path / "run.json").exists()
-    file.commit()
+    with AtomicFile(tmp_path / "link") as file:
+        file.write("text")
+        assert not (tmp_path / "run.json").exists()
     assert (tmp_path / "run.json").read_text() == "text"
     assert (tmp_path / "link").is_symlink()
     (tmp_path / "other").touch()
