@@ -8,11 +8,11 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from importlib.resources import files
-from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from aiodist._tools.trace.reader import TracedCollective, TracedRun, TraceFile
+from aiodist._tools.trace.reader import Arrival, TracedRun, TraceFile
 from aiodist._tools.trace.summary import count_up, outcome
 from aiodist._tools.trace.writer import AtomicFile
 
@@ -93,41 +93,39 @@ def _collectives(trace: TraceFile, texts: dict[tuple[str, str, str], int]) -> di
     """
     found = trace.collectives
     bases = [min(trace.devices[trace.runs[one.run].pid]) for one in found]
-    lanes = ([replica - base for replica in one.replicas] for one, base in zip(found, bases, strict=True))
     groups: dict[str | None, int] = {None: 0}
-    firsts = [min(one.issued) for one in found]
-    called = [[texts.setdefault(text, len(texts)) for text in _texts_of(one)] for one in found]
+    firsts = [one.first for one in found]
+    lanes = (each.replica - base for one, base in zip(found, bases, strict=True) for each in one.arrivals)
+    called = [texts.setdefault(each.text, len(texts)) for one in found for each in one.arrivals]
 
-    def relative(field: Callable[[TracedCollective], list[float]]) -> str:
-        return _packed("f", (at - first for one, first in zip(found, firsts, strict=True) for at in field(one)))
+    def relative(field: Callable[[Arrival], float]) -> str:
+        return _packed(
+            "f", (field(each) - first for one, first in zip(found, firsts, strict=True) for each in one.arrivals)
+        )
 
     return {
         "collectives": {
             "first": _packed("d", firsts),
             "completed": _packed("d", (one.completed for one in found)),
-            "end": _packed("d", (max(*one.resumed, one.completed) for one in found)),
+            "end": _packed("d", (max(one.completed, *(each.resumed for each in one.arrivals)) for one in found)),
             "run": _packed("I", (one.run for one in found)),
             "number": _packed("I", (one.number for one in found)),
             "group": _packed("I", (groups.setdefault(one.group, len(groups)) for one in found)),
             "last": _packed("I", (one.last - base for one, base in zip(found, bases, strict=True))),
             "status": _packed("B", (_STATUS.get(one.error, 1) for one in found)),
-            "bytes": _packed("d", (sum(one.nbytes) for one in found)),
-            "size": _packed("I", (len(one.replicas) for one in found)),
+            "bytes": _packed("d", (sum(each.nbytes for each in one.arrivals) for one in found)),
+            "size": _packed("I", (len(one.arrivals) for one in found)),
         },
         "arrivals": {
-            "lane": _packed("I", chain.from_iterable(lanes)),
-            "text": _packed("I", chain.from_iterable(called)),
-            "issued": relative(lambda one: one.issued),
-            "awaited": relative(lambda one: one.awaited),
-            "resumed": relative(lambda one: one.resumed),
-            "wait": _packed("f", chain.from_iterable(one.waits for one in found)),
+            "lane": _packed("I", lanes),
+            "text": _packed("I", called),
+            "issued": relative(attrgetter("issued")),
+            "awaited": relative(attrgetter("awaited")),
+            "resumed": relative(attrgetter("resumed")),
+            "wait": _packed("f", (each.wait for one in found for each in one.arrivals)),
         },
         "groups": list(groups),
     }
-
-
-def _texts_of(collective: TracedCollective) -> Iterable[tuple[str, str, str]]:
-    return zip(collective.kinds, collective.calls, collective.places, strict=True)
 
 
 def _packed(typecode: str, values: Iterable[float]) -> str:

@@ -6,12 +6,15 @@ import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from aiodist._tools.trace.writer import FORMAT
 
-Event = dict[str, Any]
+Event: TypeAlias = dict[str, Any]
 _LANE = re.compile(r"replica (\d+)(?: (\S+)|, other tasks)")
+_MOST_MICROSECONDS = 1e15
+_MOST = 1 << 31
+_MOST_BYTES = 1 << 60
 
 
 class TraceFileError(Exception):
@@ -27,8 +30,7 @@ class TracedRun:
         pid: the lanes that it uses.
         begin, end: when it began and ended.
         started, ended: by replica id, when its function was called and returned.
-        ends: by replica id, how that ended.
-        errors: by replica id, a failure of its own.
+        ends, errors: by replica id, how that ended, and a failure of its own.
         report: of a run whose replicas disagreed: at, error, reason, number, suspects, text.
     """
 
@@ -44,19 +46,35 @@ class TracedRun:
     report: dict[str, Any] | None = None
 
 
+class Arrival(NamedTuple):
+    """What one replica did in a collective.
+
+    Attributes:
+        replica: its id.
+        text: the kind of collective it asked for, the call, and its place.
+        nbytes: the bytes of its input.
+        issued, awaited, resumed: when it called, awaited, and resumed.
+        wait: how long it waited for the others.
+    """
+
+    replica: int
+    text: tuple[str, str, str]
+    nbytes: int
+    issued: float
+    awaited: float
+    resumed: float
+    wait: float
+
+
 @dataclass(slots=True)
 class TracedCollective:
-    """One collective; lists have an item for each replica that took part, in the order of `replicas`.
+    """One collective.
 
     Attributes:
         run, group, number: its run, its group (None for all replicas), and its number there.
         last: the id of the replica that came last.
         error: what it ended with; "incomplete" where it never did.
-        replicas: ids.
-        calls, places, kinds: what each asked for, and where.
-        nbytes: the bytes of each one's input.
-        issued, awaited, resumed: when each called, awaited, and resumed.
-        waits: how long each waited for the others.
+        arrivals: one for each replica that took part.
     """
 
     run: int
@@ -64,21 +82,18 @@ class TracedCollective:
     number: int
     last: int
     error: str | None
-    replicas: list[int] = field(default_factory=list)
-    kinds: list[str] = field(default_factory=list)
-    calls: list[str] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)
-    nbytes: list[int] = field(default_factory=list)
-    issued: list[float] = field(default_factory=list)
-    awaited: list[float] = field(default_factory=list)
-    resumed: list[float] = field(default_factory=list)
-    waits: list[float] = field(default_factory=list)
+    arrivals: list[Arrival] = field(default_factory=list)
+
+    @property
+    def first(self) -> float:
+        """When it was first called."""
+        return min(arrival.issued for arrival in self.arrivals)
 
     @property
     def completed(self) -> float:
         """When it was complete: the end of every wait, or the last call where nobody waited."""
-        ends = [at + wait for at, wait in zip(self.awaited, self.waits, strict=True) if wait > 0]
-        return max(ends) if ends else max(self.issued)
+        ends = [arrival.awaited + arrival.wait for arrival in self.arrivals if arrival.wait > 0]
+        return max(ends) if ends else max(arrival.issued for arrival in self.arrivals)
 
 
 @dataclass(slots=True)
@@ -121,10 +136,6 @@ class _UnknownFileError(Exception):
     pass
 
 
-_MOST_MICROSECONDS = 1e15
-_MOST = 1 << 31
-
-
 def _time(event: Event, name: str) -> float:
     value = event[name]
     if type(value) not in {int, float} or not 0 <= value < _MOST_MICROSECONDS:  # NaN is not either
@@ -140,9 +151,10 @@ def _integer(event: Event, name: str, most: int = _MOST) -> int:
 
 
 def _text(event: Event, name: str) -> str:
-    if not isinstance(event[name], str):
+    value = event[name]
+    if not isinstance(value, str):
         raise TypeError(name)
-    return event[name]  # type: ignore[no-any-return]
+    return value
 
 
 class _Reader:
@@ -200,23 +212,16 @@ class _Reader:
         key = _integer(args, "collective")
         found = self._collectives.get(key)
         if found is None:
-            error = "incomplete" if args.get("incomplete") else args.get("error")
-            group = args.get("group")
+            error, group = "incomplete" if args.get("incomplete") else args.get("error"), args.get("group")
             if not isinstance(error, str | None) or not isinstance(group, str | None):
                 raise TypeError
-            found = TracedCollective(
-                _integer(args, "run"), group, _integer(args, "number"), _integer(args, "last"), error
-            )
-            self._collectives[key] = found
-        found.replicas.append(self._replicas[event["pid"], event["tid"]])
-        found.kinds.append(_text(event, "name"))
-        found.calls.append(_text(args, "call"))
-        found.places.append(_text(args, "at"))
-        found.nbytes.append(_integer(args, "bytes", 1 << 60))
-        found.issued.append(begin - _time(args, "ahead_ns") / 1e3)
-        found.awaited.append(begin)
-        found.resumed.append(begin + _time(event, "dur"))
-        found.waits.append(_time(args, "wait_ns") / 1e3)
+            numbers = (_integer(args, name) for name in ("run", "number", "last"))
+            run, number, last = numbers
+            found = self._collectives[key] = TracedCollective(run, group, number, last, error)
+        text = _text(event, "name"), _text(args, "call"), _text(args, "at")
+        issued, resumed = begin - _time(args, "ahead_ns") / 1e3, begin + _time(event, "dur")
+        replica, nbytes = self._replicas[event["pid"], event["tid"]], _integer(args, "bytes", _MOST_BYTES)
+        found.arrivals.append(Arrival(replica, text, nbytes, issued, begin, resumed, _time(args, "wait_ns") / 1e3))
 
     def finish(self, document: Any) -> TraceFile:
         """Return the trace, of a file without its events.
@@ -234,32 +239,33 @@ class _Reader:
             raise _UnknownFileError(f"its version is {about['aiodist_trace']}, and this aiodist reads version {FORMAT}")
         try:
             self._finish_runs()
+            fits = all(map(self._has_lanes, self._runs.values())) and all(
+                map(self._is_of_run, self._collectives.values())
+            )
         except (LookupError, TypeError):
-            self._complete = False
-        if not self._complete or any(event is not None for event in events):
+            fits = False
+        if not (fits and self._complete) or any(event is not None for event in events):
             raise _UnknownFileError("an event lacks what it should have")
-        collectives = sorted(self._collectives.values(), key=lambda found: min(found.issued))
+        collectives = sorted(self._collectives.values(), key=lambda found: found.first)
         return TraceFile(about, self._devices, dict(sorted(self._runs.items())), collectives)
 
     def _finish_runs(self) -> None:
         for event in self._functions:
-            run, replica = self._runs[event["args"]["run"]], self._replicas[event["pid"], event["tid"]]
+            args = event["args"]
+            run, replica = self._runs[args["run"]], self._replicas[event["pid"], event["tid"]]
             run.started[replica] = _time(event, "ts")
             run.ended[replica] = run.started[replica] + _time(event, "dur")
-            run.ends[replica] = _text(event["args"], "end")
-            if "error" in event["args"]:
-                run.errors[replica] = _text(event["args"], "error")
+            run.ends[replica] = _text(args, "end")
+            if "error" in args:
+                run.errors[replica] = _text(args, "error")
         for event in self._reports:
             args = event["args"]
-            numbers = {"at": _time(event, "ts"), "number": _integer(args, "number")}
-            texts = {"error": _text(event, "name"), "reason": _text(args, "reason"), "text": _text(args, "text")}
             if not all(type(suspect) is int for suspect in args["suspects"]):
                 raise TypeError
-            self._runs[args["run"]].report = {**numbers, **texts, "suspects": args["suspects"]}
-        if not all(map(self._has_lanes, self._runs.values())) or not all(
-            map(self._is_of_run, self._collectives.values())
-        ):
-            raise LookupError
+            self._runs[args["run"]].report = {
+                "at": _time(event, "ts"), "number": _integer(args, "number"), "error": _text(event, "name"),
+                "reason": _text(args, "reason"), "text": _text(args, "text"), "suspects": args["suspects"],
+            }  # fmt: skip
 
     def _has_lanes(self, run: TracedRun) -> bool:
         """Whether the replicas of a run have lanes: those that follow its first."""
@@ -267,6 +273,6 @@ class _Reader:
         return run.started.keys() <= devices.keys() == set(range(min(devices), min(devices) + len(devices)))
 
     def _is_of_run(self, collective: TracedCollective) -> bool:
-        replicas = set(collective.replicas)
-        whole = len(replicas) == len(collective.replicas) and collective.last in replicas
+        replicas = {arrival.replica for arrival in collective.arrivals}
+        whole = len(replicas) == len(collective.arrivals) and collective.last in replicas
         return whole and replicas <= self._runs[collective.run].started.keys()

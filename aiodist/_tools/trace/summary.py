@@ -91,21 +91,22 @@ def count_up(trace: TraceFile) -> Statistics:
 
 
 def _count_site(sites: dict[tuple[str, str, str], SiteRow], collective: TracedCollective) -> None:
-    key = collective.kinds[0], collective.places[0], collective.calls[0]
-    row = sites.get(key)
+    kind, call, at = collective.arrivals[0].text
+    row = sites.get((kind, at, call))
     if row is None:
-        row = sites[key] = SiteRow(*key)
+        row = sites[kind, at, call] = SiteRow(kind, at, call)
+    waits = [arrival.wait / 1e6 for arrival in collective.arrivals]
     row.count += 1
-    row.nbytes += sum(collective.nbytes)
-    row.wait_seconds += sum(collective.waits) / 1e6
-    row.largest_wait_seconds = max(row.largest_wait_seconds, max(collective.waits) / 1e6)
+    row.nbytes += sum(arrival.nbytes for arrival in collective.arrivals)
+    row.wait_seconds += sum(waits)
+    row.largest_wait_seconds = max(row.largest_wait_seconds, *waits)
 
 
 def _count_replicas(rows: dict[int, ReplicaRow], collective: TracedCollective) -> None:
-    for replica, wait in zip(collective.replicas, collective.waits, strict=True):
-        row = rows[replica]
+    for arrival in collective.arrivals:
+        row = rows[arrival.replica]
         row.collectives += 1
-        row.wait_seconds += wait / 1e6
+        row.wait_seconds += arrival.wait / 1e6
     if collective.error is None:
         rows[collective.last].last += 1
 
@@ -123,23 +124,24 @@ class _Progress:
 
     def advance(self, collective: TracedCollective, rows: dict[int, ReplicaRow]) -> None:
         """Add to the rows how long each replica took to come to a collective, and whom that held up."""
-        who = np.array(collective.replicas)
-        issued = np.array(collective.issued)
+        arrivals = collective.arrivals
+        who = np.array([arrival.replica for arrival in arrivals])
+        issued = np.array([arrival.issued for arrival in arrivals])
         resumed = self._resumed[who]
         since = np.where(resumed <= issued, np.maximum(resumed, self._called[who]), self._called[who])
         own = np.maximum(0.0, issued - since)
         completed = collective.completed
         idle = np.maximum(0.0, completed - issued) + np.where(resumed <= issued, self._late[who], 0.0)
-        for replica, took in zip(collective.replicas, own.tolist(), strict=True):
-            rows[replica].own_seconds += took / 1e6
+        for arrival, took in zip(arrivals, own.tolist(), strict=True):
+            rows[arrival.replica].own_seconds += took / 1e6
         if len(who) > 1 and collective.error is None:
             slowest = int(own.argmax())
             beyond = float(own[slowest] - np.median(own))
             idle[slowest] = 0.0
-            rows[collective.replicas[slowest]].held_up_seconds += float(np.minimum(idle, beyond).sum()) / 1e6
+            rows[arrivals[slowest].replica].held_up_seconds += float(np.minimum(idle, beyond).sum()) / 1e6
         self._called[who] = issued
-        self._resumed[who] = collective.resumed
-        self._late[who] = np.maximum(0.0, np.array(collective.resumed) - completed)
+        self._resumed[who] = [arrival.resumed for arrival in arrivals]
+        self._late[who] = np.maximum(0.0, self._resumed[who] - completed)
 
 
 def outcome(run: TracedRun) -> str:
@@ -176,7 +178,7 @@ def as_json(trace: TraceFile) -> dict[str, Any]:
 def show(trace: TraceFile, console: Console) -> None:
     """Print the summary of a trace: runs, call sites, stragglers, and the disagreement if there is one."""
     statistics = count_up(trace)
-    arrivals = sum(len(found.replicas) for found in trace.collectives)
+    arrivals = sum(len(found.arrivals) for found in trace.collectives)
     counts = (len(trace.runs), "run"), (len(trace.collectives), "collective"), (arrivals, "call")
     headline = f"{', '.join(count(*each) for each in counts)}; traced {trace.about.get('began', '')}"
     console.print(Text(headline, style="bold"), soft_wrap=True)

@@ -19,7 +19,7 @@ import math
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from heapq import merge
@@ -164,12 +164,14 @@ class EventWriter:
         for run in sorted(begun, key=lambda run: run.begun + run.shift):
             yield from self._assign_process(run)
         ended = [(item, self._process_of[item].pid) for item in finished if isinstance(item, Run)]
-        awaits = [each for item in finished if isinstance(item, Collective) for each in self._awaits(item)]
+        awaits = [
+            each for item in finished if isinstance(item, Collective) for each in _awaits(item, next(self._flows))
+        ]
         awaits.sort(key=itemgetter(0, 1, 2))
         in_time = itemgetter(0)
         streams = (  # of what comes at the same time, a stream that is earlier here comes first: it encloses the others
             sorted(chain.from_iterable(_slices(*each) for each in ended), key=in_time),
-            chain.from_iterable(map(_await_events, awaits)),
+            chain.from_iterable(self._events(*each) for each in awaits),
             sorted(chain.from_iterable(_instants(*each) for each in ended), key=in_time),
         )
         for _, line in merge(*streams, key=in_time):
@@ -189,20 +191,22 @@ class EventWriter:
         process.run = run
         self._process_of[run] = process
 
-    def _awaits(self, collective: Collective) -> Iterator[_Await]:
-        """Yield the awaits of a collective, in the order of their flow; for a handle that nobody awaited, its call."""
-        events = _CollectiveEvents(collective, next(self._flows), self._process_of[collective.run], self._describe)
-        shift, found = collective.run.shift, []
-        for position, issued in enumerate(collective.issued):
-            if happened(issued):
-                begin = collective.awaited[position] if happened(collective.awaited[position]) else issued
-                end = collective.resumed[position] if happened(collective.resumed[position]) else begin
-                found.append(((begin + shift) * 1e6, position, (end + shift) * 1e6))
-        found.sort()
-        last = len(found) - 1
-        for at, (begin, position, end) in enumerate(found):
-            phase = "" if not last else "s" if at == 0 else "f" if at == last else "t"
-            yield begin, events.flow, position, end, phase, events
+    def _events(
+        self, begin: float, flow: int, position: int, end: float, phase: str, collective: Collective, common: str
+    ) -> Iterator[_Event]:
+        """Yield a slice for an await and, where several replicas await the collective, the flow through it."""
+        process = self._process_of[collective.run]
+        tid, names = process.lane(collective.replicas[position], begin, end)
+        for name in names:
+            yield begin, name
+        texts = self._describe(collective.others.get(position, collective.post))
+        nbytes = texts.nbytes if collective.nbytes is None else collective.nbytes.get(position, 0)
+        args = f'{common},{texts.call_and_place},"bytes":{nbytes},{_waited(collective, position)}'
+        head = f'"name":"{texts.kind}","cat":"collective","pid":{process.pid},"tid":{tid},"ts":{begin:.3f}'
+        yield begin, f'{{"ph":"X",{head},"dur":{end - begin:.3f},"args":{{{args}}}}}'
+        if phase:
+            bind = ',"bp":"e"' if phase == "f" else ""
+            yield begin, f'{{"ph":"{phase}",{head},"id":{flow}{bind}}}'
 
     def _describe(self, post: RawPost) -> _Texts:
         """Describe a call, each only once."""
@@ -210,9 +214,70 @@ class EventWriter:
         key = id(call), id(code), offset
         found = self._described.get(key)
         if found is None:
-            texts = _Texts(call.kind, str(call), shown(place(code, offset).location), _bytes_of(call))
+            at = json.dumps(shown(place(code, offset).location))
+            texts = _Texts(call.kind, f'"call":{json.dumps(str(call))},"at":{at}', _bytes_of(call))
             found = self._described[key] = post, texts  # kept with it, so that no other gets its identity
         return found[1]
+
+
+class _Texts(NamedTuple):
+    """A call: its kind, itself and its place as fields of JSON, and the bytes of its input."""
+
+    kind: str
+    call_and_place: str
+    nbytes: int
+
+
+def _bytes_of(call: Call) -> int:
+    """Return the bytes of the leaves; those whose size the call does not tell count as none."""
+    total = 0
+    for shape, dtype, array in call.leaves:
+        item = _PYTHON_NUMBERS[dtype] if array == "number" else np.dtype(dtype).itemsize
+        total += item * math.prod(size or 0 for size in shape)
+    return total
+
+
+def _awaits(collective: Collective, flow: int) -> Iterator[tuple[float, int, int, float, str, Collective, str]]:
+    """Yield the awaits of a collective in the order of their flow; for a handle that nobody awaited, its call.
+
+    Each is its begin, the flow, the position in the group, its end, the phase of the flow, the collective, and what all
+    awaits of that have in common, as fields of JSON.
+    """
+    shift, found = collective.run.shift, []
+    for position, issued in enumerate(collective.issued):
+        if happened(issued):
+            begin = collective.awaited[position] if happened(collective.awaited[position]) else issued
+            end = collective.resumed[position] if happened(collective.resumed[position]) else begin
+            found.append(((begin + shift) * 1e6, flow, position, (end + shift) * 1e6))
+    found.sort()
+    common = _common(collective, flow)
+    for each in found:
+        phase = "" if len(found) == 1 else "s" if each is found[0] else "f" if each is found[-1] else "t"
+        yield *each, phase, collective, common
+
+
+def _common(collective: Collective, flow: int) -> str:
+    issued = [at if happened(at) else -1.0 for at in collective.issued]
+    last = collective.replicas[issued.index(max(issued))]
+    common = f'"collective":{flow},"run":{collective.run.number},"number":{collective.number},"last":{last}'
+    if collective.group is not None:
+        common += f',"group":{json.dumps(collective.group)}'
+    if collective.error is not None:
+        common += f',"error":{json.dumps(collective.error)}'
+    elif not happened(collective.completed):
+        common += ',"incomplete":true'
+    return common
+
+
+def _waited(collective: Collective, position: int) -> str:
+    """Return how long a replica waited for the others, and how long before that it had made the call."""
+    awaited, until = collective.awaited[position], collective.resumed[position]
+    if not happened(awaited):
+        return '"wait_ns":0,"ahead_ns":0,"awaited":false'
+    if happened(collective.completed):  # after the end of an await that was cancelled
+        until = min(until, collective.completed) if happened(until) else collective.completed
+    wait, ahead = max(0.0, until - awaited), max(0.0, awaited - collective.issued[position])
+    return f'"wait_ns":{wait * 1e9:.0f},"ahead_ns":{ahead * 1e9:.0f}'
 
 
 class _Process:
@@ -254,88 +319,6 @@ class _Process:
                 names = self._name_lane(tid, f"replica {replica_id}, other tasks")
         self._busy_until[tid] = end
         return tid, names
-
-
-class _Texts(NamedTuple):
-    """A call: its kind, itself with its arguments, its place, and the bytes of its input."""
-
-    kind: str
-    call: str
-    at: str
-    nbytes: int
-
-
-def _bytes_of(call: Call) -> int:
-    """Return the bytes of the leaves; those whose size the call does not tell count as none."""
-    total = 0
-    for shape, dtype, array in call.leaves:
-        item = _PYTHON_NUMBERS[dtype] if array == "number" else np.dtype(dtype).itemsize
-        total += item * math.prod(size or 0 for size in shape)
-    return total
-
-
-class _CollectiveEvents:
-    """What the awaits of one collective have in common."""
-
-    def __init__(
-        self, collective: Collective, flow: int, process: _Process, describe: Callable[[RawPost], _Texts]
-    ) -> None:
-        self.collective = collective
-        self.process = process
-        self.flow = flow
-        self._describe = describe
-        issued = [at if happened(at) else -1.0 for at in collective.issued]
-        last = collective.replicas[issued.index(max(issued))]
-        self._tail = f',"run":{collective.run.number},"number":{collective.number},"last":{last}'
-        if collective.group is not None:
-            self._tail += f',"group":{json.dumps(collective.group)}'
-        if collective.error is not None:
-            self._tail += f',"error":{json.dumps(collective.error)}'
-        elif not happened(collective.completed):
-            self._tail += ',"incomplete":true'
-        self._first = self._call(collective.post)
-
-    def _call(self, post: RawPost) -> tuple[str, str]:
-        texts = self._describe(post)
-        args = f'"collective":{self.flow},"call":{json.dumps(texts.call)},"at":{json.dumps(texts.at)}'
-        if self.collective.nbytes is None:
-            args += f',"bytes":{texts.nbytes}'
-        return texts.kind, args + self._tail
-
-    def args(self, position: int) -> tuple[str, str]:
-        """Return the kind of a replica's call, and the arguments of its slice as JSON."""
-        collective = self.collective
-        other = collective.others.get(position)
-        kind, args = self._first if other is None else self._call(other)
-        if collective.nbytes is not None:
-            args += f',"bytes":{collective.nbytes.get(position, 0)}'
-        awaited = collective.awaited[position]
-        if not happened(awaited):
-            return kind, f'{{{args},"wait_ns":0,"ahead_ns":0,"awaited":false}}'
-        until = collective.resumed[position]
-        if happened(collective.completed):  # after the end of an await that was cancelled
-            until = min(until, collective.completed) if happened(until) else collective.completed
-        wait, ahead = max(0.0, until - awaited), max(0.0, awaited - collective.issued[position])
-        return kind, f'{{{args},"wait_ns":{wait * 1e9:.0f},"ahead_ns":{ahead * 1e9:.0f}}}'
-
-
-_Await: TypeAlias = tuple[float, int, int, float, str, _CollectiveEvents]
-"""A replica's await of a collective: begin, flow, position in the group, end, phase of the flow, and all in common."""
-
-
-def _await_events(found: _Await) -> Iterator[_Event]:
-    """Yield a slice for an await and, where several replicas await the collective, the flow through it."""
-    begin, flow, position, end, phase, events = found
-    process = events.process
-    tid, names = process.lane(events.collective.replicas[position], begin, end)
-    for name in names:
-        yield begin, name
-    kind, args = events.args(position)
-    head = f'"name":"{kind}","cat":"collective","pid":{process.pid},"tid":{tid},"ts":{begin:.3f}'
-    yield begin, f'{{"ph":"X",{head},"dur":{end - begin:.3f},"args":{args}}}'
-    if phase:
-        bind = ',"bp":"e"' if phase == "f" else ""
-        yield begin, f'{{"ph":"{phase}",{head},"id":{flow}{bind}}}'
 
 
 def _slices(run: Run, pid: int) -> Iterator[_Event]:

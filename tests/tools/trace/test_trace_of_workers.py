@@ -48,7 +48,13 @@ async def test_every_worker_s_replicas_have_their_ids(tmp_path: Path) -> None:
     _, trace = await traced(tmp_path / "run.json", meet)
     assert sorted(trace.devices.values(), key=min) == [{0: "CPU:0"}, {1: "CPU:0", 2: "CPU:1"}]
     assert sorted(sorted(run.ended) for run in trace.runs.values()) == [[0], [1, 2]]
-    assert sorted(sorted(one.replicas) for one in trace.collectives) == [[0], [0], [1, 2], [1, 2], [1, 2]]
+    assert sorted(sorted(each.replica for each in one.arrivals) for one in trace.collectives) == [
+        [0],
+        [0],
+        [1, 2],
+        [1, 2],
+        [1, 2],
+    ]
     rows = count_up(trace).replicas
     assert sorted((row.replica, row.collectives) for row in rows) == [(0, 2), (1, 3), (2, 3)]
 
