@@ -78,20 +78,17 @@ def test_bug_that_depends_on_the_order_is_found_reduced_and_repeated(
     assert again.changes == found.changes
 
 
+def summaries() -> list[str]:
+    found = [exploration(main, seed=3) for main, _ in WRONG]
+    return [f"{each.schedules} {each.failure and each.failure.schedule}" for each in found]
+
+
 def test_exploration_depends_on_its_seed_alone() -> None:
     """Neither on the process, nor on the seed of hashes, nor on where objects are in memory."""
 
-    def summary(main: Main) -> str:
-        found = exploration(main, seed=3)
-        assert found.failure is not None
-        return f"{found.schedules} {found.failure.schedule}\n"
-
-    program = (
-        "from tests.checking.test_explore import *\n"
-        "for main, _ in WRONG: found = exploration(main, seed=3); print(found.schedules, found.failure.schedule)"
-    )
+    program = "from tests.checking.test_explore import *\nprint(*summaries(), sep='\\n')"
     printed = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, env=environment(), text=True)
-    assert printed == "".join(summary(main) for main, _ in WRONG)
+    assert printed.splitlines() == summaries()
 
 
 # Correct programs; tests/faults has more.
@@ -117,17 +114,11 @@ def test_correct_program_passes_under_every_schedule() -> None:
     assert announced == list(range(60))
 
 
-def test_program_without_a_choice_has_one_schedule() -> None:
-    async def main() -> None:
-        await asyncio.sleep(1)
-
-    assert exploration(main).schedules == 1
-
-
-def test_failure_in_the_default_order_needs_no_change() -> None:
+def test_program_without_a_choice_or_with_a_failure_in_the_default_order_has_one_schedule() -> None:
     async def main() -> None:
         raise ValueError("always")
 
+    assert exploration(lambda: asyncio.sleep(1)).schedules == 1
     found = exploration(main)
     assert found.schedules == 1
     assert found.failure is not None

@@ -6,16 +6,12 @@ import tomllib
 import zipfile
 from email import message_from_string
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 import aiodist
 from tests.project.paths import PACKAGES, ROOT, run_python
-
-if TYPE_CHECKING:
-    from email.message import Message
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 INFO = f"aiodist-{aiodist.__version__}.dist-info"
@@ -29,17 +25,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def names(wheel: Path) -> set[str]:
-    """List the files in the wheel."""
+def files(wheel: Path) -> dict[str, str]:
+    """Read the files in the wheel."""
     with zipfile.ZipFile(wheel) as archive:
-        return set(archive.namelist())
-
-
-@pytest.fixture(scope="module")
-def metadata(wheel: Path) -> Message:
-    """Read the wheel's metadata."""
-    with zipfile.ZipFile(wheel) as archive:
-        return message_from_string(archive.read(f"{INFO}/METADATA").decode())
+        return {name: archive.read(name).decode() for name in archive.namelist()}
 
 
 def sources() -> set[str]:
@@ -57,34 +46,24 @@ def test_changelog_and_citation_are_of_this_version() -> None:
     assert f"\nversion: {aiodist.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
-def test_wheel_is_for_every_platform(wheel: Path) -> None:
+def test_wheel_holds_both_packages_and_nothing_else(wheel: Path, files: dict[str, str]) -> None:
     assert wheel.name == f"aiodist-{aiodist.__version__}-py3-none-any.whl"
-
-
-def test_wheel_holds_both_packages_and_nothing_else(names: set[str]) -> None:
     info = {f"{INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
-    assert names == sources() | info
-
-
-def test_wheel_holds_both_type_markers(names: set[str]) -> None:
-    assert {"aiodist/py.typed", "aiodist_kernels/py.typed"} <= names
-
-
-def test_packages_hold_only_source_files() -> None:
+    assert files.keys() == sources() | info
+    assert {"aiodist/py.typed", "aiodist_kernels/py.typed"} <= files.keys()
     assert {Path(name).suffix for name in sources()} <= {".py", ".typed", ".html", ".css", ".js"}
 
 
-def test_wheel_names_licence_and_pythons(metadata: Message) -> None:
+def test_wheel_names_licence_pythons_extras_and_the_command(files: dict[str, str]) -> None:
+    metadata = message_from_string(files[f"{INFO}/METADATA"])
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata.get_all("License-File") == ["LICENSE"]
     assert metadata["Requires-Python"] == ">=3.11"
     assert set(metadata.get_all("Provides-Extra") or ()) == set(PROJECT["optional-dependencies"])
-
-
-def test_wheel_installs_the_command(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        entry_points = archive.read(f"{INFO}/entry_points.txt").decode()
-    assert entry_points.split("\n")[:2] == ["[console_scripts]", "aiodist = aiodist._tools.cli:main"]
+    assert files[f"{INFO}/entry_points.txt"].split("\n")[:2] == [
+        "[console_scripts]",
+        "aiodist = aiodist._tools.cli:main",
+    ]
 
 
 def test_wheel_is_importable_alone(wheel: Path, tmp_path: Path) -> None:

@@ -26,22 +26,17 @@ async def other_program() -> None:
     await ctx.all_gather(np.ones(ctx.replica_id_in_sync_group + 1), 0)
 
 
-def test_collectives_are_recorded_with_their_places() -> None:
+def test_collectives_are_recorded_with_their_places_on_any_event_loop() -> None:
     with record_collectives() as record:
         run_replicas(program, 3)
     assert record.calls == CALLS
     assert [r.sequence_number for r in record] == [0, 1, 2]
     assert record[0].location.function == "program"
-    assert len(record) == 3
     assert repr(record).splitlines()[1].startswith("#1 barrier() at ")
-
-
-@pytest.mark.anyio
-async def test_every_event_loop_is_recorded() -> None:
-    with record_collectives() as record:
-        await MirroredStrategy(["CPU:0", "CPU:1"]).run(program)
-    await MirroredStrategy(["CPU:0", "CPU:1"]).run(program)
-    assert record.calls == CALLS
+    for backend in ("asyncio", "trio"):
+        with record_collectives() as record:
+            anyio.run(MirroredStrategy(["CPU:0", "CPU:1"]).run, program, backend=backend)
+        assert record.calls == CALLS
 
 
 def test_only_runs_that_begin_inside_are_recorded() -> None:
@@ -74,10 +69,8 @@ def test_same_collectives_are_the_same_whoever_makes_them() -> None:
         run_replicas(program, 2)
     with record_collectives() as two:
         run_replicas(program, 5)
-    assert_same_collectives(one, two)
-    assert_same_collectives(one, CALLS)
-    assert_same_collectives(list(one), iter(two.calls))
-    assert_same_collectives([], [])
+    for left, right in ((one, two), (one, CALLS), (list(one), iter(two.calls)), ([], [])):
+        assert_same_collectives(left, right)
 
 
 def test_difference_is_shown_as_a_diff() -> None:

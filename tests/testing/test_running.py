@@ -40,20 +40,13 @@ async def _reduce(ctx: Any, op: str) -> None:
     await ctx.all_reduce(op, np.ones(2))
 
 
-async def stuck() -> None:
-    await asyncio.Event().wait()
-
-
-def test_results_come_one_a_replica_and_time_is_virtual() -> None:
+def test_results_come_one_a_replica_time_is_virtual_and_arguments_are_those_of_run() -> None:
     began = time.monotonic()
     assert run_replicas(doubled, 3, args=(5,)) == (10, 11, 12)
-    assert time.monotonic() - began < 20
-
-
-def test_arguments_are_those_of_run() -> None:
     assert run_replicas(doubled, 2, (PerReplica((1, 2)),), {"plus": 10}) == (12, 15)
     assert run_replicas(doubled, MirroredStrategy(["CPU:4", "CPU:7"]), args=(1,)) == (2, 3)
     assert run_replicas(doubled, 1, args=(1,)) == (2,)
+    assert time.monotonic() - began < 20
 
 
 def test_exploration_tells_how_many_schedules_there_were() -> None:
@@ -77,9 +70,15 @@ def test_failing_schedule_is_named_and_fails_again() -> None:
 
 
 @pytest.mark.parametrize("run", [run_replicas, explore])
-def test_deadlock_is_an_error_at_once(run: Any) -> None:
+def test_deadlock_is_an_error_at_once_and_a_call_in_a_coroutine_is_refused(run: Any) -> None:
     with pytest.raises(DeadlockError, match="nothing can run any more"):
-        run(stuck, 2)
+        run(asyncio.Event().wait, 2)
+
+    async def main() -> None:
+        run(doubled, 2, args=(1,))
+
+    with pytest.raises(RuntimeError, match="call it from a plain function"):
+        asyncio.run(main())
 
 
 def test_run_that_takes_too_long_is_ended() -> None:
@@ -96,15 +95,6 @@ def test_run_that_takes_too_long_is_ended() -> None:
 
     with pytest.raises(CollectiveTimeoutError, match=r"longer than 0\.1 s"):
         run_replicas(waits_for_a_thread, 2, timeout=0.1)
-
-
-@pytest.mark.parametrize("run", [run_replicas, explore])
-def test_call_in_a_coroutine_is_refused(run: Any) -> None:
-    async def main() -> None:
-        run(doubled, 2, args=(1,))
-
-    with pytest.raises(RuntimeError, match="call it from a plain function"):
-        asyncio.run(main())
 
 
 def test_bad_arguments_are_refused() -> None:

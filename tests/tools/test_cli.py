@@ -10,7 +10,6 @@ import pytest
 
 import aiodist
 from aiodist._tools.cli import main
-from aiodist._tools.usage import devices, natural, positive
 from tests.tools.command import environment, exit_code
 
 
@@ -64,12 +63,6 @@ def test_command_line_loads_nothing_heavy_before_it_knows_what_to_do() -> None:
         [sys.executable, "-c", program], env=environment(), stdout=subprocess.PIPE, text=True, check=True
     )
     assert done.stdout == "set()\n"
-
-
-def test_numbers_and_names_are_read() -> None:
-    assert positive("12") == 12
-    assert natural("0") == 0
-    assert devices("CPU:0, gpu:1") == ("CPU:0", "gpu:1")
 
 
 def test_characters_that_the_encoding_lacks_become_question_marks(monkeypatch: pytest.MonkeyPatch) -> None:
