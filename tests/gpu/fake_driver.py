@@ -19,12 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiodist._gpu.steps import HOST
-from aiodist_kernels.cuda.folds import reduce_all
-from aiodist_kernels.cuda.simulated import Memory as Machine
-from aiodist_kernels.numpy_tier import quietly
+from tests.kernels.cuda import on_host
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from aiodist_kernels.cuda.forms import Form
 
@@ -206,8 +204,8 @@ class FakeDriver:
 
     def launch(self, device: int, form: Form, work: int, *arguments: int) -> None:
         assert work > 0
-        run = self._tabled if form.tabled else self._direct
-        self._enqueue(("launch", device), device, lambda: run(device, form, *arguments))
+        own, reachable = partial(self._check, device, exactly=True), partial(self._check, device)
+        self._enqueue(("launch", device), device, lambda: on_host.launch(form, arguments, own, reachable))
 
     def reaches(self, device: int, other: int) -> bool:
         return device == other or frozenset({device, other}) not in self.walls
@@ -256,26 +254,6 @@ class FakeDriver:
             ctypes.memmove(target, source, nbytes)
 
         self._enqueue(entry, carrier, work)
-
-    def _direct(self, device: int, form: Form, out: int, *rest: int) -> None:
-        *buffers, vectors, lanes = rest
-        assert vectors * form.width <= lanes
-        self._reduce(device, form, out, buffers, 0, lanes)
-
-    def _tabled(self, device: int, form: Form, heads: int, rows: int, chunks: int, count: int) -> None:
-        self._check(device, heads, 32 * chunks, exactly=True)
-        entries = list((ctypes.c_int64 * (4 * chunks)).from_address(heads))
-        for row, low, _, high in zip(entries[::4], entries[1::4], entries[2::4], entries[3::4], strict=True):
-            self._check(device, rows + 8 * row, 8 * (2 + count), exactly=True)
-            _, out, *buffers = (ctypes.c_int64 * (2 + count)).from_address(rows + 8 * row)
-            self._reduce(device, form, out, buffers, low, high)
-
-    def _reduce(self, device: int, form: Form, out: int, buffers: Sequence[int], low: int, high: int) -> None:
-        recipe = form.recipe
-        for address, lane in [*((buffer, recipe.storage) for buffer in buffers), (out, recipe.result)]:
-            self._check(device, address + low * lane.size, (high - low) * lane.size)
-        machine = Machine(recipe, high - low, vector=False)
-        quietly(reduce_all, machine, out, buffers, low, len(buffers))
 
     def _check(self, device: int, address: int, nbytes: int, *, exactly: bool = False) -> None:
         for start, (size, owner) in self.regions.copy().items():  # the collector may free some meanwhile

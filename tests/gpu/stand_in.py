@@ -34,14 +34,12 @@ from aiodist._gpu.enqueue import Queue
 from aiodist._gpu.schedule import Batch
 from aiodist._gpu.steps import HOST, Job, Move, Place, whole
 from aiodist_kernels import ReduceOp, reduce
-from aiodist_kernels.cuda.folds import reduce_all
-from aiodist_kernels.cuda.simulated import Memory as Machine
-from aiodist_kernels.numpy_tier import quietly
 from aiodist_kernels.rules import rule_for
 from tests.benchmarks import cuda_reductions
 from tests.benchmarks.cuda_cases import KIB, cases
 from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, assert_same_bits
+from tests.kernels.cuda import on_host
 from tests.project.apart import report
 
 if TYPE_CHECKING:
@@ -88,23 +86,9 @@ class Loading(CudaCore):
             assert threads == 256
             count = 4 if form.tabled else form.recipe.count + 3
             given = [ctypes.c_int64.from_address(arguments[i]).value for i in range(count)]
-            (self._tabled if form.tabled else self._direct)(form, *given)
+            on_host.launch(form, given, lambda *_: None, lambda *_: None)
         except BaseException:  # noqa: BLE001  (it may not come out of a callback)
             self.errors.append(traceback.format_exc())
-
-    def _direct(self, form: Form, out: int, *rest: int) -> None:
-        *buffers, vectors, lanes = rest
-        assert vectors * form.width <= lanes
-        self._reduce(form, out, buffers, 0, lanes)
-
-    def _tabled(self, form: Form, heads: int, rows: int, chunks: int, count: int) -> None:
-        entries = np.ctypeslib.as_array((ctypes.c_int64 * (4 * chunks)).from_address(heads)).reshape(-1, 4)
-        for row, low, _, high in entries.tolist():
-            _, out, *buffers = (ctypes.c_int64 * (2 + count)).from_address(rows + 8 * row)
-            self._reduce(form, out, buffers, low, high)
-
-    def _reduce(self, form: Form, out: int, buffers: list[int], low: int, high: int) -> None:
-        quietly(reduce_all, Machine(form.recipe, high - low, vector=False), out, buffers, low, len(buffers))
 
     def put(self, device: int, values: np.ndarray) -> Any:
         with self.using():

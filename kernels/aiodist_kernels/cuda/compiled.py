@@ -13,17 +13,17 @@ registers.
 import dataclasses
 import functools
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 from llvmlite import ir
 
 from aiodist_kernels import lanes
 from aiodist_kernels.cuda import provider
-from aiodist_kernels.cuda.folds import fold_all, reduce_all
-from aiodist_kernels.cuda.forms import Form
+from aiodist_kernels.cuda.forms import VECTOR_BYTES, Form
 from aiodist_kernels.cuda.kernels import make
 from aiodist_kernels.lanes import Builder, Value, function
-from aiodist_kernels.rules import Finish, Lane, Recipe, Step
+from aiodist_kernels.rules import Finish, Lane, Step
 
 _types: Any = provider.types()
 _extending: Any = provider.extending()
@@ -32,51 +32,49 @@ _GLOBAL = 1  # the address space of device memory
 
 
 class Emitter:
-    """Writes instructions for `width` lanes at a time.
+    """Writes the instructions of a fold for some lanes.
 
     Args:
         builder: appends them.
-        recipe: what they compute.
-        width: a whole vector of 16 bytes of each buffer, or the lanes of one element.
-        vector: whether addresses are multiples of 16.
+        form: the kernel.
+        vector: take a whole vector of 16 bytes of each buffer, whose addresses are multiples of 16; else one element.
     """
 
-    def __init__(self, builder: Builder, recipe: Recipe, width: int, *, vector: bool) -> None:
+    def __init__(self, builder: Builder, form: Form, *, vector: bool) -> None:
         self.builder = builder
-        self.recipe = recipe
-        self.width = width
+        self.recipe = form.recipe
+        self.width = form.width if vector else form.grain
         self.vector = vector
 
-    def load(self, address: Value, index: Value) -> Value:
-        """See `folds.Machine`."""
+    def fold_all(self, addresses: Sequence[Value], index: Value, total: Value | None = None) -> Value:
+        """Fold the same lanes of all buffers in their order, on top of `total` if there is one."""
+        values = [self._load(address, index) for address in addresses]  # all in flight before the first is needed
+        for value in values:
+            total = value if total is None else self._fold(total, value)
+        return total
+
+    def finish(self, out: Value, total: Value, index: Value, count: Value) -> None:
+        """Scale or divide by the number of buffers, an integer, round, and store lanes of the result."""
+        builder, recipe, spread = self.builder, self.recipe, total
+        if recipe.finish is not Finish.NOTHING:
+            spread = lanes.spread_count(builder, recipe, count, self.width)
+        if recipe.result is not Lane.FLOAT16:
+            self._store(out, index, lanes.finish(builder, recipe, total, spread))
+            return
+        if recipe.finish is Finish.SCALE:
+            total = builder.fmul(total, builder.fdiv(lanes.constant(total.type, 1.0), spread))
+        half = builder.fptrunc(total, self._vector_of(ir.HalfType()))
+        self._store(out, index, builder.bitcast(half, self._vector_of(ir.IntType(16))))
+
+    def _load(self, address: Value, index: Value) -> Value:
+        """Load the lanes from `index` on of a buffer, widened to the accumulator."""
         lane = self.recipe.storage
         place = self._place(address, index, lane)
-        read = self._load_words if self.vector else self._load_lanes
-        return self._widen(read(place, lane))
-
-    def fold(self, total: Value, value: Value) -> Value:
-        """See `folds.Machine`."""
-        if self.recipe.step is Step.COMPLEX_MULTIPLY:
-            return self._multiply_complex(total, value)
-        return lanes.fold(self.builder, self.recipe, total, value)
-
-    def finish(self, total: Value, count: Value) -> Value:
-        """See `folds.Machine`; `count` is an integer."""
-        spread = total
-        if self.recipe.finish is not Finish.NOTHING:
-            spread = lanes.spread_count(self.builder, self.recipe, count, self.width)
-        if self.recipe.result is Lane.FLOAT16:
-            return self._to_bits(self.builder.fptrunc(self._scaled(total, spread), self._vector_of(ir.HalfType())))
-        return lanes.finish(self.builder, self.recipe, total, spread)
-
-    def store(self, address: Value, index: Value, value: Value) -> None:
-        """See `folds.Machine`."""
-        place = self._place(address, index, self.recipe.result)
-        write = self._store_words if self.vector else self._store_lanes
-        write(place, value, self.recipe.result)
-
-    def _place(self, address: Value, index: Value, lane: Lane) -> Value:
-        return self.builder.add(address, self.builder.mul(index, ir.Constant(index.type, lane.size)))
+        value = self._load_words(place, lane) if self.vector else self._load_lanes(place, lane)
+        if lane is not Lane.FLOAT16:
+            return lanes.widen(self.builder, self.recipe, value)
+        half = self.builder.bitcast(value, self._vector_of(ir.HalfType()))
+        return self.builder.fpext(half, self._vector_of(lanes.lane_type(self.recipe.accumulator)))
 
     def _load_lanes(self, place: Value, lane: Lane) -> Value:
         kind = lanes.lane_type(lane)
@@ -86,27 +84,30 @@ class Emitter:
             value = self._insert(value, self.builder.load(pointer, align=lane.size), i)
         return value
 
-    def _store_lanes(self, place: Value, value: Value, lane: Lane) -> None:
-        for i in range(self.width):
-            pointer = self._pointer(place, i * lane.size, value.type.element)
-            self.builder.store(self._extract(value, i), pointer, align=lane.size)
-
     def _load_words(self, place: Value, lane: Lane) -> Value:
-        word = _word(lane)
-        words = self.builder.load(self._pointer(place, 0, ir.VectorType(word, 128 // word.width)), align=16)
-        kind = lanes.lane_type(lane)
+        # Lanes are taken out of words one by one: of a cast of the whole vector the compiler makes narrower accesses.
+        kind, word = lanes.lane_type(lane), _word(lane)
+        words = self.builder.load(self._pointer(place, 0, ir.VectorType(word, 128 // word.width)), align=VECTOR_BYTES)
         value = ir.Constant(self._vector_of(kind), ir.Undefined)
         per_word = word.width // (8 * lane.size)
         for i in range(self.width):
-            bits = self._extract(words, i // per_word)
-            value = self._insert(value, self._part(bits, i % per_word, kind, 8 * lane.size), i)
+            bits, shift = self._extract(words, i // per_word), i % per_word * 8 * lane.size
+            if per_word == 1:
+                part = self.builder.bitcast(bits, kind)
+            else:
+                part = self.builder.trunc(self.builder.lshr(bits, ir.Constant(word, shift)) if shift else bits, kind)
+            value = self._insert(value, part, i)
         return value
 
-    def _part(self, word: Value, place: int, kind: Any, size: int) -> Value:
-        if size == word.type.width:
-            return self.builder.bitcast(word, kind)
-        moved = self.builder.lshr(word, ir.Constant(word.type, place * size)) if place else word
-        return self.builder.trunc(moved, kind)
+    def _store(self, address: Value, index: Value, value: Value) -> None:
+        lane = self.recipe.result
+        place = self._place(address, index, lane)
+        if self.vector:
+            self._store_words(place, value, lane)
+            return
+        for i in range(self.width):
+            pointer = self._pointer(place, i * lane.size, value.type.element)
+            self.builder.store(self._extract(value, i), pointer, align=lane.size)
 
     def _store_words(self, place: Value, value: Value, lane: Lane) -> None:
         word = _word(lane)
@@ -131,23 +132,17 @@ class Emitter:
             joined = moved if joined is None else self.builder.or_(joined, moved)
         return joined
 
-    def _widen(self, value: Value) -> Value:
-        if self.recipe.storage is not Lane.FLOAT16:
-            return lanes.widen(self.builder, self.recipe, value)
-        half = self.builder.bitcast(value, self._vector_of(ir.HalfType()))
-        return self.builder.fpext(half, self._vector_of(lanes.lane_type(self.recipe.accumulator)))
+    def _place(self, address: Value, index: Value, lane: Lane) -> Value:
+        return self.builder.add(address, self.builder.mul(index, ir.Constant(index.type, lane.size)))
 
-    def _to_bits(self, half: Value) -> Value:
-        return self.builder.bitcast(half, self._vector_of(ir.IntType(16)))
+    def _pointer(self, place: Value, offset: int, kind: Any) -> Value:
+        moved = self.builder.add(place, ir.Constant(place.type, offset)) if offset else place
+        return self.builder.inttoptr(moved, kind.as_pointer(_GLOBAL))
 
-    def _scaled(self, total: Value, count: Value) -> Value:
-        if self.recipe.finish is not Finish.SCALE:
-            return total
-        one = ir.Constant(total.type, [1.0] * self.width)
-        return self.builder.fmul(total, self.builder.fdiv(one, count))
-
-    def _multiply_complex(self, total: Value, value: Value) -> Value:
-        """Multiply pairs (x, y)(u, v) as (x * u - y * v, x * v + y * u), as the CPU's kernels do."""
+    def _fold(self, total: Value, value: Value) -> Value:
+        if self.recipe.step is not Step.COMPLEX_MULTIPLY:
+            return lanes.fold(self.builder, self.recipe, total, value)
+        # Pairs (x, y)(u, v) are (x * u - y * v, x * v + y * u), as in the CPU's kernels.
         product = ir.Constant(total.type, ir.Undefined)
         for i in range(0, self.width, 2):
             x, y = self._extract(total, i), self._extract(total, i + 1)
@@ -171,10 +166,6 @@ class Emitter:
         name = f"llvm.nvvm.{operation}.rn.{letter}"
         return self.builder.call(function(self.builder.module, signature, name), operands)
 
-    def _pointer(self, place: Value, offset: int, kind: Any) -> Value:
-        moved = self.builder.add(place, ir.Constant(place.type, offset)) if offset else place
-        return self.builder.inttoptr(moved, kind.as_pointer(_GLOBAL))
-
     def _vector_of(self, kind: Any) -> Any:
         return ir.VectorType(kind, self.width)
 
@@ -192,62 +183,56 @@ def _word(lane: Lane) -> Any:
 # The functions.
 
 
-class Compiled:
-    """Makes the functions that the kernel of one form calls."""
+class Functions:
+    """Makes the functions that the kernel of one form calls, for whole vectors or for single elements."""
 
     def __init__(self, form: Form) -> None:
         self.form = form
 
-    def reduce_direct(self, *, vector: bool) -> Any:
-        """Make `f(out, addresses, index)`: reduce one vector, or one element, of all buffers."""
+    def reduce(self, *, vector: bool) -> Any:
+        """Make `f(out, addresses, index)`: reduce lanes of all buffers; addresses are a tuple, or lie in a table."""
+        form, count = self.form, self.form.recipe.count
 
-        def direct(_typing: Any, out: Any, addresses: Any, index: Any) -> Any:
+        def reduce(_typing: Any, out: Any, addresses: Any, index: Any) -> Any:
             def generate(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
                 out, addresses, index = given
-                places = [builder.extract_value(addresses, i) for i in range(self.form.recipe.count)]
-                reduce_all(self._machine(builder, vector), out, places, index, _integer(len(places)))
+                if form.tabled:
+                    places = _read(builder, addresses, count)
+                else:
+                    places = [builder.extract_value(addresses, i) for i in range(count)]
+                emitter = Emitter(builder, form, vector=vector)
+                emitter.finish(out, emitter.fold_all(places, index), index, _integer(count))
                 return context.get_dummy_value()
 
             return _types.void(out, addresses, index), generate
 
-        return _extending.intrinsic(direct)
-
-    def reduce_row(self, *, vector: bool) -> Any:
-        """Make `f(out, table, index)`: the same, with the addresses of as many buffers as the form has in a table."""
-
-        def row(_typing: Any, out: Any, table: Any, index: Any) -> Any:
-            def generate(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
-                out, table, index = given
-                places = _read(builder, table, self.form.recipe.count)
-                reduce_all(self._machine(builder, vector), out, places, index, _integer(len(places)))
-                return context.get_dummy_value()
-
-            return _types.void(out, table, index), generate
-
-        return _extending.intrinsic(row)
+        return _extending.intrinsic(reduce)
 
     def begin(self, *, vector: bool) -> Any:
         """Make `f(table, index)`: load lanes of the first buffer of a table into an accumulator."""
+        form, lane = self.form, self.form.recipe.accumulator
+        number = getattr(_types, "uint8" if lane is Lane.BOOL else lane.value)
+        accumulator = _types.UniTuple(number, form.width if vector else form.grain)
 
         def begin(_typing: Any, table: Any, index: Any) -> Any:
             def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
                 table, index = given
-                total = fold_all(self._machine(builder, vector), _read(builder, table, 1), index)
+                total = Emitter(builder, form, vector=vector).fold_all(_read(builder, table, 1), index)
                 return _as_tuple(context, builder, signature.return_type, total)
 
-            return self._accumulator(vector=vector)(table, index), generate
+            return accumulator(table, index), generate
 
         return _extending.intrinsic(begin)
 
     def fold(self, many: int, *, vector: bool) -> Any:
         """Make `f(total, table, index)`: fold lanes of the next `many` buffers of a table into an accumulator."""
+        form = self.form
 
         def fold(_typing: Any, total: Any, table: Any, index: Any) -> Any:
             def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
                 total, table, index = given
-                before = _as_vector(builder, total)
-                places = _read(builder, table, many)
-                after = fold_all(self._machine(builder, vector), places, index, before)
+                emitter = Emitter(builder, form, vector=vector)
+                after = emitter.fold_all(_read(builder, table, many), index, _as_vector(builder, total))
                 return _as_tuple(context, builder, signature.return_type, after)
 
             return total(total, table, index), generate
@@ -256,12 +241,12 @@ class Compiled:
 
     def end(self, *, vector: bool) -> Any:
         """Make `f(out, total, index, count)`: finish an accumulator and store the result."""
+        form = self.form
 
         def end(_typing: Any, out: Any, total: Any, index: Any, count: Any) -> Any:
             def generate(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
                 out, total, index, count = given
-                machine = self._machine(builder, vector)
-                machine.store(out, index, machine.finish(_as_vector(builder, total), count))
+                Emitter(builder, form, vector=vector).finish(out, _as_vector(builder, total), index, count)
                 return context.get_dummy_value()
 
             return _types.void(out, total, index, count), generate
@@ -280,17 +265,8 @@ class Compiled:
 
         return _extending.intrinsic(word)
 
-    def _machine(self, builder: Any, vector: bool) -> Emitter:
-        width = self.form.width if vector else self.form.grain
-        return Emitter(builder, self.form.recipe, width, vector=vector)
 
-    def _accumulator(self, *, vector: bool) -> Any:
-        lane = self.form.recipe.accumulator
-        number = getattr(_types, "uint8" if lane.value == "bool" else lane.value)
-        return _types.UniTuple(number, self.form.width if vector else self.form.grain)
-
-
-def argument_types(form: Form) -> tuple[Any, ...]:
+def _argument_types(form: Form) -> tuple[Any, ...]:
     """Return the types of a kernel's arguments; see `kernels`."""
     word = _types.int64
     if form.tabled:
@@ -353,7 +329,7 @@ def compile_form(form: Form, capability: tuple[int, int]) -> Program:
     Raises:
         ImportError: no compiler for CUDA is installed.
     """
-    ptx = provider.compile_ptx(make(form, Compiled(form)), argument_types(form), capability)
+    ptx = provider.compile_ptx(make(form, Functions(form)), _argument_types(form), capability)
     found = re.search(r"\.visible\s+\.entry\s+(\w+)", ptx)
     assert found is not None, "a kernel has an entry"
     return Program(

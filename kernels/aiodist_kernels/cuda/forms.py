@@ -126,22 +126,9 @@ class Leaf(NamedTuple):
     elements: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Table:
-    """Both tables."""
-
-    heads: NDArray[np.int64]
-    rows: NDArray[np.int64]
-
-
 def allow_vectors(addresses: Iterable[int]) -> bool:
     """Return whether these addresses allow accesses to whole vectors."""
     return not functools.reduce(operator.or_, addresses) % VECTOR_BYTES
-
-
-def vectors(form: Form, leaf: Leaf, lanes: int) -> int:
-    """Return how many whole vectors a leaf has; 0 where an address does not allow them."""
-    return lanes // form.width if allow_vectors((leaf.out, *leaf.buffers)) else 0
 
 
 class Layout:
@@ -179,15 +166,3 @@ class Layout:
         words[:, 1:] = addresses
         words[:, 0] = np.bitwise_or.reduce(addresses, axis=1) % VECTOR_BYTES == 0
         return words
-
-
-def pack(form: Form, leaves: Sequence[Leaf], components: int) -> Table:
-    """Write the tables for leaves of one dtype and number of buffers.
-
-    Args:
-        form: the kernel's.
-        leaves: their reductions; empty ones take no part.
-        components: lanes of one element of the dtype.
-    """
-    layout = Layout(form, [leaf.elements * components for leaf in leaves], len(leaves[0].buffers))
-    return Table(layout.heads, layout.rows(np.array([(leaf.out, *leaf.buffers) for leaf in leaves], np.int64)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How threads go over leaves and buffers. The same source is simulated, compiled, and run.
+"""How threads go over leaves and buffers.
 
     direct(out, addresses, vectors, lanes)
         out         address of the result
@@ -19,35 +19,27 @@ a device only: not even `min`.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from aiodist_kernels.cuda.forms import UNROLLED, Form
 from aiodist_kernels.cuda.provider import cuda
 
+if TYPE_CHECKING:
+    from aiodist_kernels.cuda.compiled import Functions
+
 Kernel = Callable[..., None]
 
 
-class Functions(Protocol):
-    """Makes what a kernel calls: `compiled.Compiled` or `simulated.Simulated`."""
-
-    def reduce_direct(self, *, vector: bool) -> Any: ...  # noqa: D102
-    def reduce_row(self, *, vector: bool) -> Any: ...  # noqa: D102
-    def begin(self, *, vector: bool) -> Any: ...  # noqa: D102
-    def fold(self, many: int, *, vector: bool) -> Any: ...  # noqa: D102
-    def end(self, *, vector: bool) -> Any: ...  # noqa: D102
-    def word(self) -> Any: ...  # noqa: D102
-
-
-def make(form: Form, functions: Functions) -> Kernel:
-    """Return the kernel of a form as a Python function, to be compiled or simulated."""
+def make(form: Form, functions: "Functions") -> Kernel:
+    """Return the kernel of a form as a Python function, to be compiled."""
     if not form.tabled:
         return _direct(form, functions)
     return _tabled(form, functions) if form.recipe.count else _tabled_any(form, functions)
 
 
-def _direct(form: Form, functions: Functions) -> Kernel:
+def _direct(form: Form, functions: "Functions") -> Kernel:
     width, grain = form.width, form.grain
-    whole, single = functions.reduce_direct(vector=True), functions.reduce_direct(vector=False)
+    whole, single = functions.reduce(vector=True), functions.reduce(vector=False)
 
     def direct(out: Any, addresses: Any, vectors: Any, lanes: Any) -> None:
         thread = cuda.grid(1)
@@ -64,11 +56,11 @@ def _direct(form: Form, functions: Functions) -> Kernel:
     return direct
 
 
-def _tabled(form: Form, functions: Functions) -> Kernel:
+def _tabled(form: Form, functions: "Functions") -> Kernel:
     """Make the kernel for many leaves of a fixed number of buffers each."""
     width, grain = form.width, form.grain
     word = functions.word()
-    whole, single = functions.reduce_row(vector=True), functions.reduce_row(vector=False)
+    whole, single = functions.reduce(vector=True), functions.reduce(vector=False)
 
     def tabled(heads: Any, rows: Any, chunks: Any, _count: Any) -> None:
         thread = cuda.threadIdx.x
@@ -94,7 +86,7 @@ def _tabled(form: Form, functions: Functions) -> Kernel:
     return tabled
 
 
-def _tabled_any(form: Form, functions: Functions) -> Kernel:
+def _tabled_any(form: Form, functions: "Functions") -> Kernel:
     """Make the kernel for any number of buffers: the fold goes on in steps of many, then of one.
 
     What it does to a vector and to an element stands in it twice: their accumulators are of different types.

@@ -2,21 +2,18 @@
 """The one file that chooses who compiles for CUDA.
 
 `numba.cuda` is either the target that Numba itself still carries, or, where the package numba-cuda is
-installed, that one: it takes the name over. Both simulate kernels when `NUMBA_ENABLE_CUDASIM=1` was
-set before Numba was imported, and both compile PTX without a GPU, if libNVVM is there. numba-cuda-mlir,
-the successor, is not among the choices: it has neither a simulator nor PTX without a driver, and
-its intrinsics are not written in LLVM's instructions.
+installed, that one: it takes the name over. Both compile PTX without a GPU, if libNVVM is there. numba-cuda-mlir, the
+successor, is not among the choices: it makes no PTX without a driver, and its intrinsics are not written in LLVM's
+instructions.
 """
 
 import contextlib
-import importlib.metadata
 import importlib.util
 import threading
 import types as python_types
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-import numba
 import numpy as np
 
 INSTALL: Final = 'python -m pip install "numba-cuda[cu13]" cuda-core'
@@ -42,33 +39,20 @@ def _numba_cuda() -> Any:
 cuda: Final = _numba_cuda()
 
 _compiling: Final = threading.Lock()  # one name of NumPy is lent meanwhile
-_config: Any = importlib.import_module("numba.core.config")
 
 
-def simulated() -> bool:
-    """Say whether kernels run in the simulator."""
-    return bool(_config.ENABLE_CUDASIM)
-
-
-def name() -> str:
-    """Return who provides `numba.cuda`: a name and a version."""
-    if importlib.util.find_spec("numba_cuda") is None:
-        return f"numba {numba.__version__} (its own CUDA target)"
-    return f"numba-cuda {importlib.metadata.version('numba-cuda')}"
+_OWN: Final = importlib.util.find_spec("numba_cuda") is None
+"""Whether it is Numba's own target."""
 
 
 def extending() -> python_types.ModuleType:
     """Return the provider's module with `intrinsic`; it exists only where kernels are compiled."""
-    if importlib.util.find_spec("numba_cuda") is None:
-        return importlib.import_module("numba.extending")
-    return importlib.import_module("numba.cuda.extending")
+    return importlib.import_module("numba.extending" if _OWN else "numba.cuda.extending")
 
 
 def types() -> Any:
     """Return the provider's types."""
-    if importlib.util.find_spec("numba_cuda") is None:
-        return importlib.import_module("numba.core.types")
-    return importlib.import_module("numba.cuda.types")
+    return importlib.import_module("numba.core.types" if _OWN else "numba.cuda.types")
 
 
 def compile_ptx(function: Callable[..., None], arguments: tuple[Any, ...], capability: tuple[int, int]) -> str:

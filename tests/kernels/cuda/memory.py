@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 
 from aiodist_kernels import Accumulate, ReduceOp, reduce
-from aiodist_kernels.cuda.forms import Leaf
+from aiodist_kernels.cuda.forms import Form, Layout, Leaf, allow_vectors
 from tests.kernels import arrays
 from tests.kernels.arrays import assert_same_bits
 
@@ -52,6 +52,18 @@ class Reduction:
         """Compare the result's bits, and see that nothing behind it was written."""
         assert_same_bits(self.out, self.wanted)
         assert (self.memory[self.out.nbytes :] == POISON).all(), "written behind the end"
+
+
+def pack(form: Form, leaves: list[Leaf], components: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tables of heads and of rows for leaves of one dtype, of so many lanes an element."""
+    layout = Layout(form, [leaf.elements * components for leaf in leaves], len(leaves[0].buffers))
+    return layout.heads, layout.rows(np.array([(leaf.out, *leaf.buffers) for leaf in leaves], np.int64))
+
+
+def direct_arguments(form: Form, leaf: Leaf, components: int) -> list[int]:
+    """Return what a kernel without tables is launched with."""
+    lanes, addresses = leaf.elements * components, (leaf.out, *leaf.buffers)
+    return [*addresses, lanes // form.width if allow_vectors(addresses) else 0, lanes]
 
 
 def reduction(

@@ -11,11 +11,11 @@ import pytest
 
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.cuda.compiled import PTX_VERSION, Program, compile_form
-from aiodist_kernels.cuda.forms import Form, copying, form_for, pack, vectors
+from aiodist_kernels.cuda.forms import Form, copying, form_for
 from aiodist_kernels.rules import components
 from tests.kernels.cuda import ptx_machine
 from tests.kernels.cuda.cases import CASES, ONE_OF_EACH_LAYOUT, Case
-from tests.kernels.cuda.memory import Reduction, address, copy_of, reduction
+from tests.kernels.cuda.memory import Reduction, address, copy_of, direct_arguments, pack, reduction
 from tests.kernels.cuda.ptx_text import assemble, check_text, may_be_fused
 
 CAPABILITIES = [(8, 0), (9, 0)]
@@ -62,13 +62,11 @@ def run(form: Form, program: Program, leaves: list[Reduction], lanes_per_element
     kernel = ptx_machine.parse(program.ptx)
     memory = [array for leaf in leaves for array in (*leaf.buffers, leaf.out)]
     if form.tabled:
-        table = pack(form, [leaf.leaf for leaf in leaves], lanes_per_element)
-        arguments = [address(table.heads), address(table.rows), len(table.heads), len(leaves[0].buffers)]
-        memory += [table.heads, table.rows]
+        heads, rows = pack(form, [leaf.leaf for leaf in leaves], lanes_per_element)
+        arguments = [address(heads), address(rows), len(heads), len(leaves[0].buffers)]
+        memory += [heads, rows]
     else:
-        leaf = leaves[0].leaf
-        lanes = leaf.elements * lanes_per_element
-        arguments = [leaf.out, *leaf.buffers, vectors(form, leaf, lanes), lanes]
+        arguments = direct_arguments(form, leaves[0].leaf, lanes_per_element)
     ptx_machine.run(kernel, arguments, BLOCKS, THREADS, memory)
     for each in leaves:
         each.check()
@@ -89,6 +87,23 @@ def test_compiled_kernel_gives_the_bits_of_numpy(kernel: tuple[Case, Form, int, 
     run(form, program, leaves, components(case.dtype))
 
 
+@pytest.mark.parametrize("case", ONE_OF_EACH_LAYOUT, ids=str)
+def test_result_may_take_the_place_of_a_buffer(case: Case) -> None:
+    if case.rule.result != case.dtype:
+        return
+    for count, leaves in ((3, 1), (3, 2), (9, 1)):
+        form = form_for(case.rule, count, leaves=leaves)
+        for place in (0, count - 1):
+            leaf = reduction(case.op, case.dtype, count, 5 + 6 * form.width, in_place=place)
+            run(form, compiled(form, (9, 0)), [leaf], components(case.dtype))
+
+
+def test_one_launch_for_leaves_of_many_sizes() -> None:
+    form = form_for(SUM.rule, 3, leaves=2)
+    sizes = (5, 0, 1, form.chunk + 7, 0, 64)
+    run(form, compiled(form, (9, 0)), [reduction(SUM.op, SUM.dtype, 3, size, seed=size) for size in sizes], 1)
+
+
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("dtype", ["i1", "f2", "f4", "f8", "c16"])
 def test_compiled_copy_keeps_all_bits(dtype: str, capability: tuple[int, int]) -> None:
@@ -105,24 +120,18 @@ def test_compiled_copy_keeps_all_bits(dtype: str, capability: tuple[int, int]) -
 def test_lanes_are_counted_in_64_bits(count: int) -> None:
     form = form_for(SUM.rule, count, leaves=2)
     leaf, far = reduction(SUM.op, SUM.dtype, count, 30), 1 << 33
-    table = pack(form, [leaf.leaf], 1)
-    table.heads[:, 1:] += far
-    table.rows[:, 1:] -= far * SUM.dtype.itemsize
+    heads, rows = pack(form, [leaf.leaf], 1)
+    heads[:, 1:] += far
+    rows[:, 1:] -= far * SUM.dtype.itemsize
     kernel = ptx_machine.parse(compiled(form, (9, 0)).ptx)
-    arguments = [address(table.heads), address(table.rows), len(table.heads), count]
-    ptx_machine.run(kernel, arguments, BLOCKS, THREADS, [*leaf.buffers, leaf.out, table.heads, table.rows])
+    arguments = [address(heads), address(rows), len(heads), count]
+    ptx_machine.run(kernel, arguments, BLOCKS, THREADS, [*leaf.buffers, leaf.out, heads, rows])
     leaf.check()
 
 
 def test_text_asks_for_no_newer_ptx_than_it_needs() -> None:
     text = compiled(form_for(SUM.rule, 2), (9, 0)).ptx
     assert re.findall(r"^\.version.*", text, re.MULTILINE) == [f".version {PTX_VERSION}"]
-
-
-def test_every_kernel_is_listed_once() -> None:
-    forms = [form for _, form, _ in every_kernel()]
-    assert len(forms) == len(set(forms))
-    assert {form for case in CASES for form, _ in case.forms()} == set(forms)
 
 
 SUM = Case(ReduceOp.SUM, np.dtype(np.float32), "native")
