@@ -163,29 +163,24 @@ class CudaCore:
         self._host = HostPool(self._lock_pages)
 
     def using(self) -> AbstractContextManager[None]:
-        """Leave the thread's current device as it was."""
         return self._current
 
     def stream(self, device: int) -> DeviceStream:
-        """Return the stream on which this device reduces."""
         found = self._own.get(device)
         if found is None:
             found = self._own[device] = DeviceStream(device, self._current.make(device).create_stream())
         return found
 
     def replica_stream(self, name: str, device: int) -> DeviceStream:
-        """Return the stream of a logical device."""
         found = self._replicas.get(name)
         if found is None:
             found = self._replicas[name] = DeviceStream(device, self._current.make(device).create_stream())
         return found
 
     def used_stream(self, name: str) -> DeviceStream | None:
-        """Return the stream of a logical device, if anybody has asked for it."""
         return self._replicas.get(name)
 
     def foreign_stream(self, device: int, handle: int) -> DeviceStream:
-        """Return a stream that somebody else made."""
         found = self._foreign.get((device, handle))
         if found is None:
             if len(self._foreign) >= _FOREIGN:
@@ -195,7 +190,6 @@ class CudaCore:
         return found
 
     def record(self, stream: DeviceStream) -> DeviceEvent:
-        """Mark what a stream has been given so far."""
         if self._current.device != stream.device:
             self._current.make(stream.device)  # a default stream is that of the current device
         spare = self._events[stream.device]
@@ -206,30 +200,24 @@ class CudaCore:
         return DeviceEvent(stream.stream.record(options=self._core.EventOptions(blocking_sync=True)), spare)
 
     def release(self, event: DeviceEvent) -> None:
-        """Take an event back that nobody asks about any more."""
         event.spare.append(event)
 
     def wait(self, stream: DeviceStream, event: DeviceEvent) -> None:
-        """Let a stream go on only when an event is done."""
         if self._current.device != stream.device:
             self._current.make(stream.device)
         stream.stream.wait(event.event)
 
     def is_done(self, event: DeviceEvent) -> bool:
-        """Return whether an event is done."""
         return bool(event.event.is_done)
 
     def wait_for(self, event: DeviceEvent) -> None:
-        """Hold up this thread until an event is done; it sleeps."""
         event.event.sync()
 
     def allocate(self, device: int, nbytes: int) -> DeviceMemory:
-        """Return memory for work on the device's own stream."""
         buffer = self._current.make(device).allocate(nbytes, stream=self.stream(device).stream)
         return DeviceMemory(int(buffer.handle), buffer)
 
     def host_memory(self, nbytes: int) -> HostMemory:
-        """Return page-locked memory of the host."""
         return self._host.take(nbytes)
 
     def _lock_pages(self, nbytes: int) -> int:
@@ -237,23 +225,19 @@ class CudaCore:
         return int(self._call("cuMemHostAlloc", nbytes, self._driver.CU_MEMHOSTALLOC_PORTABLE))
 
     def upload(self, device: int, words: np.ndarray[Any, Any]) -> DeviceMemory:
-        """Return memory with a copy of an array, which is free when this returns."""
         memory = self.allocate(device, words.nbytes)
         self._call("cuMemcpyHtoDAsync", memory.address, words.ctypes.data, words.nbytes, self._handle(device))
         return memory
 
     def copy(self, device: int, target: int, source_device: int, source: int, nbytes: int) -> None:
-        """Copy to this device's memory."""
         self._copy(device, device, target, source_device, source, nbytes)
 
     def copy_out(self, device: int, target_device: int, target: int, source: int, nbytes: int) -> None:
-        """Copy from this device's memory."""
         self._copy(device, target_device, target, device, source, nbytes)
 
     def copy_rows(
         self, device: int, target: int, target_pitch: int, source: int, source_pitch: int, width: int, count: int
     ) -> None:
-        """Copy rows within this device's memory."""
         how = self._driver.CUDA_MEMCPY2D()
         how.dstMemoryType = how.srcMemoryType = self._driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
         how.dstDevice, how.dstPitch = target, target_pitch
@@ -261,16 +245,11 @@ class CudaCore:
         how.WidthInBytes, how.Height = width, count
         self._call("cuMemcpy2DAsync", how, self._handle(device))
 
-    def handle(self, device: int) -> int:
-        """Make a device current; return the handle of its own stream."""
-        return int(self._handle(device))
-
     def is_loaded(self, device: int, form: Form) -> bool:
-        """Return whether a kernel can be launched at once."""
         return (device, form) in self._kernels
 
     def load(self, device: int, form: Form) -> None:
-        """Compile a kernel for a device and load it. None of it needs a current device, or that nobody enqueues."""
+        # None of it needs a current device, or that nobody enqueues.
         if self.is_loaded(device, form):
             return
         try:
@@ -282,11 +261,10 @@ class CudaCore:
         self._kernels[device, form] = machine_code(self._core, program.ptx, (major, minor)).get_kernel(program.name)
 
     def launcher(self, device: int, form: Form, work: int) -> Callable[..., None]:
-        """Return what launches a loaded kernel; Python's integers travel as 64 bits each."""
         shape = self._shape(blocks(work))
         stream, kernel, start = self.stream(device).stream, self._kernels[device, form], self._launch
 
-        def launch(*arguments: int) -> None:
+        def launch(*arguments: int) -> None:  # Python's integers travel as 64 bits each
             if self._current.device != device:
                 self._current.make(device)
             start(stream, shape, kernel, *arguments)
@@ -294,7 +272,6 @@ class CudaCore:
         return launch
 
     def reaches(self, device: int, other: int) -> bool:
-        """Return whether kernels on a device can read the other's memory."""
         if device == other:
             return True
         if (device, other) not in self._reaches:

@@ -99,10 +99,6 @@ class Driver(Protocol):
             count: how many there are.
         """
 
-    def handle(self, device: int) -> int:
-        """Make a device current; return the handle of its own stream, for a library that enqueues there by itself."""
-        ...
-
     def is_loaded(self, device: int, form: Form) -> bool:
         """Return whether a kernel can be launched at once."""
         ...

@@ -90,10 +90,10 @@ class Queue:
             begins: where each array begins.
         """
         with self.driver.using():
-            bound = self.bind(schedule, begins)
+            bound = self._bind(schedule, begins)
             return self._enqueue(bound, streams, [keeps, bound.keeps])
 
-    def bind(self, schedule: Schedule, begins: tuple[int, ...] = (0,)) -> Bound:
+    def _bind(self, schedule: Schedule, begins: tuple[int, ...]) -> Bound:
         """Return a schedule with addresses put in, the same as before where all lies where it lay.
 
         That is the rule, not the exception: frameworks give a step's arrays the memory of the last one's.
@@ -106,11 +106,6 @@ class Queue:
                 if len(self._bound) > BOUND:
                     del self._bound[next(iter(self._bound))]
         return found
-
-    def enqueue(self, bound: Bound, streams: Iterable[Stream], keeps: list[Any]) -> Completion:
-        """Enqueue what is bound, between what streams were given before and what they will be given."""
-        with self.driver.using():
-            return self._enqueue(bound, streams, [keeps, bound.keeps])
 
     def _enqueue(self, bound: Bound, streams: Iterable[Stream], keeps: list[Any]) -> Completion:
         driver = self.driver

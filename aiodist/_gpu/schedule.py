@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +30,6 @@ _OFFSET: Final = 56
 def symbol(number: int) -> int:
     """Return where an array of that number begins."""
     return number << _OFFSET
-
-
-def number_of(address: int) -> int:
-    """Return the number of the array that holds a byte."""
-    return address >> _OFFSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +64,9 @@ class Bound(NamedTuple):
     lasts: bool
 
 
-_At: TypeAlias = tuple[int, int]
-"""The number of an array, and an offset in it."""
-
-
-class _Step(Protocol):
-    """A step of a schedule."""
-
-    def bind(self, begins: Sequence[int], numbers: NDArray[np.int64], keeps: list[Memory]) -> Call:
-        """Return it with its addresses put in.
-
-        Args:
-            begins: where each array begins.
-            numbers: the same, for those that take many.
-            keeps: takes the memory that it needs.
-        """
-        ...
-
+Bind: TypeAlias = Callable[[Sequence[int], NDArray[np.int64], list[Memory]], Call]
+"""A step of a schedule: it takes where each array begins, twice, the second time as an array for steps that take many,
+and what holds the memory that it needs; it returns the step with its addresses put in."""
 
 _NO_NUMBERS: Final = np.zeros(0, np.int64)
 
@@ -111,15 +92,15 @@ class Schedule:
         self._loaded = False
         devices = {place.device for batch in batches for place in (*batch.jobs[0].inputs, *batch.jobs[0].outputs)}
         self._devices = tuple(sorted(devices | steps.devices_of(then)))
-        self._steps: list[_Step] = [
+        self._has_tables = False
+        self._steps: list[Bind] = [
             self._launch(step, batch) if isinstance(step, Launch) else self._other(step)
             for batch in batches
             for step in steps.reduce_steps(batch.jobs, driver.reaches, self._allocate)
         ]
         if batches and then and len(self._devices) > 1:
-            self._steps.append(_Meet(driver, self._devices))
+            self._steps.append(self._other(Meet(self._devices)))
         self._steps += [self._other(step) for step in steps.move_steps(then, self._allocate)]
-        self._has_tables = any(isinstance(step, _Tabled) for step in self._steps)
 
     def is_loaded(self) -> bool:
         """Return whether all its kernels can be launched at once."""
@@ -132,125 +113,98 @@ class Schedule:
         if keeps:
             begins = *begins, *[memory.address for memory in keeps]
         numbers = np.array(begins, np.int64) if self._has_tables else _NO_NUMBERS
-        calls = [step.bind(begins, numbers, keeps) for step in self._steps]
+        calls = [bind(begins, numbers, keeps) for bind in self._steps]
         return Bound(self._devices, calls, keeps, not self._scratch)
 
     def _allocate(self, device: int, nbytes: int) -> int:
         self._scratch.append((device, nbytes))
         return symbol(self._arrays + len(self._scratch) - 1)
 
-    def _launch(self, launch: Launch, batch: Batch) -> _Step:
-        rule, count = batch.rule, len(launch.leaves[0].buffers)
-        form = forms.form_for(rule, count, leaves=len(launch.leaves))
-        self.kernels[launch.device, form] = None
-        lanes = components(rule.dtype)
+    def _launch(self, launch: Launch, batch: Batch) -> Bind:
+        rule, leaves = batch.rule, launch.leaves
+        form = forms.form_for(rule, len(leaves[0].buffers), leaves=len(leaves))
         if form.tabled:
-            return _Tabled(self._driver, launch.device, form, launch.leaves, lanes)
-        leaf = launch.leaves[0]
-        return _Direct(self._driver, launch.device, form, (leaf.out, *leaf.buffers), leaf.elements * lanes)
+            return self._tabled(launch.device, form, leaves, components(rule.dtype))
+        return self._direct(launch.device, form, leaves[0], leaves[0].elements * components(rule.dtype))
 
-    def _other(self, step: Moving) -> _Step:
-        driver = self._driver
+    def _other(self, step: Moving) -> Bind:
         match step:
             case Rows():
-                return _Rows(driver, step)
+                return self._rows(step)
             case Copy():
-                return _Copy(driver, step)
+                return self._copy(step)
             case Together(device, leaves, size):
                 form = forms.copying(size)
-                self.kernels[device, form] = None
-                return _Tabled(driver, device, form, leaves, size // form.recipe.storage.size)
+                return self._tabled(device, form, leaves, size // form.recipe.storage.size)
             case Meet(devices):
-                return _Meet(driver, devices)
+                call = partial(meet, self._driver, devices)
+                return lambda *_: call
+
+    def _direct(self, device: int, form: Form, leaf: Leaf, lanes: int) -> Bind:
+        """Return a launch with addresses as arguments."""
+        self.kernels[device, form] = None
+        places = [_split(address) for address in (leaf.out, *leaf.buffers)]
+        launchers: dict[int, Callable[..., object]] = {}  # by the number of vectors: all that there are, or none
+
+        def bind(begins: Sequence[int], *_: object) -> Call:
+            addresses = [begins[number] + offset for number, offset in places]
+            vectors = lanes // form.width if forms.allow_vectors(addresses) else 0
+            launch = launchers.get(vectors)
+            if launch is None:
+                launch = launchers[vectors] = self._driver.launcher(device, form, vectors or lanes)
+            return partial(launch, *addresses, vectors, lanes)
+
+        return bind
+
+    def _tabled(self, device: int, form: Form, leaves: Sequence[Leaf], lanes: int) -> Bind:
+        """Return a launch with tables in the device's memory, for elements of so many lanes."""
+        self.kernels[device, form] = None
+        self._has_tables = True
+        driver, count = self._driver, len(leaves[0].buffers)
+        places = np.array([_split(address) for leaf in leaves for address in (leaf.out, *leaf.buffers)], np.int64)
+        arrays, offsets = places.T.reshape(2, len(leaves), 1 + count)
+        layout = forms.Layout(form, [leaf.elements * lanes for leaf in leaves], count)
+        ready: list[tuple[Memory, Callable[..., object]]] = []  # from the first time on
+
+        def bind(_: Sequence[int], numbers: NDArray[np.int64], keeps: list[Memory]) -> Call:
+            if not ready:
+                heads = driver.upload(device, layout.heads)
+                ready.append((heads, driver.launcher(device, form, layout.chunks * forms.THREADS)))
+            heads, launch = ready[0]
+            rows = driver.upload(device, layout.rows(numbers[arrays] + offsets))
+            keeps += [heads, rows]
+            return partial(launch, heads.address, rows.address, layout.chunks, count)
+
+        return bind
+
+    def _copy(self, copy: Copy) -> Bind:
+        """Return a copy without gaps."""
+        (to, to_offset), (by, by_offset) = _split(copy.target.address), _split(copy.source.address)
+        device, nbytes, source, target = copy.device, copy.nbytes, copy.source.device, copy.target.device
+        fetch, send = self._driver.copy, self._driver.copy_out
+
+        def bind(begins: Sequence[int], *_: object) -> Call:
+            there, here = begins[to] + to_offset, begins[by] + by_offset
+            if target == device:
+                return partial(fetch, device, there, source, here, nbytes)
+            return partial(send, device, target, there, here, nbytes)
+
+        return bind
+
+    def _rows(self, rows: Rows) -> Bind:
+        """Return a copy of rows."""
+        (to, to_offset), (by, by_offset) = _split(rows.target), _split(rows.source)
+
+        def bind(begins: Sequence[int], *_: object) -> Call:
+            moved = rows._replace(target=begins[to] + to_offset, source=begins[by] + by_offset)
+            return partial(self._driver.copy_rows, *moved)
+
+        return bind
 
 
-def _split(address: int) -> _At:
-    return number_of(address), address & ((1 << _OFFSET) - 1)
-
-
-class _Direct:
-    """A launch with addresses as arguments."""
-
-    def __init__(self, driver: Driver, device: int, form: Form, addresses: Sequence[int], lanes: int) -> None:
-        self._driver, self._device, self._form, self._lanes = driver, device, form, lanes
-        self._places = [_split(address) for address in addresses]
-        self._launchers: dict[int, Callable[..., object]] = {}  # by the number of vectors: all that there are, or none
-
-    def bind(self, begins: Sequence[int], numbers: NDArray[np.int64], keeps: list[Memory]) -> Call:  # noqa: ARG002
-        lanes = self._lanes
-        addresses = [begins[number] + offset for number, offset in self._places]
-        vectors = lanes // self._form.width if forms.allow_vectors(addresses) else 0
-        launch = self._launchers.get(vectors)
-        if launch is None:
-            launch = self._launchers[vectors] = self._driver.launcher(self._device, self._form, vectors or lanes)
-        return partial(launch, *addresses, vectors, lanes)
-
-
-class _Tabled:
-    """A launch with tables in the device's memory."""
-
-    def __init__(self, driver: Driver, device: int, form: Form, leaves: Sequence[Leaf], lanes: int) -> None:
-        places = [_split(address) for leaf in leaves for address in (leaf.out, *leaf.buffers)]
-        self._count = len(leaves[0].buffers)
-        shape = len(leaves), 1 + self._count
-        self._numbers = np.array([number for number, _ in places], np.intp).reshape(shape)
-        self._offsets = np.array([offset for _, offset in places], np.int64).reshape(shape)
-        self._layout = forms.Layout(form, [leaf.elements * lanes for leaf in leaves], self._count)
-        self._driver, self._device, self._form = driver, device, form
-        self._heads: Memory | None = None
-        self._launcher: Callable[..., object] | None = None
-
-    def bind(self, begins: Sequence[int], numbers: NDArray[np.int64], keeps: list[Memory]) -> Call:  # noqa: ARG002
-        driver, chunks = self._driver, self._layout.chunks
-        if self._heads is None or self._launcher is None:
-            self._heads = driver.upload(self._device, self._layout.heads)
-            self._launcher = driver.launcher(self._device, self._form, chunks * forms.THREADS)
-        rows = driver.upload(self._device, self._layout.rows(numbers[self._numbers] + self._offsets))
-        keeps += [self._heads, rows]
-        return partial(self._launcher, self._heads.address, rows.address, chunks, self._count)
-
-
-class _Copy:
-    """A copy without gaps."""
-
-    def __init__(self, driver: Driver, copy: Copy) -> None:
-        self._comes = copy.target.device == copy.device
-        self._copy: Callable[..., object] = driver.copy if self._comes else driver.copy_out
-        self._device, self._nbytes = copy.device, copy.nbytes
-        self._target_device, self._source_device = copy.target.device, copy.source.device
-        self._target, self._source = _split(copy.target.address), _split(copy.source.address)
-
-    def bind(self, begins: Sequence[int], numbers: NDArray[np.int64], keeps: list[Memory]) -> Call:  # noqa: ARG002
-        number, offset = self._target
-        target = begins[number] + offset
-        number, offset = self._source
-        source = begins[number] + offset
-        if self._comes:
-            return partial(self._copy, self._device, target, self._source_device, source, self._nbytes)
-        return partial(self._copy, self._device, self._target_device, target, source, self._nbytes)
-
-
-class _Rows:
-    """A copy of rows."""
-
-    def __init__(self, driver: Driver, rows: Rows) -> None:
-        self._driver, self._rows = driver, rows
-        self._target, self._source = _split(rows.target), _split(rows.source)
-
-    def bind(self, begins: Sequence[int], numbers: NDArray[np.int64], keeps: list[Memory]) -> Call:  # noqa: ARG002
-        (to, to_offset), (by, by_offset) = self._target, self._source
-        rows = self._rows._replace(target=begins[to] + to_offset, source=begins[by] + by_offset)
-        return partial(self._driver.copy_rows, *rows)
-
-
-class _Meet:
-    """Each device's stream waits for the others'."""
-
-    def __init__(self, driver: Driver, devices: Sequence[int]) -> None:
-        self._call = partial(meet, driver, devices)
-
-    def bind(self, begins: Sequence[int], numbers: NDArray[np.int64], keeps: list[Memory]) -> Call:  # noqa: ARG002
-        return self._call
+def _split(address: int) -> tuple[int, int]:
+    """Return the number of an array, and an offset in it."""
+    return address >> _OFFSET, address & ((1 << _OFFSET) - 1)
 
 
 def meet(driver: Driver, devices: Sequence[int]) -> None:

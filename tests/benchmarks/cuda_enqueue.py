@@ -89,9 +89,6 @@ class IdleDriver:
         self, device: int, target: int, target_pitch: int, source: int, source_pitch: int, width: int, count: int
     ) -> None: ...
 
-    def handle(self, device: int) -> int:
-        return device
-
     def is_loaded(self, device: int, form: Form) -> bool:
         return True
 

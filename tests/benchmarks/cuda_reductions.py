@@ -170,14 +170,7 @@ def _reduced(lab: Lab, queue: Queue, case: Case, rounds: int) -> Reduced:
         enqueue(turn)
     bits = all(each.agrees(lab) for each in sets)
     host, anew = (min(lab.measure(call, rounds)[0] for _ in range(3)) for call in (enqueue, enqueue_anew))
-    with lab.driver.using():
-        bound = [queue.bind(schedule, each.begins) for each in sets]
-
-    def repeat(turn: int) -> None:
-        for event in queue.enqueue(bound[turn % len(sets)], [], [])._events:
-            lab.driver.release(event)
-
-    return Reduced(bits, host, anew, min(lab.measure(repeat, rounds)[1] for _ in range(3)))
+    return Reduced(bits, host, anew, min(lab.measure(enqueue, rounds)[1] for _ in range(3)))
 
 
 def copy_speed(lab: Lab, nbytes: int, rounds: int) -> float:

@@ -188,10 +188,6 @@ class FakeDriver:
 
         self._enqueue(("rows", device), device, work)
 
-    def handle(self, device: int) -> int:
-        assert self.entered
-        return device
-
     def is_loaded(self, device: int, form: Form) -> bool:
         return not self.unloaded or (device, form) in self.loaded
 

@@ -55,7 +55,8 @@ def _reduce(recipe: Recipe, out: int, buffers: Sequence[int], low: int, high: in
     def memory(address: int, lane: Lane) -> np.ndarray:
         place, size = address + low * lane.size, (high - low) * lane.size
         touches(place, size)
-        return np.frombuffer((ctypes.c_ubyte * size).from_address(place), f"u{lane.size}")
+        raw: Any = (ctypes.c_ubyte * size).from_address(place)
+        return np.frombuffer(raw, np.dtype(f"u{lane.size}"))
 
     total, *values = [_widened(recipe, memory(address, recipe.storage)) for address in buffers]
     for value in values:
@@ -70,19 +71,22 @@ def _dtype(lane: Lane) -> np.dtype:
 
 def _widened(recipe: Recipe, bits: np.ndarray) -> np.ndarray:
     lane = recipe.storage
+    numbers: Any
     if lane is Lane.BOOL:
         numbers = bits != 0
     elif lane is Lane.BFLOAT16:
         numbers = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
     else:
         numbers = bits.view(lane.value)
-    return numbers.astype(_dtype(recipe.accumulator))
+    widened: np.ndarray = numbers.astype(_dtype(recipe.accumulator))
+    return widened
 
 
 def _folded(recipe: Recipe, total: np.ndarray, value: np.ndarray) -> np.ndarray:
     if recipe.step is Step.COMPLEX_MULTIPLY:
         kind = f"c{2 * total.itemsize}"
-        return np.multiply(total.view(kind), value.view(kind)).view(total.dtype)
+        product: np.ndarray = np.multiply(total.view(kind), value.view(kind)).view(total.dtype)
+        return product
     if total.dtype.kind == "f" and recipe.step in (Step.MINIMUM, Step.MAXIMUM):
         first, second = (total, value) if recipe.later_zero_wins else (value, total)
         is_first = first < second if recipe.step is Step.MINIMUM else first > second
