@@ -29,27 +29,33 @@ PEERS: tuple[Engine, ...] = ("gloo with DETAIL", "threaded group")
 
 def ours(case: Case) -> str:
     """Return what aiodist says of a program under every schedule that it is tested with, on the loop of the checker."""
-    program = program_of(case)
+    replicas = case.sizes[-1]
+    program = program_of(case, replicas)
     if case.scheduled:
         found = explore(program, schedules=MOST_SCHEDULES, seed=0, seconds=20)
         return (
-            f"{_verdict(case, found.failure.error)}, at schedule {found.schedules}" if found.failure else "**missed**"
+            f"{_verdict(case, found.failure.error, replicas)}, at schedule {found.schedules}"
+            if found.failure
+            else "**missed**"
         )
     said = Counter(
-        _verdict(case, run(program, order, seed=seed, seconds=20).error) for seed, order in enumerate(orders(SCHEDULES))
+        _verdict(case, run(program, order, seed=seed, seconds=20).error, replicas)
+        for seed, order in enumerate(orders(SCHEDULES))
     )
     return "; ".join(what if len(said) == 1 else f"{what} ({count}×)" for what, count in said.items())
 
 
-def _verdict(case: Case, error: BaseException | None) -> str:
+def _verdict(case: Case, error: BaseException | None, replicas: int) -> str:
     if error is None:
         return "passes"
     if not isinstance(error, CollectiveError):
         return f"the program's {type(error).__name__}"
     report = error.report
-    named = all(place in str(report) for place in case.named_lines())
-    right = report.reason is case.reason and case.suspects in (report.suspects, None)
-    return f"{report.reason}, {_who(report.suspects)}{', line' if named else ''}{'' if right else ' (**wrong**)'}"
+    text = str(report)
+    named = all(place in text for place in case.named_lines())
+    right = report.reason is case.reason and case.suspects_of(replicas) in (report.suspects, None) and case.says in text
+    who = _who(report.suspects, replicas)
+    return f"{report.reason}, {who}{', line' if named else ''}{'' if right else ' (**wrong**)'}"
 
 
 def theirs(case: Case, ended: Outcomes) -> str:
@@ -72,8 +78,8 @@ def theirs(case: Case, ended: Outcomes) -> str:
     return ", ".join(said)
 
 
-def _who(replicas: Sequence[int]) -> str:
-    return "all" if len(replicas) == REPLICAS else ", ".join(map(str, sorted(replicas)))
+def _who(replicas: Sequence[int], of: int = REPLICAS) -> str:
+    return "all" if len(replicas) == of else ", ".join(map(str, sorted(replicas)))
 
 
 def table(cases: list[Case], peers: tuple[Engine, ...]) -> list[str]:
