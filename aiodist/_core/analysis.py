@@ -8,7 +8,7 @@ than every other, nobody is to blame, and all are suspects.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from aiodist._core import render
@@ -23,7 +23,6 @@ from aiodist._core.errors import (
     IncompleteCollectiveError,
     WorkerLostError,
 )
-from aiodist._core.findings import Findings, Step
 from aiodist._core.report import (
     CallRecord,
     CollectiveReport,
@@ -36,7 +35,7 @@ from aiodist._core.report import (
 )
 from aiodist._core.snapshot import GroupRecord, MemberRecord, Overdue, ReplicaFacts, SlotRecord, Snapshot
 from aiodist._core.source import time_limit_around
-from aiodist._core.text import ids_briefly, on_a_screen, place
+from aiodist._core.text import clause, on_a_screen, place, upper
 from aiodist._core.waitgraph import shortest_cycle, stuck
 
 _REASONS = list(Reason)
@@ -64,14 +63,14 @@ def analyse(snapshot: Snapshot, *, overdue: Overdue | None = None) -> Collective
     in_trouble = [(group, slot) for group, slot in first if slot is not None]
     if in_trouble:
         group, slot = min(in_trouble, key=lambda found: _says_little(found[0], found[1], ended))
-        return _Case(snapshot, group, slot, 0.0).report()
+        return _Case(snapshot, group, slot).report()
     cycle = find_cycle(snapshot)
     if cycle:
         return _cycle(snapshot, cycle)
     if snapshot.deadlocked:
         return _deadlock(snapshot)
     group = next((group for group in snapshot.groups if group.open), snapshot.groups[0])
-    return _Case(snapshot, group, group.open[0] if group.open else _NOTHING, 0.0).report()
+    return _Case(snapshot, group, group.open[0] if group.open else _NOTHING).report()
 
 
 _NOTHING = SlotRecord(0, ())
@@ -117,13 +116,14 @@ def _first_in_trouble(order_check: OrderCheck, group: GroupRecord, ended: Collec
     for slot in group.open:
         if len(_partitions(order_check, group, slot)) > 1:
             return slot
-        says_most = slot.number >= 0 or len(group.open) == 1
-        if says_most and any(_is_gone(group, member, slot, ended) for member in _missing(group, slot)):
+        if (slot.number >= 0 or len(group.open) == 1) and _gone(group, slot, ended):
             return slot
-    join = group.join
-    if join is not None and any(_is_gone(group, member, join, ended) for member in _missing(group, join)):
-        return join
-    return None
+    return group.join if group.join is not None and _gone(group, group.join, ended) else None
+
+
+def _gone(group: GroupRecord, slot: SlotRecord, ended: Collection[int]) -> list[MemberRecord]:
+    """Return the members that are missing from a collective and will never come to it."""
+    return [member for member in _missing(group, slot) if _is_gone(group, member, slot, ended)]
 
 
 def cannot_complete(snapshot: Snapshot) -> bool:
@@ -134,15 +134,12 @@ def cannot_complete(snapshot: Snapshot) -> bool:
     """
     ended = _ended(snapshot)
     for group in snapshot.groups:
-        for slot in group.open:
-            gone = (m for m in _missing(group, slot) if _is_gone(group, m, slot, ended))
-            if len(_partitions(snapshot.order_check, group, slot)) > 1 or any(
-                m.sequence <= slot.number or _left(group, m, slot) for m in gone
-            ):
-                return True
-        join = group.join
-        if join is not None and any(_is_gone(group, member, join, ended) for member in _missing(group, join)):
+        if group.join is not None and _gone(group, group.join, ended):
             return True
+        for slot in group.open:
+            gone = (m for m in _gone(group, slot, ended) if m.sequence <= slot.number or _left(group, m, slot))
+            if any(True for _ in gone) or len(_partitions(snapshot.order_check, group, slot)) > 1:
+                return True
     return False
 
 
@@ -151,8 +148,7 @@ def _says_little(group: GroupRecord, slot: SlotRecord, ended: Collection[int]) -
 
     Those may wait in a collective of another group, and it is that one which keeps them.
     """
-    elsewhere = (member for member in _missing(group, slot) if not _is_gone(group, member, slot, ended))
-    return not slot.waiting, any(True for _ in elsewhere)
+    return not slot.waiting, len(_gone(group, slot, ended)) < len(_missing(group, slot))
 
 
 def _ended(snapshot: Snapshot) -> set[int]:
@@ -250,56 +246,56 @@ def _calls_at(group: GroupRecord, slot: SlotRecord) -> Iterator[SlotRecord]:
 # One collective in trouble.
 
 
-@dataclass(frozen=True, slots=True)
 class _Case:
-    """A collective that cannot complete, and the group that it is of."""
+    """A collective that cannot complete, the group that it is of, and who has come to it."""
 
-    snapshot: Snapshot
-    group: GroupRecord
-    slot: SlotRecord
-    seconds: float
+    def __init__(self, snapshot: Snapshot, group: GroupRecord, slot: SlotRecord, seconds: float = 0.0) -> None:
+        self._snapshot = snapshot
+        self._group = group
+        self._slot = slot
+        self._seconds = seconds
+        self._ended = _ended(snapshot)
+        self._partitions = _partitions(snapshot.order_check, group, slot)
+        self._missing = _missing(group, slot)
+        self._gone = tuple(m.replica_id for m in self._missing if _is_gone(group, m, slot, self._ended))
+        self._left = sorted(m.replica_id for m in self._missing if _left(group, m, slot))
+        self._facts = {each.replica_id: each for each in snapshot.replicas}
+        self._reports = {each.replica_id: each for each in replica_reports(snapshot, group, slot)}
 
     def report(self) -> CollectiveReport:
         """Return what is wrong with it."""
-        partitions = _partitions(self.snapshot.order_check, self.group, self.slot)
-        missing = _missing(self.group, self.slot)
-        ended = _ended(self.snapshot)
-        reason = self._reason(partitions, missing, ended)
-        odd = self._odd(partitions, missing, reason, ended)
-        replicas = tuple(replica_reports(self.snapshot, self.group, self.slot))
-        waits = _waits(self.snapshot)
-        running = [r.replica_id for r in replicas if r.call is None and not r.state.ended and r.replica_id in waits]
-        elsewhere = {i: _in_words(waits[i][0], i) for i in running}
-        facts = {each.replica_id: each for each in self.snapshot.replicas}
-        report_of = {replica.replica_id: replica for replica in replicas}
-        races = _races([(report_of[posted.replicas[0]], posted.post) for posted in partitions[:2]], facts)
+        reason = self._reason()
+        odd = self._odd(reason)
+        reports, facts, partitions = self._reports, self._facts, self._partitions
+        waits = _waits(self._snapshot)
+        running = [i for i, each in reports.items() if each.call is None and not each.state.ended and i in waits]
+        races = _races([(reports[posted.replicas[0]], posted.post) for posted in partitions[:2]], facts)
         # of racing tasks, which may call on, nobody can say what they left out
-        sides = None if races else self._sides(partitions, missing, replicas, ended)
-        left = {m.replica_id for m in missing if _left(self.group, m, self.slot)}
-        findings = Findings(
+        sides = None if races else self._sides()
+        findings = render.Findings(
             reason=reason,
-            sequence_number=self.slot.number,
-            replicas=replicas,
+            sequence_number=self._slot.number,
+            replicas=tuple(reports.values()),
             odd=odd,
             partitions=[(posted.replicas, posted.post) for posted in partitions],
-            chains=() if races else _chains([_path(report_of[each.replicas[0]], each.post) for each in partitions]),
-            abandoned=tuple(sorted(left)),
-            elsewhere=elsewhere,
-            refusals={i: facts[i].refusal for i in sorted(left) if facts[i].refusal},
-            group=self.group.label(),
-            joining=self.slot is self.group.join,
+            chains=() if races else _chains([_path(reports[each.replicas[0]], each.post) for each in partitions]),
+            abandoned=tuple(self._left),
+            elsewhere={i: _in_words(waits[i][0], i) for i in running},
+            refusals={i: facts[i].refusal for i in self._left if facts[i].refusal},
+            group=self._group.label(),
+            joining=self._slot is self._group.join,
             sides=sides,
-            divergence=self._divergence(partitions, sides, tie=not odd),
-            cancellations=_cancellations([facts[i] for i in sorted(left) if not facts[i].refusal], self.slot),
-            circle=self.snapshot.circle,
-            unknown=_unknown(self.snapshot),
+            divergence=self._divergence(sides, tie=not odd),
+            cancellations=_cancellations([facts[i] for i in self._left if not facts[i].refusal], self._slot),
+            circle=self._snapshot.circle,
+            unknown=_unknown(self._snapshot),
             races=races,
-            timeout_seconds=self.seconds,
+            timeout_seconds=self._seconds,
         )
         return CollectiveReport(
             reason=reason,
-            sequence_number=self.slot.number,
-            replicas=tuple(_where_it_waits(each, waits) for each in replicas),
+            sequence_number=self._slot.number,
+            replicas=tuple(_where_it_waits(each, waits) for each in reports.values()),
             suspects=odd or self._everyone(),
             text=render.text(findings),
             group=findings.group,
@@ -316,103 +312,80 @@ class _Case:
             advice=tuple(render.hints(findings)),
         )
 
-    def _divergence(
-        self, partitions: Sequence[_Posted], sides: tuple[Side, Side] | None, *, tie: bool
-    ) -> Divergence | None:
-        if sides is None:
-            return None
-        if len(partitions) > 1 and partitions[0].ways:
-            return came_in_another_order(*sides, partitions[0].ways, partitions[1].ways)
-        return diverged(self._past(), *sides, tie=tie)
-
-    def _reason(self, partitions: Sequence[_Posted], missing: Sequence[MemberRecord], ended: set[int]) -> Reason:
-        if len(partitions) > 1:
-            first = partitions[0].post
-            found = (difference(self.snapshot.order_check, each.post, first) for each in partitions[1:])
+    def _reason(self) -> Reason:
+        if len(self._partitions) > 1:
+            first = self._partitions[0].post
+            found = (difference(self._snapshot.order_check, each.post, first) for each in self._partitions[1:])
             return min((each for each in found if each is not None), key=_REASONS.index, default=Reason.CALL_SITE)
-        if missing and partitions and partitions[0].post.call.kind == MESSAGE:
+        if self._missing and self._partitions and self._partitions[0].post.call.kind == MESSAGE:
             return Reason.UNMATCHED
-        if any(member.replica_id in ended and member.sequence <= self.slot.number for member in missing):
+        if any(m.replica_id in self._ended and m.sequence <= self._slot.number for m in self._missing):
             return Reason.EXITED
-        if any(_left(self.group, member, self.slot) for member in missing):
-            return Reason.ABANDONED
-        return Reason.TIMEOUT
+        return Reason.ABANDONED if self._left else Reason.TIMEOUT
 
-    def _odd(
-        self, partitions: Sequence[_Posted], missing: Sequence[MemberRecord], reason: Reason, ended: set[int]
-    ) -> tuple[int, ...]:
+    def _odd(self, reason: Reason) -> tuple[int, ...]:
         """Return the minority; empty on a tie, where nobody is to blame."""
+        absent = {member.replica_id for member in self._missing}
         if reason is Reason.TIMEOUT:
-            late = {member.replica_id for member in missing}
-            if not late and partitions and partitions[0].post.call.kind == "merge_call":
-                late.add(min(self.group.key[0]))  # its merge function hangs
-            return tuple(sorted(late - _unknown(self.snapshot) or late))
-        gone = tuple(m.replica_id for m in missing if _is_gone(self.group, m, self.slot, ended))
-        there = [each.replicas for each in partitions]
+            if not absent and self._partitions and self._partitions[0].post.call.kind == "merge_call":
+                return (min(self._group.key[0]),)  # its merge function hangs
+            return tuple(sorted(absent - _unknown(self._snapshot) or absent))
+        there = [each.replicas for each in self._partitions]
         if len(there) == 1:  # who has joined waits, too
-            absent = {member.replica_id for member in missing}
-            there = [tuple(m.replica_id for m in self.group.members if m.replica_id not in absent)]
-        sides = sorted(there + ([gone] if gone else []), key=len, reverse=True)
+            there = [tuple(m.replica_id for m in self._group.members if m.replica_id not in absent)]
+        sides = sorted(there + ([self._gone] if self._gone else []), key=len, reverse=True)
         if len(sides) == 1:
-            return gone
+            return self._gone
         if len(sides[0]) == len(sides[1]):
-            undecided = len(missing) - len(gone)  # they may still come to those who wait
-            return gone if gone and undecided and len(there) == 1 else ()
+            undecided = len(self._missing) - len(self._gone)  # they may still come to those who wait
+            return self._gone if self._gone and undecided and len(there) == 1 else ()
         return tuple(sorted(i for side in sides[1:] for i in side))
 
     def _everyone(self) -> tuple[int, ...]:
-        is_join = self.slot is self.group.join
-        return tuple(m.replica_id for m in self.group.members if is_join or _takes_part(m, self.slot))
+        is_join = self._slot is self._group.join
+        return tuple(m.replica_id for m in self._group.members if is_join or _takes_part(m, self._slot))
 
-    def _sides(
-        self,
-        partitions: Sequence[_Posted],
-        missing: Sequence[MemberRecord],
-        replicas: Sequence[ReplicaReport],
-        ended: set[int],
-    ) -> tuple[Side, Side] | None:
+    def _sides(self) -> tuple[Side, Side] | None:
         """Return the majority and the largest other partition, or those that have ended; None where all are one."""
-        if not partitions:
+        if not self._partitions:
             return None
-        report_of = {replica.replica_id: replica for replica in replicas}
-        usual = self._side(partitions[0].replicas, report_of)
-        if len(partitions) > 1:
-            return usual, self._side(partitions[1].replicas, report_of)
-        gone = [member.replica_id for member in missing if member.replica_id in ended]
-        if not gone or self.slot.number < 0 or self.slot is self.group.join:
+        usual = self._side(self._partitions[0].replicas)
+        if len(self._partitions) > 1:
+            return usual, self._side(self._partitions[1].replicas)
+        gone = tuple(member.replica_id for member in self._missing if member.replica_id in self._ended)
+        if not gone or self._slot.number < 0 or self._slot is self._group.join:
             return None
-        ended_at = report_of[gone[0]].ended_at
-        return usual, Side(tuple(gone), (), (), (ended_at,) if ended_at is not None else (), "")
+        ended_at = self._reports[gone[0]].ended_at
+        return usual, Side(gone, (), (), (ended_at,) if ended_at is not None else (), "")
 
-    def _side(self, replicas: Sequence[int], report_of: Mapping[int, ReplicaReport]) -> Side:
-        first = replicas[0]
-        slots = [self.slot]  # the creation of a group stands for itself
-        if self.slot.number >= 0:
-            slots = [slot for slot in self.group.open if slot.number >= self.slot.number][:_MOST_CALLS]
-        found = ((slot.number, slot.post_of(first)) for slot in slots)
-        posted = [(number, post) for number, post in found if post is not None]
+    def _side(self, replicas: tuple[int, ...]) -> Side:
+        first, number = replicas[0], self._slot.number
+        slots = [self._slot]  # the creation of a group stands for itself
+        if number >= 0:
+            slots = [slot for slot in self._group.open if slot.number >= number][:_MOST_CALLS]
+        posted = [(slot.number, post) for slot in slots if (post := slot.post_of(first)) is not None]
         return Side(
-            tuple(replicas),
+            replicas,
             [CallRecord(number, str(post.call), post.location) for number, post in posted],
-            [fingerprint(self.snapshot.order_check, post) for _, post in posted],
-            _path(report_of[first], self.slot.post_of(first)),
-            next(each.handles for each in self.snapshot.replicas if each.replica_id == first),
+            [fingerprint(self._snapshot.order_check, post) for _, post in posted],
+            _path(self._reports[first], self._slot.post_of(first)),
+            self._facts[first].handles,
         )
 
-    def _is_matched(self, slot: SlotRecord) -> bool:
-        """Whether all have issued an open collective alike, so only its result is not there yet."""
-        partitions = _partitions(self.snapshot.order_check, self.group, slot)
-        return len(partitions) == 1 and not _missing(self.group, slot)
+    def _divergence(self, sides: tuple[Side, Side] | None, *, tie: bool) -> Divergence | None:
+        if sides is None:
+            return None
+        if len(self._partitions) > 1 and self._partitions[0].ways:
+            return came_in_another_order(*sides, self._partitions[0].ways, self._partitions[1].ways)
+        return diverged(self._past(), *sides, tie=tie)
 
     def _past(self) -> Past:
-        """Return the calls that all made before, as far as they are kept."""
-        matched = (slot for slot in self.group.open if self._is_matched(slot))
-        before = [slot for slot in (*self.group.history, *matched) if 0 <= slot.number < self.slot.number]
+        """Return the calls that all made before, as far as they are kept; of open ones those that wait for a result."""
+        check, group = self._snapshot.order_check, self._group
+        matched = (s for s in group.open if len(_partitions(check, group, s)) == 1 and not _missing(group, s))
+        before = [slot for slot in (*group.history, *matched) if 0 <= slot.number < self._slot.number]
         firsts = [slot.posts[0][0] for slot in before]
-        keys: dict[int, Hashable] = {}
-        for post in firsts:
-            if id(post) not in keys:
-                keys[id(post)] = fingerprint(self.snapshot.order_check, post)
+        keys = {id(post): fingerprint(check, post) for post in {id(post): post for post in firsts}.values()}
         calls = [
             CallRecord(slot.number, str(post.call), post.location) for slot, post in zip(before, firsts, strict=True)
         ]
@@ -489,7 +462,7 @@ def _cancellations(replicas: Iterable[ReplicaFacts], slot: SlotRecord) -> tuple[
             what = f"{post.call} at {place(post.location)}{': ' if why else ''}{why}."
             alike.setdefault(what, []).append(replica.replica_id)
     return tuple(
-        f"R{ids_briefly(members)[1:]} {'was' if len(members) == 1 else 'were'} cancelled out of {what}"
+        f"{upper(clause(members, 'was'))} cancelled out of {what}"
         for what, members in list(alike.items())[:_MOST_LIMITS]
     )
 
@@ -631,7 +604,7 @@ def _cycle(snapshot: Snapshot, cycle: Sequence[tuple[int, Waiting]]) -> Collecti
         for post, ids in slot.posts:
             own = tuple(i for i in ids if i in slot.waiting)
             if own:
-                steps.append(Step(own, post, slot is group.join, slot.number, group, missing, odd=own[0] in odd))
+                steps.append(render.Step(own, post, slot is group.join, slot.number, group, missing, odd=own[0] in odd))
     if odd:
         steps.sort(key=lambda step: (step.odd, -len(step.replicas), step.replicas))
     waits, slot_of = _waits(snapshot), {i: each for each, own in zip(on_it, waiters, strict=True) for i in own}
@@ -640,7 +613,9 @@ def _cycle(snapshot: Snapshot, cycle: Sequence[tuple[int, Waiting]]) -> Collecti
     for each in snapshot.replicas:
         elsewhere = waits.get(each.replica_id, [Waiting(snapshot.groups[0], _NOTHING)])[0]
         group, slot = slot_of.get(each.replica_id, elsewhere)
-        replicas.append(_replica(each, calls.setdefault(id(group), _Calls(group)), slot))
+        if id(group) not in calls:
+            calls[id(group)] = _Calls(group)
+        replicas.append(_replica(each, calls[id(group)], slot))
     lines, advice = render.cycle_text(steps)
     return CollectiveReport(
         Reason.CYCLE,

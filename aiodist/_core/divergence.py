@@ -15,7 +15,7 @@ from difflib import SequenceMatcher
 
 from aiodist._core import source
 from aiodist._core.report import CallRecord, Divergence, DivergenceKind, Location
-from aiodist._core.text import count, ids_briefly, place, shortened
+from aiodist._core.text import clause, count, ids_briefly, place, shortened, upper
 
 _MOST_LINES = 8
 _MOST_BREAKS = 4
@@ -84,11 +84,9 @@ def _neutral(found: Divergence) -> str:
     one, other = found.replicas, found.others
     if found.kind is DivergenceKind.SKIPPED:
         one, other = other, one
-    makes = "makes" if len(one) == 1 else "make"
-    does = "does" if len(other) == 1 else "do"
     made = ", ".join(f"{_brief(call)} at {place(call.location)}" for call in found.calls[:3])
     more = f" and {count(len(found.calls) - 3, 'more call')}" if len(found.calls) > 3 else ""
-    return f"{_upper(ids_briefly(one))} {makes} {made}{more}, which {ids_briefly(other)} {does} not make here."
+    return f"{upper(clause(one, 'makes'))} {made}{more}, which {clause(other, 'does')} not make here."
 
 
 # By the ways to one call.
@@ -115,7 +113,7 @@ def came_in_another_order(
     in_order = ", ".join(place(caller) for _, caller in others[:_MOST_WAYS])
     other = "in the opposite order" if opposite else f"in another order: {in_order}"
     text = (
-        f"{_upper(ids_briefly(usual.replicas))} came to {kind} at {at} {', then '.join(froms)}; "
+        f"{upper(ids_briefly(usual.replicas))} came to {kind} at {at} {', then '.join(froms)}; "
         f"{ids_briefly(odd.replicas)} {other}."
     )
     calls = tuple(CallRecord(number, call.call, caller) for number, caller in ways)
@@ -141,7 +139,7 @@ def _by_calls(usual: Side, odd: Side) -> Divergence | None:
 def _swapped(usual: Side, odd: Side, calls: Sequence[CallRecord], *, certain: bool) -> Divergence:
     first, second = (f"{_brief(call)} at {place(call.location)}" for call in calls)
     who = ids_briefly([*usual.replicas[:1], *odd.replicas[:1]])
-    text = f"{_upper(who)} make the same two calls in opposite order: {first} and {second}."
+    text = f"{upper(who)} make the same two calls in opposite order: {first} and {second}."
     return Divergence(DivergenceKind.SWAPPED, odd.replicas, usual.replicas, tuple(calls), certain, text)
 
 
@@ -157,7 +155,7 @@ def _skipped(
         what = f"skipped {len(calls)} calls, from {kind} at {where} on, which {others} made as #{first} to #{last}"
     its, it_makes = ("its", "it makes") if len(odd.replicas) == 1 else ("their", "they make")
     or_else = f", or {it_makes} the two in another order" if or_swapped else ""
-    text = f"{_upper(how + ids_briefly(odd.replicas))} {what}; {its} next call is #{last + 1} of the others{or_else}."
+    text = f"{upper(how + ids_briefly(odd.replicas))} {what}; {its} next call is #{last + 1} of the others{or_else}."
     return Divergence(DivergenceKind.SKIPPED, odd.replicas, usual.replicas, tuple(calls), certain, text)
 
 
@@ -166,7 +164,7 @@ def _added(usual: Side, odd: Side, calls: Sequence[CallRecord]) -> Divergence:
         "…" if len(calls) > 3 else ""
     )
     text = (
-        f"{_upper(ids_briefly(odd.replicas))} made {count(len(calls), 'call')} more than "
+        f"{upper(ids_briefly(odd.replicas))} made {count(len(calls), 'call')} more than "
         f"{ids_briefly(usual.replicas)}: {made}."
     )
     return Divergence(DivergenceKind.ADDED, odd.replicas, usual.replicas, tuple(calls), True, text)
@@ -201,9 +199,8 @@ def _extra_behind(past: Past, inside: Side, left: Side, loop: Location, there: L
     under = next((at._replace(line=line) for at, line in lines if line is not None), None)
     if under is None or (under.file == loop.file and under.line <= loop.line):
         return None
-    do = "does" if len(inside.replicas) == 1 else "do"
     text = (
-        f"{_upper(ids_briefly(left.replicas))} made a call that {ids_briefly(inside.replicas)} {do} not have: "
+        f"{upper(ids_briefly(left.replicas))} made a call that {clause(inside.replicas, 'does')} not have: "
         f"{_brief(call)} at {place(call.location)}, under `{source.line_at(under)}` at {place(under)}."
     )
     return Divergence(DivergenceKind.ADDED, left.replicas, inside.replicas, (call,), False, text)
@@ -215,14 +212,13 @@ def _uneven(past: Past, inside: Side, left: Side, loop: Location, outside: Locat
     call = inside.calls[0]
     if past.whole:
         text = (
-            f"{_upper(ids_briefly(inside.replicas))} made {made + 1}, {ids_briefly(left.replicas)} made "
+            f"{upper(ids_briefly(inside.replicas))} made {made + 1}, {ids_briefly(left.replicas)} made "
             f"{count(made, 'call')} at {place(call.location)}; after {count(made, 'common round')} "
         )
     else:
         text = f"After more than {made} common calls at {place(call.location)} "
     if outside is None:
-        went = "goes" if len(inside.replicas) == 1 else "go"
-        text += f"{ids_briefly(inside.replicas)} {went} round the loop at {place(loop)} once more."
+        text += f"{clause(inside.replicas, 'goes')} round the loop at {place(loop)} once more."
     else:
         text += f"{ids_briefly(left.replicas)} left the loop at {place(loop)}{_ways_out(loop, outside)}."
     return Divergence(DivergenceKind.LEFT_LOOP, left.replicas, inside.replicas, (call,), True, text)
@@ -235,8 +231,8 @@ def _ways_out(loop: Location, outside: Location) -> str:
     """Say what may have ended a loop, or a round of it, early: an exception, or conditions looked at in every round."""
     caught = source.catches(loop.file, loop.line, outside.line)
     if caught is not None:
-        clause = loop._replace(line=caught)
-        return f"{CAUGHT} `{source.line_at(clause)}` at {place(clause)}"
+        at = loop._replace(line=caught)
+        return f"{CAUGHT} `{source.line_at(at)}` at {place(at)}"
     found = []
     for word, lines in source.conditions_in(loop.file, loop.line).items():
         for line in lines[:_MOST_BREAKS]:
@@ -270,7 +266,7 @@ def _by_rounds(past: Past, usual: Side, odd: Side) -> Divergence | None:
     if call.location == next_call.location:  # one call, of which something differs, and that is told
         return None
     text = (
-        f"{_upper(ids_briefly(odd.replicas))} made a call that the rounds before do not have: {call.call} at "
+        f"{upper(ids_briefly(odd.replicas))} made a call that the rounds before do not have: {call.call} at "
         f"{place(call.location)}; {ids_briefly(usual.replicas)} went on as before, with "
         f"{next_call.call.partition('(')[0]} at {place(next_call.location)}."
     )
@@ -302,7 +298,7 @@ def _handling(usual: Side, odd: Side) -> Divergence | None:
     if bool(usual.handles) == bool(odd.handles):
         return None
     one, other = (odd, usual) if odd.handles else (usual, odd)
-    text = f"{_upper(ids_briefly(one.replicas))} {'is' if len(one.replicas) == 1 else 'are'} handling {one.handles}."
+    text = f"{upper(clause(one.replicas, 'is'))} handling {one.handles}."
     return Divergence(DivergenceKind.OTHER_BRANCH, one.replicas, other.replicas, (), True, text)
 
 
@@ -314,14 +310,14 @@ def _by_source(usual: Side, odd: Side) -> Divergence | None:
     at_call = (here, there) == (odd.calls[0].location, usual.calls[0].location)
     if at_call and source.is_optional(here.file, here.line, there.line):
         text = (
-            f"{_upper(ids_briefly(odd.replicas))} made 1 call more: {_brief(odd.calls[0])} at {place(here)}, "
+            f"{upper(ids_briefly(odd.replicas))} made 1 call more: {_brief(odd.calls[0])} at {place(here)}, "
             f"in a branch on the way to {place(there)}."
         )
         return Divergence(DivergenceKind.ADDED, odd.replicas, usual.replicas, (odd.calls[0],), False, text)
     if at_call and source.is_optional(here.file, there.line, here.line):
         call = usual.calls[0]
         text = (
-            f"{_upper(ids_briefly(odd.replicas))} skipped {call.call.partition('(')[0]} at {place(there)}, which "
+            f"{upper(ids_briefly(odd.replicas))} skipped {call.call.partition('(')[0]} at {place(there)}, which "
             f"{ids_briefly(usual.replicas)} made as #{call.sequence_number}."
         )
         return Divergence(DivergenceKind.SKIPPED, odd.replicas, usual.replicas, (call,), False, text)
@@ -346,13 +342,9 @@ def branch_line(usual: Side, odd: Side) -> str | None:
     if len(odd.replicas) == len(usual.replicas):
         first, second = sorted([first, second], key=lambda side: side[0].replicas)
     return (
-        f"Last common line {place(common)}, `{code}`; then {_goes(first[0], first[1])}, "
+        f"Last common line {place(common)}, `{code}`; then {clause(first[0].replicas, 'goes')} to {place(first[1])}, "
         f"{ids_briefly(second[0].replicas)} to {place(second[1])}."
     )
-
-
-def _goes(side: Side, location: Location) -> str:
-    return f"{ids_briefly(side.replicas)} {'goes' if len(side.replicas) == 1 else 'go'} to {place(location)}"
 
 
 def _first_apart(a: Side, b: Side) -> tuple[Location, Location] | None:
@@ -385,7 +377,3 @@ def diff(usual: Side, odd: Side) -> list[str]:
 def _folded(mark: str, calls: Sequence[CallRecord]) -> list[str]:
     lines = [f"  {mark}#{call.sequence_number} {_brief(call)}   {place(call.location)}" for call in calls[:3]]
     return [*lines, f"  {mark}… {count(len(calls) - 3, 'more call')}"] if len(calls) > 3 else lines
-
-
-def _upper(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from inspect import isfunction
 from typing import Any, Protocol
 
 from aiodist._core.errors import CollectiveError
@@ -82,44 +83,20 @@ class _Several(Observer):
     """Several observers as one, each told in the order in which they began to observe."""
 
     def __init__(self, observers: tuple[Observer, ...]) -> None:
-        self._observers = observers
+        self.observers = observers
         self.of_runs_alone = all(observer.of_runs_alone for observer in observers)
 
-    def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:
-        for observer in self._observers:
-            observer.run_begun(run, fn)
 
-    def started(self, member: Member) -> None:
-        for observer in self._observers:
-            observer.started(member)
+def _tell_each(method: str) -> Callable[..., None]:
+    def tell(several: _Several, *args: Any) -> None:
+        for observer in several.observers:
+            getattr(observer, method)(*args)
 
-    def posted(self, member: Member, slot: Slot) -> None:
-        for observer in self._observers:
-            observer.posted(member, slot)
+    return tell
 
-    def waits(self, member: Member, slot: Slot) -> None:
-        for observer in self._observers:
-            observer.waits(member, slot)
 
-    def resumed(self, member: Member, slot: Slot) -> None:
-        for observer in self._observers:
-            observer.resumed(member, slot)
-
-    def completed(self, slot: Slot) -> None:
-        for observer in self._observers:
-            observer.completed(slot)
-
-    def reported(self, run: ObservedRun, error: CollectiveError) -> None:
-        for observer in self._observers:
-            observer.reported(run, error)
-
-    def ended(self, member: Member, end: ReplicaState, error: BaseException | None) -> None:
-        for observer in self._observers:
-            observer.ended(member, end, error)
-
-    def run_ended(self, run: ObservedRun) -> None:
-        for observer in self._observers:
-            observer.run_ended(run)
+for _method in [name for name, value in vars(Observer).items() if isfunction(value)]:
+    setattr(_Several, _method, _tell_each(_method))
 
 
 def together(*observers: Observer) -> Observer:

@@ -6,16 +6,29 @@ on thousands fits a screen.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from aiodist._core import source
 from aiodist._core.call import LEAF, Call, Function, Post, compare, leaf_text
-from aiodist._core.divergence import CAUGHT, branch_line, diff
-from aiodist._core.findings import Findings, Step
-from aiodist._core.report import CallRecord, DivergenceKind, Location, Reason, ReplicaReport, ReplicaState
+from aiodist._core.divergence import CAUGHT, Side, branch_line, diff
+from aiodist._core.report import Divergence, DivergenceKind, Location, Reason, ReplicaReport, ReplicaState
 from aiodist._core.snapshot import GroupRecord
-from aiodist._core.text import WIDTH, count, fitted, ids_briefly, on_a_screen, place, shortened, shown, shown_file
+from aiodist._core.text import (
+    WIDTH,
+    clause,
+    count,
+    fitted,
+    ids_briefly,
+    on_a_screen,
+    place,
+    shortened,
+    shown,
+    shown_file,
+    upper,
+)
 
 _MOST_PARTITIONS = 8
 _MOST_PATHS = 4
@@ -27,11 +40,77 @@ _SHORTEST_LINE = 30
 _LONGEST_PART = 80
 
 
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What was found.
+
+    Attributes:
+        reason, sequence_number, replicas: as in `CollectiveReport`.
+        odd: ids of the minority, which is marked; empty on a tie.
+        partitions: who arrived, by equal calls, the largest partition first, with the post of its first replica.
+        chains: of each partition, its callers' places from the first one that differs between them down to its call.
+        abandoned: ids of those that were cancelled out of the collective.
+        elsewhere: by id, for those that wait in a collective of another group, in which, and where they called it.
+        refusals: by id, for those of them that were not cancelled, but whose call was refused, what that has raised.
+        group: what the group is called; None for the run's own.
+        joining: the collective is a join.
+        sides: one of the majority and one of the odd ones, to be laid beside each other; None where there are none.
+        divergence: how they diverged, where that is known.
+        cancellations: sentences about those that were cancelled out of it: of which call, and why.
+        circle: a sentence about tasks that wait for each other; empty where there are none.
+        unknown: ids of those of which nothing is known.
+        races: sentences about replicas that issue collectives in several tasks at once.
+        timeout_seconds: how long the collective had, from the first arrival; 0 where there was no limit.
+    """
+
+    reason: Reason
+    sequence_number: int
+    replicas: tuple[ReplicaReport, ...]
+    odd: tuple[int, ...]
+    partitions: Sequence[tuple[Sequence[int], Post]]
+    chains: Sequence[tuple[Location, ...]]
+    abandoned: tuple[int, ...]
+    elsewhere: Mapping[int, tuple[str, Location]]
+    refusals: Mapping[int, str]
+    group: str | None
+    joining: bool
+    sides: tuple[Side, Side] | None
+    divergence: Divergence | None
+    cancellations: tuple[str, ...]
+    circle: str
+    unknown: frozenset[int]
+    races: tuple[str, ...]
+    timeout_seconds: float
+
+
+class Step(NamedTuple):
+    """Replicas of a cycle that wait in one collective for others of the cycle.
+
+    Attributes:
+        replicas: their ids.
+        post: what they wait in.
+        joining: that is a join.
+        number: its sequence number.
+        group: the group that it is of.
+        missing: for whom they wait.
+        odd: they are the minority.
+    """
+
+    replicas: tuple[int, ...]
+    post: Post
+    joining: bool
+    number: int
+    group: GroupRecord
+    missing: tuple[int, ...]
+    odd: bool
+
+
 def text(findings: Findings) -> str:
     """Return the whole text."""
     lines = [_headline(findings), *_who(findings), *_what_differs(findings)]
-    lines += [*findings.cancellations, *_circle(findings), *_last_agreement(findings)]
-    return on_a_screen([*lines, *_divergence(findings)], hints(findings))
+    circle = [f"{findings.circle}."] if findings.circle and findings.reason is Reason.TIMEOUT else []
+    lines += [*findings.cancellations, *circle, *_last_agreement(findings), *_divergence(findings)]
+    return on_a_screen(lines, hints(findings))
 
 
 def cycle_text(steps: Sequence[Step]) -> tuple[list[str], tuple[str, ...]]:
@@ -57,7 +136,7 @@ def cycle_text(steps: Sequence[Step]) -> tuple[list[str], tuple[str, ...]]:
 def _step(step: Step) -> str:
     number = "" if step.joining else f"#{step.number} "
     where = f"{number}of {step.group.label() or 'the run'} ({place(step.post.location)})"
-    return f"{_wait(step.replicas)} in {step.post.call} {where} for {ids_briefly(step.missing)}"
+    return f"{clause(step.replicas, 'waits')} in {step.post.call} {where} for {ids_briefly(step.missing)}"
 
 
 def _creation(group: GroupRecord) -> list[Post]:
@@ -80,8 +159,7 @@ def _groups_differ(steps: Sequence[Step]) -> tuple[list[str], list[str]]:
     if unmade:
         made = {i for _, ids in unmade[0].group.open[0].posts for i in ids}
         others = set(unmade[0].group.key[0]) - made
-        has = "has" if len(others) == 1 else "have"
-        return [f"{_upper(ids_briefly(others))} {has} not made {unmade[0].group.label()}."], [_SAME_GROUP]
+        return [f"{upper(clause(others, 'has'))} not made {unmade[0].group.label()}."], [_SAME_GROUP]
     labels = [step.group.label() for step in steps]
     if len(steps) == 2 and None in labels and compare(steps[0].post.call, steps[1].post.call) is None:
         told = " and ".join(f"{ids_briefly(s.replicas)} in that of {s.group.label() or 'the run'}" for s in steps)
@@ -121,8 +199,7 @@ def _abandoned(findings: Findings, number: str) -> str:
     if findings.refusals:
         raised = next(iter(findings.refusals.values()))
         return f"{_ids(findings.refusals)} did not make {number}, because its call raised: {raised}"
-    was = "was" if len(findings.abandoned) == 1 else "were"
-    return f"{_ids(findings.abandoned)} {was} cancelled out of {number} before it was complete"
+    return f"{_clause(findings.abandoned, 'was')} cancelled out of {number} before it was complete"
 
 
 def _unmatched(findings: Findings) -> str:
@@ -157,7 +234,7 @@ def _calls_made(replica: ReplicaReport) -> int:
 def _others(findings: Findings, gone: Sequence[int]) -> str:
     waiting = [r.replica_id for r in findings.replicas if r.state is ReplicaState.WAITING]
     if waiting and findings.sequence_number >= 0:
-        return f"{_wait(waiting)} in"
+        return f"{_clause(waiting, 'waits')} in"
     called = "made" if findings.sequence_number < 0 else "called"
     others = {r.replica_id for r in findings.replicas} - set(gone)
     return f"{_ids(others) if others else 'nobody'} {called}"
@@ -167,29 +244,20 @@ def _what_is_late(findings: Findings) -> str:
     arrived = {replica_id for members, _ in findings.partitions for replica_id in members}
     absent = {r.replica_id for r in findings.replicas} - arrived
     missing = absent - findings.unknown
-    if absent and not missing:
-        return f"{_wait(arrived)} in it, and nothing is known of {_ids(absent)}"
-    if not missing:
-        return (
-            "its merge function has not returned"
-            if _merges(findings)
-            else "all have arrived, but their values have not"
-        )
-    return f"{_ids(missing)} {'has' if len(missing) == 1 else 'have'} not arrived, {_wait(arrived)} in it"
+    wait = _clause(arrived, "waits") if arrived else "nobody waits"
+    if missing:
+        return f"{_clause(missing, 'has')} not arrived, {wait} in it"
+    if absent:
+        return f"{wait} in it, and nothing is known of {_ids(absent)}"
+    return "its merge function has not returned" if _merges(findings) else "all have arrived, but their values have not"
 
 
 def _merges(findings: Findings) -> bool:
     return bool(findings.partitions) and findings.partitions[0][1].call.kind == "merge_call"
 
 
-def _wait(replicas: Collection[int]) -> str:
-    if not replicas:
-        return "nobody waits"
-    return f"{_ids(replicas)} wait{'s' if len(replicas) == 1 else ''}"
-
-
-def _ids(replicas: Collection[int]) -> str:
-    return ids_briefly(replicas, most_runs=12)
+_ids = partial(ids_briefly, most_runs=12)
+_clause = partial(clause, most_runs=12)
 
 
 # Who asked for what, and where: the lines that begin with a replica, and the source lines below them.
@@ -312,10 +380,6 @@ def source_lines(places: Iterable[tuple[Location, bool]]) -> list[str]:
     ]
 
 
-def _upper(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def _cut(line: str, width: int) -> str:
     return line if len(line) <= width else f"{line[: width - 1]}…"
 
@@ -328,37 +392,47 @@ def _waits(findings: Findings) -> list[str]:
             alike.setdefault(replica.waits_for, []).append(replica.replica_id)
     lines = []
     for what, members in list(alike.items())[:_MOST_PLACES]:
-        clause = what.replace("waits", "wait", 1) if len(members) > 1 and what.startswith("waits") else what
-        lines.append(f"R{ids_briefly(members)[1:]} {clause}.")
+        verb, _, rest = what.partition(" ")
+        lines.append(f"{upper(clause(members, verb))} {rest}.")
     return lines
 
 
 # What differs inside the calls: of all that they ask for the first field that is not the same, and nothing else.
 
 
-def _what_differs(findings: Findings) -> list[str]:
-    if len(findings.partitions) < 2:
+def _what_differs(findings: Findings) -> list[str]:  # noqa: PLR0911  (one return a kind of difference)
+    partitions, reason = findings.partitions, findings.reason
+    if len(partitions) < 2:
         return []
-    if findings.reason in (Reason.AXIS, Reason.SOURCE):
-        return _values_differ(findings)
-    if findings.reason is Reason.CALL_SITE:
+    if reason in (Reason.AXIS, Reason.SOURCE):
+        values = [str(_value(reason, post.call)) for _, post in partitions]
+        return [f"The {reason} differs: {_on_each(findings, values, _MOST_PATHS)}."]
+    if reason is Reason.CALL_SITE:
         return _sites_differ(findings)
-    tell = _BETWEEN_TWO.get(findings.reason)
-    if tell is None:
-        return []
-    (members, post), *odd = findings.partitions
-    others, other = next((m, p) for m, p in odd if compare(p.call, post.call) is findings.reason)
-    return tell(findings.reason, post.call, ids_briefly(members), other.call, ids_briefly(others))
+    (members, post), *odd = partitions
+    others, other = next(((m, p) for m, p in odd if compare(p.call, post.call) is reason), odd[0])
+    a, on_a, b, on_b = post.call, ids_briefly(members), other.call, ids_briefly(others)
+    if reason in _LEAF_FIELDS:
+        return _leaf_differs(reason, a, on_a, b, on_b)
+    if reason is Reason.MERGE_FN:
+        what = "merge functions" if a.kind == "merge_call" else "functions"
+        return [f"The {what} differ: {_function(a.function)} on {on_a}, {_function(b.function)} on {on_b}."]
+    if reason is Reason.STRUCTURE:
+        what = "structures" if a.arguments is None or b.arguments is None else "arguments"
+        return [f"The {what} differ: {_structures_differ(a, on_a, b, on_b)}."]
+    return []
 
 
-def _values_differ(findings: Findings) -> list[str]:
-    """Tell axes and sources by replica."""
-    values = [
-        f"{_value(findings.reason, post.call)} on {ids_briefly(members)}"
-        for members, post in findings.partitions[:_MOST_PATHS]
-    ]
-    more = ", …" if len(findings.partitions) > _MOST_PATHS else ""
-    return [f"The {findings.reason} differs: {', '.join(values)}{more}."]
+def _leaf_differs(reason: Reason, a: Call, on_a: str, b: Call, on_b: str) -> list[str]:
+    field = _LEAF_FIELDS[reason]
+    for path, mine, theirs in zip(a.paths, a.leaves, b.leaves, strict=True) if a.structure is not None else ():
+        if mine[field] != theirs[field]:
+            what = "array type" if reason is Reason.DEVICE else reason
+            return [f"The {what} differs at value{path}: {leaf_text(*mine)} on {on_a}, {leaf_text(*theirs)} on {on_b}."]
+    return []
+
+
+_LEAF_FIELDS = {Reason.SHAPE: 0, Reason.DTYPE: 1, Reason.DEVICE: 2}
 
 
 def _value(reason: Reason, call: Call) -> object:
@@ -381,15 +455,10 @@ def _sites_differ(findings: Findings) -> list[str]:
     return []
 
 
-def _on_each(findings: Findings, what: Sequence[str]) -> str:
+def _on_each(findings: Findings, what: Sequence[str], most: int = _MOST_PARTITIONS) -> str:
     """Say what holds for the replicas of each partition."""
     told = [f"{each} on {ids_briefly(members)}" for (members, _), each in zip(findings.partitions, what, strict=True)]
-    return ", ".join(told[:_MOST_PARTITIONS])
-
-
-def _functions_differ(_: Reason, a: Call, on_a: str, b: Call, on_b: str) -> list[str]:
-    what = "merge functions" if a.kind == "merge_call" else "functions"
-    return [f"The {what} differ: {_function(a.function)} on {on_a}, {_function(b.function)} on {on_b}."]
+    return ", ".join([*told[:most], *(["…"] if len(told) > most else [])])
 
 
 def _function(function: Function | None) -> str:
@@ -398,110 +467,50 @@ def _function(function: Function | None) -> str:
     return f"{function.name} at {shown_file(function.file)}:{function.line}" if function.file else function.name
 
 
-def _structures_differ(_: Reason, a: Call, on_a: str, b: Call, on_b: str) -> list[str]:
-    if a.arguments is not None and b.arguments is not None:
-        return _arguments_differ(a, on_a, b, on_b)
-    if a.structure is None or b.structure is None:
-        single, nest = (on_a, on_b) if a.structure is None else (on_b, on_a)
-        return [f"The structures differ: a single value on {single}, a nest on {nest}."]
-    alone = [(path, on_a) for path in a.paths if path not in b.paths]
-    alone += [(path, on_b) for path in b.paths if path not in a.paths]
-    told = [f"value{path} is on {replicas} only" for path, replicas in alone[:_MOST_PATHS]]
-    more = f", and {len(alone) - _MOST_PATHS} more" if len(alone) > _MOST_PATHS else ""
-    return [f"The structures differ: {', '.join(told) or _skeletons_differ(a, on_a, b, on_b)}{more}."]
-
-
-def _arguments_differ(a: Call, on_a: str, b: Call, on_b: str) -> list[str]:
+def _structures_differ(a: Call, on_a: str, b: Call, on_b: str) -> str:
+    """Say which leaves, or arguments of a merge function, one side has alone, or how the containers differ."""
     (number, names), (other_number, other_names) = a.arguments or (0, ()), b.arguments or (0, ())
     if number != other_number:
-        return [f"The arguments differ: {number} against {other_number} positional arguments, {on_a} against {on_b}."]
-    alone = [f"{name} is on {on_a} only" for name in names if name not in other_names]
-    alone += [f"{name} is on {on_b} only" for name in other_names if name not in names]
+        return f"{number} against {other_number} positional arguments, {on_a} against {on_b}"
+    if a.arguments is None and (a.structure is None or b.structure is None):
+        single, nest = (on_a, on_b) if a.structure is None else (on_b, on_a)
+        return f"a single value on {single}, a nest on {nest}"
+    mine = names if a.arguments is not None else [f"value{path}" for path in a.paths]
+    theirs = other_names if b.arguments is not None else [f"value{path}" for path in b.paths]
+    alone = [f"{each} is on {on_a} only" for each in mine if each not in theirs]
+    alone += [f"{each} is on {on_b} only" for each in theirs if each not in mine]
     if alone:
-        return [f"The arguments differ: {', '.join(alone)}."]
-    return [f"The arguments differ: {_skeletons_differ(a, on_a, b, on_b)}."]
+        return ", ".join(alone[:_MOST_PATHS]) + (f", and {len(alone) - _MOST_PATHS} more" * (len(alone) > _MOST_PATHS))
+    here, there = _parts_that_differ(a.structure or "", b.structure or "")
+    return f"{here} on {on_a}, {there} on {on_b}"
 
 
-_TOKEN = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^]\[(){},'"]+|.""", re.DOTALL)
-
-
-def _skeletons_differ(a: Call, on_a: str, b: Call, on_b: str) -> str:
-    """Say in which part two nests differ, as text with a ``*`` for every leaf."""
-    here, there = _TOKEN.findall(a.structure or ""), _TOKEN.findall(b.structure or "")
-    shorter = min(len(here), len(there))
-    first = next((i for i in range(shorter) if here[i] != there[i]), shorter)
-    last = next((i for i in range(shorter - first) if here[-1 - i] != there[-1 - i]), shorter - first)
-    while True:  # until the parts are whole items, with all their brackets
-        parts = [tokens[first : len(tokens) - last] for tokens in (here, there)]
-        if first and (here[first - 1] not in _BEFORE_AN_ITEM or any(_unopened(part) for part in parts)):
-            first -= 1
-        elif last and any(_unopened(part[::-1], ")]}", "([{") for part in parts):
-            last -= 1
-        else:
-            return f"{_brief(parts[0])} on {on_a}, {_brief(parts[1])} on {on_b}"
-
-
-_BEFORE_AN_ITEM = ("(", "[", "{", ",")
-
-
-def _unopened(tokens: Iterable[str], opening: str = "([{", closing: str = ")]}") -> bool:
-    """Whether a bracket is closed in some text that is not opened there."""
-    depth = 0
-    for token in tokens:
-        depth += (token in opening) - (token in closing)
-        if depth < 0:
-            return True
-    return False
-
-
-def _brief(tokens: Iterable[str]) -> str:
-    part = "".join(tokens).replace(LEAF, "*").strip() or "nothing"
-    return part if len(part) <= _LONGEST_PART else f"{part[: _LONGEST_PART - 2]} …"
-
-
-_LEAF_FIELDS = {Reason.SHAPE: 0, Reason.DTYPE: 1, Reason.DEVICE: 2}
-
-
-def _leaf_differs(reason: Reason, a: Call, on_a: str, b: Call, on_b: str) -> list[str]:
-    if a.structure is None:
-        return []
-    field = _LEAF_FIELDS[reason]
-    for path, mine, theirs in zip(a.paths, a.leaves, b.leaves, strict=True):
-        if mine[field] != theirs[field]:
-            what = "array type" if reason is Reason.DEVICE else reason
-            return [f"The {what} differs at value{path}: {leaf_text(*mine)} on {on_a}, {leaf_text(*theirs)} on {on_b}."]
-    return []
-
-
-_BETWEEN_TWO: dict[Reason, Callable[[Reason, Call, str, Call, str], list[str]]] = {
-    Reason.STRUCTURE: _structures_differ,
-    Reason.MERGE_FN: _functions_differ,
-    Reason.SHAPE: _leaf_differs,
-    Reason.DTYPE: _leaf_differs,
-    Reason.DEVICE: _leaf_differs,
-}
+def _parts_that_differ(a: str, b: str) -> list[str]:
+    """Return the parts of two texts between what they have in common, whole words and with a ``*`` for every leaf."""
+    shorter = min(len(a), len(b))
+    first = next((i for i in range(shorter) if a[i] != b[i]), shorter)
+    last = next((i for i in range(shorter - first) if a[-1 - i] != b[-1 - i]), shorter - first)
+    while first and (a[first - 1].isalnum() or a[first - 1] in "_.'\""):
+        first -= 1
+    while last and (a[-last].isalnum() or a[-last] in "_.'\""):
+        last -= 1
+    parts = (text[first : len(text) - last].replace(LEAF, "*").strip() or "nothing" for text in (a, b))
+    return [part if len(part) <= _LONGEST_PART else f"{part[: _LONGEST_PART - 2]} …" for part in parts]
 
 
 # What came before, and how they diverged.
-
-
-def _circle(findings: Findings) -> list[str]:
-    return [f"{findings.circle}."] if findings.circle and findings.reason is Reason.TIMEOUT else []
 
 
 def _last_agreement(findings: Findings) -> list[str]:
     first = findings.sequence_number
     if findings.divergence is not None and findings.divergence.kind is DivergenceKind.SWAPPED:
         first = min(first, findings.divergence.calls[0].sequence_number)  # from there on callers came in another order
-    last = next((r for r in reversed(_common_history(findings)) if r.sequence_number < first), None)
-    if last is None:
-        whole = "run" if findings.group is None else "group"
-        return [f"This is the first collective of the {whole}."] if findings.sequence_number == 0 else []
-    return [f"All replicas agreed up to #{last.sequence_number}: {last.call} at {place(last.location)}."]
-
-
-def _common_history(findings: Findings) -> tuple[CallRecord, ...]:
-    return min((replica.history for replica in findings.replicas), key=len, default=())
+    common = min((replica.history for replica in findings.replicas), key=len, default=())
+    last = next((record for record in reversed(common) if record.sequence_number < first), None)
+    if last is not None:
+        return [f"All replicas agreed up to #{last.sequence_number}: {last.call} at {place(last.location)}."]
+    whole = "run" if findings.group is None else "group"
+    return [f"This is the first collective of the {whole}."] if findings.sequence_number == 0 else []
 
 
 def _divergence(findings: Findings) -> list[str]:
@@ -523,111 +532,81 @@ def hints(findings: Findings) -> list[str]:
     return fitted(_hints(findings))
 
 
-def _hints(findings: Findings) -> list[str]:
+def _hints(findings: Findings) -> Sequence[str]:
     if findings.races and findings.sides is None and len(findings.partitions) > 1:
-        return [*findings.races[:2], *_RACE]
-    found = _of_its_own(findings) or _by_divergence(findings)
-    if found:
-        return found
-    advice = _BY_REASON.get(findings.reason, [])
-    return advice(findings) if callable(advice) else advice
-
-
-def _of_its_own(findings: Findings) -> list[str]:
-    """Return what is to be said of joins and of the creation of groups alone."""
+        return [*findings.races[:2], _RACE]
     if findings.joining and findings.reason is Reason.EXITED:
         return ["If one replica joins, all must: await ctx.join() after the loop, on every path out of it."]
     if findings.sequence_number < 0 and findings.reason is Reason.CALL_SITE:
         return ["Every member must make the group at the same place, or give the group the same name."]
-    return []
+    return _by_divergence(findings) or _by_reason(findings)
 
 
-def _by_divergence(findings: Findings) -> list[str]:
+def _by_divergence(findings: Findings) -> Sequence[str]:
     kind = findings.divergence.kind if findings.divergence is not None else None
     if kind is DivergenceKind.LEFT_LOOP and findings.divergence is not None:
         return _UNEVEN_BY_FAILURE if CAUGHT in findings.divergence.text else _UNEVEN
     if kind is DivergenceKind.SWAPPED:
-        return _SWAPPED
+        return ["Iterate over sorted keys, or reduce one dict: then the order is the same on every replica."]
     if findings.sides is not None and any(side.handles for side in findings.sides):
         return ["Let an exception end the run, or do what follows it on every replica: reduce whether one has failed."]
     one_more_or_less = kind in (DivergenceKind.SKIPPED, DivergenceKind.ADDED)
     if one_more_or_less and _on_one_line(findings):
-        return _ITEMS
+        return [_ITEMS]
     if kind is not None and findings.reason in _BRANCHED:
         return _CONDITION
-    return [*_CONDITION, *_NAME] if one_more_or_less else []
-
-
-_BRANCHED = (Reason.KIND, Reason.STRUCTURE, Reason.SHAPE, Reason.DTYPE, Reason.REDUCE_OP, Reason.AXIS, Reason.SOURCE)
-_JOIN = "A replica that has run out of data can join instead: await ctx.join()."
-_UNEVEN = [
-    "Give every replica equally many rounds: drop the remainder, or decide together when to stop, e.g.",
-    "  done = await ctx.all_reduce(ReduceOp.MAX, done)",
-    _JOIN,
-]
-_UNEVEN_BY_FAILURE = [
-    "Give every replica equally many rounds, also where one fails: reduce whether one has failed, e.g.",
-    "  failed = await ctx.all_reduce(ReduceOp.MAX, failed)",
-]
-_RACE = [
-    (
-        "The order of racing tasks may differ on other replicas: await them one after the other, or give each a group "
-        "of its own: ctx.new_group(range(ctx.num_replicas_in_sync))."
-    ),
-]
-_SWAPPED = ["Iterate over sorted keys, or reduce one dict: then the order is the same on every replica."]
-_ITEMS = [
-    (
-        "The calls are on one line, in a loop over items that differ by replica: iterate over the same items in the "
-        "same order on every replica, with zeros where one has no value, or reduce one dict."
-    ),
-]
-_CONDITION = [
-    "A condition on a replica's own data is the usual cause: reduce the condition first, e.g.",
-    "  stop = await ctx.all_reduce(ReduceOp.MAX, stop)",
-]
-_NAME = ["If the places are meant to meet, give both calls the same name=."]
+    return [*_CONDITION, _NAME] if one_more_or_less else []
 
 
 def _on_one_line(findings: Findings) -> bool:
     return len({replica.location for replica in findings.replicas if replica.location is not None}) == 1
 
 
-def _name_hint(findings: Findings) -> list[str]:
-    if _on_one_line(findings):
-        return _ITEMS
-    return ["The names differ: calls that are meant to be one collective have the same name."]
-
-
-def _abandoned_hint(findings: Findings) -> list[str]:
-    if findings.refusals:
-        return ["Only that worker raises the error in its arguments; the others wait for its call."]
-    told = " ".join(findings.cancellations)
-    if "sibling task failed" in told:
-        return ["A task group cancels its other tasks when one fails: let that end the run, or reduce whether one has."]
-    if "inside of" not in told:
-        return []
-    return [
-        (
-            "A time limit around a collective of one replica leaves the others without it. Put it around the whole "
-            "run, or set CommunicationOptions(timeout_seconds=...)."
-        )
-    ]
-
-
-def _reduce_op_hint(findings: Findings) -> list[str]:
-    which = " It is the same line everywhere, so the op is a variable: print it." if _on_one_line(findings) else ""
-    return [f"The reduce op must be the same on every replica.{which}"]
-
-
-def _axis_hint(findings: Findings) -> list[str]:
-    return [f"The axis must be the same value everywhere.{_was_it_the_id(findings)}"]
-
-
-def _source_hint(findings: Findings) -> list[str]:
-    return [
-        f"The source must be the same value everywhere, the id of the one that has the value.{_was_it_the_id(findings)}"
-    ]
+def _by_reason(findings: Findings) -> Sequence[str]:  # noqa: C901, PLR0911, PLR0912  (one return a reason)
+    calls = [post.call for _, post in findings.partitions]
+    match findings.reason:
+        case Reason.KIND:
+            return [_SAME_ORDER_OF_ALL]
+        case Reason.NAME:
+            return [
+                _ITEMS if _on_one_line(findings) else "The names differ: calls that are to meet have the same name."
+            ]
+        case Reason.REDUCE_OP:
+            variable = " It is the same line everywhere, so the op is a variable: print it."
+            return [f"The reduce op must be the same on every replica.{variable * _on_one_line(findings)}"]
+        case Reason.AXIS:
+            return [f"The axis must be the same value everywhere.{_was_it_the_id(findings)}"]
+        case Reason.SOURCE:
+            whose = "the id of the one that has the value"
+            return [f"The source must be the same value everywhere, {whose}.{_was_it_the_id(findings)}"]
+        case Reason.MERGE_FN if _merges(findings):
+            return [f"The merge function must be the same on every replica; it runs once. {_AS_ARGUMENT}"]
+        case Reason.MERGE_FN:
+            return [f"The function must be the same on every worker. {_AS_ARGUMENT}"]
+        case Reason.STRUCTURE if calls[0].shapes is None:
+            return ["Every replica must pass the merge function arguments of the same structure."]
+        case Reason.STRUCTURE:
+            return ["Where a replica has no value, reduce zeros instead, or leave the leaf out everywhere."]
+        case Reason.SHAPE:
+            pairs = zip(calls[0].shapes or (), calls[1].shapes or (), strict=False)
+            only_axis_0 = all(len(a) == len(b) > 0 and a[1:] == b[1:] for a, b in pairs if a != b)
+            batch = " Was it a last, smaller batch? Drop it, or pad it."
+            return [f"Nothing is broadcast across replicas.{batch * only_axis_0}"]
+        case Reason.DTYPE:
+            numpy = " NumPy makes float64 by default."
+            return [f"Values are never cast across replicas.{numpy * any('float64' in call.dtypes for call in calls)}"]
+        case Reason.DEVICE:
+            return ["Every replica must pass the same type of array or number."]
+        case Reason.CALL_SITE:
+            return [f"{_SWAPPED} {_NAME}"]
+        case Reason.EXITED:
+            return _EXITED
+        case Reason.ABANDONED:
+            return _abandoned_hint(findings)
+        case Reason.TIMEOUT:
+            return _timeout_hint(findings)
+        case _:
+            return []
 
 
 def _was_it_the_id(findings: Findings) -> str:
@@ -637,33 +616,16 @@ def _was_it_the_id(findings: Findings) -> str:
     return " The replica's id was passed." if passed else " Was the replica's id passed?"
 
 
-def _merge_fn_hint(findings: Findings) -> list[str]:
-    if _merges(findings):
-        return ["The merge function must be the same on every replica; it runs once. Pass what differs as an argument."]
-    return ["The function must be the same on every worker. Pass what differs as an argument."]
+def _abandoned_hint(findings: Findings) -> Sequence[str]:
+    told = " ".join(findings.cancellations)
+    if findings.refusals:
+        return ["Only that worker raises the error in its arguments; the others wait for its call."]
+    if "sibling task failed" in told:
+        return ["A task group cancels its other tasks when one fails: let that end the run, or reduce whether one has."]
+    return [_TIME_LIMIT] if "inside of" in told else []
 
 
-def _structure_hint(findings: Findings) -> list[str]:
-    if findings.partitions[0][1].call.shapes is None:
-        return ["Every replica must pass the merge function arguments of the same structure."]
-    return ["Where a replica has no value, reduce zeros instead, or leave the leaf out everywhere."]
-
-
-def _shape_hint(findings: Findings) -> list[str]:
-    (_, usual), (_, odd), *_ = findings.partitions
-    pairs = zip(usual.call.shapes or (), odd.call.shapes or (), strict=False)
-    only_axis_0 = all(len(a) == len(b) > 0 and a[1:] == b[1:] for a, b in pairs if a != b)
-    batch = " Was it a last, smaller batch? Drop it, or pad it." if only_axis_0 else ""
-    return [f"Nothing is broadcast across replicas.{batch}"]
-
-
-def _dtype_hint(findings: Findings) -> list[str]:
-    among = any("float64" in post.call.dtypes for _, post in findings.partitions)
-    numpy = " NumPy makes float64 by default." if among else ""
-    return [f"Values are never cast across replicas.{numpy}"]
-
-
-def _timeout_hint(findings: Findings) -> list[str]:
+def _timeout_hint(findings: Findings) -> Sequence[str]:
     if all(replica.call is not None for replica in findings.replicas):
         runs = "The merge function runs in a task of its own: look at what it awaits."
         return [runs] if _merges(findings) else []
@@ -673,33 +635,43 @@ def _timeout_hint(findings: Findings) -> list[str]:
     return ["The places where the missing replicas are now are in report.replicas[i].stack."]
 
 
-_BY_REASON: dict[Reason, list[str] | Callable[[Findings], list[str]]] = {
-    Reason.KIND: [
-        (
-            "Every replica must issue the same collectives in the same order. Does one of these calls stand under a "
-            "condition that depends on the replica?"
-        ),
-    ],
-    Reason.NAME: _name_hint,
-    Reason.REDUCE_OP: _reduce_op_hint,
-    Reason.AXIS: _axis_hint,
-    Reason.SOURCE: _source_hint,
-    Reason.MERGE_FN: _merge_fn_hint,
-    Reason.STRUCTURE: _structure_hint,
-    Reason.SHAPE: _shape_hint,
-    Reason.DTYPE: _dtype_hint,
-    Reason.DEVICE: ["Every replica must pass the same type of array or number."],
-    Reason.CALL_SITE: [
-        (
-            "Equal calls from different places are usually two collectives in swapped order: reduce one dict, or "
-            "iterate over sorted keys. If the places are meant to meet, give both calls the same name=."
-        ),
-    ],
-    Reason.EXITED: [
-        "Every replica must make as many collectives as the others: decide together when to stop, e.g.",
-        "  done = await ctx.all_reduce(ReduceOp.MAX, done)",
-        _JOIN,
-    ],
-    Reason.ABANDONED: _abandoned_hint,
-    Reason.TIMEOUT: _timeout_hint,
-}
+_BRANCHED = (Reason.KIND, Reason.STRUCTURE, Reason.SHAPE, Reason.DTYPE, Reason.REDUCE_OP, Reason.AXIS, Reason.SOURCE)
+_JOIN = "A replica that has run out of data can join instead: await ctx.join()."
+_DONE = "  done = await ctx.all_reduce(ReduceOp.MAX, done)"
+_UNEVEN = (
+    "Give every replica equally many rounds: drop the remainder, or decide together when to stop, e.g.", _DONE, _JOIN,
+)  # fmt: skip
+_EXITED = (
+    "Every replica must make as many collectives as the others: decide together when to stop, e.g.", _DONE, _JOIN,
+)  # fmt: skip
+_UNEVEN_BY_FAILURE = (
+    "Give every replica equally many rounds, also where one fails: reduce whether one has failed, e.g.",
+    "  failed = await ctx.all_reduce(ReduceOp.MAX, failed)",
+)
+_CONDITION = (
+    "A condition on a replica's own data is the usual cause: reduce the condition first, e.g.",
+    "  stop = await ctx.all_reduce(ReduceOp.MAX, stop)",
+)
+_NAME = "If the places are meant to meet, give both calls the same name=."
+_SAME_NAME = "The names differ: calls that are meant to be one collective have the same name."
+_AS_ARGUMENT = "Pass what differs as an argument."
+_RACE = (
+    "The order of racing tasks may differ on other replicas: await them one after the other, or give each a group of "
+    "its own: ctx.new_group(range(ctx.num_replicas_in_sync))."
+)
+_ITEMS = (
+    "The calls are on one line, in a loop over items that differ by replica: iterate over the same items in the same "
+    "order on every replica, with zeros where one has no value, or reduce one dict."
+)
+_SWAPPED = (
+    "Equal calls from different places are usually two collectives in swapped order: reduce one dict, or iterate over "
+    "sorted keys."
+)
+_SAME_ORDER_OF_ALL = (
+    "Every replica must issue the same collectives in the same order. Does one of these calls stand under a condition "
+    "that depends on the replica?"
+)
+_TIME_LIMIT = (
+    "A time limit around a collective of one replica leaves the others without it. Put it around the whole run, or set "
+    "CommunicationOptions(timeout_seconds=...)."
+)

@@ -7,7 +7,7 @@ the text for a person.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 
@@ -227,22 +227,9 @@ class CollectiveReport:
         """
         histories = list({id(r.history): r.history for r in self.replicas}.values())
         index = {id(history): i for i, history in enumerate(histories)}
-        return {
-            "schema": 2,
-            "reason": str(self.reason),
-            "sequence_number": self.sequence_number,
-            "group": self.group,
-            "suspects": list(self.suspects),
-            "replicas": [_replica_to_dict(replica, index[id(replica.history)]) for replica in self.replicas],
-            "histories": [[_call_to_dict(call) for call in history] for history in histories],
-            "partitions": [
-                {**each._asdict(), "replicas": list(each.replicas), "location": _place_to_dict(each.location)}
-                for each in self.partitions
-            ],
-            "divergence": None if self.divergence is None else _divergence_to_dict(self.divergence),
-            "advice": list(self.advice),
-            "text": self.text,
-        }
+        replicas = [{**_plain(replace(r, history=())), "history": index[id(r.history)]} for r in self.replicas]
+        plain = _plain(replace(self, replicas=()))
+        return {"schema": 2, **plain, "replicas": replicas, "histories": _plain(tuple(histories))}
 
     def to_json(self) -> str:
         """Return the dict of `to_dict` as a JSON string."""
@@ -268,7 +255,7 @@ class CollectiveReport:
             text=data["text"],
             group=data["group"],
             partitions=tuple(
-                Partition(tuple(each["replicas"]), each["call"], Location(**each["location"]), each["majority"])
+                Partition(**{**each, "replicas": tuple(each["replicas"]), "location": Location(**each["location"])})
                 for each in data["partitions"]
             ),
             divergence=None if data["divergence"] is None else _divergence(data["divergence"]),
@@ -276,38 +263,14 @@ class CollectiveReport:
         )
 
 
-def _place_to_dict(location: Location | None) -> dict[str, Any] | None:
-    return None if location is None else location._asdict()
-
-
-def _call_to_dict(call: CallRecord) -> dict[str, Any]:
-    return {**call._asdict(), "location": call.location._asdict()}
-
-
-def _replica_to_dict(replica: ReplicaReport, history: int) -> dict[str, Any]:
-    return {
-        "replica_id": replica.replica_id,
-        "device": replica.device,
-        "state": str(replica.state),
-        "call": replica.call,
-        "location": _place_to_dict(replica.location),
-        "history": history,
-        "stack": [place._asdict() for place in replica.stack],
-        "returned": replica.returned,
-        "ended_at": _place_to_dict(replica.ended_at),
-        "waits_for": replica.waits_for,
-    }
-
-
-def _divergence_to_dict(divergence: Divergence) -> dict[str, Any]:
-    return {
-        "kind": str(divergence.kind),
-        "replicas": list(divergence.replicas),
-        "others": list(divergence.others),
-        "calls": [_call_to_dict(call) for call in divergence.calls],
-        "certain": divergence.certain,
-        "text": divergence.text,
-    }
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it: named tuples and dataclasses as dicts of their fields, tuples as lists."""
+    if is_dataclass(value):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, tuple):
+        named = getattr(value, "_asdict", None)
+        return {name: _plain(each) for name, each in named().items()} if named else [_plain(each) for each in value]
+    return str(value) if isinstance(value, enum.StrEnum) else value
 
 
 def _place(data: dict[str, Any] | None) -> Location | None:
@@ -315,28 +278,16 @@ def _place(data: dict[str, Any] | None) -> Location | None:
 
 
 def _call(data: dict[str, Any]) -> CallRecord:
-    return CallRecord(data["sequence_number"], data["call"], Location(**data["location"]))
+    return CallRecord(**{**data, "location": Location(**data["location"])})
 
 
 def _replica(data: dict[str, Any], history: tuple[CallRecord, ...]) -> ReplicaReport:
-    return ReplicaReport(
-        **{
-            **data,
-            "state": ReplicaState(data["state"]),
-            "location": _place(data["location"]),
-            "history": history,
-            "stack": tuple(Location(**place) for place in data["stack"]),
-            "ended_at": _place(data["ended_at"]),
-        }
-    )
+    places = {name: _place(data[name]) for name in ("location", "ended_at")}
+    stack = tuple(Location(**place) for place in data["stack"])
+    return ReplicaReport(**{**data, **places, "state": ReplicaState(data["state"]), "history": history, "stack": stack})
 
 
 def _divergence(data: dict[str, Any]) -> Divergence:
-    return Divergence(
-        DivergenceKind(data["kind"]),
-        tuple(data["replicas"]),
-        tuple(data["others"]),
-        tuple(_call(call) for call in data["calls"]),
-        data["certain"],
-        data["text"],
-    )
+    ids = {name: tuple(data[name]) for name in ("replicas", "others")}
+    calls = tuple(_call(call) for call in data["calls"])
+    return Divergence(**{**data, **ids, "kind": DivergenceKind(data["kind"]), "calls": calls})

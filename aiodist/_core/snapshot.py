@@ -11,7 +11,7 @@ thousands of replicas that did the same is hardly larger than that of two.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
@@ -246,40 +246,6 @@ def _merge_slots(slots: Iterable[SlotRecord]) -> tuple[SlotRecord, ...]:
             tuple(sorted(waiting[number])),
         )
         for number in sorted(found)
-    )
-
-
-def part(snapshot: Snapshot, replicas: Iterable[int]) -> Snapshot:
-    """Return what a snapshot says of some of the replicas: what a process that runs only these would know."""
-    kept = frozenset(replicas)
-    groups = []
-    for group in snapshot.groups:
-        if kept.isdisjoint(group.key[0]):
-            continue
-        own = [_part_of_slot(slot, kept) for slot in group.open]
-        join = None if group.join is None else _part_of_slot(group.join, kept)
-        groups.append(
-            replace(
-                group,
-                members=tuple(member for member in group.members if member.replica_id in kept),
-                history=tuple(_part_of_slot(slot, kept) for slot in group.history),
-                open=tuple(slot for slot in own if slot.posts),
-                join=join if join is not None and join.posts else None,
-            )
-        )
-    return replace(
-        snapshot,
-        replicas=tuple(each for each in snapshot.replicas if each.replica_id in kept),
-        groups=tuple(groups),
-        blocked=tuple(i for i in snapshot.blocked if i in kept),
-        deadlocked=tuple(i for i in snapshot.deadlocked if i in kept),
-    )
-
-
-def _part_of_slot(slot: SlotRecord, kept: frozenset[int]) -> SlotRecord:
-    posts = ((post, tuple(i for i in replicas if i in kept)) for post, replicas in slot.posts)
-    return SlotRecord(
-        slot.number, tuple(each for each in posts if each[1]), tuple(i for i in slot.waiting if i in kept)
     )
 
 

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from aiodist._core.report import Location
 
@@ -46,6 +46,20 @@ def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
         else:
             runs.append((number, number))
     return runs
+
+
+_PLURALS = {"is": "are", "was": "were", "has": "have", "does": "do", "goes": "go"}
+
+
+def clause(replicas: Collection[int], verb: str, most_runs: int = _MOST_RUNS) -> str:
+    """Return ids with a verb that agrees: ``replica 2 waits``, ``replicas 0 and 1 wait``."""
+    agrees = verb if len(replicas) == 1 else _PLURALS.get(verb, verb.removesuffix("s"))
+    return f"{ids_briefly(replicas, most_runs)} {agrees}"
+
+
+def upper(text: str) -> str:
+    """Return a text as the beginning of a sentence."""
+    return text[:1].upper() + text[1:]
 
 
 def count(number: int, noun: str) -> str:

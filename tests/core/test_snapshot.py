@@ -20,7 +20,6 @@ from aiodist._core.snapshot import (
     Snapshot,
     from_json,
     merge,
-    part,
     to_json,
 )
 from tests.core.programs import Drawn, drawn, turns
@@ -62,16 +61,6 @@ def test_a_snapshot_goes_to_json_and_back(program: Drawn, order: list[int]) -> N
 def test_what_is_no_snapshot_is_refused(data: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="expected a snapshot, got something else"):
         from_json(data)
-
-
-@many
-@given(drawn(), turns, st.permutations(range(5)), cuts)
-def test_parts_that_are_merged_say_what_the_whole_says(
-    program: Drawn, order: list[int], ids: list[int], where: int
-) -> None:
-    snapshot = program.run(order).snapshot()
-    own = [i for i in ids if i < program.replicas]
-    assert told(analyse(merge(sent(part(snapshot, some)) for some in cut(own, where)))) == told(analyse(snapshot))
 
 
 @many
