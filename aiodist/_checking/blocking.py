@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from types import FrameType, TracebackType
+from traceback import walk_stack
+from types import TracebackType
 from typing import NamedTuple, Self
 
 from aiodist._checking.explore import who
@@ -31,11 +31,7 @@ class HeldUp(NamedTuple):
 
 
 class BlockingWatch(threading.Thread):
-    """Watches the thread that makes it, while it is entered.
-
-    Attributes:
-        found: for each task and line, the longest step.
-    """
+    """Watches the thread that makes it, while it is entered; keeps the longest step of each task and line."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -59,7 +55,8 @@ class BlockingWatch(threading.Thread):
         since = time.monotonic()
         place: Location | None = None
         while not self._over.wait(_PAUSE):
-            frames = list(_outward(sys._current_frames().get(self._watched)))  # noqa: SLF001  (documented)
+            innermost = sys._current_frames().get(self._watched)  # noqa: SLF001  (documented)
+            frames = [frame for frame, _ in walk_stack(innermost)] if innermost is not None else []
             now = next((found for found in map(step_of, frames) if found is not None), None)
             if now is not step:
                 step, since, place = now, time.monotonic(), None
@@ -74,9 +71,3 @@ class BlockingWatch(threading.Thread):
             key = who(step), place
             if key not in self.found or self.found[key].seconds < seconds:
                 self.found[key] = HeldUp(seconds, *key)
-
-
-def _outward(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back

@@ -43,11 +43,7 @@ _PROOF = "No timer is pending, and no thread, subprocess or socket is at work: n
 
 
 class StuckRuns:
-    """Ends runs that cannot go on, or have taken too long.
-
-    Args:
-        seconds: for how long an execution may take, in real time; what the error says of it.
-    """
+    """Ends runs that cannot go on, or have taken longer than an execution may."""
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds
@@ -55,12 +51,7 @@ class StuckRuns:
         self._seen: dict[Run, tuple[int, ...]] = {}
 
     def __call__(self, loop: ControlledLoop, why: Reason) -> None:
-        """End the youngest run; with none left, raise.
-
-        Raises:
-            CollectiveTimeoutError: the execution took too long.
-            DeadlockError: nothing can ever run again.
-        """
+        """End the youngest run; with none left, raise its DeadlockError or CollectiveTimeoutError."""
         if why is Reason.LIVELOCK:
             self._end_one_that_polls(loop)
             return
@@ -97,14 +88,7 @@ def _runs(loop: ControlledLoop) -> dict[Run, int]:
 
 
 def _report(loop: ControlledLoop, run: Run | None, why: Reason, seconds: float | None) -> CollectiveReport:
-    """Return the report on what cannot go on.
-
-    Args:
-        loop: the loop on which nothing can run.
-        run: the run that is to end; None where no replica runs.
-        why: what is reported: a deadlock, a livelock, or that it took too long.
-        seconds: how long it was allowed to take.
-    """
+    """Return the report on what cannot go on: a run, or None where no replica runs."""
     graph = look_at_loop(loop)
     report = CollectiveReport(Reason.DEADLOCK, 0, (), (), "")
     if run is not None:
@@ -113,9 +97,11 @@ def _report(loop: ControlledLoop, run: Run | None, why: Reason, seconds: float |
         if report.reason is not Reason.DEADLOCK:
             return report  # what the order check had found, and has not raised yet
     cycle = graph.cycle_text()
+    waits = list(graph.lines())
+    more = len(waits) - _MOST_LINES
     lines = [
         _headline(report.replicas, _WHAT[why].format(seconds)),
-        *_shortened([f"  {line}" for line in graph.lines()]),
+        *(f"  {line}" for line in [*waits[:_MOST_LINES], *([f"… and {more} more"] if more > 0 else [])]),
         *_ways(graph),
         *([f"The cycle: {cycle}."] if cycle else []),
         *(_late() if why is Reason.TIMEOUT else [_PROOF if why is Reason.DEADLOCK else _POLLING]),
@@ -132,11 +118,6 @@ def _headline(replicas: Sequence[ReplicaReport], what: str) -> str:
     if elsewhere:
         parts.append(f"{ids(elsewhere)} {'is' if len(elsewhere) == 1 else 'are'} elsewhere")
     return f"{what}: {', '.join(parts)}"
-
-
-def _shortened(lines: Sequence[str]) -> list[str]:
-    more = len(lines) - _MOST_LINES
-    return [*lines[:_MOST_LINES], *([f"  … and {more} more"] if more > 0 else [])]
 
 
 def _ways(graph: WaitGraph) -> list[str]:

@@ -14,6 +14,7 @@ import random
 import re
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -50,14 +51,7 @@ _NEAR = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """How an execution ended.
-
-    Attributes:
-        value: what the program returned.
-        error: what it raised; None when it returned.
-        schedule: how to repeat it.
-        points: how many points there were at which the order could have been different.
-    """
+    """How an execution ended: what the program returned or raised, how to repeat it, and how many points there were."""
 
     value: Any
     error: Exception | None
@@ -72,7 +66,7 @@ class Result:
 
 
 def run(program: Program, order: Order, *, seed: int, seconds: float | None, on_point: OnPoint | None = None) -> Result:
-    """Run a program once.
+    """Run a program once; what is no `Exception`, such as KeyboardInterrupt, comes out as itself.
 
     Args:
         program: the program.
@@ -80,9 +74,6 @@ def run(program: Program, order: Order, *, seed: int, seconds: float | None, on_
         seed: of the random numbers that it draws from `random` and `numpy.random`.
         seconds: how long it may take, in real time; None: as long as it likes.
         on_point: told of the points.
-
-    Raises:
-        BaseException: what is no `Exception` comes out as itself: KeyboardInterrupt, SystemExit.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     execution = Execution(order, StuckRuns(seconds), on_point=on_point, deadline=deadline)
@@ -109,13 +100,13 @@ def _own_random_numbers() -> Iterator[None]:
 
 def coroutine_program(main: Callable[[], Coroutine[Any, Any, Any]]) -> Program:
     """Return a program that runs a coroutine function as its main task."""
-    return partial(_run_main, main)
+    return lambda new_loop: _run(main(), new_loop)
 
 
-def _run_main(main: Callable[[], Coroutine[Any, Any, Any]], new_loop: NewLoop) -> Any:
+def _run(main: Coroutine[Any, Any, Any], new_loop: NewLoop) -> Any:
     runner = asyncio.Runner(loop_factory=new_loop)
     try:
-        value = runner.run(main())
+        value = runner.run(main)
     except BaseException as error:
         try:
             runner.close()  # cancels what is left
@@ -129,35 +120,29 @@ def _run_main(main: Callable[[], Coroutine[Any, Any, Any]], new_loop: NewLoop) -
 
 def function_program(main: Callable[[], Any]) -> Program:
     """Return a program that calls a function: a coroutine function, or one that makes loops by `asyncio.run`."""
-    return partial(_call_main, main)
 
-
-def _call_main(main: Callable[[], Any], new_loop: NewLoop) -> Any:
-    with _loops_made_by(new_loop):
-        value = main()
-        if inspect.iscoroutine(value):
-            return _run_main(lambda: value, new_loop)
-        return value
-
-
-@contextmanager
-def _loops_made_by(new_loop: NewLoop) -> Iterator[None]:
-    """Let `asyncio.new_event_loop`, and what is built on it, make loops of ours."""
-    with warnings.catch_warnings():  # Python 3.14 has deprecated policies; up to 3.15 they do what they did
-        warnings.simplefilter("ignore", DeprecationWarning)
-        before = asyncio.get_event_loop_policy()
+    def program(new_loop: NewLoop) -> Any:
+        before = _policy()
 
         class Policy(type(before)):  # type: ignore[misc]
             def new_event_loop(self) -> asyncio.AbstractEventLoop:
                 return new_loop()
 
-        asyncio.set_event_loop_policy(Policy())
-    try:
-        yield
-    finally:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            asyncio.set_event_loop_policy(before)
+        _policy(Policy())
+        try:
+            value = main()
+            return _run(value, new_loop) if inspect.iscoroutine(value) else value
+        finally:
+            _policy(before)
+
+    return program
+
+
+def _policy(policy: Any = None) -> Any:
+    """Return the policy that makes event loops, or set it."""
+    with warnings.catch_warnings():  # Python 3.14 has deprecated policies; up to 3.15 they do what they did
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return asyncio.get_event_loop_policy() if policy is None else asyncio.set_event_loop_policy(policy)
 
 
 # Many executions.
@@ -169,7 +154,7 @@ class Exploration:
 
     Attributes:
         schedules: how many schedules were run, without those that reduced a failing one.
-        default: how the execution in the default order ended; None when a schedule was replayed.
+        default: how the execution in the default order ended; None where a replayed schedule failed.
         failure: how the failing execution ended, with the fewest changes; None when none failed.
         changes: what these changes do, a line each.
     """
@@ -198,16 +183,16 @@ def explore(
         seconds: how long an execution may take, in real time; None: as long as it likes.
         before: called with the number of each schedule before it is run.
     """
-    points: dict[tuple[CodeType | None, int], list[int]] = {}
-    swaps: dict[tuple[CodeType | None, int], list[Change]] = {}
+    points: defaultdict[object, list[int]] = defaultdict(list)
+    swaps: defaultdict[object, list[Change]] = defaultdict(list)
 
     def note(point: int, first: Step, _: Step | None, others: Iterable[Callback]) -> None:
         place, replica = _place_of(first), _replica_of(first)
-        points.setdefault(place, []).append(point)
+        points[place].append(point)
         near = islice((step for step in others if isinstance(step, Step)), _NEAR if replica is not None else 0)
         behind = next((at for at, step in enumerate(near, 1) if _replica_of(step) is replica), None)
         if behind is not None:
-            swaps.setdefault(place, []).append(Change(point, behind))
+            swaps[place].append(Change(point, behind))
 
     before(0)
     default = run(program, Order(), seed=seed, seconds=seconds, on_point=note if schedules > 1 else None)
@@ -246,27 +231,24 @@ def replay(program: Program, schedule: Schedule, *, seconds: float | None) -> Ex
     result = run(program, Replayed(schedule.changes), seed=schedule.seed, seconds=seconds, on_point=describe)
     more = len(lines) - _MOST_LINES
     changes = (*lines[:_MOST_LINES], *([f"… and {more} more"] if more > 0 else []))
-    if result.error is None:
-        return Exploration(1, result, None, changes)
-    return Exploration(1, None, result, changes)
+    failed = result.error is not None
+    return Exploration(1, None if failed else result, result if failed else None, changes)
 
 
-def _place_of(step: Step) -> tuple[CodeType | None, int]:
+_plumbing: dict[CodeType, bool] = {}
+
+
+def _place_of(step: Step) -> object:
     """Return where a task will go on: its innermost frame that is the program's."""
-    found: tuple[CodeType | None, int] = None, 0
+    found = None
     for link in links(step.task.get_coro()):
-        if link.frame is not None and not _is_plumbing(link.frame.f_code, link.frame):
-            found = link.frame.f_code, link.frame.f_lasti
+        if link.frame is not None:
+            code = link.frame.f_code
+            if code not in _plumbing:
+                _plumbing[code] = is_plumbing(link.frame)
+            if not _plumbing[code]:
+                found = code, link.frame.f_lasti
     return found
-
-
-_known: dict[CodeType, bool] = {}
-
-
-def _is_plumbing(code: CodeType, frame: Any) -> bool:
-    if code not in _known:
-        _known[code] = is_plumbing(frame)
-    return _known[code]
 
 
 # What the changes of a schedule do.
@@ -321,13 +303,10 @@ def _reduce(program: Program, failed: Result, *, seconds: float | None) -> tuple
 
 
 def minimise(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
-    """Return a part of items that fails, and of which no single item can be left out.
+    """Return a part of items that fails, and of which no single item can be left out; they fail together.
 
-    Large pieces are tried first, as in delta debugging (Zeller and Hildebrandt, 2002).
-
-    Args:
-        items: they fail together, and not without any of them.
-        fails: whether a part fails. One that raises `StopIteration` ends the search; what is found until then counts.
+    Large pieces are left out first, as in delta debugging (Zeller and Hildebrandt, 2002). Where `fails` raises
+    `StopIteration`, what has been found until then counts.
     """
     found, size = list(items), (len(items) + 1) // 2
     with suppress(StopIteration):

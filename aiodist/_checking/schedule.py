@@ -32,9 +32,7 @@ _FAR = 64
 class Change(NamedTuple):
     """A difference from the default order.
 
-    Attributes:
-        point: at which point.
-        choice: how many places behind the first the task is that runs instead, negative from the end; or `DEFER`.
+    The choice is how many places behind the first the task is that runs instead, negative from the end; or `DEFER`.
     """
 
     point: int
@@ -56,11 +54,7 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """Read a schedule as `str` writes it.
-
-        Raises:
-            ValueError: the text is not a schedule.
-        """
+        """Read a schedule as `str` writes it; anything else is a ValueError."""
         seed, slash, rest = text.partition("/")
         parts = [_CHANGE.fullmatch(part) for part in rest.split(",")] if rest else []
         if not (slash and seed.isascii() and seed.isdigit()) or None in parts:
@@ -70,24 +64,12 @@ class Schedule:
 
 
 class Order:
-    """Decides who runs next. This is the default order; others override `choose`.
-
-    Attributes:
-        next_point: the first point from here on at which `choose` is to be called.
-    """
+    """Decides who runs next, from `next_point` on. This is the default order; others override `choose`."""
 
     next_point: int = NEVER
 
     def choose(self, point: int, ready: int) -> int:
-        """Return who runs.
-
-        Args:
-            point: the number of this point, at least ``next_point``.
-            ready: how many tasks are ready, two or more.
-
-        Returns:
-            The choice, as in `Change`; 0 for the default.
-        """
+        """Return which of the ready tasks, two or more, runs: the choice as in `Change`, or 0 for the default."""
         raise NotImplementedError(f"the default order has nothing to choose at point {point} of {ready} tasks")
 
 
@@ -144,24 +126,18 @@ class Random(Order):
         return int(math.log(1.0 - self._rng.random()) / self._rate)
 
 
-def swapping(rng: random.Random, points: Collection[Sequence[Change]]) -> Order:
-    """Return an order with one change, in which two tasks of one replica change places: they may race.
+def swapping(rng: random.Random, changes: Collection[Sequence[Change]]) -> Order:
+    """Return an order in which two tasks of one replica, which may race, change places.
 
-    Args:
-        rng: what it is drawn from.
-        points: for each place in the program, the changes that there are. A rare place is drawn as often as a frequent
-            one.
+    The changes that there are come by place in the program: a rare place is drawn as often as a frequent one.
     """
-    return Replayed([rng.choice(rng.choice(list(points)))])
+    return Replayed([rng.choice(rng.choice(list(changes)))])
 
 
 def directed(rng: random.Random, points: Collection[Sequence[int]]) -> Order:
     """Return an order with one to three changes, most of which defer a task: what nobody waits for comes last.
 
-    Args:
-        rng: what it is drawn from.
-        points: for each place in the program, the points at which a task was to go on from there in the default order.
-            A rare place is drawn as often as a frequent one.
+    The points at which a task was to go on in the default order come by place in the program, as above.
     """
     places = list(points)
     changes: dict[int, Change] = {}

@@ -49,13 +49,7 @@ class _LoadedError(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A function of a file, or of a module.
-
-    Attributes:
-        file: the file; None for a module that is to be imported.
-        module: the name under which it is loaded.
-        function: the function, with dots where it is in a class.
-    """
+    """A function, with dots where it is in a class, of a file or, where that is None, of a module to be imported."""
 
     file: Path | None
     module: str
@@ -63,11 +57,7 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """Read ``file.py:function`` or ``package.module:function``.
-
-        Raises:
-            TargetError: the text is neither, or there is no such file.
-        """
+        """Read ``file.py:function`` or ``package.module:function``; anything else is a TargetError."""
         where, colon, function = text.rpartition(":")
         if not (colon and where and all(part.isidentifier() for part in function.split("."))):
             raise TargetError(f"{_EXPECTED}, got {text!r}{_suggestion('', _functions_of(text))}")
@@ -87,12 +77,7 @@ class Target:
 
 
 class Source:
-    """Loads a target again and again.
-
-    Args:
-        target: the target.
-        arguments: of the command line, for the target.
-    """
+    """Loads a target again and again, with its own arguments of the command line."""
 
     def __init__(self, target: Target, arguments: Sequence[str]) -> None:
         self._target = target
@@ -108,7 +93,7 @@ class Source:
         """Load the target again; return it with its arguments.
 
         Raises:
-            TargetError: it has no such function, or one that does not take these arguments.
+            TargetError: there is no such function, or it does not take these arguments.
             Exception: what the module's own code raises.
         """
         self._forget()
@@ -124,13 +109,10 @@ class Source:
         module = sys.modules.get(self._name)
         if not self._loads or module is None:
             return
-        if self._never_names_it() or callable(_find(module, self._target.function)):
-            raise _LoadedError(module)
-
-    def _never_names_it(self) -> bool:
-        """Whether a file's code does not name the function at all."""
         code, name = self._code, self._target.function.partition(".")[0]
-        return code is not None and name not in code.co_names and ("*",) not in code.co_consts  # from … import *
+        named = code is None or name in code.co_names or ("*",) in code.co_consts  # from … import *
+        if not named or callable(_find(module, self._target.function)):
+            raise _LoadedError(module)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -180,14 +162,10 @@ class Source:
     def _forget(self) -> None:
         """Forget the modules beside the target that it has imported."""
         for name in set(sys.modules) - self._before:
-            if self._is_beside(name):
+            file = Path(getattr(sys.modules[name], "__file__", None) or "/")
+            beside = file.suffix == ".py" and self._target.folder in file.parents and "site-packages" not in file.parts
+            if beside and name.partition(".")[0] not in {"aiodist", "aiodist_kernels"}:
                 del sys.modules[name]
-
-    def _is_beside(self, name: str) -> bool:
-        if name.partition(".")[0] in {"aiodist", "aiodist_kernels"}:
-            return False
-        file = Path(getattr(sys.modules[name], "__file__", None) or "/")
-        return file.suffix == ".py" and self._target.folder in file.parents and "site-packages" not in file.parts
 
 
 # The functions that there are.
@@ -225,13 +203,10 @@ def _suggestion(name: str, functions: Sequence[str]) -> str:
 
 
 def bound(function: Callable[..., Any], arguments: Sequence[str]) -> Callable[[], Any]:
-    """Return a function with the arguments of the command line, if it takes any.
+    """Return a function with the arguments of the command line, if it takes any; a TargetError if not these.
 
     ``name=value`` is passed by keyword, anything else by position; values are read as Python literals where they are
     literals (``3``, ``0.5``, ``[1,2]``, ``None``), else as strings.
-
-    Raises:
-        TargetError: it does not take them.
     """
     try:
         signature = inspect.signature(function)
@@ -239,10 +214,13 @@ def bound(function: Callable[..., Any], arguments: Sequence[str]) -> Callable[[]
         return function
     if not signature.parameters:
         return function
-    args = [_value(text) for text in arguments if not _is_keyword(text)]
-    kwargs = {
-        name: _value(value) for name, _, value in (text.partition("=") for text in arguments if _is_keyword(text))
-    }
+    args, kwargs = [], {}
+    for text in arguments:
+        name, equals, value = text.partition("=")
+        if equals and name.isidentifier():
+            kwargs[name] = _value(value)
+        else:
+            args.append(_value(text))
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -250,11 +228,6 @@ def bound(function: Callable[..., Any], arguments: Sequence[str]) -> Callable[[]
         given = f"-- {' '.join(arguments)}" if arguments else "no arguments; give them after --"
         raise TargetError(f"{name}{signature} cannot be called with {given}: {error}") from error
     return partial(function, *args, **kwargs)
-
-
-def _is_keyword(text: str) -> bool:
-    name, equals, _ = text.partition("=")
-    return bool(equals) and name.isidentifier()
 
 
 def _value(text: str) -> Any:

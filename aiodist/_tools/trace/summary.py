@@ -39,16 +39,9 @@ class SiteRow:
 
 @dataclass(slots=True)
 class ReplicaRow:
-    """One replica. Times are in seconds.
+    """One replica: how many collectives it took part in, and in how many it came last.
 
-    Attributes:
-        replica: its id.
-        device: its device.
-        collectives: how many it took part in.
-        last: in how many of them it came last.
-        own_seconds: what it took between its collectives.
-        wait_seconds: how long it waited for others.
-        held_up_seconds: how long it held up the others, summed over them.
+    Its own time is what it took between its collectives; how long it held up the others is summed over them.
     """
 
     replica: int
@@ -62,12 +55,7 @@ class ReplicaRow:
 
 @dataclass(slots=True)
 class Statistics:
-    """The sums of a trace.
-
-    Attributes:
-        sites: by total wait, largest first.
-        replicas: by how long they held up the others, longest first.
-    """
+    """The sums of a trace: calls by total wait, replicas by how long they held up the others; the most first."""
 
     sites: list[SiteRow]
     replicas: list[ReplicaRow]

@@ -81,14 +81,10 @@ def color_at(browser: Browser, x: float, y: float) -> list[int]:
     return found
 
 
-def test_page_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
-    written = page(tmp_path, 2).read_text()
-    assert re.findall(r"""(?:src|href)\s*=|url\(|@import|https?://|fetch\(|import\(""", written) == []
-
-
-def test_data_cannot_end_its_script(tmp_path: Path) -> None:
+def test_page_needs_nothing_from_elsewhere_and_data_cannot_end_its_script(tmp_path: Path) -> None:
     page(tmp_path, 2, name="</script><script>alert(1)</script><!--")
     written = page_of(read_trace(tmp_path / "run.json"), "<b>run</b>.json")
+    assert re.findall(r"""(?:src|href)\s*=|url\(|@import|https?://|fetch\(|import\(""", written) == []
     assert written.count("<script") == 2
     assert "<!--" not in written
     assert "\\u003c/script>" in written
@@ -106,20 +102,18 @@ def test_trace_without_a_run_says_so(browser: Browser, tmp_path: Path) -> None:
 
 
 @needs_chromium
-def test_names_are_text_and_never_markup(browser: Browser, tmp_path: Path) -> None:
-    browser.open(page(tmp_path, 2, name="</script><img src=x onerror=alert(1)>"))
-    assert "</script><img src=x onerror=alert(1)>" in text(browser, "#sites")
-    assert browser.js("document.querySelectorAll('img').length") == 0
-
-
-@needs_chromium
-def test_facts_and_tables_are_told(browser: Browser, tmp_path: Path) -> None:
-    browser.open(page(tmp_path, 4))
+def test_facts_and_tables_are_told_and_names_are_text(browser: Browser, tmp_path: Path) -> None:
+    browser.open(page(tmp_path, 4, name="</script><img src=x onerror=alert(1)>"))
     assert text(browser, "#title") == "run.json"
     assert text(browser, "#facts").startswith("1 run · 5 collectives · 20 calls")
     first = text(browser, "#stragglers tbody tr").split()
     assert first == ["1", "CPU:1", "12.0", "s", "4", "of", "5", "8.00", "s", "0"]
+    assert "</script><img src=x onerror=alert(1)>" in text(browser, "#sites")
+    assert browser.js("document.querySelectorAll('img').length") == 0
     assert browser.js("document.querySelector('#trouble').hidden") is True
+    assert text(browser, "#kinds").split() == ["barrier", "all_reduce"]
+    assert browser.js("new Set(aiodistPage.painter.kindColors).size") == 2
+    assert browser.js("aiodistPage.view.laneHeight * 4 / aiodistPage.view.plotHeight") == pytest.approx(1)
 
 
 @needs_chromium
@@ -173,15 +167,6 @@ def test_search_marks_hits_and_enter_goes_on(browser: Browser, tmp_path: Path) -
     assert "barrier(name='x') #0" in text(browser, "#chosen")
     browser.press("Enter")
     assert "barrier(name='x') #1" in text(browser, "#chosen")
-
-
-@needs_chromium
-def test_few_lanes_use_the_height_and_kinds_have_colours(browser: Browser, tmp_path: Path) -> None:
-    browser.open(page(tmp_path, 4))
-    assert browser.js("aiodistPage.view.laneHeight * 4 / aiodistPage.view.plotHeight") == pytest.approx(1)
-    assert text(browser, "#kinds").split() == ["barrier", "all_reduce"]
-    assert browser.js("new Set(aiodistPage.painter.kindColors).size") == 2
-    assert browser.js("aiodistPage.trace.statistics.sites.length") == 2
 
 
 @needs_chromium

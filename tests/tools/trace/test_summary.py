@@ -75,27 +75,22 @@ def rows_of(tmp_path: Path, program: Callable[[list[float]], Awaitable[None]]) -
     return count_up(read_trace(tmp_path / "run.json")).replicas
 
 
-def test_replicas_that_take_turns_hold_up_nobody(tmp_path: Path) -> None:
-    """Each computes for a second without awaiting: the last in turn comes last, and is no straggler."""
+@pytest.mark.parametrize(("seconds", "held_up"), [((1, 1, 1), 0), ((5, 1, 1), 24)])
+def test_straggler_is_who_computes_longest_and_not_who_comes_last(
+    tmp_path: Path, seconds: tuple[float, ...], held_up: float
+) -> None:
+    """Replicas compute without awaiting: the last in turn comes last."""
 
     async def program(now: list[float]) -> None:
+        ctx = aiodist.get_replica_context()
         for _ in range(3):
-            now[0] += 1
-            await aiodist.get_replica_context().barrier()
+            now[0] += seconds[ctx.replica_id_in_sync_group]
+            await ctx.barrier()
 
-    rows = rows_of(tmp_path, program)
-    assert {row.replica: row.last for row in rows} == {0: 0, 1: 0, 2: 3}
-    assert [row.held_up_seconds for row in rows] == pytest.approx([0, 0, 0])
-    assert [row.own_seconds for row in rows] == pytest.approx([3, 3, 3])
-
-
-def test_replica_that_computes_longest_is_the_straggler_though_it_comes_first(tmp_path: Path) -> None:
-    async def program(now: list[float]) -> None:
-        now[0] += 5 if aiodist.get_replica_context().replica_id_in_sync_group == 0 else 1
-        await aiodist.get_replica_context().barrier()
-
-    first = rows_of(tmp_path, program)[0]
-    assert (first.replica, first.held_up_seconds) == (0, pytest.approx(8))
+    rows = {row.replica: row for row in rows_of(tmp_path, program)}
+    assert {replica: row.last for replica, row in rows.items()} == {0: 0, 1: 0, 2: 3}
+    assert [rows[i].held_up_seconds for i in range(3)] == pytest.approx([held_up, 0, 0])
+    assert [rows[i].own_seconds for i in range(3)] == pytest.approx([3 * each for each in seconds])
 
 
 def test_trace_without_runs_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,15 +110,12 @@ BAD = {
     "": "it is not complete JSON",
     '{"traceEvents": [': "it is not complete JSON",
     "\udcff": "it is not complete JSON",
-    "[1, 2]": "it has no traceEvents",
     '{"traceEvents": []}': "other programs' traces open in https://ui.perfetto.dev",
     '{"traceEvents": [], "otherData": {"aiodist_trace": 99}}': "its version is 99",
-    '{"traceEvents": [{}], "otherData": {"aiodist_trace": 1}}': "an event lacks what it should have",
     '{"traceEvents": [{"ph": "X", "cat": "run"}], "otherData": {"aiodist_trace": 1}}': "an event lacks",
     '{"traceEvents": [3], "otherData": {"aiodist_trace": 1}}': "an event lacks what it should have",
     '{"traceEvents": 3, "otherData": {"aiodist_trace": 1}}': "it has no traceEvents",
     "[" * 100_000: "it is not complete JSON",
-    '{"a":' * 100_000: "it is not complete JSON",
 }
 
 
@@ -155,14 +147,6 @@ def test_file_that_cannot_be_read_or_written_gives_one_line_and_code_2(
     assert captured.out == ""
     assert said in captured.err
     assert captured.err.count("\n") == 1
-
-
-def test_every_cut_of_a_trace_is_refused(file: Path) -> None:
-    text = file.read_text()
-    for length in range(0, len(text) - 2, 101):
-        file.write_text(text[:length])
-        with pytest.raises(TraceFileError):
-            read_trace(file)
 
 
 def fields(found: Any) -> Iterator[tuple[Any, Any]]:

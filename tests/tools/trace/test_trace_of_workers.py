@@ -82,9 +82,7 @@ async def test_recorder_knows_replicas_by_their_ids() -> None:
 @pytest.mark.parametrize(
     ("settings", "path"),
     [
-        ({}, "a/run.json"),
         ({"PMI_SIZE": "1", "PMI_RANK": "0"}, "a/run.json"),
-        ({"PMI_SIZE": "2", "PMI_RANK": "1"}, "a/run.1.json"),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, "a/run.0.json"),
         ({"AIODIST_WORKERS": "12", "PMI_RANK": "11"}, "a/run.11.json"),
     ],

@@ -61,12 +61,9 @@ def test_trace_of_a_process_is_complete_however_python_ends(
     assert names(tmp_path) == ["run.json"]
 
 
-def test_trace_of_a_killed_process_is_absent(tmp_path: Path) -> None:
+def test_trace_of_a_process_is_absent_where_it_was_killed_or_cannot_be_written(tmp_path: Path) -> None:
     run_traced(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
     assert not (tmp_path / "run.json").exists()
-
-
-def test_trace_of_a_process_that_cannot_be_written_says_so_before_any_replica_runs(tmp_path: Path) -> None:
     done = run_traced(tmp_path, "pass", "missing/run.json")
     expected = f"FileNotFoundError: [Errno 2] AIODIST_TRACE: cannot write {tmp_path}/missing/run.json"
     assert done.returncode == 1
