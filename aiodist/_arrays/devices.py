@@ -86,8 +86,12 @@ def resolve(devices: int | Sequence[str] | None) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         name = next(name for i, name in enumerate(names) if name in names[:i])
         raise ValueError(f"each replica needs a device of its own, got {name!r} twice in {list(given)}")
-    for name in names:
-        _require(name)
+    absent = [name for name in names if name.startswith("GPU:") and name not in gpus.logical.names()]
+    if absent:
+        raise DeviceNotFoundError(
+            f"there is no device {absent[0]!r} here; these exist: {', '.join(available())} (and CPU:k for every k); "
+            f"{gpus.why_absent()}"
+        )
     return _used(names)
 
 
@@ -95,15 +99,6 @@ def _used(names: tuple[str, ...]) -> tuple[str, ...]:
     if any(name.startswith("GPU") for name in names):
         gpus.logical.in_use = True
     return names
-
-
-def _require(name: str) -> None:
-    if name.startswith("CPU:") or name in gpus.logical.names():
-        return
-    exist = ", ".join(available())
-    raise DeviceNotFoundError(
-        f"there is no device {name!r} here; these exist: {exist} (and CPU:k for every k); {gpus.why_absent()}"
-    )
 
 
 def set_logical_devices(device: str, count: int) -> None:

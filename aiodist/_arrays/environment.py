@@ -22,9 +22,11 @@ by their launcher.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 _STALL_SECONDS = 10.0
@@ -70,17 +72,23 @@ def stall_seconds() -> float:
     return _STALL_SECONDS if seconds is None else seconds
 
 
+def lost_seconds() -> float | None:
+    """Return how long a worker may be stopped or cut off before it counts as lost; None for what is usual.
+
+    Raises:
+        ValueError: ``AIODIST_LOST_SECONDS`` is no such number.
+    """
+    return _seconds("AIODIST_LOST_SECONDS") or None
+
+
 def _seconds(name: str, zero: str = "") -> float | None:
     text = os.environ.get(name)
     if not text:
         return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise ValueError(f"{name} must be a number of seconds{zero}, got {text!r}")
-    return seconds
+    with suppress(ValueError):
+        if 0 <= (seconds := float(text)) < math.inf:
+            return seconds
+    raise ValueError(f"{name} must be a number of seconds{zero}, got {text!r}")
 
 
 def trace_path() -> str | None:
@@ -216,15 +224,6 @@ def notes() -> str | None:
 def control_address() -> str | None:
     """Return the name or number by which the others reach the first worker; None to find it out."""
     return os.environ.get("AIODIST_CONTROL_ADDRESS") or None
-
-
-def lost_seconds() -> float | None:
-    """Return how long a worker may be stopped or cut off before it counts as lost; None for what is usual.
-
-    Raises:
-        ValueError: ``AIODIST_LOST_SECONDS`` is no such number.
-    """
-    return _seconds("AIODIST_LOST_SECONDS") or None
 
 
 def with_workers(workers: int, notes: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 These run for every array of every collective, so each takes what the framework keeps at hand: PyTorch's ``data_ptr``,
 CuPy's ``data.ptr``, Numba's ``gpu_data``. JAX gives no address that is ordered after what it still computes: its arrays
 come by DLPack, with the legacy default stream waiting for them, and its results are memory of ours that it takes over.
+What each method does, `DeviceType` says.
 """
 
 from __future__ import annotations
@@ -41,11 +42,9 @@ class Torch(DeviceType):
     name = "torch"
 
     def is_on_gpu(self, leaf: Any) -> bool:
-        """Return whether it is a tensor on a GPU."""
         return bool(getattr(leaf, "is_cuda", False))
 
     def view(self, leaf: Any) -> DeviceArray:
-        """Return what of a tensor takes part."""
         if leaf.requires_grad:
             refuse_gradient(leaf)
         if leaf.is_conj() or leaf.is_neg():  # what its memory holds is not what it says
@@ -57,7 +56,6 @@ class Torch(DeviceType):
         )
 
     def buffer(self, leaf: Any) -> DeviceArray:
-        """Return a tensor to write into."""
         if leaf.requires_grad:
             refuse_gradient(leaf)
         if leaf.is_conj() or leaf.is_neg():
@@ -67,14 +65,12 @@ class Torch(DeviceType):
         strides = None if leaf.is_contiguous() else write_strides(shape, steps, size)
         return DeviceArray(leaf.data_ptr(), shape, _of_torch(leaf.dtype), ordinal, self.stream(ordinal), leaf, strides)
 
-    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:  # noqa: ARG002
-        """Return new tensors."""
+    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
         empty, device = sys.modules["torch"].empty, _torch_device(ordinal)
         made = [empty(shape, dtype=_to_torch(dtype), device=device) for shape, dtype in specs]
         return [(tensor, tensor.data_ptr()) for tensor in made]
 
     def stream(self, ordinal: int) -> int:
-        """Return PyTorch's current stream."""
         handle: int = _torch_stream()(ordinal)
         return handle
 
@@ -114,11 +110,9 @@ class CuPy(DeviceType):
     name = "cupy"
 
     def is_on_gpu(self, leaf: Any) -> bool:
-        """Return whether it is an array."""
         return hasattr(type(leaf), "__cuda_array_interface__")
 
     def view(self, leaf: Any) -> DeviceArray:
-        """Return what of an array takes part."""
         _native(leaf.dtype)
         memory = leaf.data
         ordinal: int = memory.device_id
@@ -129,21 +123,18 @@ class CuPy(DeviceType):
         return DeviceArray(memory.ptr, leaf.shape, leaf.dtype, ordinal, self.stream(ordinal), leaf)
 
     def buffer(self, leaf: Any) -> DeviceArray:
-        """Return an array to write into."""
         _native(leaf.dtype)
         memory, strides = leaf.data, write_strides(leaf.shape, leaf.strides, leaf.dtype.itemsize)
         ordinal: int = memory.device_id
         return DeviceArray(memory.ptr, leaf.shape, leaf.dtype, ordinal, self.stream(ordinal), leaf, strides)
 
-    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:  # noqa: ARG002
-        """Return new arrays."""
+    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
         cupy = sys.modules["cupy"]
         with cupy.cuda.Device(ordinal):
             made = [cupy.empty(shape, dtype) for shape, dtype in specs]
         return [(array, array.data.ptr) for array in made]
 
     def stream(self, ordinal: int) -> int:
-        """Return CuPy's current stream."""
         handle: int = sys.modules["cupy"].cuda.get_current_stream(ordinal).ptr
         return handle
 
@@ -154,11 +145,9 @@ class Numba(DeviceType):
     name = "numba"
 
     def is_on_gpu(self, leaf: Any) -> bool:
-        """Return whether it is a device array."""
         return hasattr(type(leaf), "__cuda_array_interface__")
 
     def view(self, leaf: Any) -> DeviceArray:
-        """Return what of an array takes part."""
         shape, dtype = leaf.shape, leaf.dtype
         if leaf.strides != strides_in_c_order(shape, dtype.itemsize) and has_gaps(shape, leaf.strides, dtype.itemsize):
             raise TypeError("expected a Numba device array without gaps, in C's order; copy it into a new one first")
@@ -166,22 +155,19 @@ class Numba(DeviceType):
         return DeviceArray(_numba_address(leaf), shape, dtype, _numba_ordinal(leaf), _numba_stream(leaf), leaf)
 
     def buffer(self, leaf: Any) -> DeviceArray:
-        """Return an array to write into."""
         if leaf.__cuda_array_interface__["data"][1]:
             raise TypeError("out must be writeable, got a read-only array")
         _native(leaf.dtype)
         strides, ordinal = write_strides(leaf.shape, leaf.strides, leaf.dtype.itemsize), _numba_ordinal(leaf)
         return DeviceArray(_numba_address(leaf), leaf.shape, leaf.dtype, ordinal, _numba_stream(leaf), leaf, strides)
 
-    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:  # noqa: ARG002
-        """Return new arrays."""
+    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
         cuda = sys.modules["numba.cuda"]
         with cuda.gpus[ordinal]:
             made = [cuda.device_array(shape, dtype) for shape, dtype in specs]
         return [(array, _numba_address(array)) for array in made]
 
-    def stream(self, ordinal: int) -> int:  # noqa: ARG002
-        """Return the default stream: an array has the stream that it was made with, or is at hand on this one."""
+    def stream(self, ordinal: int) -> int:
         return _numba_default_stream()
 
 
@@ -218,12 +204,10 @@ class Jax(DeviceType):
     finishes = True
 
     def is_on_gpu(self, leaf: Any) -> bool:
-        """Return whether it is an array on one GPU or several."""
         tell = getattr(type(leaf), "platform", None)
         return tell is not None and leaf.platform() == "gpu"
 
     def view(self, leaf: Any) -> DeviceArray:
-        """Return what of an array takes part; the legacy default stream waits until it is computed."""
         try:
             kind, ordinal = leaf.__dlpack_device__()
         except BufferError as error:
@@ -236,12 +220,10 @@ class Jax(DeviceType):
             raise TypeError("expected a JAX array in C's order, got one with a layout of its own; copy it first")
         return DeviceArray(address, leaf.shape, np.dtype(leaf.dtype), int(ordinal), LEGACY_DEFAULT_STREAM, capsule)
 
-    def buffer(self, leaf: Any) -> NoReturn:  # noqa: ARG002
-        """Refuse: nothing is written into a JAX array."""
+    def buffer(self, leaf: Any) -> NoReturn:
         raise TypeError("out must be writeable, got a JAX array, which cannot be changed; leave it out")
 
     def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
-        """Return memory that JAX takes over when it is written."""
         made = []
         for shape, dtype in specs:
             memory = allocate(ordinal, max(1, math.prod(shape) * dtype.itemsize))
@@ -249,12 +231,10 @@ class Jax(DeviceType):
             made.append((exported, memory.address))
         return made
 
-    def stream(self, ordinal: int) -> int:  # noqa: ARG002
-        """Return the stream that waited for what JAX computes; memory of ours needs none."""
+    def stream(self, ordinal: int) -> int:
         return LEGACY_DEFAULT_STREAM
 
     def finish(self, made: list[Any]) -> list[Any]:
-        """Return JAX's arrays over the memory."""
         return list(map(sys.modules["jax"].dlpack.from_dlpack, made))
 
 

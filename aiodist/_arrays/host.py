@@ -45,9 +45,7 @@ class ArrayLike(NDArrayOperatorsMixin):
         """Return the value, a read-only array."""
         return self.read_value()
 
-    def numpy(self) -> Array:
-        """Return the value, a read-only array."""
-        return self.read_value()
+    numpy = value
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self.read_value(), dtype=dtype, copy=copy)

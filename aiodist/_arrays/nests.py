@@ -238,24 +238,19 @@ class _Writer:
             return None
         self._unless(f"type({variable}) is {kind.__name__} and len({variable}) == {len(part)}")
         inner = [f"{variable}_{index}" for index in range(len(part))]
-        keys = self._keys(variable, part, inner) if kind is dict else []
+        if kind is dict:
+            self._unless(f"[*{variable}] == {self._name([*part])}")
+            if not all(type(key) is str for key in part):  # True equals 1
+                self._unless(f"[*map(type, {variable})] == {self._name([*map(type, part)])}")
         if inner:
             self.lines.append(f"    {', '.join(inner)}, = {variable}{'.values()' if kind is dict else ''}")
         made = [self.write(*each) for each in zip(inner, part.values() if kind is dict else part, strict=True)]
         if None in made:
             return None
         if kind is dict:
-            return f"{{{', '.join(f'{key}: {value}' for key, value in zip(keys, made, strict=True))}}}"
+            items = zip(map(self._name, part), made, strict=True)
+            return f"{{{', '.join(f'{key}: {value}' for key, value in items)}}}"
         return f"[{', '.join(map(str, made))}]" if kind is list else f"({''.join(f'{each}, ' for each in made)})"
-
-    def _keys(self, variable: str, part: dict[Any, Any], inner: list[str]) -> list[str]:
-        """Write the comparison of a dict's keys, which have to be of the same type, too: True equals 1."""
-        if inner:
-            self.lines.append(f"    {', '.join(f'{each}k' for each in inner)}, = {variable}")
-        keys = [self._name(key) for key in part]
-        for key, found in zip(keys, inner, strict=True):
-            self._unless(f"{found}k is {key} or (type({found}k) is type({key}) and {found}k == {key})")
-        return keys
 
     def _unless(self, condition: str) -> None:
         self.lines.append(f"    if not ({condition}): return None")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 from aiodist_kernels import Accumulate
 
@@ -36,9 +34,16 @@ class CommunicationOptions:
     accumulate: Accumulate = "native"
 
     def __post_init__(self) -> None:
-        _check_bytes(self.bytes_per_pack)
-        if self.timeout_seconds is not None:
-            _check_timeout(self.timeout_seconds)
+        number, seconds = self.bytes_per_pack, self.timeout_seconds
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(f"bytes_per_pack must be an int, got {number!r}")
+        if number < 0:
+            raise ValueError(f"bytes_per_pack must be 0 or more, got {number}")
+        if seconds is not None:
+            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+                raise TypeError(f"timeout_seconds must be a number of seconds or None, got {seconds!r}")
+            if not seconds > 0:  # nor is NaN
+                raise ValueError(f"timeout_seconds must be more than 0, or None to wait, got {seconds!r}")
         object.__setattr__(self, "implementation", choice("implementation", self.implementation, _IMPLEMENTATIONS))
         object.__setattr__(self, "accumulate", choice("accumulate", self.accumulate, _ACCUMULATORS))
 
@@ -54,20 +59,6 @@ class CommunicationOptions:
             raise TypeError(f"merge expects CommunicationOptions or None, got {options!r}")
         changed = {f.name: getattr(options, f.name) for f in fields(options) if getattr(options, f.name) != f.default}
         return replace(self, **changed) if changed else self
-
-
-def _check_bytes(number: Any) -> None:
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise TypeError(f"bytes_per_pack must be an int, got {number!r}")
-    if number < 0:
-        raise ValueError(f"bytes_per_pack must be 0 or more, got {number}")
-
-
-def _check_timeout(seconds: Any) -> None:
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-        raise TypeError(f"timeout_seconds must be a number of seconds or None, got {seconds!r}")
-    if not seconds > 0 or math.isnan(seconds):
-        raise ValueError(f"timeout_seconds must be more than 0, or None to wait, got {seconds!r}")
 
 
 def choice(name: str, value: object, choices: tuple[str, ...]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from numbers import Number
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
@@ -65,38 +65,31 @@ class DistributedValues(Generic[T]):
         return self._common("dtype")
 
     def _common(self, name: str) -> Any:
-        found = [getattr(component, name, None) for component in self._values]
-        for replica_id, one in enumerate(found):
+        kind, first = type(self).__name__, getattr(self._values[0], name, None)
+        for replica_id, component in enumerate(self._values):
+            one = getattr(component, name, None)
             if one is None:
                 raise AttributeError(
-                    f"this {type(self).__name__} has no {name}: component {replica_id} is of type "
-                    f"{type(self._values[replica_id]).__name__}"
+                    f"this {kind} has no {name}: component {replica_id} is of type {type(component).__name__}"
                 )
-            if one != found[0]:
+            if one != first:
                 raise AttributeError(
-                    f"the components of this {type(self).__name__} have no common {name}: component 0's is {found[0]}, "
-                    f"component {replica_id}'s is {one}; look at value.values"
+                    f"the components of this {kind} have no common {name}: component 0's is {first}, component "
+                    f"{replica_id}'s is {one}; look at value.values"
                 )
-        return found[0]
-
-    def _runs(self) -> Iterator[tuple[str, T]]:
-        """Yield the components, equal neighbours once, each with the ids of its replicas; of many the first."""
-        first, yielded = 0, 0
-        for index in range(1, len(self._values) + 1):
-            if index < len(self._values) and _alike(self._values[first], self._values[index]):
-                continue
-            if yielded == _MOST_SHOWN:
-                return
-            yield (f"{first}" if first == index - 1 else f"{first}-{index - 1}"), self._values[first]
-            first, yielded = index, yielded + 1
+        return first
 
     def _lines(self, show: Callable[[str, T], str], cut: str) -> list[str]:
-        lines, last = [], ""
-        for ids, component in self._runs():
-            lines.append(show(ids, component))
-            last = ids
-        rest = len(self._values) - 1 - int(last.rpartition("-")[2])
-        return [*lines, cut.format(rest)] if rest else lines
+        """Return a line for each component, equal neighbours in one; of many those of the first."""
+        lines: list[str] = []
+        begin, size = 0, len(self._values)
+        while begin < size and len(lines) < _MOST_SHOWN:
+            first, end = self._values[begin], begin + 1
+            while end < size and _alike(first, self._values[end]):
+                end += 1
+            lines.append(show(f"{begin}" if end == begin + 1 else f"{begin}-{end - 1}", first))
+            begin = end
+        return [*lines, cut.format(size - begin)] if begin < size else lines
 
     def __repr__(self) -> str:
         lines = self._lines("  {}: {!r}".format, "  … {} more")
@@ -186,8 +179,6 @@ def select_replica(replica_id: int, value: Any, num_replicas: int) -> Any:
     Raises:
         ValueError: a per-replica value has another number of components than there are replicas.
     """
-    if isinstance(value, DistributedValues):
-        return _component(replica_id, value, num_replicas)
     leaves, structure = nests.flatten_with_none(value)
     if not any(isinstance(leaf, DistributedValues) for leaf in leaves):
         return value
@@ -205,7 +196,18 @@ def _component(replica_id: int, leaf: Any, num_replicas: int) -> Any:
     return leaf.values[replica_id]
 
 
-def regroup(values: Sequence[Any], what: str = "results", replicas: Sequence[int] | None = None) -> Any:
+def _result(components: tuple[Any, ...]) -> Any:
+    first = components[0]
+    own = isinstance(first, _ALWAYS_OWN) or is_foreign(first)
+    return PerReplica(components) if own or any(one is not first for one in components) else first
+
+
+def regroup(
+    values: Sequence[Any],
+    what: str = "results",
+    replicas: Sequence[int] | None = None,
+    of_leaf: Callable[[tuple[Any, ...]], Any] = _result,
+) -> Any:
     """Return one nest for the replicas' values, leaf by leaf; the inverse of `select_replica`.
 
     Arrays, `IndexedSlices`, numbers, strings and bytes become `PerReplica` whatever their values, so that a result's
@@ -216,26 +218,11 @@ def regroup(values: Sequence[Any], what: str = "results", replicas: Sequence[int
         values: one nest a replica, of equal structure.
         what: what they are, for the error's text.
         replicas: the replicas' ids, likewise; None: they count from 0.
+        of_leaf: makes one leaf of the replicas'.
 
     Raises:
         ValueError: the structures differ. The error has the values: ``error.values``, one a replica.
     """
-    return _regrouped(values, what, replicas, _regroup_result)
-
-
-def regroup_arguments(values: Sequence[Any], replicas: Sequence[int]) -> Any:
-    """Return one nest for an argument of a merge function; as `regroup`, but equal strings and bytes come back bare."""
-    return _regrouped(values, "merge_call arguments", replicas, _regroup_argument)
-
-
-def regroup_data(values: Sequence[Any], what: str, replicas: Sequence[int] | None = None) -> Any:
-    """Return one nest for values that each replica has its own of; as `regroup`, but only a None comes back bare."""
-    return _regrouped(values, what, replicas, _regroup_own)
-
-
-def _regrouped(
-    values: Sequence[Any], what: str, replicas: Sequence[int] | None, of_leaf: Callable[[tuple[Any, ...]], Any]
-) -> Any:
     if len(values) == 1 or all(value is None for value in values):
         return values[0]
     columns, structures = zip(*(nests.flatten_with_none(value) for value in values), strict=True)
@@ -245,21 +232,22 @@ def _regrouped(
     return nests.unflatten(first, map(of_leaf, zip(*columns, strict=True)))
 
 
-def _regroup_result(components: tuple[Any, ...]) -> Any:
-    first = components[0]
-    own = isinstance(first, _ALWAYS_OWN) or is_foreign(first)
-    return PerReplica(components) if own or any(one is not first for one in components) else first
+def regroup_arguments(values: Sequence[Any], replicas: Sequence[int]) -> Any:
+    """Return one nest for an argument of a merge function; as `regroup`, but equal strings and bytes come back bare."""
+
+    def argument(components: tuple[Any, ...]) -> Any:
+        first = components[0]
+        same = type(first) in (str, bytes) and all(type(one) is type(first) and one == first for one in components)
+        return first if same else _result(components)
+
+    return regroup(values, "merge_call arguments", replicas, argument)
 
 
-def _regroup_argument(components: tuple[Any, ...]) -> Any:
-    first = components[0]
-    if type(first) in (str, bytes) and all(type(one) is type(first) and one == first for one in components):
-        return first
-    return _regroup_result(components)
-
-
-def _regroup_own(components: tuple[Any, ...]) -> Any:
-    return None if all(one is None for one in components) else PerReplica(components)
+def regroup_data(values: Sequence[Any], what: str, replicas: Sequence[int] | None = None) -> Any:
+    """Return one nest for values that each replica has its own of; as `regroup`, but only a None comes back bare."""
+    return regroup(
+        values, what, replicas, lambda each: each[0] if all(one is None for one in each) else PerReplica(each)
+    )
 
 
 def _different_structures(

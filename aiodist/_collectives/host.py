@@ -9,7 +9,8 @@ A result never shares memory with an input, and arrays in it are views of a read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +18,7 @@ import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist._arrays.host import HostType
-from aiodist._arrays.leaves import LeafMark, LeafType, is_array
+from aiodist._arrays.leaves import LeafMark, LeafType, Spec, is_array
 from aiodist._arrays.slices import IndexedSlices
 from aiodist._collectives import out
 from aiodist._collectives.kinds import Collective
@@ -83,7 +84,7 @@ def fold_slices(op: ReduceOp, column: Sequence[IndexedSlices], accumulate: Accum
     return IndexedSlices(frozen(total.astype(rule.result, copy=False)), frozen(indices), column[0].dense_shape)
 
 
-def made(result: Result, arrays: Sequence[Any], inputs: int) -> Any:
+def made(result: Result, arrays: Sequence[Any] | Mapping[int, Any], inputs: int) -> Any:
     """Return what a plan's result is made of these arrays, in memory of its own.
 
     Args:
@@ -184,35 +185,22 @@ class _Leaf(NamedTuple):
         plan: what becomes of it.
         mark: what it is.
         whole: its one result is a fold of all inputs.
-        moved: the inputs of which parts are copied into results.
         nbytes: the bytes of one input; None where that differs between replicas.
     """
 
     plan: LeafPlan
     mark: LeafMark
     whole: bool
-    moved: Sequence[int]
     nbytes: int | None
 
 
 def _leaf(plan: LeafPlan, shape: Sequence[int | None], dtype: Any, mark: LeafMark) -> _Leaf:
-    whole = plan.folds == (range(plan.size),) and plan.results == (Result((plan.size,)),)
-    moved = [source for source in plan.results[0].sources if source < plan.size]  # the same for every other result
-    nbytes = None
+    nbytes: int | None = None
     if mark == LeafType.PYTHON_NUMBER:
         nbytes = 0
-    elif mark != LeafType.INDEXED_SLICES:
-        nbytes = _nbytes(shape, dtype)
-    return _Leaf(plan, mark, whole, moved, nbytes)
-
-
-def _nbytes(shape: Sequence[int | None], dtype: np.dtype[Any]) -> int | None:
-    nbytes = dtype.itemsize
-    for size in shape:
-        if size is None:
-            return None
-        nbytes *= size
-    return nbytes
+    elif mark != LeafType.INDEXED_SLICES and None not in shape:
+        nbytes = dtype.itemsize * math.prod([size or 0 for size in shape])
+    return _Leaf(plan, mark, plan.is_one_fold and plan.results == (Result((plan.size,)),), nbytes)
 
 
 class HostExecutor:
@@ -240,53 +228,65 @@ class HostExecutor:
         self.accumulate: Accumulate = accumulate
         self.single = spec is not None and spec.single
         plans = collective.without(absent).plans(len(self.positions))
-        columns: tuple[Sequence[Any], ...] = spec[:3] if spec else ()
-        self.leaves = [_leaf(plan, *fields) for plan, *fields in zip(plans, *columns, strict=True)] if spec else []
+        self.leaves = [_leaf(plan, *of) for plan, *of in zip(plans, *spec[:3], strict=True)] if spec else []
         self.of_each = not kind.shared
         self.shared = kind.shared and not any(isinstance(leaf.mark, HostType) for leaf in self.leaves)
+        self.folds_alone = self.shared and all(leaf.whole for leaf in self.leaves)
         self._waits = self.op is not None
         sizes = [leaf.nbytes for leaf in self.leaves if leaf.nbytes is not None]
         self.is_small = len(sizes) == len(self.leaves) and sum(sizes) * len(self.positions) < LOOK_FROM
         self.run: Callable[..., Any] = self.general
         self._quick: Callable[..., Any] | None = None
         if not self.leaves:
-            self.run = self._quick_nothing(spec is None)
-        elif kind.shared and not absent and all(x.whole and x.mark in _QUICK for x in self.leaves):
+            self.run = self._nothing(spec)
+        elif self.folds_alone and not absent and all(leaf.mark in _QUICK for leaf in self.leaves):
             self._quick = self._quick_way(collective)
             if self.is_small:
                 self.run = self._quick
 
-    def _quick_nothing(self, no_value: bool) -> Callable[..., Any]:
+    def _nothing(self, spec: Spec | None) -> Callable[..., Any]:
         """Return the way of what has no leaves."""
-        nothing: Any = None if no_value else []
+        nothing: Any = None if spec is None else []
         return lambda *_: nothing if self.shared else [list(nothing) for _ in range(self.size)]
 
     def _quick_way(self, collective: Collective) -> Callable[..., Any]:
         """Return the way of arrays and numbers, the commonest values: straight to the kernels."""
-        general, spec = self.general, collective.spec
+        general, op, spec = self.general, collective.op, collective.spec
+        assert op is not None
         assert spec is not None
-        fields = zip(spec.shapes, spec.dtypes, spec.marks, strict=True)
-        reductions = [self._reduction(shape, dtype, mark) for shape, dtype, mark in fields]
-        first = reductions[0]
+        shapes: Any = spec.shapes  # all of them are known
+        arrays_alone = not any(spec.marks)
+        if self.single and arrays_alone:
+            reduce = kernels.reduction(op, spec.dtypes[0], shapes[0], self.size, self.accumulate)
 
-        def run_one(values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Any:
-            return first(values) if outs is None else general(values, bytes_per_pack, outs)
+            def run(values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Any:
+                return frozen(reduce(values)) if outs is None else general(values, bytes_per_pack, outs)
+
+            return run
+        tiny = None
+        if arrays_alone and self.accumulate == "native":
+            tiny = kernels.nest_reduction(op, spec.dtypes, shapes, self.size)
+        each = [self._reduction(op, *fields) for fields in zip(shapes, spec.dtypes, spec.marks, strict=True)]
 
         def run_nest(values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Any:
             if outs is not None:
                 return general(values, bytes_per_pack, outs)
-            columns = zip(*values, strict=True)
-            return [reduce(column) for reduce, column in zip(reductions, columns, strict=True)]
+            if tiny is not None:
+                totals = tiny(values)
+                for total in totals:
+                    total.setflags(False)  # type: ignore[call-arg]
+                return [total[...] for total in totals]
+            columns = [values] if self.single else zip(*values, strict=True)
+            leaves = [reduce(column) for reduce, column in zip(each, columns, strict=True)]
+            return leaves[0] if self.single else leaves
 
-        return run_one if self.single else run_nest
+        return run_nest
 
-    def _reduction(self, shape: Any, dtype: Any, mark: LeafMark) -> Callable[[Any], Any]:
-        """Return what reduces a leaf."""
-        op, among = self.op, not self.single
-        assert op is not None
+    def _reduction(self, op: ReduceOp, shape: Any, dtype: Any, mark: LeafMark) -> Callable[[Any], Any]:
+        """Return what reduces a leaf of a nest, a scalar or a number."""
         if mark == LeafType.PYTHON_NUMBER:
             return partial(kernels.reduce_numbers, op)
-        reduce: Callable[[Any], Array] = kernels.reduction(op, dtype, shape, self.size, self.accumulate, among)
+        reduce = kernels.reduction(op, dtype, shape, self.size, self.accumulate, not self.single)
         if mark == LeafType.NUMPY_SCALAR:
             return lambda scalars: reduce(scalars)[()]
         return lambda arrays: frozen(reduce(arrays))
@@ -324,16 +324,16 @@ class HostExecutor:
 
     def _due(self, columns: Sequence[Column]) -> list[KernelSpec]:
         """Return the kernels that these folds wait for: each is compiled once in the process, at its first need."""
-        if not self._waits:
+        op, due = self.op, []
+        if op is None or not self._waits:
             return []
-        arrays = [column for leaf, column in zip(self.leaves, columns, strict=True) if is_array(leaf.mark)]
-        due = [spec for column in arrays if kernels.is_due(spec := self._kernel(column), column[0].nbytes)]
+        for leaf, column in zip(self.leaves, columns, strict=True):
+            if is_array(leaf.mark):
+                spec = KernelSpec(op, column[0].dtype, len(column), self.accumulate)
+                if kernels.is_due(spec, column[0].nbytes):
+                    due.append(spec)
         self._waits = bool(due)
         return list(dict.fromkeys(due))
-
-    def _kernel(self, column: Column) -> KernelSpec:
-        assert self.op is not None
-        return KernelSpec(self.op, column[0].dtype, len(column), self.accumulate)
 
     def cost(self, leaf: _Leaf, column: Column) -> int:
         """Return about how many bytes could be moved in the time that a leaf takes."""
@@ -341,7 +341,8 @@ class HostExecutor:
             return policy.SLOWNESS_BY_ROWS * sum([int(part.values.nbytes) for part in column])
         if not is_array(leaf.mark):
             return 0
-        cost = 2 * sum([int(column[i].nbytes) for i in leaf.moved])
+        moved = [i for i in leaf.plan.results[0].sources if i < leaf.plan.size]  # other results' move as much
+        cost = 2 * sum([int(column[source].nbytes) for source in moved])
         for inputs in leaf.plan.folds:
             assert self.op is not None
             cost += kernels.cost(self.op, column[0].dtype, column[0].size, len(inputs), self.accumulate)
@@ -353,14 +354,14 @@ class HostExecutor:
             leaves = [results[0] for results in by_leaf]
             return leaves[0] if self.single else leaves
         takers = [place for place, position in enumerate(self.positions) if position not in outs]
-        columns = [self._each(leaf, results, takers) for leaf, results in zip(self.leaves, by_leaf, strict=True)]
+        columns = [self._each(leaf.mark, results, takers) for leaf, results in zip(self.leaves, by_leaf, strict=True)]
+        rows = zip(*columns, strict=True) if columns else [()] * len(takers)
         found: list[Any] = [None] * self.size
-        for row, place in zip(zip(*columns, strict=True), takers, strict=True):
+        for place, row in zip(takers, rows, strict=True):
             found[self.positions[place]] = row[0] if self.single else list(row)
         return found
 
-    def _each(self, leaf: _Leaf, results: Sequence[Any], takers: Sequence[int]) -> Sequence[Any]:
-        mark = leaf.mark
+    def _each(self, mark: LeafMark, results: Sequence[Any], takers: Sequence[int]) -> Sequence[Any]:
         if self.of_each:
             own = [results[place] for place in takers]
             return [mark.give(result) for result in own] if isinstance(mark, HostType) else own
@@ -383,7 +384,9 @@ class _Run:
         self._columns = columns
         self._outs = outs
         self._totals: list[list[Any]] = [[None] * len(leaf.plan.folds) for leaf in executor.leaves]
+        self._results: list[list[Any]] = self._totals
         self._targets = self._straight() if outs else None
+        self._handed_out: Any = None
 
     def _straight(self) -> Sequence[Array] | None:
         """Return the first replica's buffers, if results may be written straight into them: nobody takes others."""
@@ -403,9 +406,12 @@ class _Run:
     def now(self) -> Any:
         """Return the result, made in this thread."""
         self._fold(range(len(self._columns)))
-        return self._end()
+        self._make()
+        for call in self._copies():
+            call()
+        return self._handed_out
 
-    def work(self, bytes_per_pack: int, due: Sequence[KernelSpec] = ()) -> Work:
+    def work(self, bytes_per_pack: int, due: Sequence[KernelSpec]) -> Work:
         """Return the calls that make the result: one for each pack, or as it is quickest.
 
         Args:
@@ -416,20 +422,11 @@ class _Run:
         phases: list[Sequence[Call]] = [[partial(kernels.warm_if_possible, due)]] if due else []
         if executor.op is not None:
             phases.append(self._calls_by_pack(bytes_per_pack) if bytes_per_pack else self._calls_by_cost())
-        if all(leaf.whole for leaf in executor.leaves) and executor.shared:
-            if not self._outs:
-                return Work(phases, lambda: executor.handed_out(self._results(), {}))
-            copies = self._copies(self._totals)
-            return Work([*phases, copies], lambda: executor.handed_out(self._results(), self._outs))
-        end = _work_of(self._end)
-        return Work([*phases, *end.phases], end.result)
-
-    def _end(self) -> Any:
-        """Return the result of what has been folded, with copies in the buffers that are wanted."""
-        by_leaf = self._results()
-        for call in self._copies(by_leaf):
-            call()
-        return self._executor.handed_out(by_leaf, self._outs)
+        if executor.folds_alone:
+            if self._outs:
+                phases.append(self._copies())
+            return Work(phases, self._make)
+        return Work([*phases, [self._make], self._copies()], lambda: self._handed_out)
 
     # Folds.
 
@@ -459,16 +456,14 @@ class _Run:
         for place, leaf in enumerate(self._executor.leaves):
             cost = self._executor.cost(leaf, self._columns[place])
             if cost >= policy.LEAST_MOVED_BY_A_THREAD and is_array(leaf.mark):
-                calls.extend(self._pieces(place, cost))
+                calls += self._pieces(place, cost)
                 continue
             batch.append(place)
             held += cost
             if held >= policy.LEAST_MOVED_BY_A_THREAD:
                 calls.append(partial(self._fold, batch))
                 batch, held = [], 0
-        if batch:
-            calls.append(partial(self._fold, batch))
-        return calls
+        return [*calls, partial(self._fold, batch)] if batch else calls
 
     def _pieces(self, place: int, cost: int) -> list[Call]:
         executor, column = self._executor, self._columns[place]
@@ -489,41 +484,31 @@ class _Run:
 
     # What comes of them.
 
-    def _results(self) -> list[list[Any]]:
-        return [self._results_of(place) for place in range(len(self._columns))]
+    def _make(self) -> Any:
+        """Make the results of inputs and folds; return them as they are handed out."""
+        if self._targets is None:
+            self._results = [self._results_of(place) for place in range(len(self._columns))]
+        self._handed_out = self._executor.handed_out(self._results, self._outs)
+        return self._handed_out
 
     def _results_of(self, place: int) -> list[Any]:
-        leaf, totals = self._executor.leaves[place], self._totals[place]
-        if self._targets is not None:
+        leaf, column, totals = self._executor.leaves[place], self._columns[place], self._totals[place]
+        if not leaf.whole:
+            arrays = [*column, *totals]
+            totals = [made(result, arrays, len(column)) for result in leaf.plan.results]
+        if isinstance(leaf.mark, HostType):  # a framework takes over memory that it can write to
             return totals
-        plain = not isinstance(leaf.mark, HostType)  # a framework takes over memory that it can write to
-        if plain:
-            totals = [frozen(total) if isinstance(total, np.ndarray) else total for total in totals]
-        if leaf.whole:
-            return totals
-        arrays, inputs = [*self._columns[place], *totals], len(self._columns[place])
-        results = [made(result, arrays, inputs) for result in leaf.plan.results]
-        return [frozen(r) if plain and isinstance(r, np.ndarray) and r.flags.writeable else r for r in results]
+        return [frozen(total) if isinstance(total, np.ndarray) else total for total in totals]
 
-    def _copies(self, by_leaf: Sequence[Sequence[Any]]) -> list[Call]:
-        """Return what copies results into the buffers that are wanted; those may not be there yet."""
+    def _copies(self) -> list[Call]:
+        """Return what copies results into the buffers that are wanted, once they are there."""
         straight = 0 if self._targets is None else 1
         positions = [position for position in self._executor.positions if position in self._outs][straight:]
         return [
-            partial(_copy, buffer, by_leaf[place], self._place_of(position))
+            partial(self._copy, buffer, leaf, self._executor.positions.index(position))
             for position in positions
-            for place, buffer in enumerate(self._outs[position])
+            for leaf, buffer in enumerate(self._outs[position])
         ]
 
-    def _place_of(self, position: int) -> int:
-        return self._executor.positions.index(position) if self._executor.of_each else 0
-
-
-def _copy(buffer: Array, results: Sequence[Any], place: int) -> None:
-    np.copyto(buffer, results[place])
-
-
-def _work_of(make: Callable[[], Any]) -> Work:
-    """Return work that is one call."""
-    results: list[Any] = []
-    return Work([[lambda: results.append(make())]], results.pop)
+    def _copy(self, buffer: Array, leaf: int, place: int) -> None:
+        np.copyto(buffer, self._results[leaf][place if self._executor.of_each else 0])

@@ -68,6 +68,30 @@ class LeafPlan(NamedTuple):
     folds: tuple[Sequence[int], ...]
     results: tuple[Result, ...]
 
+    @property
+    def is_one_fold(self) -> bool:
+        """Whether everything is made of one fold of all inputs."""
+        return self.folds == (range(self.size),) and all(result.sources == (self.size,) for result in self.results)
+
+    @property
+    def inputs(self) -> set[int]:
+        """The inputs that results are made of, folded or not."""
+        sources = {source for result in self.results for source in result.sources}
+        folded = {place for number, fold in enumerate(self.folds) if self.size + number in sources for place in fold}
+        return folded | {source for source in sources if source < self.size}
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether each replica's result is made of parts of inputs."""
+        of_each = len(self.results) == self.size
+        return of_each and all(each.cut is not None and max(each.sources) < self.size for each in self.results)
+
+    def cut(self, place: int) -> Cut:
+        """Return which part of each input the result at a place takes."""
+        cut = self.results[place].cut
+        assert cut is not None
+        return cut
+
 
 @lru_cache(maxsize=1024)
 def all_reduce(size: int, _: Any = None) -> LeafPlan:

@@ -29,7 +29,7 @@ from aiodist._arrays.device import DeviceType
 from aiodist._arrays.leaves import Spec
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import Collective
-from aiodist._collectives.transfers import Broadcast, Exchange, Gathering, Members, Reduction, Transfer
+from aiodist._collectives.transfers import Exchange, Gathering, Members, Reduction, Transfer
 from aiodist._collectives.work import Work
 from aiodist._collectives.workers import Crossing, WorkerPlan
 from aiodist._core.ledger import Group
@@ -273,12 +273,8 @@ def _sizes_in_record(transfer: Transfer, workers: int) -> list[int] | None:
     if isinstance(transfer, Reduction):
         nbytes = transfer.size * transfer.dtype.itemsize
         return [count * nbytes for count in transfer.rows]
-    if isinstance(transfer, Gathering):
-        if any(transfer.length_counts):
-            return None
-        return list(transfer.sizes([_NO_LENGTHS] * workers))
-    if isinstance(transfer, Broadcast) and transfer.nbytes is not None:
-        return [transfer.nbytes if rank == transfer.root else 0 for rank in range(workers)]
+    if isinstance(transfer, Gathering) and not any(transfer.length_counts):
+        return transfer.sizes([_NO_LENGTHS] * workers)
     return None
 
 
@@ -290,7 +286,7 @@ def payload(crossing: Crossing, rank: int) -> bytes:
             row = np.empty(transfer.rows[rank] * transfer.size, transfer.dtype)
             transfer.fold(0, transfer.size, row)
             parts.append(row.tobytes())
-        elif isinstance(transfer, Gathering) or (isinstance(transfer, Broadcast) and transfer.root == rank):
+        elif isinstance(transfer, Gathering):
             parts.append(transfer.data().tobytes())
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -312,8 +308,6 @@ def take_payloads(crossing: Crossing, payloads: Sequence[memoryview], workers: i
             transfer.finish(0, transfer.size, transfer.combine(rows))
         elif isinstance(transfer, Gathering):
             transfer.take([_NO_LENGTHS] * workers, parts)
-        elif isinstance(transfer, Broadcast):
-            transfer.take(parts[transfer.root])
 
 
 # What is moved.
@@ -335,12 +329,12 @@ def carry_out_further(crossing: Crossing, communicator: Communicator, threads: T
 def _carry_out(transfer: Transfer, communicator: Communicator, threads: Threads) -> Steps[None]:
     if isinstance(transfer, Reduction):
         yield from _Reducing(transfer, communicator, threads).carry_out()
-    elif isinstance(transfer, Gathering):
-        yield from _gather(transfer, communicator, threads)
-    elif isinstance(transfer, Broadcast):
-        yield from _broadcast(transfer, communicator, threads)
-    else:
+    elif isinstance(transfer, Exchange):
         yield from _exchange(transfer, communicator, threads)
+    elif transfer.root is None:
+        yield from _gather(transfer, communicator, threads)
+    else:
+        yield from _broadcast(transfer, transfer.root, communicator, threads)
 
 
 class _Ring:
@@ -474,25 +468,22 @@ def _gather(transfer: Gathering, communicator: Communicator, threads: Threads) -
         received = np.empty(sum(transfer.length_counts), np.int64)
         yield communicator.iallgatherv(as_bytes(transfer.lengths), Parts(as_bytes(received), counts))
         lengths = Parts(received, transfer.length_counts).views()
-    sizes = list(transfer.sizes(lengths))
+    sizes = transfer.sizes(lengths)
     own = yield from _by_size(threads, sizes[communicator.rank], transfer.data)
     parts = yield from gather_bytes(communicator, own, sizes)
     yield from _by_size(threads, sum(sizes), transfer.take, lengths, parts)
 
 
-def _broadcast(transfer: Broadcast, communicator: Communicator, threads: Threads) -> Steps[None]:
-    is_root, nbytes = transfer.root == communicator.rank, transfer.nbytes
-    data = transfer.data() if is_root else None
-    if nbytes is None:
-        size = np.array([0 if data is None else len(data)], np.int64)
-        yield communicator.ibcast(as_bytes(size), transfer.root)
-        nbytes = int(size[0])
-    if data is None:
-        data = np.empty(nbytes, np.uint8)
-    yield from _in_turns(
-        communicator.ibcast(data[at : at + SEGMENT], transfer.root) for at in range(0, nbytes, SEGMENT)
-    )
-    yield from _by_size(threads, nbytes, transfer.take, data)
+def _broadcast(transfer: Gathering, root: int, communicator: Communicator, threads: Threads) -> Steps[None]:
+    is_root, lengths = root == communicator.rank, [_NO_LENGTHS] * communicator.size
+    if any(transfer.length_counts):
+        lengths[root] = transfer.lengths if is_root else np.empty(transfer.length_counts[root], np.int64)
+        yield communicator.ibcast(as_bytes(lengths[root]), root)
+    nbytes = transfer.sizes(lengths)[root]
+    data = transfer.data() if is_root else np.empty(nbytes, np.uint8)
+    yield from _in_turns(communicator.ibcast(data[at : at + SEGMENT], root) for at in range(0, nbytes, SEGMENT))
+    parts = [data if rank == root else data[:0] for rank in range(communicator.size)]
+    yield from _by_size(threads, nbytes, transfer.take, lengths, parts)
 
 
 def _exchange(transfer: Exchange, communicator: Communicator, threads: Threads) -> Steps[None]:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The entry to the array reductions: check, find the plan, run it on a tier; and large ones cut for worker threads."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy import asarray, ndarray
 
 from aiodist_kernels import compiled_tier, policy, pool
 from aiodist_kernels.arguments import (
@@ -21,7 +21,7 @@ from aiodist_kernels.arguments import (
     same_order,
     spoils,
 )
-from aiodist_kernels.numpy_tier import fold_for, fold_range, quiet, quietly
+from aiodist_kernels.numpy_tier import STEPPED_TO, TINY_COUNT, fold_for, fold_range, quiet, quietly
 from aiodist_kernels.policy import Plan, plan_for
 from aiodist_kernels.rules import Accumulate, DType, ReduceOp, rule_for
 
@@ -98,16 +98,37 @@ def reduction(
     nbytes = dtype.itemsize * math.prod(shape)
     if nbytes >= min(_pooled_from(among), plan.pays_from):
         return partial(_reduce, plan, out=None, among=among)
-    if count == 2 and rule.is_native and not rule.contiguous and dtype.isnative:
-
-        def reduce_two(buffers: Sequence[Array]) -> Array:
-            total = quiet.copy().run(ufunc, buffers[0], buffers[1])
-            return total if type(total) is ndarray else asarray(total)
-
-        return reduce_two
+    if count == 2 and shape and rule.is_native and not rule.contiguous and dtype.isnative:
+        return lambda buffers: quiet.copy().run(ufunc, buffers[0], buffers[1])
 
     fold = fold_for(rule, nbytes, count)
     return lambda buffers: quiet.copy().run(fold, rule, buffers, None)
+
+
+def nest_reduction(
+    op: ReduceOp, dtypes: Sequence[DType], shapes: Sequence[tuple[int, ...]], count: int
+) -> Callable[[Sequence[Sequence[Array]]], list[Array]] | None:
+    """Return what reduces that many rows of tiny arrays, in each one of every dtype and shape, as `reduce` does.
+
+    It folds row by row, not column by column: then the loops are Python's own, and NumPy's warnings are switched off
+    once. None where a fold of one of the arrays is more than calls of a ufunc, each of which makes an array.
+
+    Raises:
+        TypeError: `op` is not defined for a dtype.
+    """
+    rules = [rule_for(op, dtype) for dtype in dtypes]
+    nbytes = max([dtype.itemsize * math.prod(shape) for dtype, shape in zip(dtypes, shapes, strict=True)])
+    plain = all(rule.is_native and not rule.contiguous and rule.dtype == rule.result for rule in rules)
+    native = all(dtype.isnative for dtype in dtypes)
+    if not 2 <= count < TINY_COUNT or nbytes > STEPPED_TO or () in shapes or not plain or not native:
+        return None
+    ufunc = rules[0].ufunc
+
+    def fold(left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
+        return list(map(ufunc, left, right))
+
+    run: Callable[..., list[Array]] = partial(functools.reduce, fold)
+    return lambda rows: quiet.copy().run(run, rows)
 
 
 def reduce_scalars(op: ReduceOp, scalars: Sequence[np.generic], accumulate: Accumulate = "native") -> Any:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiodist._collectives.transfers import Broadcast, Exchange, Gathering, Members, Reduction
+from aiodist._collectives.transfers import Exchange, Gathering, Members, Reduction
 from aiodist._collectives.workers import WorkerPlan
 
 if TYPE_CHECKING:
@@ -52,18 +52,17 @@ def move(transfers: Sequence[Any], dice: random.Random) -> None:
         assert [len(each) for each in lengths] == list(first.length_counts)
         parts = [transfer.data() for transfer in transfers]
         assert [len(part) for part in parts] == first.sizes(lengths)
-        for transfer in transfers:
+        for rank, transfer in enumerate(transfers):
             whole, at = np.concatenate(parts), 0
             own = []
             for part in parts:
                 own.append(whole[at : at + len(part)])
                 at += len(part)
-            transfer.take(lengths, own if dice.random() < 0.5 else [part.copy() for part in parts])
-    elif isinstance(first, Broadcast):
-        data = transfers[first.root].data()
-        assert first.nbytes in (None, len(data))
-        for rank, transfer in enumerate(transfers):
-            transfer.take(data if rank == first.root else data.copy())
+            if rank == first.root:
+                own = parts  # its own bytes, where they lie
+            elif dice.random() < 0.5:
+                own = [part.copy() for part in parts]
+            transfer.take(lengths, own)
     elif isinstance(first, Exchange):
         sent = [np.split(t.data(), np.cumsum(t.send_counts)[:-1]) for t in transfers]
         assert max(len(part) for parts in sent for part in parts) <= first.most

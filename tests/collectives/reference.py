@@ -79,6 +79,8 @@ class Case(NamedTuple):
 def spec_of(value: Any) -> Spec:
     """Describe a leaf, or a list of leaves."""
     leaves = value if isinstance(value, list) else [value]
+    if not leaves:
+        return Spec((), (), ())
     shapes, dtypes, marks, _ = zip(*map(describe_leaf, leaves), strict=True)
     return Spec(shapes, dtypes, marks, not isinstance(value, list))
 

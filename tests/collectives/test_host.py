@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import aiodist_kernels as kernels
 from aiodist import IndexedSlices
-from aiodist._arrays.leaves import Spec
 from aiodist._collectives import host, kinds
 from aiodist._collectives.execution import Executor, executor
 from aiodist._collectives.host import HostExecutor, fold_slices, packs
@@ -43,26 +42,6 @@ def as_work(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(policy, "LEAST_MOVED_BY_A_THREAD", 1)
         monkeypatch.setattr(host, "LOOK_FROM", 0)
     return bool(request.param)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("layout", ["C", "F", "big-endian", "mixed"])
-def test_arrays(case: Case, size: int, layout: str, as_work: bool) -> None:
-    columns = [case.inputs(size, dtype, layout, seed) for seed, dtype in enumerate(DTYPES)]
-    values = [list(row) for row in zip(*columns, strict=True)]
-    with np.errstate(all="ignore"):
-        wanted = [case.wanted(column) for column in columns]
-        alone = results(HostExecutor(case.collective(values[0][0], size), size), columns[0])
-        nests = results(HostExecutor(case.collective(values[0], size), size), values)
-    for replica in range(size):
-        assert_same_bits(alone[replica], wanted[0][replica])
-        for leaf in range(2):
-            result = nests[replica][leaf]
-            assert_same_bits(result, wanted[leaf][replica])
-            assert not any(np.shares_memory(result, array) for array in columns[leaf])
-            with pytest.raises(ValueError, match="WRITEABLE"):
-                result.flags.writeable = True
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -98,17 +77,6 @@ def test_scalars_numbers_and_slices_in_one_nest(as_work: bool) -> None:
     got = results(executor(sent, 3), [[*row[:3], row[4]] for row in values])[0]
     assert got[:3] == [2, 2, 1.0]
     assert got[3].tolist() == [2, 2, 2]
-
-
-@pytest.mark.parametrize("kind", [kinds.BARRIER, kinds.NEW_GROUP])
-def test_no_value_gives_none(kind: kinds.Kind) -> None:
-    assert executor(Collective(kind), 2).run([None, None]) is None
-
-
-def test_empty_nests() -> None:
-    spec = Spec((), (), ())
-    assert executor(Collective(kinds.ALL_REDUCE, ReduceOp.SUM, None, spec), 2).run([[], []]) == []
-    assert executor(Collective(kinds.ALL_TO_ALL, None, (), spec), 2).run([[], []]) == [[], []]
 
 
 def test_replicas_that_have_joined_bring_nothing(as_work: bool) -> None:
@@ -164,7 +132,7 @@ def test_large_results_lie_in_blocks_that_are_used_again(case: Case, blocks: lis
     found = HostExecutor(case.collective(values[0], 3), 3)
     kept: list[Any] = []
     with np.errstate(all="ignore"):
-        wanted = case.wanted(values)
+        wanted = [array.copy() for array in case.wanted(values)]
         for _ in range(200):
             kept = [results(found, values), *kept[:2]]
     assert len(blocks) <= 5 * 3

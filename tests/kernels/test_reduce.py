@@ -17,6 +17,7 @@ from aiodist_kernels import (
     ReduceOp,
     bytes_moved,
     cut,
+    nest_reduction,
     policy,
     reduce,
     reduce_alike,
@@ -82,6 +83,10 @@ def test_reduce_any_layout(
     assert not any(np.shares_memory(result, buffer) for buffer in brought)
     assert_same_bits(reduce_alike(op, brought, accumulate), result)
     small = reduction(op, brought[0].dtype, brought[0].shape, len(brought), accumulate)
+    nest = nest_reduction(op, [brought[0].dtype] * 2, [brought[0].shape] * 2, len(brought))
+    if nest is not None and accumulate == "native":
+        for leaf in nest([[buffer, buffer] for buffer in brought]):
+            assert_same_bits(leaf, result)
     assert_same_bits(small(brought), result)
     assert_same_bits(in_pieces(op, brought, 4, accumulate=accumulate), result)
     assert [buffer.tobytes() for buffer in brought] == before

@@ -1,0 +1,128 @@
+"""Plans on the host and over workers: what comes out is what NumPy gives, in memory of its own."""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiodist._collectives import host, kinds
+from aiodist._collectives.execution import executor
+from aiodist._collectives.kinds import Collective, Kind
+from aiodist._collectives.plan import Cut, LeafPlan, Result
+from aiodist._collectives.work import Work
+from aiodist_kernels import ReduceOp, policy
+from tests.collectives.moving import over_workers
+from tests.collectives.reference import CASES, Case, spec_of
+from tests.kernels import arrays
+from tests.kernels.arrays import assert_same_bits
+
+EXACT: list[np.dtype] = [np.dtype(np.int16), np.dtype(np.uint8)]
+homes = st.lists(st.integers(0, 2), min_size=1, max_size=5)
+
+
+def at_home(workers: list[int]) -> list[list[int]]:
+    """Return by worker the positions of its replicas, of the worker of each."""
+    return [found for worker in range(3) if (found := [i for i, home in enumerate(workers) if home == worker])]
+
+
+def on_the_host(collective: Collective, values: list[Any], large: bool = False, **options: Any) -> list[Any]:
+    """Return the result of each position; of large values, worker threads make it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("BLOCKING_FROM_MOVED", "LEAST_MOVED_BY_A_THREAD") if large else ():
+            patch.setattr(policy, name, 1)
+        patch.setattr(host, "LOOK_FROM", 0 if large else host.LOOK_FROM)
+        found = executor.__wrapped__(collective, len(values), **options)
+        result = found.run(values)
+        if isinstance(result, Work):
+            result = result.carry_out()
+    return [result] * len(values) if found.shared else result
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@settings(max_examples=25)
+@given(
+    workers=homes,
+    layout=st.sampled_from(["C", "F", "big-endian", "mixed"]),
+    seed=st.integers(0, 99),
+    large=st.booleans(),
+    single=st.booleans(),
+)
+def test_every_kind(case: Case, workers: list[int], layout: str, seed: int, *, large: bool, single: bool) -> None:
+    size, ids, dice = len(workers), at_home(workers), random.Random(seed)
+    for dtypes in ([np.dtype(np.float32), *EXACT], EXACT):
+        columns = [case.inputs(size, dtype, layout, seed + k) for k, dtype in enumerate(dtypes)]
+        rows: list[Any] = columns[0] if single else [list(row) for row in zip(*columns, strict=True)]
+        collective = case.collective(rows[0], size)
+        with np.errstate(all="ignore"):
+            wanted = [case.wanted(column) for column in columns]
+            if dtypes is EXACT:  # of which any order of a fold gives the same bits
+                found = over_workers(collective, ids, rows, dice)
+            else:
+                found = on_the_host(collective, rows, large)
+        for replica in range(size):
+            for leaf, result in enumerate([found[replica]] if single else found[replica]):
+                assert_same_bits(result, wanted[leaf][replica])
+                assert not any(np.shares_memory(result, array) for array in columns[leaf])
+                with pytest.raises(ValueError, match="WRITEABLE"):
+                    result.flags.writeable = True
+
+
+@st.composite
+def plans(draw: st.DrawFn, size: int) -> LeafPlan:
+    """Draw a plan that no kind has."""
+    inputs = st.integers(0, size - 1)
+    folds = draw(st.lists(st.lists(inputs, min_size=1, max_size=4), max_size=3))
+    sources = st.lists(st.integers(0, size + len(folds) - 1), min_size=1, max_size=3)
+    axis, count = draw(st.integers(0, 1)), draw(st.sampled_from([1, 2, 3]))
+    cuts = (
+        st.builds(Cut, st.just(axis), st.integers(0, count - 1), st.just(count)) if draw(st.booleans()) else st.none()
+    )
+    results = st.builds(Result, sources, cuts, st.integers(0, 1))
+    return LeafPlan(size, tuple(folds), tuple([draw(results) for _ in range(draw(st.sampled_from([1, size])))]))
+
+
+def interpreted(plan: LeafPlan, column: list[np.ndarray]) -> list[np.ndarray]:
+    """Return what a plan makes of inputs."""
+    arrays_of = [*column, *(functools.reduce(np.add, [column[i] for i in fold]) for fold in plan.folds)]
+    found = []
+    for sources, cut, axis in plan.results:
+        parts = [arrays_of[source] for source in sources]
+        if cut is not None:
+            parts = [np.split(part, cut.parts, cut.axis)[cut.place] for part in parts]
+        found.append(np.concatenate(parts, axis) if len(parts) > 1 else parts[0])
+    return found
+
+
+@settings(max_examples=200)
+@given(data=st.data(), workers=homes, large=st.booleans())
+def test_any_plan(data: st.DataObject, workers: list[int], *, large: bool) -> None:
+    size = len(workers)
+    plan = data.draw(plans(size))
+    kind = Kind("made up", lambda *_: plan, reduces=True, shared=len(plan.results) == 1)
+    columns = [arrays.buffers(k, size, (6, 6), dtype) for k, dtype in enumerate(EXACT)]
+    rows = [list(row) for row in zip(*columns, strict=True)]
+    collective = Collective(kind, ReduceOp.SUM, None, spec_of(rows[0]))
+    wanted = [interpreted(plan, column) for column in columns]
+    for found in (
+        on_the_host(collective, rows, large),
+        over_workers(collective, at_home(workers), rows, random.Random(size)),
+    ):
+        for replica in range(size):
+            for leaf, result in enumerate(found[replica]):
+                assert_same_bits(result, wanted[leaf][0 if kind.shared else replica])
+
+
+def test_values_without_leaves() -> None:
+    for kind in (kinds.BARRIER, kinds.NEW_GROUP):
+        assert executor(Collective(kind), 2).run([None, None]) is None
+    for asked in (
+        Collective(kinds.ALL_REDUCE, ReduceOp.SUM, None, spec_of([])),
+        Collective(kinds.ALL_TO_ALL, None, (), spec_of([])),
+    ):
+        assert on_the_host(asked, [[], []]) == [[], []] == over_workers(asked, [[0], [1]], [[], []], random.Random(0))
