@@ -72,11 +72,6 @@ async def test_reduce(plant: Plant, op: ReduceOp, axis: Any, dtype: np.dtype) ->
     await check(planted(plant), values, lambda strategy, value: strategy.reduce(op, value, axis))
 
 
-async def test_gather(plant: Plant) -> None:
-    values = [arrays.values(k, (2 + k, 3), SINGLE) for k in range(3)]
-    await check(planted(plant), values, lambda strategy, value: strategy.gather(value, 0))
-
-
 @pytest.mark.parametrize("op", list(ReduceOp))
 async def test_reduce_to(plant: Plant, op: ReduceOp) -> None:
     values = arrays.buffers(2, 3, (70,), SINGLE)
@@ -228,37 +223,6 @@ async def test_copy_down_that_fails_on_one_worker_fails_on_all(plant: Plant, mon
     assert str(outcomes[0]).endswith("failed: planted")
     assert isinstance(outcomes[1], IncompleteCollectiveError)
     assert "RuntimeError: the CUDA driver's cuMemcpyDtoHAsync failed: planted" in unwrapped(outcomes[1])
-
-
-async def test_calls_keep_the_order_in_which_they_were_made_however_long_devices_take(plant: Plant) -> None:
-    machine = planted(plant)
-    gate = machine.driver.gate = threading.Event()
-    job = DeviceJob(machine, 1, 1)
-    found: list[Any] = []
-
-    async def one(strategy: Any) -> None:
-        here = job.strategies.index(strategy)
-        value = machine.put(np.full(4, 1 + here, SINGLE), 0)
-
-        async def slow() -> None:
-            found.append(await strategy.reduce("SUM", value, None))
-
-        async def quick() -> None:
-            found.append(await strategy.reduce("MAX", np.ones(4), None))
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(slow)
-            await anyio.wait_all_tasks_blocked()
-            tasks.start_soon(quick)
-
-    async def release() -> None:
-        await anyio.to_thread.run_sync(machine.driver.waited_for.wait)
-        gate.set()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(release)
-        assert await job.everywhere(one) == [None, None]
-    assert [type(value) for value in found].count(PlantedArray) == 2
 
 
 async def test_cancelled_call_is_held_back_until_devices_are_done(plant: Plant) -> None:

@@ -141,11 +141,6 @@ async def test_what_moves_values(plant: Plant, layout: tuple[int, ...], walls: A
         await check(machine, layout, call, values)
 
 
-async def test_all_gather_of_unequal_sizes(plant: Plant) -> None:
-    values = [arrays.values(i, (size, 40), SINGLE) for i, size in enumerate((2, 0, 5, 1))]
-    await check(planted(plant), (3, 1), lambda ctx, value: ctx.all_gather(value, 0), values)
-
-
 async def test_result_in_buffers_of_ones_own(plant: Plant) -> None:
     machine = planted(plant)
     job = DeviceJob(machine, 2, 1)
@@ -180,21 +175,6 @@ async def test_replicas_that_have_joined_bring_nothing(plant: Plant) -> None:
     await job.values(program)
     steps = [({6}, {0, 1, 2, 3}), ({9}, {2, 3, 4}), ({9}, {4, 5}), ({6}, {6})]
     assert seen == {me: steps[: me + 1] for me in range(4)}
-
-
-async def test_local_values_are_reduced_first_and_cross_once(plant: Plant) -> None:
-    machine = planted(plant)
-    job = DeviceJob(machine, 3, 1)
-
-    async def program(ctx: ReplicaContext) -> None:
-        me = ctx.replica_id_in_sync_group
-        await ctx.all_reduce("SUM", machine.put(np.full(200, me, SINGLE), job.ordinal_of(me)))
-
-    await job.values(program)
-    copies = [entry[1:] for entry in machine.driver.log if entry[0] == "copy"]
-    down, up = [c for c in copies if c[0] == -1], [c for c in copies if c[1] == -1]
-    assert down == [(-1, 0), (-1, 0)], "one for each worker"
-    assert sorted(up) == [(0, -1), (0, -1), (1, -1)], "one for each worker's devices"
 
 
 async def test_arrays_that_are_folded_come_down_in_one_copy(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:

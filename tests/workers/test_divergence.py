@@ -21,7 +21,6 @@ from aiodist import (
     Reason,
     ReplicaContext,
     StallWarning,
-    Variable,
     WorkerLostError,
     get_replica_context,
 )
@@ -144,21 +143,6 @@ async def test_exception_comes_out_as_itself_where_it_was_raised_and_as_the_caus
         assert outcome.report.suspects == (1,)
 
 
-async def test_abandoned_collective_is_told_everywhere() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group == 0:
-            with anyio.move_on_after(0.02):
-                await ctx.barrier()
-        if ctx.replica_id_in_sync_group == 1:
-            await anyio.sleep_forever()
-        await ctx.barrier()
-
-    job = Job(1, 1, 1)
-    for outcome in await job.run(program):
-        assert isinstance(outcome, CollectiveError)
-        assert outcome.report.reason in {"abandoned", "call_site"}
-
-
 async def test_cancelled_run_is_told_elsewhere() -> None:
     async def program(ctx: ReplicaContext) -> None:
         if ctx.replica_id_in_sync_group == 0:
@@ -236,20 +220,6 @@ async def test_lost_worker_is_named_by_all_others(where: str) -> None:
         assert isinstance((await job.everywhere(again))[rank], WorkerLostError)
 
 
-async def test_variables_that_only_one_worker_creates() -> None:
-    job = Job(1, 1)
-
-    async def program(strategy: Any) -> Any:
-        if replicas_of(strategy).share.mine.start == 0:
-            with strategy.scope():
-                Variable(np.zeros(3), name="extra")
-        return await strategy.run(lambda: 1)
-
-    for outcome in await job.everywhere(program):
-        assert isinstance(outcome, CollectiveMismatchError)
-        assert "Variable(float64[3], name='extra')" in str(outcome)
-
-
 async def test_concurrent_runs_do_not_disturb_each_other() -> None:
     job = Job(1, 2)
 
@@ -276,19 +246,6 @@ async def test_concurrent_runs_do_not_disturb_each_other() -> None:
         return [strategy.experimental_local_results(found[k])[0] for k in (1, 2, 3)]
 
     assert await job.everywhere(program) == [[15, 30, 45]] * 2
-
-
-async def test_worker_that_is_lost_before_the_run_begins_is_told_in_it() -> None:
-    job = Job(1, 1)
-
-    async def one(strategy: Any) -> Any:
-        if replicas_of(strategy).share.mine.start == 1:
-            job.cluster.lose(1, "has died")
-            return None
-        return await strategy.run(lambda: 1)
-
-    first, _ = await job.everywhere(one)
-    assert isinstance(first, WorkerLostError)
 
 
 async def test_stall_report_says_that_another_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

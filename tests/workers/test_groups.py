@@ -59,15 +59,6 @@ async def every_collective(ctx: ReplicaContext) -> Any:
     return found
 
 
-async def an_order_of_its_own(ctx: ReplicaContext) -> Any:
-    duplicate = ctx.new_group(range(4))
-    if ctx.replica_id_in_sync_group:
-        first, second = duplicate.all_reduce("SUM", 1, name="x"), ctx.all_reduce("SUM", 2, name="y")
-    else:
-        second, first = ctx.all_reduce("SUM", 2, name="y"), duplicate.all_reduce("SUM", 1, name="x")
-    return await first, await second
-
-
 async def a_group_of_a_group(ctx: ReplicaContext) -> Any:
     if ctx.replica_id_in_sync_group == 0:
         return None
@@ -94,14 +85,6 @@ async def inner_groups_of_equal_groups(ctx: ReplicaContext) -> Any:
     inner = {i: outer[i].new_group(range(4), name="i") for i in order}
     handles = {i: inner[i].all_reduce("SUM", 10**i) for i in order}
     return [await handles[i] for i in (0, 1)]
-
-
-async def disjoint_groups(ctx: ReplicaContext) -> Any:
-    me = ctx.replica_id_in_sync_group
-    group = ctx.new_group([me // 2 * 2, me // 2 * 2 + 1])
-    for _ in range(5 * (1 + me // 2)):
-        await group.barrier()
-    return await ctx.all_reduce("SUM", 1)
 
 
 async def overlapping_groups(ctx: ReplicaContext) -> Any:
@@ -132,12 +115,6 @@ async def groups_that_nobody_uses(ctx: ReplicaContext) -> Any:
     for step in range(3):
         ctx.new_group([me % 2, me % 2 + 2], f"step {step}")
     return me
-
-
-async def handles_that_nobody_awaits(ctx: ReplicaContext) -> Any:
-    group = ctx.new_group([0, 3]) if ctx.replica_id_in_sync_group in (0, 3) else None
-    ctx.kept = [group.all_reduce("SUM", 1)] if group else []  # type: ignore[attr-defined]
-    return None
 
 
 async def joins_in_groups(ctx: ReplicaContext) -> Any:
@@ -173,11 +150,9 @@ async def test_a_merge_function_of_a_group_has_this_workers_values() -> None:
 PROGRAMS = [
     members_in_the_order_given,
     every_collective,
-    an_order_of_its_own,
     a_group_of_a_group,
     equal_members_and_names,
     inner_groups_of_equal_groups,
-    disjoint_groups,
     overlapping_groups,
     racing_tasks,
     groups_that_nobody_uses,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist import IncompleteCollectiveError, IndexedSlices, ReplicaContext, ReplicaContextError
+from aiodist import IncompleteCollectiveError, IndexedSlices, ReplicaContext
 from tests.runtime.programs import error_of
 from tests.runtime.test_random_programs import seeds
 from tests.workers.simulated import Job, Program, on_both_loops, on_one_machine, on_uvloop_too
@@ -64,14 +64,8 @@ async def rows_and_buffers(ctx: ReplicaContext) -> Any:
     return found
 
 
-async def overlapped(ctx: ReplicaContext) -> Any:
-    handles = [ctx.all_reduce("SUM", ctx.replica_id_in_sync_group + 1) for _ in range(3 - ctx.replica_id_in_sync_group)]
-    await ctx.join()
-    return [await handle for handle in handles]
-
-
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("program", [every_kind, epochs, rows_and_buffers, overlapped], ids=lambda p: p.__name__)
+@pytest.mark.parametrize("program", [every_kind, epochs, rows_and_buffers], ids=lambda p: p.__name__)
 async def test_joining_means_what_it_means_on_one_machine(layout: tuple[int, ...], program: Program) -> None:
     async def as_text(ctx: ReplicaContext) -> str:
         return repr(await program(ctx))
@@ -96,17 +90,6 @@ async def test_what_needs_a_value_of_every_replica_is_refused(kind: str, layout:
         await ctx.join()
 
     await Job(*layout).values(program)
-
-
-async def test_a_join_is_awaited_before_the_next_collective() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        handle = ctx.join()
-        with pytest.raises(ReplicaContextError, match="this replica has joined"):
-            ctx.barrier()
-        await handle
-        await ctx.barrier()
-
-    await Job(1, 1).values(program)
 
 
 @on_uvloop_too

@@ -57,15 +57,6 @@ async def check(program: Any, layout: tuple[int, ...], **options: Any) -> None:
     same(await job.values(program), list(expected))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-async def test_ids_count_over_all_workers(layout: tuple[int, ...]) -> None:
-    async def program(ctx: ReplicaContext) -> Any:
-        await ctx.barrier()
-        return ctx.replica_id_in_sync_group, ctx.num_replicas_in_sync
-
-    await check(program, layout)
-
-
 @pytest.mark.parametrize("options", [{}, {"reduction": "ordered"}], ids=str)
 @pytest.mark.parametrize("size", [3, 1000], ids=["in the record", "beside it"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -255,14 +246,3 @@ async def test_one_value_for_all_reduces_as_on_one_machine_whoever_has_how_many_
         for key, right in expected.items():
             np.testing.assert_array_equal(found[key], right)
             assert type(found[key]) is type(right)
-
-
-@pytest.mark.parametrize("kind", ["all_gather", "broadcast"])
-async def test_hundreds_of_leaves(kind: str) -> None:
-    leaves = [np.full(5000, float(i)) for i in range(150)]  # 6 MB
-
-    async def program(ctx: ReplicaContext) -> Any:
-        found = await (ctx.all_gather(leaves, 0) if kind == "all_gather" else ctx.broadcast(leaves, 0))
-        return [leaf[-1] for leaf in found] == list(range(150))
-
-    assert await Job(1, 1).values(program) == [True, True]

@@ -145,14 +145,6 @@ async def test_pipelines_of_uneven_length_end_together() -> None:
     assert [total for total, _ in first] == [8, 4, 4, 4]
 
 
-async def test_values_are_made_for_own_replicas() -> None:
-    async def program(strategy: Any) -> Any:
-        values = strategy.experimental_distribute_values_from_function(lambda ctx: ctx.replica_id_in_sync_group)
-        return list(values.values) if isinstance(values, PerReplica) else [values]
-
-    assert await Job(1, 2).everywhere(program) == [[0], [1, 2]]
-
-
 async def test_cluster_settings_are_kept_where_they_fit() -> None:
     async def program(strategy: Any) -> Any:
         strategy.configure(cluster_spec={"worker": ["a:1", "b:1"]}, task_type="worker", task_id=first_of(strategy))
@@ -209,16 +201,6 @@ async def test_update_that_raises_on_one_worker_fails_on_the_others(bad: str) ->
     assert len({str(outcomes[rank][0]).partition("\nThat has ended")[0] for rank in (0, 2)}) == 1
     assert outcomes[0][0].report.suspects == (1,)
     assert [outcome[-1] for outcome in outcomes] == [[1, 1]] * 3
-
-
-async def test_updates_of_other_variables_do_not_meet() -> None:
-    async def program(strategy: Any) -> Any:
-        both = [await _variable(strategy), await _variable(strategy)]
-        await strategy.extended.update(both[first_of(strategy)], lambda component: component.assign_add(np.ones(2)))
-
-    for outcome in await Job(1, 1).everywhere(program):
-        assert isinstance(outcome, CollectiveError)
-        assert "extended.update" in str(outcome)
 
 
 async def test_update_of_a_sync_on_read_variable_is_each_workers_own() -> None:
