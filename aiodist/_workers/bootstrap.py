@@ -22,7 +22,7 @@ from aiodist._workers.driver import Driver
 from aiodist._workers.ending import missing_workers, told_to_the_launcher
 from aiodist._workers.engines.simulated import SimulatedCommunicator
 from aiodist._workers.exchange import gather_texts
-from aiodist._workers.handshake import Address, Door, Listening, connect, failure
+from aiodist._workers.handshake import Address, Door, connect, failure
 from aiodist._workers.hello import Hello, check_versions
 from aiodist._workers.layout import Layout
 from aiodist._workers.selection import communicator_of
@@ -115,15 +115,15 @@ class WorkerRendezvous:
         hellos, layout = _understood(_blocking(gather_texts(communicator, hello), rank, size))
         check_versions(hellos)
         layout = layout.seen_from(rank)
-        listening, told = None, b""
+        door, told = None, b""
         if rank == 0:
             try:
-                listening = Listening(hellos)
-                told = listening.address.to_bytes()
+                door = Door(hellos)
+                told = door.address.to_bytes()
             except OSError as error:
                 told = failure(error)  # for everybody to raise
         address = Address.from_bytes(bytes(_blocking(gather_texts(communicator, told), rank, size)[0]))
-        connections = Door(listening, size).admit_all() if listening else {0: connect(address, rank)}
+        connections = door.admit_all() if door else {0: connect(address, rank)}
         return self._team(layout, TcpControl(layout, hellos, connections)), hellos
 
     def _team(self, layout: Layout, control: TcpControl | SimulatedControl) -> Team:

@@ -1,8 +1,7 @@
-"""Connections between worker 0 and the others: messages as JSON behind their length.
+"""Connections between worker 0 and the others: messages as JSON behind their length. Nothing here blocks.
 
-Nothing here blocks. What is sent is kept until the system takes it. The system gives a connection up
-whose other end does not acknowledge for some seconds what was sent (``TCP_USER_TIMEOUT``); that end's system does so,
-whatever its program is at.
+The system gives a connection up whose other end does not acknowledge for some seconds what was sent
+(``TCP_USER_TIMEOUT``); that end's system does so, whatever its program is at.
 """
 
 from __future__ import annotations

@@ -300,13 +300,16 @@ class TcpControl:
                     self._packed = message, packed(message)
                 self._put(self._peers[rank], self._packed[1])
 
-    def _lose(self, rank: int, why: str) -> None:
-        """Note that a worker is gone."""
+    def _forget(self, rank: int) -> None:
         peer = self._peers.pop(rank, None)
         if peer is not None:
             self._selector.unregister(peer.connection)
             peer.connection.close()
             self._unsent.discard(peer)
+
+    def _lose(self, rank: int, why: str) -> None:
+        """Note that a worker is gone."""
+        self._forget(rank)
         if rank in self._gone:
             return
         self._gone.add(rank)
@@ -351,7 +354,5 @@ class TcpControl:
         """Forget a connection; who has said farewell is lost a little later, when what was in flight has arrived."""
         if peer.farewell is None:
             self._lose(peer.rank, peer.why_lost(error))
-        elif self._peers.pop(peer.rank, None) is not None:
-            self._selector.unregister(peer.connection)
-            peer.connection.close()
-            self._unsent.discard(peer)
+        else:
+            self._forget(peer.rank)

@@ -147,9 +147,7 @@ class Moving:
     def gather(self, channel: Channel, slot: Rendezvous | None) -> Steps[Any]:
         """Tell all workers what each replica contributes that is there; return what comes of it.
 
-        Args:
-            channel: the group's.
-            slot: the step; None where all of this worker's replicas have joined.
+        The slot is None where all of this worker's replicas have joined.
 
         Raises:
             TypeError, ValueError, OverflowError: it cannot be made without those who have joined.
@@ -221,16 +219,7 @@ class Moving:
 def moved(
     channel: Channel, plans: Plans, collective: Collective, values: Sequence[Any], found: Found, threads: Threads
 ) -> Steps[Any]:
-    """Move values that all replicas contribute outside of runs; return the result, on the host.
-
-    Args:
-        channel: what they are moved over.
-        plans: this worker's.
-        collective: what is made of them.
-        values: by local position.
-        found: what the records said.
-        threads: fold and copy.
-    """
+    """Move values that all replicas contribute outside of runs, by local position; return the result, on the host."""
     crossing = plans.plan(collective, accumulate_of(found)).begin(values)
     yield from carry_out(crossing, channel.communicator, threads)
     return crossing.result()
@@ -506,13 +495,7 @@ def _exchange(transfer: Exchange, communicator: Communicator, threads: Threads) 
 
 
 def gather_bytes(communicator: Communicator, own: Array, sizes: Sequence[int]) -> Steps[list[Array]]:
-    """Return the bytes of all workers, by rank.
-
-    Args:
-        communicator: moves them.
-        own: this worker's.
-        sizes: by rank, how many bytes a worker has.
-    """
+    """Return the bytes of all workers, by rank, who have so many each."""
     whole = np.empty(sum(sizes), np.uint8)
     parts = Parts(whole, sizes).views()
     if len(whole) > _FARTHEST:

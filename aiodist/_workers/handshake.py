@@ -23,12 +23,12 @@ import secrets
 import selectors
 import socket
 import struct
+import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, suppress
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from aiodist._arrays import environment
 from aiodist._workers.hello import Hello
@@ -45,15 +45,8 @@ _RETRY_SECONDS: Final = 0.05
 _OTHER_FILES: Final = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where worker 0 listens.
-
-    Attributes:
-        host: its name or number.
-        port: the port.
-        secret: what both sides prove that they know.
-    """
+class Address(NamedTuple):
+    """Where worker 0 listens, and the secret that both sides prove that they know."""
 
     host: str
     port: int
@@ -61,7 +54,7 @@ class Address:
 
     def to_bytes(self) -> bytes:
         """Return it as JSON."""
-        return json.dumps({"host": self.host, "port": self.port, "secret": self.secret.hex()}).encode()
+        return json.dumps([self.host, self.port, self.secret.hex()]).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Address:
@@ -70,45 +63,18 @@ class Address:
         Raises:
             ConnectionError: it is what `failure` gave.
         """
-        fields = json.loads(data)
-        if "error" in fields:
-            raise ConnectionError(fields["error"])
-        return cls(fields["host"], fields["port"], bytes.fromhex(fields["secret"]))
+        host, port, secret = json.loads(data)
+        if not port:
+            raise ConnectionError(host)
+        return cls(host, port, bytes.fromhex(secret))
 
 
 def failure(error: OSError) -> bytes:
     """Return what the others are told in place of an address where worker 0 cannot listen."""
-    return json.dumps({"error": str(error)}).encode()
+    return json.dumps([str(error), 0, ""]).encode()
 
 
 # Where worker 0 listens.
-
-
-class Listening:
-    """Worker 0's listening socket.
-
-    Args:
-        hellos: what the workers have said of themselves.
-
-    Raises:
-        OSError: it cannot listen there, or the system allows too few connections.
-    """
-
-    def __init__(self, hellos: Sequence[Hello]) -> None:
-        allow_connections(len(hellos) - 1 + MOST_UNPROVEN)
-        host = environment.control_address()
-        if host is None:
-            host = _loopback() if len({hello.machine for hello in hellos}) == 1 else own_address()
-        try:
-            found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-            self.socket = socket.create_server(found[4][:2], family=found[0], backlog=4096)
-        except OSError as error:
-            raise OSError(
-                error.errno,
-                f"worker 0 cannot listen at {host} ({error}); set AIODIST_CONTROL_ADDRESS there to a name or number of "
-                "its machine by which the other workers reach it",
-            ) from error
-        self.address = Address(host, self.socket.getsockname()[1], secrets.token_bytes(_DRAWN))
 
 
 def _loopback() -> str:
@@ -132,10 +98,10 @@ def allow_connections(count: int) -> None:
     Raises:
         OSError: the system does not let it.
     """
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
+    if sys.platform == "win32":  # which has no such limit
         return
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = count + _OTHER_FILES
     if needed <= soft or soft == resource.RLIM_INFINITY:
@@ -193,21 +159,38 @@ class _Claim:
 
 
 class Door:
-    """Lets in the workers that are expected, and nobody else.
+    """Worker 0's listening socket: lets in the workers that are expected, and nobody else.
 
     Args:
-        listening: worker 0's socket, which is closed in the end.
-        size: how many workers there are.
+        hellos: what the workers have said of themselves.
 
     Attributes:
+        address: where it is, with a new secret.
         connections: by rank, the connections of those who have proved who they are.
         unproven: those of which nothing is known yet, in the order in which they came.
+
+    Raises:
+        OSError: it cannot listen there, or the system allows too few connections.
     """
 
-    def __init__(self, listening: Listening, size: int) -> None:
+    def __init__(self, hellos: Sequence[Hello]) -> None:
         self.connections: dict[int, socket.socket] = {}
         self.unproven: dict[socket.socket, _Claim] = {}
-        self._socket, self._address, self._size = listening.socket, listening.address, size
+        self._size = len(hellos)
+        allow_connections(self._size - 1 + MOST_UNPROVEN)
+        host = environment.control_address()
+        if host is None:
+            host = _loopback() if len({hello.machine for hello in hellos}) == 1 else own_address()
+        try:
+            found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+            self._socket = socket.create_server(found[4][:2], family=found[0], backlog=4096)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"worker 0 cannot listen at {host} ({error}); set AIODIST_CONTROL_ADDRESS there to a name or number of "
+                "its machine by which the other workers reach it",
+            ) from error
+        self.address = Address(host, self._socket.getsockname()[1], secrets.token_bytes(_DRAWN))
         self._socket.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ, self._accept)
@@ -224,7 +207,7 @@ class Door:
                 if time.monotonic() > give_up:
                     missing = sorted(set(range(1, self._size)) - set(self.connections))
                     raise ConnectionError(
-                        f"workers {missing} have not connected to worker 0 at {self._address.host} within "
+                        f"workers {missing} have not connected to worker 0 at {self.address.host} within "
                         f"{CONNECT_SECONDS:.0f} s; where that is the wrong network, set AIODIST_CONTROL_ADDRESS"
                     )
                 self.serve(0.1)
@@ -259,7 +242,7 @@ class Door:
         if claim.connection not in self.unproven:  # turned away within the same look
             return
         try:
-            rank = claim.read(self._address.secret)
+            rank = claim.read(self.address.secret)
         except (OSError, ValueError):
             self._turn_away(claim)
             return
@@ -295,22 +278,17 @@ def connect(address: Address, rank: int) -> socket.socket:
 
 
 def _connected(address: Address, rank: int) -> socket.socket:
-    connection = socket.create_connection((address.host, address.port), timeout=PROOF_SECONDS)
-    try:
-        _prove(connection, address.secret, rank)
-    except BaseException:
-        connection.close()
-        raise
+    with ExitStack() as undone:
+        connection = socket.create_connection((address.host, address.port), timeout=PROOF_SECONDS)
+        undone.callback(connection.close)
+        challenge = _receive_exactly(connection, _DRAWN)
+        answer = _RANK.pack(rank) + secrets.token_bytes(_DRAWN)
+        connection.sendall(answer + _proof(address.secret, b"worker", challenge, answer))
+        proof = _receive_exactly(connection, _PROOF)
+        if not hmac.compare_digest(proof, _proof(address.secret, b"worker 0", challenge, answer)):
+            raise ConnectionError("who listens there does not know the secret of this strategy")
+        undone.pop_all()
     return connection
-
-
-def _prove(connection: socket.socket, secret: bytes, rank: int) -> None:
-    challenge = _receive_exactly(connection, _DRAWN)
-    answer = _RANK.pack(rank) + secrets.token_bytes(_DRAWN)
-    connection.sendall(answer + _proof(secret, b"worker", challenge, answer))
-    proof = _receive_exactly(connection, _PROOF)
-    if not hmac.compare_digest(proof, _proof(secret, b"worker 0", challenge, answer)):
-        raise ConnectionError("who listens there does not know the secret of this strategy")
 
 
 def _receive_exactly(connection: socket.socket, count: int) -> bytes:

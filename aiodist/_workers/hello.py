@@ -21,7 +21,7 @@ class Hello:
 
     Attributes:
         version: of aiodist.
-        devices: its replicas' devices.
+        devices: its replicas'.
         host: its machine's name.
         machine: its machine, and what of that it sees: those with the same one reach each other over loopback.
         pid: its process.

@@ -16,11 +16,8 @@ class Layout:
         devices: by worker, the devices of its replicas.
 
     Attributes:
-        workers: how many workers there are.
-        replicas: how many replicas they have in all.
-        counts: by worker, how many replicas it has.
-        ids: by worker, the ids of its replicas;
-        positions: likewise, as tuples.
+        workers, replicas: how many there are in all.
+        counts, ids, positions: by worker, how many replicas it has, and their ids, as ranges and as tuples.
         names: by replica id, its device as a report names it.
     """
 

@@ -44,10 +44,10 @@ class RunSpan(Carrier):
     Args:
         team: the workers.
         number: the run's number.
-        channel: the number of its channel.
+        channel: the number of its channel, with
         communicator: that channel's.
         run: the run.
-        moving: moves values.
+        moving: moves its values.
 
     Attributes:
         takes_all: groups whose members are all here make reductions with the bits of every other layout, too.
@@ -111,10 +111,7 @@ class RunSpan(Carrier):
         self.tell(group=group, overdue=overdue)
 
     def stuck(self, replica_ids: Collection[int]) -> None:
-        """Hear which local replicas do nothing but wait in collectives.
-
-        The run says so again and again while they do. What is the same the second time is told: most waits are short.
-        """
+        """Hear, again and again, which local replicas do nothing but wait: what is the same the second time is told."""
         seen = tuple(sorted(replica_ids)), self._run.ledger.progress()
         if seen == self._seen:
             self._blocked = seen[0]
@@ -122,11 +119,7 @@ class RunSpan(Carrier):
         self._seen = seen
 
     async def finish(self, failures: Mapping[int, BaseException]) -> None:
-        """Meet the other workers at the end of the run; where they have not come to it, the run has failed then.
-
-        Args:
-            failures: by id, what local replicas raised on their own.
-        """
+        """Meet the other workers at the end of the run; where they have not come to it, the run has failed then."""
         self.end(failures)
         await self._team.driver.until(lambda: self.is_settled)
 
@@ -157,7 +150,8 @@ class RunSpan(Carrier):
         self._left = True
         if self.is_over and not self.told:
             for spanned in self._groups.values():
-                spanned.release()
+                if spanned.tag is not None and spanned.channel is not None and spanned.channel.is_idle:
+                    self._team.control.send(ReleaseGroup(spanned.tag))  # other groups may have its communicator
             self._team.free_channel(self._number_of_channel)
 
     # Groups.
@@ -313,16 +307,7 @@ class RunSpan(Carrier):
 
 
 class _SpannedGroup:
-    """A group with members on several workers.
-
-    Attributes:
-        workers: those, ascending.
-        group: the group, while somebody keeps it.
-        channel: its channel, once there is one.
-        tag: its communicator's tag.
-        creation: stands for the place where it was made.
-        waiting: what its local members have posted before that.
-    """
+    """A group with members on several workers, and its channel, once there is one; until then, its slots wait."""
 
     def __init__(self, team: Team, group: Group, workers: tuple[int, ...]) -> None:
         self.workers = workers
@@ -331,14 +316,6 @@ class _SpannedGroup:
         self.tag: int | None = None
         self.waiting: list[Rendezvous] = []
         self.creation = _digest_of_creation(team, group)
-        self._team = team
-        self._released = False
-
-    def release(self) -> None:
-        """Let other groups have its communicator, where nothing is under way there."""
-        if self.tag is not None and self.channel is not None and self.channel.is_idle and not self._released:
-            self._released = True
-            self._team.control.send(ReleaseGroup(self.tag))
 
 
 def _digest_of_creation(team: Team, group: Group) -> bytes:

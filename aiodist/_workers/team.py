@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary
 
 import anyio
@@ -44,6 +44,7 @@ from aiodist._workers.threads import Threads
 from aiodist._workers.transport import OF_VALUES, Communicator, Steps, T
 
 Move = Callable[[Channel, Found], Steps[Any]]
+Meaning = tuple[bytes, Callers | None]
 _MOST_DIGESTS: Final = 4096
 _CHANNELS: Final = 64
 
@@ -83,7 +84,8 @@ class Pending(Slot):
         """Return the result.
 
         Raises:
-            BaseException: the error.
+            CollectiveError: the workers do not meet in it, or the strategy has ended.
+            TypeError, ValueError, OverflowError: the values cannot be combined.
         """
         if self.error is not None:
             raise _anew(self.error)
@@ -110,13 +112,6 @@ class Settings:
 
     order_check: OrderCheck = OrderCheck.CALL_SITE
     ordered: bool = False
-
-
-class Meaning(NamedTuple):
-    """What a call means, as workers compare it; see `session.Step`."""
-
-    digest: bytes
-    callers: Callers | None
 
 
 class Team:
@@ -164,7 +159,7 @@ class Team:
             raise _anew(self.error)
 
     def meaning(self, slot: Slot, position: int = 0) -> Meaning:
-        """Return what the call of a slot means, as the member at that position has posted it."""
+        """Return digest and callers of a slot's call, as the member at that position has posted it: see `Step`."""
         key = id(slot.call), id(slot.code), slot.offset, slot.path
         found = self._meanings.get(key)
         if found is None:
@@ -172,13 +167,9 @@ class Team:
                 self._meanings.clear()
             post, order_check = slot.post_of(position), self.settings.order_check
             counts = order_check is OrderCheck.CALL_SITE and post.call.name is None
-            made = Meaning(digest_of(order_check, post), _callers_of(post) if counts else None)
+            made = digest_of(order_check, post), _callers_of(post) if counts else None
             found = self._meanings[key] = made, (slot.call, slot.code)  # held, so that no other has their ids
         return found[0]
-
-    async def perform(self, call: Call, code: Any, offset: int, move: Move) -> Any:
-        """Carry out a call outside of replicas that all workers make; see `Outside.begin` and `awaited`."""
-        return await self.awaited(self.outside.begin(call, code, offset, (), move))
 
     async def awaited(self, pending: Pending, seconds: float | None = None) -> Any:
         """Wait for a call outside of replicas; return its result.
@@ -188,8 +179,7 @@ class Team:
             seconds: how long the other workers have to make it, too; None for as long as it takes.
 
         Raises:
-            CollectiveError: the workers do not meet in it, or the strategy has ended.
-            TypeError, ValueError, OverflowError: the values cannot be combined.
+            CollectiveError, TypeError, ValueError, OverflowError: see `Pending.result`.
         """
         limits = [(stall_seconds(), self.outside.warn), (seconds or 0.0, self.outside.expire)]
         waited = 0.0
@@ -382,14 +372,7 @@ class Outside(Carrier):
         return slot
 
     def refuse(self, call: Call, code: Any, offset: int, error: Exception | None) -> None:
-        """Note that a call has raised for its arguments here: this worker does not come to it, and the others do.
-
-        Args:
-            call: what is known of it.
-            code: the caller's code, with
-            offset: the offset of the call in it.
-            error: what it raised; None where its caller was cancelled before it was posted.
-        """
+        """Note that a call which the others make has raised for its arguments here, or was cancelled before its post."""
         group = self._ledger.root
         slot, *_ = [group.post(member, call, code, offset) for member in group.members]
         self._refusal = "" if error is None else f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""What tests of several workers get: the event loops they run on, and short pauses where they wait for a verdict."""
+"""What tests of several workers get: the event loop they run on, and short pauses where they wait for a verdict."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from aiodist._runtime import scheduler
-from tests.workers.simulated import LOOPS
 
 
-@pytest.fixture(params=LOOPS)
-def anyio_backend(request: pytest.FixtureRequest) -> Any:
-    """Run a test marked `anyio` on asyncio and trio, and on uvloop where it says so."""
-    return request.param
+@pytest.fixture
+def anyio_backend() -> Any:
+    """Run a test marked `anyio` on asyncio; where the loop makes a difference, tests say which (`simulated.LOOPS`)."""
+    return "asyncio", {}
 
 
 @pytest.fixture(scope="module")

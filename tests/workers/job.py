@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -162,6 +163,14 @@ async def stalls(strategy: MultiWorkerMirroredStrategy, *, last: bool) -> None:
     await strategy.run(lambda: aiodist.get_replica_context().all_reduce("MAX" if last else "SUM", 1))
 
 
+def wait_until_the_others_wait() -> None:
+    """Return a second after all others have come to the making of the strategy, as their notes say."""
+    others = (environment.launched_workers() or 1) - 1
+    while len(list(Path(environment.notes() or "").glob("rendezvous.*"))) < others:
+        time.sleep(0.05)
+    time.sleep(1)
+
+
 async def disagree(strategy: MultiWorkerMirroredStrategy, *, in_group: bool) -> None:
     """Let the last replica bring more than the others, and catch the error."""
 
@@ -199,7 +208,7 @@ def main() -> None:
         os.environ["AIODIST_STALL_SECONDS"] = "0.5"
         last = environment.worker_rank() == (environment.launched_workers() or 1) - 1
         if last:
-            time.sleep(6)  # the others may start seconds apart
+            wait_until_the_others_wait()
         asyncio.run(stalls(MultiWorkerMirroredStrategy(), last=last))
         return
     strategy = MultiWorkerMirroredStrategy(devices=["CPU:0", "CPU:1"] if what == "values" else None)

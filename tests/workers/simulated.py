@@ -15,11 +15,11 @@ from aiodist._workers.engines.simulated import SimulatedCluster
 
 Program = Callable[[ReplicaContext], Awaitable[Any]]
 
-# What is for workers alone does not tell asyncio's event loops apart. What does, replicas and collectives, is tested on
-# uvloop by itself, and in each area by a test or two of several workers.
+# What is for workers alone hardly tells event loops apart: most tests run on asyncio, and some of each area on all.
 LOOPS = [pytest.param(("asyncio", {}), id="asyncio"), pytest.param(("trio", {}), id="trio")]
 _UVLOOP = pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop")
 on_uvloop_too = pytest.mark.parametrize("anyio_backend", [*LOOPS, _UVLOOP])
+on_trio_too = pytest.mark.parametrize("anyio_backend", LOOPS)
 on_both_loops = pytest.mark.parametrize("loop", LOOPS)
 
 

@@ -21,7 +21,7 @@ from aiodist import (
 from tests.gpu.conftest import Machine, PlantedArray, plant
 from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, assert_same_bits
-from tests.workers.simulated import Job, unwrapped
+from tests.workers.simulated import Job, on_trio_too, unwrapped
 from tests.workers.test_device_values import SINGLE, DeviceJob, planted
 
 if TYPE_CHECKING:
@@ -225,6 +225,7 @@ async def test_copy_down_that_fails_on_one_worker_fails_on_all(plant: Plant, mon
     assert "RuntimeError: the CUDA driver's cuMemcpyDtoHAsync failed: planted" in unwrapped(outcomes[1])
 
 
+@on_trio_too
 async def test_cancelled_call_is_held_back_until_devices_are_done(plant: Plant) -> None:
     machine = planted(plant)
     gate = machine.driver.gate = threading.Event()

@@ -24,7 +24,7 @@ from aiodist._workers.engines.simulated import SimulatedCluster
 from tests.gpu.conftest import Machine, PlantedArray, plant
 from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, assert_same_bits
-from tests.workers.simulated import Job
+from tests.workers.simulated import Job, on_trio_too
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,6 +141,7 @@ async def test_what_moves_values(plant: Plant, layout: tuple[int, ...], walls: A
         await check(machine, layout, call, values)
 
 
+@on_trio_too
 async def test_result_in_buffers_of_ones_own(plant: Plant) -> None:
     machine = planted(plant)
     job = DeviceJob(machine, 2, 1)

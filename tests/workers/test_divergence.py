@@ -36,12 +36,6 @@ LAYOUTS = [(2, 2), (1, 3), (1, 1, 1, 1), (4,)]
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> Any:
-    """Run on asyncio alone: other tests of workers show that event loops make no difference."""
-    return "asyncio", {}
-
-
 async def other_kind(ctx: ReplicaContext) -> None:
     await ctx.barrier()
     if ctx.replica_id_in_sync_group == 3:

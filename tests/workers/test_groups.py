@@ -24,12 +24,6 @@ LAYOUTS = [(1, 1, 1, 1), (2, 2), (3, 1), (1, 3), (4,)]
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("short_pauses")]
 
 
-@pytest.fixture
-def anyio_backend() -> Any:
-    """Run on asyncio alone: other tests of workers show that event loops make no difference."""
-    return "asyncio", {}
-
-
 async def members_in_the_order_given(ctx: ReplicaContext) -> Any:
     if ctx.replica_id_in_sync_group == 1:
         return None
@@ -85,13 +79,6 @@ async def inner_groups_of_equal_groups(ctx: ReplicaContext) -> Any:
     inner = {i: outer[i].new_group(range(4), name="i") for i in order}
     handles = {i: inner[i].all_reduce("SUM", 10**i) for i in order}
     return [await handles[i] for i in (0, 1)]
-
-
-async def overlapping_groups(ctx: ReplicaContext) -> Any:
-    me = ctx.replica_id_in_sync_group
-    pairs = [(a, b) for a in range(4) for b in range(a) if me in (a, b)]
-    groups = [ctx.new_group(pair, str(pair)) for pair in pairs]
-    return [await group.all_reduce("SUM", 10**me) for group in groups]
 
 
 async def racing_tasks(ctx: ReplicaContext) -> Any:
@@ -153,7 +140,6 @@ PROGRAMS = [
     a_group_of_a_group,
     equal_members_and_names,
     inner_groups_of_equal_groups,
-    overlapping_groups,
     racing_tasks,
     groups_that_nobody_uses,
     joins_in_groups,

@@ -19,7 +19,7 @@ from aiodist._arrays import environment
 from aiodist._tools.launch.notes import folder_of_notes
 from aiodist._workers import handshake
 from aiodist._workers.connection import MOST_BYTES, Peer, packed
-from aiodist._workers.handshake import MOST_UNPROVEN, Address, Door, Listening, connect, failure, own_address
+from aiodist._workers.handshake import MOST_UNPROVEN, Address, Door, connect, failure, own_address
 from aiodist._workers.hello import Hello
 from aiodist._workers.messages import Beat, Lost, Message
 from aiodist._workers.portable import resolved
@@ -46,10 +46,9 @@ FAMILIES = [socket.AF_INET, pytest.param(socket.AF_INET6, marks=NEEDS_IPV6)]
 
 @contextmanager
 def door(size: int = 2) -> Iterator[tuple[Door, Address]]:
-    listening = Listening(hellos(*("here",) * size))
-    opened = Door(listening, size)
+    opened = Door(hellos(*("here",) * size))
     try:
-        yield opened, listening.address
+        yield opened, opened.address
     finally:
         for connection in opened.connections.values():
             connection.close()
@@ -81,16 +80,17 @@ def admitted(opened: Door, address: Address) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_star_is_made_by_either_family(family: socket.AddressFamily, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIODIST_CONTROL_ADDRESS", HERE[family])
-    listening = Listening(hellos("a", "b", "c"))
-    assert Address.from_bytes(listening.address.to_bytes()) == listening.address
+    opened = Door(hellos("a", "b", "c"))
+    address = opened.address
+    assert Address.from_bytes(address.to_bytes()) == address
     with ThreadPoolExecutor() as pool:
-        coming = [pool.submit(connect, listening.address, rank) for rank in (2, 1)]
-        connections = Door(listening, 3).admit_all()
+        coming = [pool.submit(connect, address, rank) for rank in (2, 1)]
+        connections = opened.admit_all()
         assert sorted(connections) == [1, 2]
         for each in [*connections.values(), *(one.result() for one in coming)]:
             each.close()
     with pytest.raises(ConnectionRefusedError):  # nobody listens any more
-        socket.create_connection((listening.address.host, listening.address.port))
+        socket.create_connection((address.host, address.port))
 
 
 @pytest.mark.parametrize(
@@ -98,16 +98,15 @@ def test_star_is_made_by_either_family(family: socket.AddressFamily, monkeypatch
     [(("one", "one"), {"127.0.0.1", "::1"}), (("one", "other"), {own_address()})],
 )
 def test_workers_on_one_machine_use_loopback_alone(machines: Sequence[str], expected: set[str]) -> None:
-    listening = Listening(hellos(*machines))
-    with listening.socket:
-        assert listening.address.host in expected
-        assert listening.socket.getsockname()[0] not in {"0.0.0.0", "::"}
+    with closing(Door(hellos(*machines))) as opened:
+        assert opened.address.host in expected
+        assert opened._socket.getsockname()[0] not in {"0.0.0.0", "::"}
 
 
 def test_address_that_is_none_of_this_machine_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIODIST_CONTROL_ADDRESS", "192.0.2.7")
     with pytest.raises(OSError, match=r"cannot listen at 192\.0\.2\.7 .*set AIODIST_CONTROL_ADDRESS") as raised:
-        Listening(hellos("one", "other"))
+        Door(hellos("one", "other"))
     with pytest.raises(ConnectionError, match="cannot listen"):
         Address.from_bytes(failure(raised.value))
 
@@ -260,10 +259,9 @@ def test_names_with_path_separators_lead_nowhere(name: str, monkeypatch: pytest.
 def test_other_users_see_no_secret_in_files_or_variables() -> None:
     with folder_of_notes() as notes:
         assert stat.S_IMODE(Path(notes.folder).stat().st_mode) == 0o700
-        listening = Listening(hellos("one", "one"))
-        with listening.socket:
+        with door() as (_, address):
             everything = "".join([*environment.with_workers(2, str(notes.folder)).values(), *sys.argv])
-            assert listening.address.secret.hex() not in everything
+            assert address.secret.hex() not in everything
 
 
 # As many file descriptors as worker 0 needs.

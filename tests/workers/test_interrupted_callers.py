@@ -13,10 +13,10 @@ import pytest
 
 from aiodist import CollectiveError, MultiWorkerMirroredStrategy, Variable, get_replica_context
 from tests.workers.interrupting import Caller
-from tests.workers.simulated import Job
+from tests.workers.simulated import Job, on_trio_too
 
 Operation = Callable[[MultiWorkerMirroredStrategy], Coroutine[Any, Any, Any]]
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, on_trio_too]
 
 
 async def _two_sums() -> Any:

@@ -21,12 +21,6 @@ LAYOUTS = [(1, 1, 1), (2, 1), (1, 2), (3,)]
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("short_pauses")]
 
 
-@pytest.fixture
-def anyio_backend() -> Any:
-    """Run on asyncio alone: other tests of workers show that event loops make no difference."""
-    return "asyncio", {}
-
-
 async def every_kind(ctx: ReplicaContext) -> Any:
     me = ctx.replica_id_in_sync_group
     mine = np.array([me + 1])

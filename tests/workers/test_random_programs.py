@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from aiodist import CollectiveError, ReplicaContext
-from tests.workers.simulated import Job, Program
+from tests.workers.simulated import Job, Program, on_trio_too
 
 LAYOUTS = [(2, 2), (1, 1, 1), (1, 3), (2, 1, 2), (1, 1)]
 KINDS = ["sum", "barrier", "gather", "max", "merge"]
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, on_trio_too]
 
 
 def steps_of(rng: random.Random, replicas: int) -> tuple[list[list[str]], int | None]:

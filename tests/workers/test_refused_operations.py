@@ -20,12 +20,6 @@ from tests.workers.simulated import Job, unwrapped
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> Any:
-    """Run on asyncio alone: other tests of workers show that event loops make no difference."""
-    return "asyncio", {}
-
-
 async def reduce(strategy: MultiWorkerMirroredStrategy, step: int) -> int:
     return int(await strategy.reduce("SUM", step, None))
 

@@ -101,16 +101,6 @@ def test_any_sequence_of_calls_at_one_place_gives_what_one_machine_gives(
     anyio.run(compare, backend=backend, backend_options=options)
 
 
-async def test_first_replica_says_how_to_accumulate_though_the_call_is_known() -> None:
-    async def program(ctx: ReplicaContext) -> list[float]:
-        r = ctx.replica_id_in_sync_group
-        options = CommunicationOptions(accumulate="native" if r else "float64")
-        value = np.full(1000, [1e8, 1.0, -1e8][r], np.float32)
-        return [float((await ctx.all_reduce(ReduceOp.SUM, value, options))[0]) for _ in range(3)]
-
-    assert await Job(1, 1, 1).values(program) == [[1.0] * 3] * 3
-
-
 async def test_a_replica_that_only_meets_lets_other_tasks_run() -> None:
     async def program(ctx: ReplicaContext) -> int:
         ended = anyio.Event()

@@ -88,6 +88,7 @@ async def test_kinds_of_values(layout: tuple[int, ...]) -> None:
             await ctx.all_reduce("SUM", whole(ctx, ">f4", 5)),
             await ctx.all_reduce("MIN", np.array([np.nan if r == 1 else r, -0.0])),
             await ctx.all_reduce("SUM", ()),
+            await ctx.all_reduce("SUM", np.broadcast_to(np.float64(r), (40, 50))),
             await ctx.all_reduce("SUM", np.zeros((0, 3))),
             await ctx.all_reduce("SUM", np.asfortranarray(np.arange(6.0).reshape(2, 3) * r)),
         ]
@@ -218,14 +219,6 @@ async def test_ordered_reductions_give_the_same_bits_for_every_layout() -> None:
     eleven = [await Job(*layout, reduction="ordered").values(program) for layout in [(11,), (5, 6), (1,) * 11]]
     same(eleven[1], eleven[0])
     same(eleven[2], eleven[0])
-
-
-@pytest.mark.parametrize("op", ["SUM", "MAX"])
-async def test_a_value_that_repeats_its_elements(op: str) -> None:
-    async def program(ctx: ReplicaContext) -> Any:
-        return await ctx.all_reduce(op, np.broadcast_to(np.float64(ctx.replica_id_in_sync_group), (40, 50)))
-
-    await check(program, (1, 1))
 
 
 @pytest.mark.parametrize("layout", [(2, 2), (1, 3), (3, 1), (1, 1, 2), (1, 1, 1, 1)], ids=str)

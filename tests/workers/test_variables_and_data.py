@@ -17,7 +17,7 @@ from aiodist import (
     get_replica_context,
 )
 from aiodist._strategy.scope import replicas_of
-from tests.workers.simulated import Job
+from tests.workers.simulated import Job, on_trio_too
 
 LAYOUTS = [(2,), (1, 1), (2, 1), (1, 2, 1)]
 pytestmark = pytest.mark.anyio
@@ -27,6 +27,7 @@ def first_of(strategy: Any) -> int:
     return int(replicas_of(strategy).share.mine.start)
 
 
+@on_trio_too
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 async def test_variable_of_a_scope_starts_from_the_first_workers_value(layout: tuple[int, ...]) -> None:
     async def program(strategy: Any) -> Any:
@@ -121,6 +122,7 @@ async def test_global_batches_are_cut_over_all_replicas(layout: tuple[int, ...])
         np.testing.assert_array_equal(np.concatenate(parts), np.arange(size))
 
 
+@on_trio_too
 async def test_pipelines_of_uneven_length_end_together() -> None:
     async def program(strategy: Any) -> Any:
         def pipeline(context: InputContext) -> Any:
