@@ -372,7 +372,7 @@ class Outside(Carrier):
         return slot
 
     def refuse(self, call: Call, code: Any, offset: int, error: Exception | None) -> None:
-        """Note that a call which the others make has raised for its arguments here, or was cancelled before its post."""
+        """Note that a call which the others make has raised for its arguments here, or was cancelled before that."""
         group = self._ledger.root
         slot, *_ = [group.post(member, call, code, offset) for member in group.members]
         self._refusal = "" if error is None else f"{type(error).__name__}: {error}"
