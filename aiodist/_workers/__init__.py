@@ -4,11 +4,10 @@ Workers exchange one small record before anything else of a step: equal records 
 are values moved. Where records differ, every worker sends a snapshot of its ledger to worker 0, which analyses them as
 one, and all raise the same report. Modules, in order; each imports only from those above it and from lower floors:
 
-- `transport`: the protocol of engines: what moves bytes between workers.
-- `threads`: calls in worker threads, as requests.
+- `transport`: the protocol of engines: what moves bytes between workers; calls in worker threads, as requests.
 - `ending`: how this worker ends, and what it tells `aiodist run`.
 - `engines`: simulated (many workers in one process, or one alone), mpi, torch.
-- `layout`: which replicas live on which worker.
+- `layout`: what each worker says of itself, and which replicas live on which.
 - `record`: the record that opens every step.
 - `session`: one order of steps, as a state machine: slots in; records and decisions out.
 - `messages`: what workers and the coordinator tell each other, as JSON.
@@ -19,12 +18,9 @@ one, and all raise the same report. Modules, in order; each imports only from th
 - `driver`: waits for requests on the event loop; nothing else here knows that there is one.
 - `team`: this worker's part in a strategy, and what is called outside of replicas.
 - `span`: a run's part.
-- `hello`: what each worker says of itself.
 - `handshake`: who may connect to worker 0, and how that is proved.
-- `connection`: a control connection: messages behind their length.
 - `liveness`: whether a silent worker's process is stopped, and where its event loop hangs.
 - `control`: the connections on which trouble is told; heartbeats; a thread of its own.
 - `simulated_control`: the same for workers in one process.
-- `selection`: which engine serves a program, by what has started it.
-- `bootstrap`: the rendezvous of a strategy's workers.
+- `bootstrap`: the rendezvous of a strategy's workers, and which engine serves them.
 """

@@ -7,6 +7,10 @@ interpreter lock for seconds is not taken for lost, since its system answers for
 
 Worker 0's thread hears everyone, and has the coordinator. It is the one that keeps the coordinator's time, and that
 loses workers; the others hear of that from it, and lose worker 0 themselves.
+
+Messages travel as JSON behind their length, and nothing blocks. The system gives a connection up whose other end does
+not acknowledge for some seconds what was sent (``TCP_USER_TIMEOUT``); that end's system does so, whatever its program
+is at.
 """
 
 from __future__ import annotations
@@ -16,17 +20,18 @@ import contextlib
 import os
 import selectors
 import socket
+import struct
 import threading
 import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from aiodist._arrays import environment
 from aiodist._arrays.environment import stall_seconds
-from aiodist._workers.connection import Peer, packed
 from aiodist._workers.coordinator import PATIENCE_SECONDS, Coordinator
 from aiodist._workers.ending import (
     ENDED,
@@ -39,10 +44,9 @@ from aiodist._workers.ending import (
     tell_of_echo,
     unfinished,
 )
-from aiodist._workers.hello import Hello, made_differently
-from aiodist._workers.layout import Layout
+from aiodist._workers.layout import Hello, Layout, made_differently
 from aiodist._workers.liveness import Pulse, trouble
-from aiodist._workers.messages import Ask, Beat, Farewell, Lost, Message, Report, Stalled
+from aiodist._workers.messages import Ask, Beat, Farewell, Lost, Message, Report, Stalled, decode, encode
 from aiodist._workers.portable import portable
 
 if TYPE_CHECKING:
@@ -53,6 +57,105 @@ ANSWER_SECONDS: Final = 0.5
 _ATTEMPTS: Final = 1
 FAREWELL_SECONDS: Final = 1.0
 LEAVE_SECONDS: Final = 2.0
+
+
+CUT_OFF_SECONDS: Final = 10.0
+MOST_BYTES: Final = 1 << 26
+"""How long a message may be."""
+
+_LENGTH: Final = struct.Struct("<I")
+
+
+def cut_off_seconds() -> float:
+    """Return how long a worker's system need not acknowledge what it is sent."""
+    return environment.lost_seconds() or CUT_OFF_SECONDS
+
+
+def packed(message: Message) -> bytes:
+    """Return a message as it is sent."""
+    data = encode(message)
+    return _LENGTH.pack(len(data)) + data
+
+
+class Peer:
+    """A worker at the other end of a connection.
+
+    Attributes:
+        rank: which.
+        connection: the connection.
+        heard: when something came last, by the monotonic clock.
+        farewell: why it ends, once it has said so.
+    """
+
+    def __init__(self, rank: int, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(cut_off_seconds() * 1000))
+        self.rank = rank
+        self.connection = connection
+        self.heard = time.monotonic()
+        self.farewell: str | None = None
+        self._received = bytearray()
+        self._to_send = bytearray()
+
+    def put(self, data: bytes) -> None:
+        """Let a message, as `packed` gave it, be sent at the next `flush`."""
+        self._to_send += data
+
+    def flush(self) -> bool:
+        """Give the system as much as it takes; return whether that was all.
+
+        Raises:
+            OSError: the connection is lost.
+        """
+        try:
+            while self._to_send:
+                sent = self.connection.send(self._to_send)
+                del self._to_send[:sent]
+        except BlockingIOError:
+            return False
+        return True
+
+    def messages(self) -> Iterator[Message]:
+        """Yield the messages that have come.
+
+        Raises:
+            EOFError: the other end is closed.
+            OSError: the connection is lost.
+            ValueError: what came is no message.
+        """
+        try:
+            data = self.connection.recv(1 << 16)
+        except BlockingIOError:
+            return
+        if not data:
+            raise EOFError
+        self.heard = time.monotonic()
+        self._received += data
+        while len(self._received) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._received)
+            if length > MOST_BYTES:
+                raise ValueError(f"a message of {length} bytes")
+            if len(self._received) < _LENGTH.size + length:
+                return
+            taken = decode(self._received[_LENGTH.size : _LENGTH.size + length])
+            del self._received[: _LENGTH.size + length]
+            yield taken
+
+    def why_lost(self, error: Exception) -> str:
+        """Return what is to be told of a worker whose connection has ended so."""
+        if self.farewell is not None:
+            return self.farewell
+        if isinstance(error, TimeoutError):
+            return f"is cut off: its machine has not answered for {cut_off_seconds():.0f} s"
+        if isinstance(error, (EOFError, ConnectionError)):
+            return "has died: its connection was closed without a farewell"
+        if isinstance(error, OSError):
+            return f"is cut off: {error}"
+        return f"has sent what is no message: {error}"
+
+
 _BEAT: Final = packed(Beat())
 
 

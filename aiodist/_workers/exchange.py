@@ -36,8 +36,18 @@ from aiodist._core.ledger import Group
 from aiodist._workers.channel import Channel
 from aiodist._workers.layout import Layout
 from aiodist._workers.record import FLOAT64, MOST_IN_FULL, PAYLOAD, Found
-from aiodist._workers.threads import Job, Threads
-from aiodist._workers.transport import OF_VALUES, Array, Communicator, Parts, Request, Steps, as_bytes, begins_of
+from aiodist._workers.transport import (
+    OF_VALUES,
+    Array,
+    Communicator,
+    Job,
+    Parts,
+    Request,
+    Steps,
+    Threads,
+    as_bytes,
+    begins_of,
+)
 from aiodist_kernels import policy
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from aiodist._arrays import environment
-from aiodist._workers.hello import Hello
+from aiodist._workers.layout import Hello
 
 MOST_UNPROVEN: Final = 64
 PROOF_SECONDS: Final = 5.0

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Final
 
 from aiodist._arrays import environment
-from aiodist._workers.hello import Hello, this_machine
+from aiodist._workers.layout import Hello, this_machine
 
 SUSPICIOUS_SECONDS: Final = 1.0
 SILENT_SECONDS: Final = 60.0

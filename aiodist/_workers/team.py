@@ -40,8 +40,7 @@ from aiodist._workers.messages import OUTSIDE, Ask, GaveUp, GroupTag, Lost, Mess
 from aiodist._workers.portable import digest_of, portable, resolved, to_portable
 from aiodist._workers.record import FLOAT64, NO_FLAGS, Callers, Found
 from aiodist._workers.session import Session, Step
-from aiodist._workers.threads import Threads
-from aiodist._workers.transport import OF_VALUES, Communicator, Steps, T
+from aiodist._workers.transport import OF_VALUES, Communicator, Steps, T, Threads
 
 Move = Callable[[Channel, Found], Steps[Any]]
 Meaning = tuple[bytes, Callers | None]

@@ -20,8 +20,7 @@ from aiodist._collectives.transfers import Members
 from aiodist._collectives.workers import WorkerPlan
 from aiodist._workers import exchange
 from aiodist._workers.exchange import SEGMENT
-from aiodist._workers.threads import Job, Threads
-from aiodist._workers.transport import Communicator, Parts, Request, Steps
+from aiodist._workers.transport import Communicator, Job, Parts, Request, Steps, Threads
 from aiodist_kernels import ReduceOp
 
 Case = Callable[[Communicator], Iterator[Request]]

@@ -18,9 +18,9 @@ import pytest
 from aiodist._arrays import environment
 from aiodist._tools.launch.notes import folder_of_notes
 from aiodist._workers import handshake
-from aiodist._workers.connection import MOST_BYTES, Peer, packed
+from aiodist._workers.control import MOST_BYTES, Peer, packed
 from aiodist._workers.handshake import MOST_UNPROVEN, Address, Door, connect, failure, own_address
-from aiodist._workers.hello import Hello
+from aiodist._workers.layout import Hello
 from aiodist._workers.messages import Beat, Lost, Message
 from aiodist._workers.portable import resolved
 

@@ -14,8 +14,8 @@ import pytest
 from aiodist import MultiWorkerMirroredStrategy
 from aiodist._arrays import environment
 from aiodist._arrays.environment import Launched
+from aiodist._workers.bootstrap import check
 from aiodist._workers.ending import told_to_the_launcher
-from aiodist._workers.selection import check
 
 VARIABLES = ("AIODIST_WORKERS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE", "TF_CONFIG")
 

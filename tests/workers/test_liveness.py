@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aiodist._workers.hello import Hello, this_machine
+from aiodist._workers.layout import Hello, this_machine
 from aiodist._workers.liveness import SILENT_SECONDS, SUSPICIOUS_SECONDS, Pulse, trouble
 
 

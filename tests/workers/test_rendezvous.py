@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from aiodist._workers.hello import Hello, check_versions, made_differently
+from aiodist._workers.layout import Hello, check_versions, made_differently
 
 
 def hellos(count: int) -> list[Hello]:

@@ -18,8 +18,7 @@ import numpy as np
 from aiodist._arrays import environment
 from aiodist._workers.ending import finalise, in_the_air
 from aiodist._workers.engines.simulated import alone
-from aiodist._workers.threads import Serial
-from aiodist._workers.transport import Array, Communicator, Making, Parts, Request, Steps
+from aiodist._workers.transport import Array, Communicator, Making, Parts, Request, Serial, Steps
 from aiodist_kernels import ReduceOp
 
 INSTALL: Final = (
