@@ -400,11 +400,12 @@ async def _fill_up(team: Team, batches: Sequence[Any]) -> Sequence[Any]:
     if team.layout.workers == 1:
         return batches
     code = _fill_up.__code__
-    have = await team.perform(_WHO_HAS_ONE, code, 0, partial(_gather, bool(batches)))
+    have = await team.awaited(team.outside.begin(_WHO_HAS_ONE, code, 0, (), partial(_gather, bool(batches))))
     if all(have) or not any(have):
         return batches
     pattern = without_rows(batches[0]) if batches else None
-    patterns = await team.perform(_PATTERNS, code, 0, partial(_gather, (bool(batches), pattern)))
+    move = partial(_gather, (bool(batches), pattern))
+    patterns = await team.awaited(team.outside.begin(_PATTERNS, code, 0, (), move))
     return batches or next([found] for has_batch, found in patterns if has_batch)
 
 
