@@ -12,7 +12,7 @@ import pytest
 import aiodist
 from aiodist import DistributedDataset, InputContext, PerReplica, ReplicaContextError, ValueContext
 from tests.data.sources import Asynchronous, Plain, collected, lists
-from tests.runtime.programs import here, mirrored
+from tests.runtime.programs import mirrored
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -140,19 +140,6 @@ async def test_iterating_inside_a_replica_is_refused_with_the_reason(step: Calla
 
     with pytest.raises(ReplicaContextError, match=r"inside replica 0; each of its batches .*iterate outside"):
         await strategy.run(replica)
-
-
-async def test_merge_function_may_iterate() -> None:
-    strategy = mirrored(2)
-    iterator = aiter(strategy.experimental_distribute_dataset(BATCHES))
-
-    async def next_batch(_: Any) -> Any:
-        return await anext(iterator)
-
-    async def replica() -> Any:
-        return await here().merge_call(next_batch)
-
-    assert lists(await strategy.run(replica)) == PARTS[0]
 
 
 async def test_datasets_are_made_outside_replicas() -> None:

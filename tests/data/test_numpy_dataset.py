@@ -34,28 +34,35 @@ def test_elements_are_copies() -> None:
     assert source.tolist() == np.zeros((4, 2)).tolist()
 
 
-@given(st.integers(1, 30), st.integers(1, 12), st.booleans())
-def test_batch_stacks_consecutive_elements(size: int, n: int, drop: bool) -> None:
-    everything = list(range(size))
-    expected = [everything[k : k + n] for k in range(0, size, n)]
-    assert values(dataset(size).batch(n, drop)) == [batch for batch in expected if len(batch) == n or not drop]
+def batched(elements: list[Any], n: int, drop: bool) -> list[Any]:
+    """Return lists of n consecutive elements, all of one size."""
+    found = [elements[k : k + n] for k in range(0, len(elements), n)]
+    for batch in found:
+        if len({len(element) for element in batch if isinstance(element, list)}) > 1:
+            raise ValueError("cannot be stacked")
+    return [batch for batch in found if len(batch) == n or not drop]
 
 
-@given(st.integers(1, 12), st.integers(0, 4), st.integers(1, 30))
-def test_batch_after_repeat_crosses_the_repetitions(size: int, k: int, n: int) -> None:
-    everything = list(range(size)) * k
-    assert values(dataset(size).repeat(k).batch(n)) == [everything[i : i + n] for i in range(0, len(everything), n)]
+STAGES = st.one_of(
+    st.tuples(st.just("batch"), st.integers(1, 5), st.booleans()), st.tuples(st.just("repeat"), st.integers(0, 3))
+)
 
 
-def test_repeat_after_batch_keeps_each_short_batch() -> None:
-    assert values(dataset(3).batch(2).repeat(2)) == [[0, 1], [2], [0, 1], [2]]
-
-
-def test_batches_are_stacked_where_they_have_one_size() -> None:
-    assert values(dataset(8).batch(2).batch(2)) == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
-    with pytest.raises(ValueError, match=r"batches of 4 and 2 elements cannot be stacked.*drop_remainder=True"):
-        values(dataset(6).batch(4).batch(2))
-    assert values(dataset(6).batch(4, drop_remainder=True).batch(2)) == [[[0, 1, 2, 3]]]
+@given(st.integers(1, 20), st.lists(STAGES, max_size=4))
+def test_batch_and_repeat_are_those_of_a_list(size: int, stages: list[Any]) -> None:
+    made, wanted, text = dataset(size), list[Any](range(size)), None
+    try:
+        for stage, *arguments in stages:
+            wanted = wanted * arguments[0] if stage == "repeat" else batched(wanted, *arguments)
+    except ValueError as error:
+        text = str(error)
+    for stage, *arguments in stages:
+        made = getattr(made, stage)(*arguments)
+    if text is None:
+        assert values(made) == wanted
+    else:
+        with pytest.raises(ValueError, match=text):
+            values(made)
 
 
 @given(st.integers(0, 30), st.integers(0, 2**70))

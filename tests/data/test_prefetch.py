@@ -74,13 +74,6 @@ def test_elements_are_the_same_as_without(size: int, n: int, ahead: int) -> None
     assert [batch.tolist() for batch in made().prefetch(ahead)] == expected
 
 
-@pytest.mark.anyio
-async def test_elements_are_the_same_asynchronously() -> None:
-    expected = list(range(100))
-    assert await collected(Prefetched(iter(range(100)), 3)) == expected
-    assert await collected(NumpyDataset(np.arange(100)).prefetch(3)) == expected
-
-
 def test_thread_is_ahead_but_not_farther_than_allowed() -> None:
     source = Source(20)
     elements = Prefetched(iter(source), 3)
@@ -187,24 +180,6 @@ async def test_cancelled_wait_loses_no_element() -> None:
 
 
 @pytest.mark.anyio
-async def test_cancelled_consumer_leaves_no_thread() -> None:
-    source = Source(1000)
-    started = anyio.Event()
-
-    async def consume(elements: Prefetched) -> None:
-        async for _ in mirrored(2).experimental_distribute_dataset(elements):
-            started.set()
-            await anyio.sleep_forever()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(consume, Prefetched(map(np.atleast_1d, source), 2))
-        await started.wait()
-        tasks.cancel_scope.cancel()
-    gc.collect()
-    assert source.ended.wait(LONG)
-
-
-@pytest.mark.anyio
 async def test_closing_a_distributed_iterator_ends_the_thread() -> None:
     strategy = mirrored(2)
     data = strategy.experimental_make_numpy_dataset(np.arange(100)).batch(2).repeat().prefetch(2)
@@ -213,19 +188,3 @@ async def test_closing_a_distributed_iterator_ends_the_thread() -> None:
     await iterator.aclose()
     assert prefetch_threads() == []
     assert await anext(iterator, None) is None
-
-
-def test_wait_that_outlived_its_loop_disturbs_nobody() -> None:
-    async def give_up(elements: Prefetched) -> None:
-        await anext(elements)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(anext, elements)
-            await anyio.wait_all_tasks_blocked()
-            tasks.cancel_scope.cancel()
-
-    for backend in ("asyncio", "trio"):
-        source = Source(2, stop_at=1)
-        elements = Prefetched(iter(source), 2)
-        anyio.run(give_up, elements, backend=backend)
-        source.leave.set()
-        assert list(elements) == [1]

@@ -91,21 +91,6 @@ async def test_bad_destinations(destinations: Any, error: type[Exception]) -> No
         await extended.broadcast_to(1, destinations)
 
 
-@pytest.mark.parametrize(
-    ("op", "value", "options", "error", "text"),
-    [
-        ("median", PerReplica([1, 2]), None, ValueError, "reduce op"),
-        ("sum", PerReplica([1, 2]), "fast", TypeError, "options must be"),
-        ("sum", 3.0, None, ValueError, "SUM expects a per-replica value"),
-    ],
-)
-async def test_bad_reduce_to(op: str, value: Any, options: Any, error: type[Exception], text: str) -> None:
-    extended = mirrored(2).extended
-    with pytest.raises(error, match=text):
-        await extended.reduce_to(op, value, "CPU:0", options)
-    assert await extended.reduce_to("mean", 3.0, "CPU:0") == 3.0
-
-
 async def test_batch_reduce_to_keeps_the_order_of_the_pairs() -> None:
     extended = mirrored(2).extended
     one, two = PerReplica([1, 2]), PerReplica([10, 20])
@@ -155,14 +140,6 @@ async def test_awaited_functions_are_for_cross_replica_context() -> None:
         assert await here().merge_call(merge, args=(replica() + 1,)) == 3
 
     await strategy.run(program)
-
-
-async def test_call_for_each_replica_is_run() -> None:
-    async def program(x: int, y: int) -> Any:
-        return await here().all_reduce("sum", x) + y
-
-    result = await mirrored(2).extended.call_for_each_replica(program, (PerReplica([1, 2]),), {"y": 4})
-    assert result.values == (7, 7)
 
 
 # Updating variables.
@@ -307,7 +284,3 @@ def test_settings_of_cross_device_ops_are_checked() -> None:
         ReductionToOneDevice(accumulation_fn=np.add)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="cross_device_ops must be CrossDeviceOps or None, got 'nccl'"):
         MirroredStrategy(["CPU:0"], "nccl")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-
-
-def test_collective_hints_are_communication_options() -> None:
-    assert CollectiveHints is CommunicationOptions

@@ -78,19 +78,6 @@ async def test_runs_beside_each_other_are_recorded_apart() -> None:
     assert told(record.calls(0)) == [(0, "barrier()", True)]
 
 
-async def test_last_256_are_kept() -> None:
-    strategy = mirrored(2)
-
-    async def program(ctx: ReplicaContext) -> None:
-        for _ in range(300):
-            await ctx.barrier()
-
-    await run(strategy, program)
-    assert strategy.recorder.last is not None
-    calls = strategy.recorder.last.calls(1)
-    assert [call.sequence_number for call in calls] == list(range(44, 300))
-
-
 async def test_disagreement_is_recorded_with_each_replicas_own_call() -> None:
     strategy = mirrored(3)
 

@@ -10,7 +10,7 @@ import numpy as np
 import optree
 import pytest
 
-from aiodist import CollectiveTimeoutError, CommunicationOptions, Mirrored, PerReplica, get_replica_context
+from aiodist import CollectiveTimeoutError, CommunicationOptions, Mirrored, PerReplica
 from tests.collectives.kinds_of_values import NAMESPACE, Pair, Point
 from tests.runtime.programs import here, mirrored, on_each, replica
 from tests.runtime.warned import warned
@@ -43,15 +43,6 @@ async def test_everything_else_is_passed_as_the_object_itself() -> None:
         await mirrored(3).run(program, args=args)
 
 
-async def test_results_feed_the_next_run() -> None:
-    strategy = mirrored(3)
-    state = await strategy.run(lambda: {"w": np.full(2, replica()), "step": 0})
-    for _ in range(3):
-        state = await strategy.run(lambda s: {"w": s["w"] * 2, "step": s["step"] + 1}, args=(state,))
-    assert state["step"].values == (3, 3, 3)
-    assert [one.tolist() for one in state["w"].values] == [[0, 0], [8, 8], [16, 16]]
-
-
 async def test_regrouped_results() -> None:
     marker = object()
 
@@ -62,15 +53,6 @@ async def test_regrouped_results() -> None:
     assert [one.tolist() for one in result["array"].values] == [[0], [1]]
     assert (result["id"].values, result["count"].values) == ((0, 1), (7, 7))
     assert (result["none"], result["marker"]) == (None, marker)
-
-
-async def test_one_object_that_all_return() -> None:
-    shared, strategy = np.ones(2), mirrored(3)
-    result = await strategy.run(lambda: shared)
-    assert isinstance(result, PerReplica)
-    assert len(strategy.experimental_local_results(result)) == 3
-    nest = {"a": np.ones(1), "b": [1]}
-    assert await mirrored(1).run(lambda: nest) is nest
 
 
 @pytest.mark.parametrize(
@@ -187,25 +169,6 @@ async def test_options_of_the_run_and_of_the_strategy(where: str) -> None:
     with pytest.raises(CollectiveTimeoutError) as caught:
         await strategy.run(program, options=quick if where == "run" else None)
     assert caught.value.report.suspects == (1,)
-
-
-async def test_context_tells_strategy_devices_and_ids() -> None:
-    strategy = mirrored(3)
-
-    def program() -> tuple[Any, ...]:
-        context = get_replica_context()
-        return (
-            context.replica_id_in_sync_group,
-            context.num_replicas_in_sync,
-            context.devices,
-            context.strategy is strategy,
-        )
-
-    ids, counts, (devices,), same = await strategy.run(program)
-    assert ids.values == (0, 1, 2)
-    assert counts.values == (3, 3, 3)
-    assert devices.values == ("CPU:0", "CPU:1", "CPU:2")
-    assert same.values == (True, True, True)
 
 
 async def test_local_results() -> None:

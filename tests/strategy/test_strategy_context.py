@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 import copy
 import pickle
-import threading
 from typing import Any
 
 import anyio
@@ -158,15 +157,6 @@ async def test_strategies_cannot_be_copied() -> None:
             copied(mirrored(2))
 
 
-async def test_scope_does_not_reach_other_threads() -> None:
-    seen = []
-    with mirrored(2).scope():
-        thread = threading.Thread(target=lambda: seen.append(has_strategy()))
-        thread.start()
-        thread.join()
-    assert seen == [False]
-
-
 async def test_experimental_set_strategy() -> None:
     def program() -> None:
         strategy, other = mirrored(2), mirrored(3)
@@ -187,21 +177,6 @@ async def test_experimental_set_strategy() -> None:
 async def test_experimental_set_strategy_of_no_strategy(strategy: Any) -> None:
     with pytest.raises(TypeError, match="expected a strategy or None"):
         experimental_set_strategy(strategy)
-
-
-async def test_strategies_that_are_set_in_tasks_keep_apart() -> None:
-    seen = {}
-
-    async def task(count: int) -> None:
-        experimental_set_strategy(mirrored(count))
-        await checkpoint()
-        seen[count] = get_strategy().num_replicas_in_sync
-
-    async with anyio.create_task_group() as tasks:
-        for count in (1, 2, 3):
-            tasks.start_soon(task, count)
-    assert seen == {1: 1, 2: 2, 3: 3}
-    assert not has_strategy()
 
 
 # The default context.
@@ -278,18 +253,6 @@ async def test_default_context_refuses_what_any_other_does() -> None:
 
     assert await on_each(2, program) == (2, 2)
     assert await context.all_reduce("SUM", 1) == 1
-
-
-async def test_default_context_in_concurrent_tasks_and_threads() -> None:
-    results: list[int] = []
-
-    async def task(k: int) -> None:
-        results.extend([await get_replica_context().all_reduce("SUM", k) for _ in range(5)])
-
-    async with anyio.create_task_group() as tasks:
-        for k in range(4):
-            tasks.start_soon(task, k)
-    assert sorted(results) == sorted([0, 1, 2, 3] * 5)
 
 
 async def test_default_strategy_runs_reduces_and_gathers() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import aiodist
 from aiodist import (
     Mirrored,
     PerReplica,
@@ -96,15 +95,6 @@ def test_dtype_is_taken_from_the_value_or_given() -> None:
 def test_bad_settings(settings: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         variable(2, **{"initial_value": 0.0, **settings})
-
-
-def test_settings_are_accepted_by_name_in_any_case() -> None:
-    v = variable(2, 0.0, synchronization="ON_Read", aggregation="Mean")
-    assert (v.synchronization, v.aggregation) == (VariableSynchronization.ON_READ, VariableAggregation.MEAN)
-    assert not v.trainable
-    assert not variable(2, 0.0, trainable=False).trainable
-    assert variable(2, 0.0, trainable=True, synchronization="on_read").trainable
-    assert variable(2, 0.0, synchronization=VariableSynchronization.AUTO).synchronization == "on_write"
 
 
 def test_variable_is_collected_with_its_owner() -> None:
@@ -317,17 +307,6 @@ async def test_merge_function_assigns_at_once(aggregation: str) -> None:
         return float(v)
 
     assert strategy.experimental_local_results(await strategy.run(program)) == (3.0, 3.0)
-
-
-async def test_replica_of_the_default_strategy() -> None:
-    v = Variable(1.0)
-
-    async def program() -> Variable:
-        result: Variable = await v.assign_add(2.0)
-        return result
-
-    assert await aiodist.get_strategy().run(program) is v
-    assert v.read_value() == 3
 
 
 # Copies.

@@ -24,7 +24,7 @@ from aiodist import (
 from aiodist._strategy import state
 from aiodist._strategy.aggregation import updated
 from aiodist._strategy.variable import state_of
-from aiodist_kernels import policy, pool
+from aiodist_kernels import policy
 from tests.runtime.programs import Relay, here, mirrored, on_each, replica, still_works
 from tests.strategy.test_variables import AGGREGATED, CHANGES
 
@@ -167,29 +167,6 @@ async def test_assignment_from_outside_waits_for_one_that_is_being_made(threads:
     assert v.numpy().tolist() == [2.0] * 5
 
 
-async def test_a_thousand_assignments_use_a_few_blocks(threads: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "POOLED_FROM", 16)
-    monkeypatch.setattr(pool, "results", pool.Pool())
-    blocks: list[int] = []
-    plain = pool._Block
-
-    def make(nbytes: int) -> Any:
-        blocks.append(nbytes)
-        return plain(nbytes)
-
-    monkeypatch.setattr(pool, "_Block", make)
-    strategy = mirrored(2)
-    v = under(strategy, np.zeros(5), aggregation="mean")
-
-    async def program() -> None:
-        for _ in range(1000):
-            await v.assign_add(np.ones(5))
-
-    await strategy.run(program)
-    assert v.numpy().tolist() == [1000.0] * 5
-    assert 1 <= len(blocks) <= 6
-
-
 async def test_mismatch_names_the_variable_and_the_users_lines() -> None:
     strategy = mirrored(3)
     v, w = under(strategy, 0.0, name="v"), under(strategy, 0.0, name="w")
@@ -285,17 +262,6 @@ async def test_every_dtype_is_kept(dtype: Any, synchronization: str) -> None:
     assert v.read_value() == 8
     v.assign(5)
     assert v.read_value() == 5
-
-
-async def test_variable_of_truth_values() -> None:
-    strategy = mirrored(2)
-    v = under(strategy, False)
-    await strategy.run(_assign, (v, True))
-    assert bool(v)
-
-
-async def _assign(v: Variable, value: Any) -> None:
-    await v.assign(value)
 
 
 # Creating.
@@ -396,37 +362,3 @@ async def test_one_replica_creates_and_assigns() -> None:
 
 
 # Programs.
-
-
-async def test_training_step_keeps_replicas_equal() -> None:
-    strategy = mirrored(4)
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(16, 3)), rng.normal(size=16)
-    w = under(strategy, np.zeros(3), aggregation="mean")
-
-    async def step() -> None:
-        rows = slice(4 * replica(), 4 * replica() + 4)
-        await w.assign_sub(0.1 * 2 * x[rows].T @ (x[rows] @ w - y[rows]) / 4)
-
-    expected = np.zeros(3)
-    for _ in range(20):
-        await strategy.run(step)
-        expected -= 0.1 * 2 * x.T @ (x @ expected - y) / 16
-    np.testing.assert_allclose(w.numpy(), expected, rtol=1e-12)
-
-
-async def test_counting_a_distributed_dataset() -> None:
-    strategy = mirrored(2)
-    total = under(strategy, 0.0, synchronization="on_read", aggregation="sum")
-    count = under(strategy, 0, synchronization="on_read", aggregation="sum")
-
-    async def program(batch: Any) -> None:
-        await total.assign_add(batch.sum())
-        await count.assign_add(len(batch))
-
-    batches = iter(strategy.experimental_distribute_dataset([np.array([1.0, 2, 3]), np.array([4.0, 5])]))
-    await strategy.experimental_run(program, batches)
-    await strategy.experimental_run(program, batches)
-    with pytest.raises(StopAsyncIteration):
-        await strategy.experimental_run(program, batches)
-    assert (float(total), int(count)) == (15, 5)
