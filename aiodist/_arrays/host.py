@@ -221,7 +221,10 @@ def _writeable(array: Array) -> Array:
     """Return the same memory to write to, or a copy of it where it has gaps."""
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         return array.copy()
-    for part in (array.base, array):
-        if isinstance(part, np.ndarray) and not part.flags.writeable:
-            part.flags.writeable = True
+    try:
+        for part in (array.base, array):
+            if isinstance(part, np.ndarray) and not part.flags.writeable:
+                part.flags.writeable = True
+    except ValueError:  # it has come over workers, in memory that is lent read-only
+        return array.copy(order="K")
     return array

@@ -65,14 +65,20 @@ def executor(
 
 
 @lru_cache(maxsize=256)
-def device_executor(
+def targeted_executor(
     collective: Collective,
     size: int,
     accumulate: Accumulate,
     devices: tuple[str, ...],
     targets: tuple[int, ...],
 ) -> Executor:
-    """Return what carries out a collective of arrays on GPUs, with a result for each of these GPUs; see `executor`."""
+    """Return what carries out a collective with a result for each of these GPUs; see `executor`.
+
+    The leaves are on GPUs. Or all are another framework's on the host, and the targets say only how many there are.
+    """
+    assert collective.spec is not None
+    if not has_device_arrays(collective.spec.marks):
+        return HostExecutor(collective, size, (), accumulate, len(targets))
     from aiodist._collectives.device import DeviceExecutor
 
     return DeviceExecutor(collective, size, (), accumulate, devices, targets)

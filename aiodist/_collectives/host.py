@@ -211,6 +211,7 @@ class HostExecutor:
         size: how many positions there are.
         absent: those that take part with nothing.
         accumulate: as in `aiodist_kernels.reduce`.
+        takers: how many get a result each, instead of those that take part.
 
     Attributes:
         shared: one result serves all; else there is a list of results by position, with None for those that are absent
@@ -219,10 +220,16 @@ class HostExecutor:
     """
 
     def __init__(
-        self, collective: Collective, size: int, absent: Sequence[int] = (), accumulate: Accumulate = "native"
+        self,
+        collective: Collective,
+        size: int,
+        absent: Sequence[int] = (),
+        accumulate: Accumulate = "native",
+        takers: int | None = None,
     ) -> None:
         kind, spec = collective.kind, collective.spec
         self.size = size
+        self._takers = takers
         self.positions = [position for position in range(size) if position not in absent]
         self.op = collective.op
         self.accumulate: Accumulate = accumulate
@@ -353,6 +360,10 @@ class HostExecutor:
         if self.shared:
             leaves = [results[0] for results in by_leaf]
             return leaves[0] if self.single else leaves
+        if self._takers is not None:
+            each = zip(self.leaves, by_leaf, strict=True)
+            columns = [self._each(leaf, results, range(self._takers)) for leaf, results in each]
+            return [row[0] if self.single else list(row) for row in zip(*columns, strict=True)]
         takers = [place for place, position in enumerate(self.positions) if position not in outs]
         columns = [self._each(leaf.mark, results, takers) for leaf, results in zip(self.leaves, by_leaf, strict=True)]
         rows = zip(*columns, strict=True) if columns else [()] * len(takers)

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, TypeAlias
 
@@ -95,45 +96,6 @@ class Repeat:
 Stage: TypeAlias = Shuffle | Batch | Repeat
 
 
-@dataclass(frozen=True, slots=True)
-class _Pipeline:
-    """Arrays and what is done with them, which never changes.
-
-    Attributes:
-        leaves, structure: the nest of arrays.
-        size: how many examples they hold.
-        stages: in their order.
-        ahead: how many elements are made ahead of time; 0 without a thread.
-    """
-
-    leaves: list[np.ndarray[Any, Any]]
-    structure: nests.Structure
-    size: int
-    stages: tuple[Stage, ...] = ()
-    ahead: int = 0
-
-    @classmethod
-    def over(cls, arrays: Any) -> Self:
-        nests.register_dicts(arrays)
-        leaves, structure = nests.flatten(arrays)
-        size = common_size(leaves, structure, "numpy_input")
-        for leaf, path in zip(leaves, nests.leaf_paths(structure, "numpy_input"), strict=True):
-            if not isinstance(leaf, np.ndarray):
-                raise TypeError(f"{path} must be a NumPy array, got an object of type {type(leaf).__name__}")
-        return cls(leaves, structure, size)
-
-    def then(self, stage: Stage) -> Self:
-        return replace(self, stages=(*self.stages, stage))
-
-    def elements(self, iteration: int) -> Iterator[Any]:
-        upstream: Upstream = lambda _: iter([np.arange(self.size, dtype=np.intp)])  # noqa: E731
-        for stage in self.stages:
-            upstream = partial(stage.runs, upstream)
-        for run in upstream((iteration,)):
-            for index in run:
-                yield nests.unflatten(self.structure, [_rows(leaf, index) for leaf in self.leaves])
-
-
 class NumpyDataset:
     """A dataset of examples in NumPy arrays; `Strategy.experimental_make_numpy_dataset` makes one.
 
@@ -153,8 +115,22 @@ class NumpyDataset:
     """
 
     def __init__(self, arrays: Any) -> None:
-        self._pipeline = arrays if isinstance(arrays, _Pipeline) else _Pipeline.over(arrays)
+        nests.register_dicts(arrays)
+        self._leaves, self._structure = nests.flatten(arrays)
+        self._size = common_size(self._leaves, self._structure, "numpy_input")
+        for leaf, path in zip(self._leaves, nests.leaf_paths(self._structure, "numpy_input"), strict=True):
+            if not isinstance(leaf, np.ndarray):
+                raise TypeError(f"{path} must be a NumPy array, got an object of type {type(leaf).__name__}")
+        self._stages: tuple[Stage, ...] = ()
+        self._ahead = 0
         self._iterations = itertools.count()
+
+    def _with(self, *stages: Stage, ahead: int | None = None) -> NumpyDataset:
+        """Return a dataset with further stages, and so many elements made ahead of time, or as many as here."""
+        made = copy(self)
+        further = {"_stages": (*self._stages, *stages), "_iterations": itertools.count()}
+        vars(made).update(further, _ahead=self._ahead if ahead is None else ahead)
+        return made
 
     def shuffle(self, seed: int) -> NumpyDataset:
         """Return a dataset with the elements in random order.
@@ -169,9 +145,9 @@ class NumpyDataset:
             TypeError: ``seed`` is not an int.
             ValueError: ``seed`` is negative, or the dataset is endless.
         """
-        if any(isinstance(stage, Repeat) and stage.count is None for stage in self._pipeline.stages):
+        if Repeat(None) in self._stages:
             raise ValueError("an endless dataset cannot be shuffled; write .shuffle(seed) before .repeat()")
-        return NumpyDataset(self._pipeline.then(Shuffle(_checked("seed", seed, 0))))
+        return self._with(Shuffle(_checked("seed", seed, 0)))
 
     def batch(self, n: int, drop_remainder: bool = False) -> NumpyDataset:
         """Return a dataset whose elements are n consecutive elements of this one, stacked along a new first axis.
@@ -184,8 +160,8 @@ class NumpyDataset:
             TypeError: ``n`` is not an int.
             ValueError: ``n`` is less than 1; while iterating, batches of different sizes cannot be batched again.
         """
-        batched = self._pipeline.then(Batch(_checked("n", n, 1), bool(drop_remainder)))
-        return NumpyDataset(replace(batched, ahead=-(-batched.ahead // n)))  # what was prefetched before, in batches
+        stage = Batch(_checked("n", n, 1), bool(drop_remainder))
+        return self._with(stage, ahead=-(-self._ahead // n))  # what was prefetched before, in batches
 
     def repeat(self, k: int | None = None) -> NumpyDataset:
         """Return a dataset that repeats this one k times, or endlessly.
@@ -197,7 +173,7 @@ class NumpyDataset:
             TypeError: ``k`` is not an int.
             ValueError: ``k`` is negative.
         """
-        return NumpyDataset(self._pipeline.then(Repeat(None if k is None else _checked("k", k, 0))))
+        return self._with(Repeat(None if k is None else _checked("k", k, 0)))
 
     def prefetch(self, k: int) -> NumpyDataset:
         """Return a dataset with the same elements, up to k of them made ahead of time in a background thread.
@@ -212,19 +188,27 @@ class NumpyDataset:
             TypeError: ``k`` is not an int.
             ValueError: ``k`` is less than 1.
         """
-        return NumpyDataset(replace(self._pipeline, ahead=_checked("k", k, 1)))
+        return self._with(ahead=_checked("k", k, 1))
 
     def __iter__(self) -> Steps | Prefetched:
-        elements, ahead = self._pipeline.elements(next(self._iterations)), self._pipeline.ahead
-        return Prefetched(elements, ahead) if ahead else Steps(elements)
+        elements = self._elements(next(self._iterations))
+        return Prefetched(elements, self._ahead) if self._ahead else Steps(elements)
+
+    def _elements(self, iteration: int) -> Iterator[Any]:
+        upstream: Upstream = lambda _: iter([np.arange(self._size, dtype=np.intp)])  # noqa: E731
+        for stage in self._stages:
+            upstream = partial(stage.runs, upstream)
+        for run in upstream((iteration,)):
+            for index in run:
+                yield nests.unflatten(self._structure, [_rows(leaf, index) for leaf in self._leaves])
 
     def __aiter__(self) -> Steps | Prefetched:
         return iter(self)
 
     def __repr__(self) -> str:
-        stages = "".join(f", {stage}" for stage in self._pipeline.stages)
-        ahead = f", {self._pipeline.ahead} ahead" if self._pipeline.ahead else ""
-        return f"<NumpyDataset: {self._pipeline.size} examples{stages}{ahead}>"
+        stages = "".join(f", {stage}" for stage in self._stages)
+        ahead = f", {self._ahead} ahead" if self._ahead else ""
+        return f"<NumpyDataset: {self._size} examples{stages}{ahead}>"
 
 
 class Steps:

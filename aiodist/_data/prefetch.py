@@ -4,10 +4,8 @@ The thread knows the buffer and the elements, never the iterator that the consum
 (a `break`, an exception, a cancelled task) is collected, which closes the buffer, which ends the thread. A consumer has
 nothing to remember. `close` also waits for that end.
 
-The thread asks for room before it makes an element, so at most the given number are ready or being made.
-
-A consumer waits for the thread in one of two ways: a plain one on the buffer's condition; an asynchronous one on an
-event that the thread sets through its event loop, so that it can be cancelled while it waits, and nothing is lost then.
+A plain consumer waits on the buffer's condition; an asynchronous one on an event that the thread sets through its event
+loop, so that it can be cancelled while it waits, and nothing is lost then.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 
-from aiodist._arrays.host import Array
+from aiodist._arrays.host import Array, HostType
 from aiodist._arrays.leaves import Spec
 from aiodist._collectives.host import frozen
 from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE, BROADCAST, Collective
@@ -291,8 +291,10 @@ class Workers(Replicas):
 
 
 def _of_each(operand: Operand, count: int) -> Operand:
-    """Return an operand with an array for each local replica, where one may stand for all."""
-    return operand if len(operand.arrays) == count else operand._replace(arrays=[operand.arrays[0]] * count)
+    """Return an operand with an array for each local replica, where one may stand for all; as one of NumPy's."""
+    mark = None if isinstance(operand.mark, HostType) else operand.mark
+    arrays = operand.arrays if len(operand.arrays) == count else [operand.arrays[0]] * count
+    return operand._replace(arrays=arrays, mark=mark)
 
 
 def _call(kind: str, operation: Operation, operands: Sequence[Operand]) -> Call:

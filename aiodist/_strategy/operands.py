@@ -73,11 +73,11 @@ class Operation(NamedTuple):
     accumulate: Accumulate = "native"
 
     def collective(self, operands: Sequence[Operand]) -> Collective:
-        """Return what is to be carried out for operands; arrays of other frameworks on the host count as NumPy's."""
+        """Return what is to be carried out for operands."""
         spec = Spec(
             tuple([operand.shape for operand in operands]),
             tuple([operand.dtype for operand in operands]),
-            tuple([None if isinstance(operand.mark, HostType) else operand.mark for operand in operands]),
+            tuple([operand.mark for operand in operands]),
             single=len(operands) == 1,
         )
         detail: Any = 0 if self.kind.detail is Detail.SOURCE else None

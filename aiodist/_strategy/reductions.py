@@ -26,7 +26,7 @@ from aiodist._arrays.host import Array, HostType
 from aiodist._arrays.leaves import LeafType
 from aiodist._arrays.slices import IndexedSlices
 from aiodist._arrays.values import DistributedValues, Mirrored
-from aiodist._collectives.execution import device_executor, executor
+from aiodist._collectives.execution import executor, targeted_executor
 from aiodist._collectives.host import frozen
 from aiodist._collectives.kinds import Collective
 from aiodist._collectives.work import Work
@@ -37,7 +37,11 @@ from aiodist_kernels import Accumulate, ReduceOp, policy
 from aiodist_kernels.rules import rule_for
 
 Targets: TypeAlias = tuple[int, ...]
-"""The GPUs that get a result each."""
+"""The GPUs that get a result each; -1 stands for the host."""
+
+_HOST = -1
+_SHARED = (str, type(None))
+"""The types of the marks of leaves whose results NumPy can share."""
 
 _LOOKS = 3
 """Turns of the event loop in which it looks whether the devices are done, before a thread waits for them."""
@@ -82,10 +86,15 @@ class Combination:
                 self._leaves.append(leaf)
                 self._goals.append(None if destinations is None else destinations[number])
             self._structures.append(structure)
-        self._targets = {place: self._ordinals(place) for place, each in self.operands.items() if each.on_gpus}
+        self._targets = {
+            place: self._of_each(place) for place, each in self.operands.items() if not isinstance(each.mark, _SHARED)
+        }
 
-    def _ordinals(self, place: int) -> Targets:
+    def _of_each(self, place: int) -> Targets:
+        """Return the targets of an operand whose results cannot be shared: of another framework."""
         goals = self._goals[place]
+        if not self.operands[place].on_gpus:
+            return (_HOST,) * (1 if goals is None else len(goals))
         if goals is None:
             return (self.operands[place].arrays[0].ordinal,)
         for name in goals:
@@ -121,24 +130,28 @@ class Combination:
         for size, among in here.items():
             collective, values = self._collective(among)
             result = executor(collective, size, (), self.operation.accumulate).run(values, bytes_per_pack)
-            if type(result) is Work:
-                works.append((among, result))
-            else:
-                found.update(zip(among, [result] if len(among) == 1 else result, strict=True))
+            works += self._note(found, among, result)
         for (size, targets), among in there.items():
             collective, values = self._collective(among)
-            made = device_executor(collective, size, self.operation.accumulate, self._devices, targets)
-            works.append((among, made.run(values)))
+            made = targeted_executor(collective, size, self.operation.accumulate, self._devices, targets)
+            works += self._note(found, among, made.run(values, bytes_per_pack))
         if works:
             with CancelScope(shield=True):
                 for among, work in reversed(works):  # devices are at work already, threads are not
-                    result = await _waited(work)
-                    rows = result if among[0] in self._targets else [result]  # by target
-                    columns = zip(*([row] if len(among) == 1 else row for row in rows), strict=True)
-                    for place, column in zip(among, columns, strict=True):
-                        found[place] = list(column) if place in self._targets else column[0]
+                    self._note(found, among, await _waited(work))
             await checkpoint_if_cancelled()
         return found
+
+    def _note(self, found: dict[int, Any], places: list[int], result: Any) -> list[tuple[list[int], Work]]:
+        """Note a collective's results by place: a list by target, or one for all; return the work that it still is."""
+        if type(result) is Work:
+            return [(places, result)]
+        if len(places) == 1:
+            result = [result]
+        elif places[0] in self._targets:
+            result = map(list, zip(*result, strict=True))
+        found.update(zip(places, result, strict=True))
+        return []
 
     def _collective(self, places: Sequence[int]) -> tuple[Collective, list[Any]]:
         operands = [self.operands[place] for place in places]
@@ -157,9 +170,13 @@ class Combination:
         return await self.lifted(places, await _called(totals, arrays))
 
     async def lifted(self, places: Sequence[int], results: Sequence[Any]) -> dict[int, Any]:
-        """Return results on the host by place, and those of operands on GPUs there."""
+        """Return results on the host by place, and those of other frameworks' operands as theirs, where they were."""
         found = dict(zip(places, results, strict=True))
-        there = [place for place in places if place in self._targets]
+        for place in places:
+            mark = self.operands[place].mark
+            if isinstance(mark, HostType):
+                found[place] = mark.give_each(found[place], len(self._targets[place]))
+        there = [place for place in places if self.operands[place].on_gpus]
         if there:
             from aiodist._collectives.device import bring_up, staged  # loaded where there are arrays on GPUs
 
@@ -172,7 +189,7 @@ class Combination:
         return found
 
     def rebuilt(self, results: Mapping[int, Any]) -> list[Any]:
-        """Return the nests of results by place: one on the host, or a list of those on GPUs, one for each.
+        """Return the nests of results by place: NumPy's for all targets, other frameworks' a list by target.
 
         A result for several destinations is mirrored.
         """
@@ -184,10 +201,8 @@ class Combination:
                 each: list[Any] = [None]
             elif operand is None:
                 each = [_copied(leaf) if self.operation is COPY else leaf] * count
-            elif operand.on_gpus:
+            elif place in self._targets:
                 each = results[place]
-            elif isinstance(operand.mark, HostType):
-                each = operand.mark.give_each(results[place], count)
             else:
                 each = [results[place]] * count
             leaves.append(each[0] if len(each) == 1 else Mirrored(each))

@@ -354,3 +354,28 @@ async def test_reductions_that_are_not_defined_say_what_they_expect() -> None:
     for value, got in ((np.ones(2, bool), "bool"), (np.array(["a"]), "strings"), (np.array([None]), "objects")):
         with pytest.raises(TypeError, match=rf"MEAN of .*: expected numbers, got {got}"):
             await reduced("MEAN", per_replica(value, value))
+
+
+@pytest.mark.parametrize("size", [3, 300_000])
+async def test_tensors_come_back_as_tensors_of_their_own(size: int) -> None:
+    torch = pytest.importorskip("torch")
+    strategy, job = mirrored(3), Job(1, 2)
+    parts = [torch.full((size,), float(k)) for k in range(3)]
+    value = PerReplica(parts)
+
+    async def over_workers(strategy: Any) -> Any:
+        mine = parts[0] if strategy is job.strategies[0] else PerReplica(parts[1:])
+        return await strategy.reduce("SUM", mine, None)
+
+    nest = {"a": value, "b": [value, PerReplica([np.ones(2)] * 3)]}
+    mixed = await strategy.reduce("SUM", nest, None)
+    several = (await strategy.extended.reduce_to("SUM", value, ["CPU:0", "CPU:1"])).values
+    assert mixed["b"][1].tolist() == [3, 3]
+    for total in (mixed["a"], mixed["b"][0], *several, *await job.everywhere(over_workers)):
+        assert total.sum().item() == 3 * size
+        total.add_(1)
+    assert (await strategy.gather(value, 0)).shape == (3 * size,)
+    assert (await strategy.reduce("MEAN", value, 0)).item() == 1
+    copies = (await strategy.extended.broadcast_to(parts[1], ["CPU:0", "CPU:1"])).values
+    copies[0].zero_()
+    assert copies[1].sum() == parts[1].sum() == size
