@@ -20,7 +20,6 @@ Its modules, each of which imports only from those above it:
 from aiodist_kernels.policy import KernelSpec, is_due, is_ready, warm, warm_if_possible
 from aiodist_kernels.reductions import (
     Pieces,
-    bytes_moved,
     cost,
     cut,
     nest_reduction,
@@ -39,7 +38,6 @@ __all__ = [
     "Number",
     "Pieces",
     "ReduceOp",
-    "bytes_moved",
     "check_number",
     "cost",
     "cut",

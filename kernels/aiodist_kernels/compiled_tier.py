@@ -54,7 +54,7 @@ def compile_for(rule: Rule, count: int) -> "Kernel | None":
         return _compiled[recipe]
 
 
-def bind(kernel: "Kernel", rule: Rule, buffers: Sequence[Array], out: Array, *, fresh: bool = False) -> Range | None:
+def bind(kernel: "Kernel", rule: Rule, buffers: Sequence[Array], out: Array) -> Range | None:
     """Return what reduces the elements [start, stop) of `buffers` into those of `out`.
 
     Args:
@@ -62,7 +62,6 @@ def bind(kernel: "Kernel", rule: Rule, buffers: Sequence[Array], out: Array, *, 
         rule: the rule.
         buffers: of native byte order. They, and `out`, must live as long as the function that is returned.
         out: it may be one of the buffers.
-        fresh: it overlaps none.
 
     Returns:
         None unless all lie without gaps in one order, and where `out` overlaps a buffer otherwise, for then a write
@@ -72,7 +71,7 @@ def bind(kernel: "Kernel", rule: Rule, buffers: Sequence[Array], out: Array, *, 
         return None
     target = out.ctypes.data
     places = tuple([buffer.ctypes.data for buffer in buffers])
-    if not fresh and _spoils(target, out.nbytes, places, buffers[0].nbytes):
+    if _spoils(target, out.nbytes, places, buffers[0].nbytes):
         return None
     lanes = components(rule.dtype)
     streaming = out.nbytes >= STREAMING_FROM and out.flags.aligned

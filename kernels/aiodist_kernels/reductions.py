@@ -161,7 +161,7 @@ def _reduce(plan: Plan, buffers: Sequence[Array], out: Array | None, among: bool
     if kernel is not None:
         if target is None:
             target = np.empty_like(first, plan.rule.result, subok=False)
-        run = compiled_tier.bind(kernel, plan.rule, buffers, target, fresh=out is None)
+        run = compiled_tier.bind(kernel, plan.rule, buffers, target)
         if run is not None:
             run(0, target.size)
             return target
@@ -239,11 +239,6 @@ def result_dtype(op: ReduceOp, dtype: DType) -> DType:
     return rule_for(op, np.dtype(dtype)).result
 
 
-def bytes_moved(op: ReduceOp, dtype: DType, size: int, count: int) -> int:
-    """Return the bytes that reducing `count` buffers of `size` elements reads and writes."""
-    return size * (count * dtype.itemsize + result_dtype(op, dtype).itemsize)
-
-
 def cost(op: ReduceOp, dtype: DType, size: int, count: int, accumulate: Accumulate = "native") -> int:
     """Return how many bytes could be moved in about the time that a reduction takes.
 
@@ -251,7 +246,7 @@ def cost(op: ReduceOp, dtype: DType, size: int, count: int, accumulate: Accumula
     """
     plan = plan_for(op, dtype, count, accumulate)
     slowness = 1 if plan.kernel_for(size * dtype.itemsize) else policy.slowness(plan.rule)
-    return bytes_moved(op, dtype, size, count) * slowness
+    return size * (count * dtype.itemsize + plan.rule.result.itemsize) * slowness
 
 
 def _checked(op: ReduceOp, buffers: Sequence[Array], out: Array | None, accumulate: Accumulate) -> Plan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +9,8 @@ import numpy as np
 import pytest
 
 from aiodist._arrays import gpus
-from tests.benchmarks import cuda_enqueue, cuda_peers, cuda_reductions, cuda_whole_way
-from tests.benchmarks.cuda_cases import KIB, Case, Row, cases, in_units, leaves, write
+from tests.benchmarks import cuda_enqueue, cuda_reductions
+from tests.benchmarks.cuda_cases import KIB, Case, Row, cases, write
 from tests.gpu.fake_driver import FakeDriver, FakeMemory, placed
 
 if TYPE_CHECKING:
@@ -88,12 +87,6 @@ def test_case_that_fails_does_not_lose_the_others(
     assert f"- {small[1].name} failed: RuntimeError: an illegal memory access\n" in text
 
 
-def test_what_there_is_is_saved_after_each_case(small: list[Case]) -> None:
-    saved: list[int] = []
-    cuda_reductions.run(PlantedLab(), small[:3], 60, lambda _: {}, lambda outcome: saved.append(len(outcome.rows)))
-    assert saved == [0, 1, 2, 3, 3]
-
-
 def test_cases_that_time_does_not_allow_are_named(small: list[Case], tmp_path: Path) -> None:
     outcome = run(PlantedLab(), small, -1)
     write(tmp_path, {}, outcome.rows, outcome.left_out)
@@ -111,13 +104,6 @@ def test_gates(small: list[Case]) -> None:
     assert Row(enqueued, 11, 100, 0.1, True, None, {}).failed() == ["11.0 µs to enqueue, not 10"]
 
 
-def test_sizes() -> None:
-    assert len(leaves()) == 160
-    assert min(leaves()) == KIB
-    assert max(leaves()) == 4096 * KIB
-    assert [in_units(n) for n in (5, 1 << 10, 3 << 20, 1 << 30)] == ["5 B", "1 KiB", "3 MiB", "1 GiB"]
-
-
 def test_without_a_gpu_it_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -131,31 +117,3 @@ def test_what_enqueueing_costs_is_told(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr(cuda_enqueue, "REPEATS", 1)
     cuda_enqueue.main()
     assert capsys.readouterr().out.count("1.0 µs, the whole way") == 4
-
-
-def test_without_what_launches_kernels_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    def lab() -> Any:
-        raise ImportError("pip install 'aiodist[cuda]'")
-
-    monkeypatch.setattr(gpus, "find", lambda: gpus.Found((gpus.Gpu(0, "planted", (9, 0)),), "13.0"))
-    monkeypatch.setattr(cuda_reductions, "Gpu", lab)
-    monkeypatch.setattr(cuda_reductions, "TOOLKIT", tmp_path / "none")
-    assert cuda_reductions.main([str(tmp_path)]) == 1
-    assert capsys.readouterr().out == "pip install 'aiodist[cuda]'\n"
-
-
-def test_framework_that_fails_loses_its_own_rows_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(_: object) -> Any:
-        raise RuntimeError("no kernel image is available")
-
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in {"torch", "cupy"} or None)
-    monkeypatch.setattr(cuda_peers, "_torch", fail)
-    monkeypatch.setattr(cuda_peers, "_cupy", lambda case: {"cupy add": 3.0})
-    monkeypatch.setattr(cuda_whole_way, "took", fail)
-    assert cuda_peers.times_of_others(next(case for case in cases() if case.share)) == {"cupy add": 3.0}
-    assert "torch left out: RuntimeError: no kernel image" in capsys.readouterr().out
-    assert list(cuda_whole_way.measure().values()) == ["failed, RuntimeError: no kernel image is available"]

@@ -71,18 +71,6 @@ async def test_all_reduce_on_several_gpus(plant: Plant, op: ReduceOp, dtype: np.
     await all_reduced(machine, op, dtype, [0, 0, 1], (3, 5))
 
 
-async def test_all_reduce_of_one_replica(plant: Plant) -> None:
-    machine = plant(1)
-    strategy = MirroredStrategy(["GPU:0"])
-    values = arrays.values(0, (9,), SINGLE)
-
-    async def step() -> PlantedArray:
-        result: PlantedArray = await replica().all_reduce(ReduceOp.MEAN, machine.put(values, 0))
-        return result
-
-    assert_same_bits((await strategy.run(step)).numpy(), values)
-
-
 async def test_scalars_and_empty_arrays(plant: Plant) -> None:
     for shape in ((), (0,), (2, 0)):
         await all_reduced(plant(2), ReduceOp.SUM, SINGLE, [0, 1], shape)
@@ -198,47 +186,3 @@ async def test_host_values_of_replicas_on_gpus(plant: Plant) -> None:
 
     strategy = MirroredStrategy()
     assert strategy.experimental_local_results(await strategy.run(step)) == (5.0, 5.0)
-
-
-async def test_every_kind(plant: Plant) -> None:
-    machine = plant(2, walls={frozenset({0, 1})})
-    values = arrays.buffers(1, 2, (4, 6), np.dtype(np.int32))
-    calls: dict[str, tuple[Callable[[ReplicaContext, Any], Any], list[np.ndarray]]] = {
-        "broadcast": (lambda ctx, v: ctx.broadcast(v, 1), [values[1]] * 2),
-        "all_gather": (lambda ctx, v: ctx.all_gather(v, -1), [np.concatenate(values, axis=1)] * 2),
-        "reduce_scatter": (lambda ctx, v: ctx.reduce_scatter("MAX", v, 1), np.split(np.maximum(*values), 2, axis=1)),
-        "all_to_all": (
-            lambda ctx, v: ctx.all_to_all(v, 0, 1),
-            [np.hstack([v[:2] for v in values]), np.hstack([v[2:] for v in values])],
-        ),
-    }
-    seen: dict[tuple[str, int], PlantedArray] = {}
-
-    async def step() -> None:
-        ctx = replica()
-        me = ctx.replica_id_in_sync_group
-        for name, (call, _) in calls.items():
-            seen[name, me] = await call(ctx, machine.put(values[me], me))
-
-    await MirroredStrategy().run(step)
-    for (name, me), result in seen.items():
-        assert result.ordinal == me
-        assert_same_bits(result.numpy(), calls[name][1][me])
-
-
-async def test_replica_whose_leaves_lie_on_several_gpus(plant: Plant) -> None:
-    machine = plant(2, walls={frozenset({0, 1})})
-    values = [[arrays.values(10 * me + leaf, (40,), SINGLE) for leaf in range(3)] for me in range(2)]
-    seen: dict[int, list[PlantedArray]] = {}
-
-    async def step() -> None:
-        ctx = replica()
-        me = ctx.replica_id_in_sync_group
-        brought = [machine.put(value, (me + leaf) % 2) for leaf, value in enumerate(values[me])]
-        seen[me] = await ctx.all_reduce(ReduceOp.SUM, brought)
-
-    await MirroredStrategy().run(step)
-    for me, results in seen.items():
-        for leaf, result in enumerate(results):
-            assert result.ordinal == (me + leaf) % 2
-            assert_same_bits(result.numpy(), reduce(ReduceOp.SUM, [values[0][leaf], values[1][leaf]]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
 from functools import partial
 from typing import Any
 
@@ -168,16 +167,6 @@ def test_table_is_uploaded_once_for_the_same_leaves() -> None:
     problem.check()
 
 
-def test_what_was_prepared_does_not_pile_up() -> None:
-    driver = FakeDriver()
-    queue = Queue(driver)
-    for size in range(1, 200):
-        problem = Problem(driver, ReduceOp.SUM, DTYPES[0], [0] * 5, [size])
-        problem.run(queue, [("s", 0)], problem.keeps).wait()
-        problem.check()
-    assert len(queue._bound) == 64
-
-
 @pytest.mark.parametrize("walls", [set(), {frozenset({0, 1})}], ids=["peers", "no peers"])
 def test_bits_of_the_second_time(walls: set[frozenset[int]]) -> None:
     driver = FakeDriver(5, walls)
@@ -209,56 +198,64 @@ def test_other_rule_or_other_moves_of_the_same_memory_are_other_work() -> None:
         assert len(queue._bound) == before + 1
 
 
-def test_plan_without_access_reads_what_can_be_read() -> None:
-    made = steps.reduce_steps(jobs_of([1, 0, 2], 100), lambda one, other: {one, other} != {0, 2}, no_scratch)
-    assert [type(step) for step in made] == [Launch, Copy, Copy]
+def jobs_of(devices: list[int], elements: int, results: list[int] | None = None) -> list[Job]:
+    inputs = tuple(Place(device, 1 << 40 | i << 30) for i, device in enumerate(devices))
+    outputs = tuple(Place(device, 1 << 41 | i << 30) for i, device in enumerate(results or devices))
+    return [Job(inputs, outputs, elements, 4, 4)]
 
 
-def test_plan_for_results_elsewhere() -> None:
-    (job,) = jobs_of([0, 1, 1], 100)
-    outputs = (Place(2, 1 << 45), Place(0, 1 << 46))
-    made = steps.reduce_steps([job._replace(outputs=outputs)], lambda *_: True, no_scratch)
-    assert [(type(step), step.device) for step in made if not isinstance(step, Meet)] == [(Launch, 2), (Copy, 2)]
+def planned(jobs: list[Job], walls: list[set[int]] | None = None) -> tuple[list[steps.Step], list[tuple[int, int]]]:
+    """Return the steps, and the scratch memory that they need."""
+    allocated: list[tuple[int, int]] = []
+
+    def allocate(device: int, nbytes: int) -> int:
+        allocated.append((device, nbytes))
+        return len(allocated) << 50
+
+    return steps.reduce_steps(jobs, lambda one, other: {one, other} not in (walls or []), allocate), allocated
 
 
-def jobs_of(devices: list[int], elements: int) -> list[Job]:
-    places = tuple(Place(device, 1 << 40 | i << 30) for i, device in enumerate(devices))
-    return [Job(places, tuple(Place(p.device, p.address + (1 << 29)) for p in places), elements, 4, 4)]
-
-
-def no_scratch(device: int, nbytes: int) -> int:
-    raise AssertionError("no scratch memory is needed")
-
-
-def test_plan_for_one_device() -> None:
-    made = steps.reduce_steps(jobs_of([0, 0, 0], 100), lambda *_: False, no_scratch)
-    assert [type(step) for step in made] == [Launch, Copy, Copy]
+@pytest.mark.parametrize(
+    ("devices", "results", "walls", "wanted", "scratch"),
+    [
+        ([0, 0, 0], None, [], [(Launch, 0), (Copy, 0), (Copy, 0)], []),
+        ([0, 1, 1], None, [], [(Launch, 0), (Launch, 1), (Copy, 1)], []),
+        ([0, 1, 1], [2, 0], [], [(Launch, 2), (Copy, 2)], []),
+        ([1, 0, 2], None, [{0, 2}], [(Launch, 1), (Copy, 1), (Copy, 1)], []),
+        (
+            [1, 0, 2],
+            None,
+            [{0, 1}, {1, 2}],
+            [(Copy, 1), (Copy, 1), (Launch, 1), (Copy, 1), (Copy, 1)],
+            [(1, 400), (1, 400)],
+        ),
+    ],
+    ids=["one device", "peers", "results elsewhere", "no peers, but of the first", "no peers"],
+)
+def test_plan_for_small_values(
+    devices: list[int],
+    results: list[int] | None,
+    walls: list[set[int]],
+    wanted: list[tuple[type, int]],
+    scratch: list[tuple[int, int]],
+) -> None:
+    made, allocated = planned(jobs_of(devices, 100, results), walls)
+    assert [(type(step), step.device) for step in made if not isinstance(step, Meet)] == wanted
+    assert allocated == scratch
 
 
 def test_plan_makes_one_launch_of_many_copies() -> None:
     jobs = jobs_of([0, 0, 0], 100) * 3
-    launch, together = steps.reduce_steps(jobs, lambda *_: False, no_scratch)
+    (launch, together), _ = planned(jobs)
     assert isinstance(launch, Launch)
     assert isinstance(together, Together)
-    assert len(together.leaves) == 6
     out = jobs[0].outputs
-    assert together.leaves[:2] == (
-        Leaf(out[1].address, (out[0].address,), 100),
-        Leaf(out[2].address, (out[0].address,), 100),
-    )
-
-
-def test_plan_for_small_values_of_devices_that_reach_each_other() -> None:
-    made = steps.reduce_steps(jobs_of([0, 1, 1], 100), lambda *_: True, no_scratch)
-    assert [(type(step), step.device) for step in made if not isinstance(step, Meet)] == [
-        (Launch, 0),
-        (Launch, 1),
-        (Copy, 1),
-    ]
+    assert len(together.leaves) == 6
+    assert together.leaves[:2] == tuple(Leaf(out[i].address, (out[0].address,), 100) for i in (1, 2))
 
 
 def test_plan_for_large_values_shares_the_work() -> None:
-    made = steps.reduce_steps(jobs_of([0, 1, 2, 3], 1 << 20), lambda *_: True, no_scratch)
+    made, _ = planned(jobs_of([0, 1, 2, 3], 1 << 20))
     launches = [step for step in made if isinstance(step, Launch)]
     assert [leaf.elements for launch in launches for leaf in launch.leaves] == [1 << 18] * 4
     assert isinstance(made[4], Meet)
@@ -266,19 +263,3 @@ def test_plan_for_large_values_shares_the_work() -> None:
     assert len(copies) == 12
     assert sum(copy.nbytes for copy in copies) == 3 * 4 << 20
     assert all(copy.device == copy.target.device for copy in copies)
-
-
-def test_plan_without_access_goes_by_the_first_device() -> None:
-    scratch = random.Random(0)
-    allocated = []
-
-    def allocate(device: int, nbytes: int) -> int:
-        allocated.append((device, nbytes))
-        return scratch.randrange(1 << 40)
-
-    made = steps.reduce_steps(
-        jobs_of([1, 0, 2], 100), lambda one, other: one == other or {one, other} == {0, 2}, allocate
-    )
-    assert [type(step) for step in made] == [Copy, Copy, Launch, Copy, Copy]
-    assert allocated == [(1, 400), (1, 400)]
-    assert {step.device for step in made if not isinstance(step, Meet)} == {1}

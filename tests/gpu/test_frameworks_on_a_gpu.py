@@ -7,7 +7,8 @@ import importlib
 import importlib.util
 import os
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import ml_dtypes
@@ -20,8 +21,6 @@ from tests.kernels import arrays
 from tests.kernels.arrays import assert_same_bits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from aiodist import ReplicaContext
 
 pytestmark = [
@@ -33,82 +32,69 @@ CYCLES = 100_000_000
 """Of a kernel that does nothing but take time: some 50 ms, which what is not ordered behind it overtakes."""
 
 
-class Torch:
-    """PyTorch."""
+DTYPES = ("float32", "float64", "float16", "int32", "uint8", "bool", "complex64")
 
-    dtypes = ("float32", "float64", "float16", "bfloat16", "int32", "uint8", "bool", "complex64")
 
-    def __init__(self) -> None:
-        self.module: Any = importlib.import_module("torch")
+class Framework(NamedTuple):
+    """How a framework's arrays are made and read."""
 
-    def put(self, values: np.ndarray) -> Any:
+    module: Any
+    put: Callable[[np.ndarray], Any]
+    get: Callable[[Any], np.ndarray]
+    dtypes: Sequence[str] = DTYPES
+
+
+def torch_arrays() -> Framework:
+    torch: Any = importlib.import_module("torch")
+
+    def put(values: np.ndarray) -> Any:
         if values.dtype == ml_dtypes.bfloat16:
-            return self.module.from_numpy(values.view(np.int16)).cuda().view(self.module.bfloat16)
-        return self.module.from_numpy(values).cuda()
+            return torch.from_numpy(values.view(np.int16)).cuda().view(torch.bfloat16)
+        return torch.from_numpy(values).cuda()
 
-    def get(self, array: Any) -> np.ndarray:
+    def get(array: Any) -> np.ndarray:
         assert array.is_cuda
-        if array.dtype == self.module.bfloat16:
-            found: np.ndarray = array.view(self.module.int16).cpu().numpy().view(ml_dtypes.bfloat16)
+        if array.dtype == torch.bfloat16:
+            found: np.ndarray = array.view(torch.int16).cpu().numpy().view(ml_dtypes.bfloat16)
             return found
         return array.cpu().numpy()  # type: ignore[no-any-return]
 
-
-class CuPy:
-    """CuPy."""
-
-    dtypes = ("float32", "float64", "float16", "int32", "uint8", "bool", "complex64")
-
-    def __init__(self) -> None:
-        self.module: Any = importlib.import_module("cupy")
-
-    def put(self, values: np.ndarray) -> Any:
-        return self.module.asarray(values)
-
-    def get(self, array: Any) -> np.ndarray:
-        assert isinstance(array, self.module.ndarray)
-        return self.module.asnumpy(array)  # type: ignore[no-any-return]
+    return Framework(torch, put, get, (*DTYPES, "bfloat16"))
 
 
-class Numba:
-    """Numba, or the package numba-cuda."""
+def cupy_arrays() -> Framework:
+    cupy: Any = importlib.import_module("cupy")
 
-    dtypes = ("float32", "float64", "float16", "int32", "uint8", "bool", "complex64")
+    def get(array: Any) -> np.ndarray:
+        assert isinstance(array, cupy.ndarray)
+        return cupy.asnumpy(array)  # type: ignore[no-any-return]
 
-    def __init__(self) -> None:
-        self.module: Any = importlib.import_module("numba.cuda")
-
-    def put(self, values: np.ndarray) -> Any:
-        return self.module.to_device(values)
-
-    def get(self, array: Any) -> np.ndarray:
-        assert not isinstance(array, np.ndarray)
-        return array.copy_to_host()  # type: ignore[no-any-return]
+    return Framework(cupy, cupy.asarray, get)
 
 
-class Jax:
+def numba_arrays() -> Framework:
+    cuda: Any = importlib.import_module("numba.cuda")
+    return Framework(cuda, cuda.to_device, lambda array: array.copy_to_host())
+
+
+def jax_arrays() -> Framework:
     """JAX, which holds 64-bit numbers as 32-bit ones."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    jax: Any = importlib.import_module("jax")
+    if jax.default_backend() != "gpu":
+        pytest.skip("JAX sees no GPU")
 
-    dtypes = ("float32", "float16", "bfloat16", "int32", "uint8", "bool", "complex64")
-
-    def __init__(self) -> None:
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-        self.module: Any = importlib.import_module("jax")
-        if self.module.default_backend() != "gpu":
-            pytest.skip("JAX sees no GPU")
-
-    def put(self, values: np.ndarray) -> Any:
-        return self.module.numpy.asarray(values)
-
-    def get(self, array: Any) -> np.ndarray:
+    def get(array: Any) -> np.ndarray:
         assert array.platform() == "gpu"
         return np.asarray(array)
 
+    return Framework(jax, jax.numpy.asarray, get, (*(name for name in DTYPES if name != "float64"), "bfloat16"))
 
-FRAMEWORKS: dict[str, Any] = {"torch": Torch, "cupy": CuPy, "numba": Numba, "jax": Jax}
+
+FRAMEWORKS = {"torch": torch_arrays, "cupy": cupy_arrays, "numba": numba_arrays, "jax": jax_arrays}
 
 
-def framework_of(name: str) -> Any:
+def framework_of(name: str) -> Framework:
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
     with warnings.catch_warnings():
@@ -320,52 +306,13 @@ async def test_memory_goes_back(framework: Any, strategy: MirroredStrategy) -> N
 
 
 @pytest.mark.anyio
-async def test_training_is_that_of_one_model(torch: Any, strategy: MirroredStrategy) -> None:
-    generator = np.random.default_rng(0)
-    inputs = generator.standard_normal((64, 20)).astype(np.float32)
-    targets = inputs[:, :5].argmax(axis=1)
-
-    def make() -> tuple[Any, Any]:
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(20, 512), torch.nn.ReLU(), torch.nn.Linear(512, 5)).cuda()
-        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def compute(model: Any, inputs: Any, targets: Any) -> Any:
-        model.zero_grad()
-        logits = model(torch.from_numpy(inputs).cuda())
-        loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(targets).cuda(), reduction="sum") / 64
-        loss.backward()
-        return loss.detach()
-
-    def alone() -> list[float]:
-        model, optimiser = make()
-        losses = []
-        for _ in range(30):
-            losses.append(float(compute(model, inputs, targets)))
-            optimiser.step()
-        return losses
-
-    async def replica(mine: tuple[np.ndarray, np.ndarray]) -> tuple[list[float], list[np.ndarray]]:
-        ctx = get_replica_context()
-        model, optimiser = make()
-        losses = []
-        for _ in range(30):
-            loss = await ctx.run_sync(compute, model, *mine)
-            gradients = [parameter.grad for parameter in model.parameters()]
-            loss, gradients = await ctx.all_reduce("SUM", (loss, gradients))
-            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                parameter.grad = gradient
-            optimiser.step()
-            losses.append(float(loss))
-        return losses, [parameter.detach().cpu().numpy() for parameter in model.parameters()]
-
-    parts = PerReplica([(inputs[:40], targets[:40]), (inputs[40:], targets[40:])])
-    (losses, weights), (others, other_weights) = await results_of(strategy, replica, parts)
-    assert losses == others
-    for one, other in zip(weights, other_weights, strict=True):
-        assert_same_bits(one, other)
-    np.testing.assert_allclose(losses, alone(), atol=1e-4)
-    assert losses[-1] < losses[0] / 2
+async def test_cross_replica_values(torch: Any, strategy: MirroredStrategy) -> None:
+    values = arrays.buffers(1, 2, (50, 70), np.dtype(np.float32))
+    value = PerReplica([torch.from_numpy(part).cuda() for part in values])
+    for axis in (None, 0, (0, 1)):
+        got = await strategy.reduce("MEAN", value, axis)
+        assert_same_bits(got.cpu().numpy(), await strategy.reduce("MEAN", PerReplica(values), axis))
+    assert_same_bits((await strategy.gather(value, 1)).cpu().numpy(), np.concatenate(values, 1))
 
 
 @pytest.mark.anyio
@@ -392,17 +339,3 @@ async def test_array_of_nobody_known_is_refused(torch: Any, strategy: MirroredSt
             get_replica_context().all_reduce("SUM", Foreign())
 
     await strategy.run(step)
-
-
-@pytest.mark.anyio
-async def test_arrays_on_host_and_device_do_not_meet(torch: Any, strategy: MirroredStrategy) -> None:
-    from aiodist import CollectiveMismatchError
-
-    async def step() -> None:
-        ctx = get_replica_context()
-        value = torch.ones(3, device="cuda" if ctx.replica_id_in_sync_group else "cpu")
-        await ctx.all_reduce("SUM", value)
-
-    with pytest.raises(CollectiveMismatchError) as caught:
-        await strategy.run(step)
-    assert caught.value.report.reason == "device"

@@ -30,16 +30,3 @@ def test_memory_is_given_out_again_once_the_last_array_in_it_is_gone() -> None:
     gc.collect()
     assert pool.take(4097).address == ctypes.addressof(locked[0])
     assert [len(buffer) for buffer in locked] == [8192, 8192]
-
-
-def test_arrays_of_any_shape_and_dtype() -> None:
-    memory = np.zeros(64, np.uint8)
-
-    class Owner:
-        address = memory.ctypes.data
-
-    array = array_of(Owner(), (2, 3), np.dtype(np.complex64))
-    array[...] = 1j
-    assert memory.view(np.complex64)[:6].tolist() == [1j] * 6
-    assert array_of(Owner(), (0, 3), np.dtype(np.float32)).shape == (0, 3)
-    assert array_of(Owner(), (), np.dtype(np.float32)).shape == ()

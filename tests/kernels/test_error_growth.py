@@ -28,7 +28,7 @@ def worst_error(result: np.ndarray, exact: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("count", [2, 8, 64, 1024])
+@pytest.mark.parametrize("count", [2, 64, 1024])
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN], ids=arrays.name)
 def test_half_precision_does_not_stagnate(op: ReduceOp, dtype: np.dtype, count: int) -> None:
     buffers = positive(count, 200, dtype)
@@ -36,7 +36,7 @@ def test_half_precision_does_not_stagnate(op: ReduceOp, dtype: np.dtype, count: 
     assert worst_error(reduce(op, buffers), exact) < 0.51
 
 
-@pytest.mark.parametrize("count", [2, 3, 8, 64, 1024])
+@pytest.mark.parametrize("count", [2, 3, 64, 1024])
 def test_float32_mean_is_the_exact_one_rounded(count: int) -> None:
     buffers = positive(count, 500, SINGLE)
     exact = np.sum([b.astype(np.float64) for b in buffers], axis=0) / count

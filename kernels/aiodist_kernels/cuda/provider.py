@@ -7,14 +7,10 @@ successor, is not among the choices: it makes no PTX without a driver, and its i
 instructions.
 """
 
-import contextlib
 import importlib.util
-import threading
 import types as python_types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
-
-import numpy as np
 
 INSTALL: Final = 'python -m pip install "numba-cuda[cu13]" cuda-core'
 """What brings a compiler for CUDA, its libraries, and what launches kernels."""
@@ -37,8 +33,6 @@ def _numba_cuda() -> Any:
 
 
 cuda: Final = _numba_cuda()
-
-_compiling: Final = threading.Lock()  # one name of NumPy is lent meanwhile
 
 
 _OWN: Final = importlib.util.find_spec("numba_cuda") is None
@@ -66,27 +60,9 @@ def compile_ptx(function: Callable[..., None], arguments: tuple[Any, ...], capab
     Raises:
         ImportError: the compiler's libraries are not installed.
     """
+    nvvm_error: type[Exception] = importlib.import_module("numba.cuda.cudadrv.error").NvvmSupportError
     try:
-        with _compiling, _row_stack():
-            text, _ = cuda.compile_ptx(function, types().void(*arguments), cc=capability)
-    except (OSError, RuntimeError, _NvvmError()) as error:
+        text, _ = cuda.compile_ptx(function, types().void(*arguments), cc=capability)
+    except (OSError, RuntimeError, nvvm_error) as error:
         raise _missing(error) from error
     return str(text)
-
-
-@contextlib.contextmanager
-def _row_stack() -> Iterator[None]:
-    """Lend NumPy a name that it has given up: numba-cuda 0.30, the last one, asks for it at its first compilation."""
-    if hasattr(np, "row_stack"):
-        yield
-        return
-    np.__dict__["row_stack"] = np.vstack
-    try:
-        yield
-    finally:
-        del np.__dict__["row_stack"]
-
-
-def _NvvmError() -> type[Exception]:  # noqa: N802
-    kind: type[Exception] = importlib.import_module("numba.cuda.cudadrv.error").NvvmSupportError
-    return kind

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said where CUDA's libraries are missing, and what NumPy is lent while the compiler is at work."""
+"""What is said where CUDA's libraries are missing."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-import numpy as np
 import pytest
 
 from aiodist_kernels.cuda import provider
@@ -31,11 +30,3 @@ def test_library_that_is_missing_at_a_compilation_is_told(monkeypatch: pytest.Mo
     monkeypatch.setattr(provider, "cuda", type("Cuda", (), {"compile_ptx": staticmethod(refuse)}))
     with pytest.raises(ImportError, match=r"CUDA_HOME to the folder of a CUDA toolkit \(libNVVM cannot be found\)"):
         provider.compile_ptx(lambda: None, (), (9, 0))
-
-
-def test_numpy_is_lent_a_name_while_the_compiler_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(np, "row_stack", raising=False)
-    before = hasattr(np, "row_stack")
-    with provider._row_stack():
-        assert hasattr(np, "row_stack")
-    assert hasattr(np, "row_stack") == before
