@@ -19,6 +19,7 @@ Modules, in order; each imports only from those above it and from lower floors:
 - `span`: what a run needs of several workers.
 - `suspension`: what one task is suspended in.
 - `inspection`: who waits for whom.
+- `blocking`: the warning of a replica that blocks the event loop.
 - `stall`: the warning of a run that stands still.
 - `observed`: runs that a tool observes; races.
 - `scheduler`: one run: its replicas' tasks, and collectives carried to their end.

@@ -831,7 +831,12 @@ class _Replicas:
             self._let_go()
         error = error_of_run(reported, self._failures, self._handled)
         if error is None and self._cancellations:
-            error = self._cancellations[min(self._cancellations)]
+            replica_id = min(self._cancellations)
+            error = RuntimeError(
+                f"replica {replica_id} was cancelled, and nobody has cancelled the run; was its task cancelled, or did "
+                "one of asyncio's timeouts end in a cancel scope of anyio's that was cancelled, too?"
+            )
+            error.__cause__ = self._cancellations[replica_id]
         if error is not None:
             raise without_frames_of_ours(error)
         return self._results

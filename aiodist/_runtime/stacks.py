@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, NamedTuple, TypeVar
 
-from aiodist._core.ledger import Path
+from aiodist._core.ledger import Member, Path
 from aiodist._core.report import Location
 
-_PLUMBING = ("aiodist._", "aiodist.testing", "asyncio.", "trio.", "anyio.")
+_PLUMBING = ("aiodist._", "aiodist_kernels", "aiodist.testing", "asyncio.", "trio.", "anyio.")
 _OF_THE_PROGRAM = ("aiodist._demos", "aiodist._tools")
 _LOOPS = frozenset({"asyncio", "trio", "anyio", "uvloop"})
 _ENDS = frozenset(
@@ -167,6 +167,14 @@ def drives_tasks(fn: Fn) -> Fn:
     """Mark a function that lets tasks run: it is no caller of what they call."""
     _drivers.add(id(fn.__code__))
     return fn
+
+
+def drives_replica(frame: FrameType) -> Member | None:
+    """Return the replica whose function the scheduler drives in this frame."""
+    if frame.f_code.co_qualname != "_Replicas._drive":
+        return None
+    member: Member | None = frame.f_locals.get("member")
+    return member
 
 
 def nearest_callers(frame: FrameType) -> Path:

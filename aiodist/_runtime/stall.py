@@ -14,8 +14,8 @@ A warning that cannot be shown (standard error is closed, a handler raises, a fi
 end a correct program: there is no caller to raise anything in.
 
 What was rejected: a timer for each run or collective (a training loop makes thousands of runs a second); a thread that
-looks from outside (it cannot look at tasks while they run); logging (a person who has set up none would see nothing,
-where a warning is shown by default, as asyncio's and trio's own are).
+looks at tasks from outside (they run meanwhile; `blocking` has one for replicas that hold up the loop); logging (a
+person who has set up none would see nothing, where a warning is shown by default, as asyncio's and trio's own are).
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from weakref import WeakKeyDictionary, ref
 from aiodist._arrays.environment import stall_seconds
 from aiodist._core.errors import StallWarning
 from aiodist._core.ledger import Ledger, Slot
+from aiodist._core.report import Location
+from aiodist._runtime.blocking import BlockedLoop, watch
 from aiodist._runtime.loop import running_on_trio
 
 TASK_NAME: Final = "aiodist stall report"
@@ -85,15 +87,19 @@ class StallWatch:
         seconds: how long they may stand still before a warning; 0 for no warning.
         after: calls a function in the event loop, after that many seconds.
         clock: tells the time, in seconds.
+        blocked: what is known of the loop's own thread; None where nobody looks at that.
     """
 
-    def __init__(self, seconds: float, after: After, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, seconds: float, after: After, clock: Callable[[], float], blocked: BlockedLoop | None = None
+    ) -> None:
         self._seconds = seconds
         self._pause = min(seconds / _LOOKS, _LONGEST_PAUSE) if seconds else _LONGEST_PAUSE
         self._after = after
         self._clock = clock
         self._runs: dict[WatchedRun, _Seen] = {}
         self._ticks = False
+        self._blocked = blocked
 
     @property
     def warns(self) -> bool:
@@ -103,6 +109,8 @@ class StallWatch:
     def add(self, run: WatchedRun) -> None:
         """Look after a run from now on."""
         self._runs[run] = _Seen()
+        if self._blocked is not None and not self._blocked.watched:
+            watch(self._blocked, self._runs)
         if not self._ticks:
             self._ticks = True
             self._after(self._pause, self._tick)
@@ -113,6 +121,8 @@ class StallWatch:
 
     def _tick(self) -> None:
         self._ticks = bool(self._runs)
+        if self._blocked is not None:
+            self._blocked.tick()
         for run, seen in list(self._runs.items()):
             self._look(run, seen)
         if self._ticks:
@@ -162,6 +172,10 @@ def _warn(run: WatchedRun, slot: Slot, seconds: float) -> None:
             *([_ELSEWHERE] if slot.matched and run.span is not None else []),
         ]
     )
+    _show(text, place)
+
+
+def _show(text: str, place: Location) -> None:
     try:
         warnings.warn_explicit(text, StallWarning, place.file, place.line)
     except Exception:  # noqa: BLE001  (see above)
@@ -205,10 +219,12 @@ def _new_watch(loop: Any) -> StallWatch | None:
         return None
     if isinstance(loop, asyncio.AbstractEventLoop):
         here = ref(loop)
-        return StallWatch(seconds, lambda delay, fn: _after_on_asyncio(here(), delay, fn), time.monotonic)
+        blocked = BlockedLoop(here, _LONGEST_PAUSE, _show) if seconds else None
+        return StallWatch(seconds, lambda delay, fn: _after_on_asyncio(here(), delay, fn), time.monotonic, blocked)
     from trio import current_time
 
-    return StallWatch(seconds, _after_on_trio, current_time)
+    blocked = BlockedLoop(lambda: None, _LONGEST_PAUSE, _show) if seconds else None
+    return StallWatch(seconds, _after_on_trio, current_time, blocked)
 
 
 def _after_on_asyncio(loop: asyncio.AbstractEventLoop | None, delay: float, fn: Callable[[], None]) -> None:

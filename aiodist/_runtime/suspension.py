@@ -23,7 +23,7 @@ from aiodist._core.ledger import Member
 from aiodist._core.report import Location
 from aiodist._core.text import place
 from aiodist._runtime.handle import CollectiveHandle
-from aiodist._runtime.stacks import Link, await_chain, frames_of, is_plumbing, links
+from aiodist._runtime.stacks import Link, await_chain, drives_replica, frames_of, is_plumbing, links
 from aiodist._runtime.waits import Awaited
 
 
@@ -233,10 +233,7 @@ def _tasks(tasks: tuple[Any, ...]) -> str:
 
 def driven(link: Link) -> Member | None:
     """Return the replica whose function the scheduler drives in this frame."""
-    if link.frame is None or link.frame.f_code.co_qualname != "_Replicas._drive":
-        return None
-    member: Member | None = link.frame.f_locals.get("member")
-    return member
+    return None if link.frame is None else drives_replica(link.frame)
 
 
 def task_text(task: Any) -> str:

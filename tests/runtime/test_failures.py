@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -89,6 +90,20 @@ async def test_others_are_cancelled_and_unwind() -> None:
 
     await failure_of(program, 4)
     assert sorted(unwound) in ([0, 1], [0, 1, 3])
+
+
+async def test_a_cancellation_that_nobody_asked_for_is_an_error_and_no_cancellation_of_the_caller() -> None:
+    async def program() -> None:
+        await here().barrier()
+        if replica() == 1:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await checkpoint()
+
+    error = await failure_of(program, kind=RuntimeError)
+    assert str(error).startswith("replica 1 was cancelled, and nobody has cancelled the run")
+    assert isinstance(error.__cause__, asyncio.CancelledError)
 
 
 def when_unwinding(*errors: Exception | None, first: int = 1) -> Callable[[], Any]:

@@ -298,6 +298,55 @@ async def test_what_may_end_a_wait_makes_it_a_warning(
     assert [warning.category for warning in told] == [StallWarning]
 
 
+# A replica that holds up the event loop.
+
+
+async def in_the_replica(block: Callable[[], None]) -> None:
+    block()
+
+
+async def in_a_child_task(block: Callable[[], None]) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(in_the_replica, block)
+
+
+@pytest.mark.every_loop
+@pytest.mark.parametrize(
+    ("computes", "act"), [(False, in_the_replica), (True, in_the_replica), (False, in_a_child_task)]
+)
+async def test_a_replica_that_holds_up_the_loop_is_named_with_its_line(
+    computes: bool, act: Callable[[Any], Any], anyio_backend_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if act is in_a_child_task and anyio_backend_name == "trio":
+        pytest.skip("trio does not show another thread which task runs")
+    monkeypatch.setattr("aiodist._runtime.stall._LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr("aiodist._runtime.blocking._LIMIT_SECONDS", 0.05)
+    monkeypatch.setattr("aiodist._runtime.blocking._PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("aiodist._runtime.stall._watches", {})
+    told: list[str] = []
+    seen = threading.Event()
+
+    def warn(text: str, *_: object) -> None:
+        told.append(text)
+        seen.set()
+
+    def block() -> None:
+        while computes and not told:
+            pass
+        assert seen.wait(30)
+
+    async def program(ctx: ReplicaContext) -> None:
+        await ctx.barrier()
+        if ctx.replica_id_in_sync_group == 1:
+            await act(block)
+        await ctx.barrier()
+
+    monkeypatch.setattr(warnings, "warn_explicit", warn)
+    await run(mirrored(2), program)
+    (text,) = told
+    assert re.match(r"replica 1 has held up the event loop for more than a second at \S*test_stall.py:\d+: ", text)
+
+
 # When it looks.
 
 
