@@ -362,7 +362,7 @@ class HostExecutor:
             return leaves[0] if self.single else leaves
         if self._takers is not None:
             each = zip(self.leaves, by_leaf, strict=True)
-            columns = [self._each(leaf, results, range(self._takers)) for leaf, results in each]
+            columns = [self._each(leaf.mark, results, range(self._takers)) for leaf, results in each]
             return [row[0] if self.single else list(row) for row in zip(*columns, strict=True)]
         takers = [place for place, position in enumerate(self.positions) if position not in outs]
         columns = [self._each(leaf.mark, results, takers) for leaf, results in zip(self.leaves, by_leaf, strict=True)]

@@ -133,11 +133,7 @@ class Workers(Replicas):
         return CallSite(frame.f_code, frame.f_lasti, path)
 
     def _begin(self, call: Call, site: CallSite, move: Move) -> Pending:
-        """Post a call that all workers make, whose values ``move`` moves; nobody need await it.
-
-        Raises:
-            ReplicaContextError: this is the merge function of a group, which only some workers run.
-        """
+        """Post a call that all workers make, whose values ``move`` moves; nobody need await it."""
         require_all_workers()
         float64 = self._extended.communication_options.accumulate == "float64"
         return self.team.outside.begin(call, site.code, site.offset, site.path, move, float64=float64)
@@ -153,17 +149,7 @@ class Workers(Replicas):
     async def begin(
         self, call: Call, site: CallSite, move: Move, before: Callable[[], Awaitable[object]] | None = None
     ) -> Pending:
-        """Post a call behind those that this worker's tasks made before.
-
-        Args:
-            call: what the workers compare.
-            site: where it was made.
-            move: moves the values.
-            before: awaited before the call is posted; the other workers are told if it fails.
-
-        Raises:
-            ReplicaContextError: this is the merge function of a group, which only some workers run.
-        """
+        """Post a call behind those that this worker's tasks made before."""
         with self.telling_refusal(call.kind, site):
             async with self._in_order:
                 if before is not None:
@@ -393,12 +379,7 @@ _PATTERNS: Final = Call("last steps of a dataset")
 
 
 async def _fill_up(team: Team, batches: Sequence[Any]) -> Sequence[Any]:
-    """Return this worker's batches of a step; one of no rows where only other workers have some; none at the end.
-
-    Raises:
-        CollectiveError: the workers do not meet.
-        TypeError, ValueError: replicas are left without a batch, and batches cannot be cut; see `batches.cut`.
-    """
+    """Return this worker's batches of a step; one of no rows where only other workers have some; none at the end."""
     if team.layout.workers == 1:
         return batches
     code = _fill_up.__code__

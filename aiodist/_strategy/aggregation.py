@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import reprlib
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -19,11 +19,8 @@ from aiodist_kernels.arguments import check_unmasked, empty_like
 class _NamedChoice(enum.StrEnum):
     @classmethod
     def _missing_(cls, value: object) -> Any:
-        found = cls.__members__.get(value.upper()) if isinstance(value, str) else None
-        return found if found is not None else cls._refuse(value)
-
-    @classmethod
-    def _refuse(cls, value: object) -> NoReturn:
+        if isinstance(value, str) and value.upper() in cls.__members__:
+            return cls.__members__[value.upper()]
         known = ", ".join(repr(str(member)) for member in cls)
         raise ValueError(f"{cls.__name__} must be one of {known}, got {value!r}")
 
@@ -79,36 +76,31 @@ _LADDER = {"b": 0, "i": 1, "u": 1, "f": 2, "V": 2, "c": 3}  # V: bfloat16, as th
 
 def initial_array(value: Any, dtype: Any) -> Array:
     """Return a read-only array of a variable's initial value, which shares no memory with it."""
-    given = _as_array(value)
-    _check_numbers("a variable", value, given)
+    given = _as_array(value, "a variable")
     wanted = (given.dtype if dtype is None else np.dtype(dtype)).newbyteorder("=")
     if wanted.kind != "b":
         kernels.result_dtype(ReduceOp.SUM, wanted)  # whatever can be summed can be held
     _check_kind("a variable", value, given, wanted)
-    return frozen_copy(_as_array(value, wanted))
+    return frozen_copy(_as_array(value, "a variable", wanted))
 
 
 def converted(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> Array:
     """Return a value that is assigned, as an array of the variable's shape and dtype; it may be the value itself."""
-    given = _as_array(value)
-    _check_numbers(f"the variable {name!r}", value, given)
+    what = f"the variable {name!r}"
+    given = _as_array(value, what)
     if given.shape != shape:
-        raise ValueError(
-            f"the variable {name!r} has the shape {shape}, and nothing is broadcast; got a value of shape {given.shape}"
-        )
-    _check_kind(f"the variable {name!r}", value, given, dtype)
-    return given if given.dtype == dtype and given.dtype.isnative else _as_array(value, dtype)
+        raise ValueError(f"{what} has the shape {shape}, and nothing is broadcast; got a value of shape {given.shape}")
+    _check_kind(what, value, given, dtype)
+    return given if given.dtype == dtype and given.dtype.isnative else _as_array(value, what, dtype)
 
 
-def _as_array(value: Any, dtype: np.dtype[Any] | None = None) -> Array:
+def _as_array(value: Any, what: str, dtype: np.dtype[Any] | None = None) -> Array:
     check_unmasked(value, "for a variable")
     foreign = host_type_of(value)
-    return np.asarray(value if foreign is None else foreign.view(value), dtype)
-
-
-def _check_numbers(what: str, value: Any, given: Array) -> None:
-    if given.dtype.kind not in _LADDER:
-        raise TypeError(f"{what} expects an array of numbers, or a number, got {given.dtype}: {reprlib.repr(value)}")
+    array = np.asarray(value if foreign is None else foreign.view(value), dtype)
+    if array.dtype.kind not in _LADDER:
+        raise TypeError(f"{what} expects an array of numbers, or a number, got {array.dtype}: {reprlib.repr(value)}")
+    return array
 
 
 def _check_kind(what: str, value: Any, given: Array, dtype: np.dtype[Any]) -> None:

@@ -221,7 +221,8 @@ class Strategy(HasReplicas):
         """
         require_cross_replica(self, "strategy.reduce")
         op = arguments.reduce_op(reduce_op, value)
-        arguments.check_not_all_none(value, 3)
+        if not isinstance(value, DistributedValues):
+            arguments.check_not_all_none(value, 3)
         operation = reduction(op, axis, replicas_here(self), self._extended.communication_options.accumulate)
         (result,) = await combine(operation, [value], self._extended.devices)
         return result
@@ -244,7 +245,8 @@ class Strategy(HasReplicas):
             ValueError: the axis is out of range, or the components differ in more than their size along it.
         """
         require_cross_replica(self, "strategy.gather")
-        arguments.check_not_all_none(value, 3)
+        if not isinstance(value, DistributedValues):
+            arguments.check_not_all_none(value, 3)
         (result,) = await combine(gathering(axis, replicas_here(self)), [value], self._extended.devices)
         return result
 

@@ -130,11 +130,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     ) -> CoroutineType[Any, Any, Any]:
         """Run a function on every replica of every worker; return what this worker's replicas return, regrouped.
 
-        Args:
-            fn: as in `Strategy.run`; the same on every worker.
-            args: as in `Strategy.run`; per-replica values have this worker's components.
-            kwargs: likewise.
-            options: as in `Strategy.run`.
+        Arguments are those of `Strategy.run`; per-replica values have this worker's components.
 
         Raises:
             CollectiveError: the replicas disagree, or a replica of another worker failed.
@@ -207,10 +203,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> CoroutineType[Any, Any, Any]:
         """Reduce a per-replica value over the replicas of all workers and, optionally, along axes.
 
-        Args:
-            reduce_op: as in `Strategy.reduce`.
-            value: this worker's components; a plain value counts for each of its replicas.
-            axis: as in `Strategy.reduce`.
+        Arguments are those of `Strategy.reduce`. The value has this worker's components; a plain one counts for each of
+        its replicas.
 
         Returns:
             The same nest of reduced values on every worker. Values on GPUs go through the host, and become arrays of
@@ -235,12 +229,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     def gather(self, value: Any, axis: int) -> CoroutineType[Any, Any, Any]:
         """Concatenate the components of a per-replica value along an axis, in replica order over all workers.
 
-        Args:
-            value: this worker's components; with one local replica, its plain value.
-            axis: as in `Strategy.gather`.
-
-        Returns:
-            The same nest of arrays on every worker; for values on GPUs see `reduce`.
+        Arguments are those of `Strategy.gather`. The value has this worker's components; with one local replica it is
+        plain. For values on GPUs see `reduce`.
 
         Raises:
             CollectiveError: the workers disagree, or one is gone.

@@ -96,18 +96,7 @@ def values_of(operands: Sequence[Operand]) -> list[Any]:
 
 
 def reduction(op: ReduceOp, axis: Any, replicas: Sequence[int], accumulate: Accumulate = "native") -> Operation:
-    """Return the reduction over replicas and, unless ``axis`` is None, along axes.
-
-    Args:
-        op: the reduce op.
-        axis: None, or what to reduce along.
-        replicas: the ids of those that have a component each.
-        accumulate: the accumulator.
-
-    Raises (when a leaf is described):
-        TypeError: the op does not take its dtype.
-        ValueError: a SUM of a plain value on several replicas; shapes differ; an axis out of range.
-    """
+    """Return the reduction over replicas and, unless ``axis`` is None, along axes."""
 
     def operand(leaf: Any) -> Operand | None:
         if leaf is None:
@@ -117,7 +106,8 @@ def reduction(op: ReduceOp, axis: Any, replicas: Sequence[int], accumulate: Accu
         if slices and axis is not None:
             raise ValueError(f"IndexedSlices are reduced over the replicas alone, with axis=None, got axis={axis!r}")
         if axis is not None:
-            dtypes = list(map(np.dtype, dtypes))
+            if marks[0] == LeafType.PYTHON_NUMBER:
+                dtypes = list(map(np.dtype, dtypes))
             kernels.result_dtype(op, dtypes[0])
             return _along(shapes, dtypes, marks, arrays, _axes(axis, len(shapes[0])), axis, replicas)
         for what, column in (("shape", shapes), ("dtype", dtypes), ("type", marks)):
@@ -129,17 +119,7 @@ def reduction(op: ReduceOp, axis: Any, replicas: Sequence[int], accumulate: Accu
 
 
 def gathering(axis: Any, replicas: Sequence[int], *, bare: bool = False) -> Operation:
-    """Return the concatenation of components along an axis; plain values stay as they are.
-
-    Args:
-        axis: the axis.
-        replicas: the ids of those that have a component each.
-        bare: a plain value is the component of a single replica here.
-
-    Raises (when a leaf is described):
-        TypeError: a component is no array.
-        ValueError: the axis is out of range, or the components differ in more than the size along it.
-    """
+    """Return the concatenation of components along an axis; plain values stay as they are."""
 
     def operand(leaf: Any) -> Operand | None:
         if leaf is None:
@@ -154,7 +134,7 @@ def gathering(axis: Any, replicas: Sequence[int], *, bare: bool = False) -> Oper
         if LeafType.INDEXED_SLICES in marks:
             raise TypeError("gather does not take IndexedSlices, reduce does; gather their .values and .indices")
         along = normalized_axis(axis, len(shapes[0]))
-        if {getattr(dtype, "kind", None) for dtype in dtypes} in ({"U"}, {"S"}):
+        if not _alike(dtypes) and {dtype.kind for dtype in dtypes} in ({"U"}, {"S"}):
             dtypes = [np.result_type(*dtypes)] * len(dtypes)  # strings may differ in width
         return _along(shapes, dtypes, marks, arrays, (along,), along, replicas)
 

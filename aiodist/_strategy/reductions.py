@@ -106,12 +106,7 @@ class Combination:
         return tuple([gpus.logical.ordinal(name) for name in goals])
 
     async def results(self, places: Iterable[int], bytes_per_pack: int = 0) -> dict[int, Any]:
-        """Carry it out for some of the operands; return their results by place, as `rebuilt` takes them.
-
-        Args:
-            places: those of the operands.
-            bytes_per_pack: how many bytes of consecutive leaves are one unit of work on the host.
-        """
+        """Carry it out for some of the operands; return their results by place, as `rebuilt` takes them."""
         await checkpoint()
         on_axes: list[int] = []
         here: dict[int, list[int]] = {}
