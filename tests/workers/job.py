@@ -4,6 +4,8 @@ python job.py values               prints one digest a worker, the same on all
 python job.py fault KIND...        the last worker does something wrong, in one run after the other; the others print
                                    what they are told
 python job.py stalls               the last worker is late, blocks its loop, is late again, and disagrees
+python job.py groups               groups and joins in one run, then two groups in opposite order
+python job.py conforms             each worker goes through all that a communicator must do
 python job.py caught               workers disagree in a run, and in a group, catch
                                    the errors, and end one later than the other
 """
@@ -27,6 +29,7 @@ import aiodist
 from aiodist import (
     CollectiveMismatchError,
     CommunicationOptions,
+    DeadlockError,
     MultiWorkerMirroredStrategy,
     PerReplica,
     ReduceOp,
@@ -35,7 +38,8 @@ from aiodist import (
 )
 from aiodist._arrays import environment
 from aiodist._strategy.scope import replicas_of
-from aiodist._workers.transport import Communicator
+from aiodist._workers.transport import Communicator, Steps
+from tests.workers.conformance import CASES, go_through, wait
 
 
 def say(line: str) -> None:
@@ -198,11 +202,103 @@ def caught() -> None:
         time.sleep(1.5)  # longer than a worker that has said farewell is waited for
 
 
+async def groups_and_joins() -> str:
+    """Return what pairs, overlapping groups and uneven loops give."""
+    ctx = aiodist.get_replica_context()
+    me, n = ctx.replica_id_in_sync_group, ctx.num_replicas_in_sync
+    found = []
+    for step in range(3):
+        pairs = [(a, b) for a in range(n) for b in range(a) if me in (a, b)]
+        groups = [ctx.new_group(pair, f"{pair}") for pair in pairs]
+        handles = [group.all_reduce("SUM", np.full(100_000, 10**me + step)) for group in groups]
+        found += [int((await handle)[-1]) for handle in handles]
+    half = ctx.new_group(range(me % 2, n, 2))
+    found += [await half.all_reduce("SUM", 10**me) for _ in range(me // 2 + 1)]
+    found.append(await half.join())
+    found += [int((await ctx.all_reduce("SUM", np.full(50_000, 1)))[-1]) for _ in range(me)]
+    found.append(await ctx.join())
+    return str(found)
+
+
+async def opposite() -> None:
+    """Use two groups in another order on the first replica."""
+    ctx = aiodist.get_replica_context()
+    groups = (
+        [ctx.new_group([0, 5], name) for name in ("rows", "columns")] if ctx.replica_id_in_sync_group % 5 == 0 else []
+    )
+    for group in groups[:: 1 if ctx.replica_id_in_sync_group else -1]:
+        await group.barrier()
+    await ctx.barrier()
+
+
+async def groups() -> None:
+    """Print what groups and joins in one run give, and then two groups in opposite order."""
+    strategy = MultiWorkerMirroredStrategy(devices=["CPU:0", "CPU:1"])
+    results = strategy.experimental_local_results(await strategy.run(groups_and_joins))
+    for place, result in enumerate(results):
+        say(f"replica {replicas_of(strategy).share.mine.start + place}: {result}")
+    try:
+        await strategy.run(opposite)
+    except DeadlockError as error:
+        say(f"circle {str(error).splitlines()[0]}")
+    strategy = MultiWorkerMirroredStrategy(devices=["CPU:0", "CPU:1"])
+    say(f"again {strategy.experimental_local_results(await strategy.run(again))[0]}")
+
+
+async def again() -> np.ndarray:
+    """Show that another strategy works."""
+    return np.asarray(await aiodist.get_replica_context().all_reduce("SUM", np.ones(1)))
+
+
+def connected() -> Communicator:
+    """Return the communicator of the engine, also where there is one worker, for which the local engine would do."""
+    launched = environment.launched()
+    torch = launched is not None and launched.by == environment.TORCHRUN
+    engine = importlib.import_module(f"aiodist._workers.engines.{'torch' if torch else 'mpi'}")
+    return made((engine.TorchCommunicator if torch else engine.MpiCommunicator).of_world())
+
+
+def made(steps: Steps[Communicator]) -> Communicator:
+    """Return a communicator, when it is made."""
+    try:
+        while True:
+            wait(next(steps))
+    except StopIteration as end:
+        found: Communicator = end.value
+        return found
+
+
+def conform() -> None:
+    """Go through all that a communicator must do, and print digests, the same on all workers."""
+    communicator = connected()
+    begun = time.perf_counter()
+    for case in CASES:
+        go_through(case, communicator)
+    say(f"{communicator.engine} conforms in {time.perf_counter() - begun:.2f} s")
+    options = CommunicationOptions(timeout_seconds=30)
+    strategy = MultiWorkerMirroredStrategy(["CPU:0", "CPU:1"], duplicate(communicator), communication_options=options)
+    say(f"digest {asyncio.run(all_values(strategy))}")
+    say(f"ordered {all_ordered_sums(duplicate(communicator), 4 // communicator.size)}")
+
+
+def duplicate(communicator: Communicator) -> Communicator:
+    """Return another communicator of the same workers."""
+    making = communicator.idup()
+    wait(making)
+    return making.result()
+
+
 def main() -> None:
     """Do what the arguments say."""
     what, *kinds = sys.argv[1:]
     if what == "caught":
         caught()
+        return
+    if what == "conforms":
+        conform()
+        return
+    if what == "groups":
+        asyncio.run(groups())
         return
     if what == "stalls":
         os.environ["AIODIST_STALL_SECONDS"] = "0.5"

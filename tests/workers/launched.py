@@ -10,8 +10,8 @@ from tests.tools.jobs import Jobs
 JOB = Path(__file__).with_name("job.py")
 
 
-def job(workers: int, *arguments: str, program: Path = JOB) -> tuple[int, str]:
-    """Run a program; return its exit code, and what it printed. It leaves no process."""
+def job(workers: int, *arguments: str) -> tuple[int, str]:
+    """Run the program; return its exit code, and what it printed. It leaves no process."""
     with closing(Jobs()) as jobs:
-        started = jobs.start(["-n", str(workers), str(program), *arguments])
+        started = jobs.start(["-n", str(workers), str(JOB), *arguments])
         return started.end(), started.output

@@ -28,15 +28,17 @@ class Job:
 
     Args:
         counts: how many replicas each has.
+        kind: of their devices.
+        reduction: the strategies'.
+        options: likewise, for communication.
     """
 
-    def __init__(self, *counts: int, order_check: str = "call_site", reduction: str = "fast", **options: Any) -> None:
+    def __init__(self, *counts: int, kind: str = "CPU", reduction: str = "fast", **options: Any) -> None:
         self.cluster = SimulatedCluster(len(counts))
         self.strategies = [
             MultiWorkerMirroredStrategy(
-                [f"CPU:{i}" for i in range(count)],
+                [f"{kind}:{i}" for i in range(count)],
                 communicator,
-                order_check=order_check,
                 reduction=reduction,
                 communication_options=CommunicationOptions(**options),
             )

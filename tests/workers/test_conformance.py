@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
 import anyio
 import pytest
@@ -17,9 +16,8 @@ from aiodist._workers.engines.simulated import SimulatedCluster, alone
 from tests.tools.command import environment
 from tests.workers import conformance
 from tests.workers.job import all_ordered_sums, all_values
-from tests.workers.launched import job
+from tests.workers.launched import JOB, job
 
-PROGRAM = Path(__file__).with_name("conformance_job.py")
 SIZES = [1, 2, 4]
 each_case = pytest.mark.parametrize("case", conformance.CASES, ids=lambda case: case.__name__)
 
@@ -64,7 +62,7 @@ def digest_of_ordered_sums() -> str:
 @pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="no mpi4py")
 @pytest.mark.parametrize("size", SIZES)
 def test_mpi_engine(size: int) -> None:
-    code, output = job(size, program=PROGRAM)
+    code, output = job(size, "conforms")
     assert code == 0, output
     assert len(re.findall("mpi conforms", output)) == size
     assert re.findall(r"digest (\w+)", output) == [digest_of_simulated(size)] * size
@@ -72,10 +70,19 @@ def test_mpi_engine(size: int) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch")
+@pytest.mark.timeout(180)  # each process loads torch, which takes its time on a busy machine
 @pytest.mark.parametrize("size", [2, 4])
 def test_torch_engine(size: int) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}", str(PROGRAM)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment(), timeout=60)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={size}",
+        str(JOB),
+        "conforms",
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment(), timeout=170)
     assert ended.returncode == 0, ended.stderr
     assert len(re.findall("torch conforms", ended.stdout)) == size
     assert re.findall(r"digest (\w+)", ended.stdout) == [digest_of_simulated(size)] * size

@@ -13,14 +13,12 @@ import pytest
 from aiodist import (
     CollectiveMismatchError,
     CommunicationOptions,
-    MultiWorkerMirroredStrategy,
     Reason,
     ReduceOp,
     ReplicaContext,
     set_logical_devices,
 )
 from aiodist._arrays import gpus
-from aiodist._workers.engines.simulated import SimulatedCluster
 from tests.gpu.conftest import Machine, PlantedArray, plant
 from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, assert_same_bits
@@ -42,19 +40,10 @@ LAYOUTS = [(3,), (1, 1), (1, 3, 2)]
 class DeviceJob(Job):
     """Simulated workers whose replicas are on planted GPUs, two on the first and the others on the second."""
 
-    def __init__(self, machine: Machine | None, *counts: int, reduction: str = "fast", **options: Any) -> None:
+    def __init__(self, machine: Machine | None, *counts: int, **options: Any) -> None:
+        super().__init__(*counts, kind="GPU", **options)
         self.machine = machine
         self.counts = counts
-        self.cluster = SimulatedCluster(len(counts))
-        self.strategies = [
-            MultiWorkerMirroredStrategy(
-                [f"GPU:{place}" for place in range(count)],
-                communicator,
-                reduction=reduction,
-                communication_options=CommunicationOptions(**options),
-            )
-            for communicator, count in zip(self.cluster.communicators, counts, strict=True)
-        ]
 
     def ordinal_of(self, replica_id: int) -> int:
         """Return a replica's GPU."""

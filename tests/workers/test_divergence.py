@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,10 +11,8 @@ import numpy as np
 import pytest
 
 from aiodist import (
-    CollectiveError,
     CollectiveMismatchError,
     CollectiveTimeoutError,
-    CommunicationOptions,
     IncompleteCollectiveError,
     MultiWorkerMirroredStrategy,
     Reason,
@@ -30,90 +27,11 @@ from tests.runtime.programs import mirrored, run
 from tests.runtime.test_stall import Looks
 from tests.runtime.warned import warned
 from tests.workers.simulated import Job, Program, on_uvloop_too
+from tests.workers.test_as_on_one_machine import without_workers
 
 elements = 3  # of the programs' arrays
 LAYOUTS = [(2, 2), (1, 3), (1, 1, 1, 1), (4,)]
 pytestmark = pytest.mark.anyio
-
-
-async def other_kind(ctx: ReplicaContext) -> None:
-    await ctx.barrier()
-    if ctx.replica_id_in_sync_group == 3:
-        await ctx.barrier()
-    else:
-        await ctx.all_reduce("SUM", np.ones(elements))
-
-
-async def other_op(ctx: ReplicaContext) -> None:
-    await ctx.all_reduce("SUM" if ctx.replica_id_in_sync_group else "MAX", np.ones(elements))
-
-
-async def other_shape(ctx: ReplicaContext) -> None:
-    await ctx.all_reduce("SUM", {"w": np.ones(elements + (ctx.replica_id_in_sync_group == 2))})
-
-
-async def other_key(ctx: ReplicaContext) -> None:
-    key = "a" if ctx.replica_id_in_sync_group < 2 else "b"
-    await ctx.all_reduce("SUM", {key: np.ones(elements)})
-
-
-async def swapped(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group == 1:
-        await ctx.all_reduce("SUM", np.ones(elements))
-        await ctx.all_reduce("SUM", np.zeros(elements))
-    else:
-        await ctx.all_reduce("SUM", np.zeros(elements))
-        await ctx.all_reduce("SUM", np.ones(elements))
-
-
-async def returned(ctx: ReplicaContext) -> None:
-    await ctx.barrier()
-    if ctx.replica_id_in_sync_group != 2:
-        await ctx.all_reduce("SUM", 1)
-
-
-async def uneven_loops(ctx: ReplicaContext) -> None:
-    for _ in range(3 + (ctx.replica_id_in_sync_group == 0)):
-        await ctx.all_reduce("SUM", 1)
-
-
-async def other_merge_function(ctx: ReplicaContext) -> None:
-    def one(_: Any) -> None: ...
-    def other(_: Any) -> None: ...
-
-    await ctx.merge_call(one if ctx.replica_id_in_sync_group else other)
-
-
-async def late(ctx: ReplicaContext) -> None:
-    barrier = ctx.barrier()
-    if ctx.replica_id_in_sync_group == 3:  # which is here before anybody's time begins
-        await anyio.sleep_forever()
-    await barrier
-    await ctx.all_reduce("SUM", 1, CommunicationOptions(timeout_seconds=0.05))
-
-
-PROGRAMS = [
-    other_kind, other_op, other_shape, other_key, swapped, returned, uneven_loops, other_merge_function, late,
-]  # fmt: skip
-
-
-def without_workers(text: str) -> str:
-    """Return a report as one machine would write it: devices are counted through there, and lines broken elsewhere."""
-    return " ".join(re.sub(r"(worker \d+ )?CPU:\d+", "CPU", text).split())
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-async def test_every_worker_raises_what_one_machine_would(layout: tuple[int, ...], program: Program) -> None:
-    with pytest.raises(CollectiveError) as expected:
-        await run(mirrored(4), program)
-    job = Job(*layout)
-    for outcome in await job.run(program):
-        assert type(outcome) is expected.type, outcome
-        report, right = outcome.report, expected.value.report
-        assert (report.reason, report.suspects) == (right.reason, right.suspects)
-        assert report.sequence_number == right.sequence_number
-        assert without_workers(str(report)) == without_workers(str(right))
 
 
 @on_uvloop_too

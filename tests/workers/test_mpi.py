@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.tools.command import environment
-from tests.workers.launched import JOB, job
+from tests.workers.launched import job
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed")
 
@@ -94,8 +94,7 @@ def test_job_that_has_caught_its_errors_ends_well_also_where_something_stays_in_
 
 
 def test_groups_and_joins_over_mpi_and_two_groups_in_opposite_order() -> None:
-    program = JOB.with_name("group_job.py")
-    code, output = job(3, program=program)
+    code, output = job(3, "groups")
     assert code == 0, output
     found = dict(re.findall(r"replica (\d): (.*)", output))
     assert len(found) == 6, output

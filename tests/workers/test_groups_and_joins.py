@@ -1,71 +1,61 @@
-"""Joining across workers: the same meaning as on one machine, whoever of which worker runs out of data first."""
+"""Groups and joins across workers, beside what `test_as_on_one_machine` shows of them."""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
+import anyio
 import anyio.lowlevel
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist import IncompleteCollectiveError, IndexedSlices, ReplicaContext
-from tests.runtime.programs import error_of
+from aiodist import IncompleteCollectiveError, ReplicaContext, ReplicaContextError
 from tests.runtime.test_random_programs import seeds
-from tests.workers.simulated import Job, Program, on_both_loops, on_one_machine, on_uvloop_too
-from tests.workers.test_divergence import without_workers
+from tests.workers.simulated import Job, on_both_loops, on_uvloop_too
 
 LAYOUTS = [(1, 1, 1), (2, 1), (1, 2), (3,)]
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("short_pauses")]
 
 
-async def every_kind(ctx: ReplicaContext) -> Any:
-    me = ctx.replica_id_in_sync_group
-    mine = np.array([me + 1])
-    seen: list[Any] = []
-    for _ in range(me + 1):
-        seen.append([(await ctx.all_reduce(op, mine))[0] for op in ("SUM", "MEAN", "MIN", "MAX", "PRODUCT")])
-        seen.append((await ctx.all_gather(mine, 0)).tolist())
-        seen.append((await ctx.broadcast(mine, 2)).tolist())
-        seen.append(await ctx.all_reduce("SUM", me))
-        await ctx.barrier()
-    last = await ctx.join()
-    return seen, last, await ctx.all_reduce("SUM", 1)
+async def merged(strategy: Any, value: Any) -> Any:
+    return await strategy.reduce("SUM", value, None), len(strategy.experimental_local_results(value))
 
 
-async def epochs(ctx: ReplicaContext) -> Any:
-    me = ctx.replica_id_in_sync_group
-    sums: list[Any] = []
-    for epoch in range(3):
-        sums += [await ctx.all_reduce("SUM", np.full(1000, me), name="step") for _ in range((me + epoch) % 3)]
-        last = await ctx.join()
-        sums.append((last, await ctx.broadcast(me, last), await ctx.all_reduce("SUM", 1)))
-    return [np.asarray(value).tolist() for value in sums], ctx.member.sequence
+@on_uvloop_too
+async def test_a_merge_function_of_a_group_has_this_workers_values() -> None:
+    async def program(ctx: ReplicaContext) -> Any:
+        me = ctx.replica_id_in_sync_group
+        if me < 2:  # both on one worker
+            return await ctx.new_group([0, 1]).merge_call(merged, (me + 1.0,))
+        group = ctx.new_group([2, 4] if me in (2, 4) else [3, 5])
+        with pytest.raises(ReplicaContextError, match="in the merge function of the group of replicas"):
+            await group.merge_call(merged, (1.0,))
+        return await group.merge_call(lambda _, value: value, (me,))
 
-
-async def rows_and_buffers(ctx: ReplicaContext) -> Any:
-    me = ctx.replica_id_in_sync_group
-    found: list[Any] = []
-    if me != 1:
-        out = {"a": np.zeros(2), "b": np.zeros(3)}
-        assert await ctx.all_reduce("SUM", {"b": np.full(3, float(me)), "a": np.ones(2)}, out=out) is out
-        rows = IndexedSlices(np.ones((1, 2)), np.array([me]), (4, 2))
-        found = [out["a"].tolist(), out["b"].tolist(), (await ctx.all_reduce("SUM", rows)).indices.tolist()]
-        found.append(float((await ctx.all_reduce("SUM", np.ones((1 << 18) + 1, np.float32)))[-1]))
-    await ctx.join()
-    return found
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("program", [every_kind, epochs, rows_and_buffers], ids=lambda p: p.__name__)
-async def test_joining_means_what_it_means_on_one_machine(layout: tuple[int, ...], program: Program) -> None:
     async def as_text(ctx: ReplicaContext) -> str:
         return repr(await program(ctx))
 
-    job = Job(*layout)
-    assert await job.values(as_text) == list(await on_one_machine(as_text, 3))
+    assert await Job(2, 2, 2).values(as_text) == ["(3.0, 2)", "(3.0, 2)", "2", "3", "4", "5"]
+
+
+async def test_who_waits_where_no_cancellation_reaches_hears_of_a_failure_also_behind_the_first_worker() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group == 0:
+            return
+        group = ctx.new_group([1, 2], "both")
+        await group.barrier()
+        if ctx.replica_id_in_sync_group == 2:
+            raise LookupError("its own")
+        with anyio.CancelScope(shield=True):
+            await group.barrier()
+
+    job = Job(1, 2)
+    first, second = await job.run(program)
+    assert isinstance(first, IncompleteCollectiveError), first
+    assert repr(second) == "LookupError('its own')"
 
 
 @pytest.mark.parametrize("kind", ["reduce_scatter", "all_to_all", "merge_call", "broadcast"])
@@ -95,45 +85,6 @@ async def test_many_workers_join() -> None:
 
     outcomes = await Job(*[1] * 66).values(program)
     assert outcomes == [str(([66, 2] if i in (3, 64) else [66], 64, 66)) for i in range(66)]
-
-
-# When replicas do not meet.
-
-
-async def another_order(ctx: ReplicaContext) -> None:
-    me = ctx.replica_id_in_sync_group
-    await ctx.barrier()
-    if me == 1:
-        await ctx.all_reduce("SUM", 1.0)
-    elif me in (2, 3):
-        await ctx.barrier()
-    await ctx.join()
-
-
-async def one_ends_without(ctx: ReplicaContext) -> None:
-    for _ in range(ctx.replica_id_in_sync_group):
-        await ctx.barrier()
-    if ctx.replica_id_in_sync_group != 3:
-        await ctx.join()
-
-
-async def one_ends_while_others_go_on(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group < 2:
-        await ctx.join()
-    elif ctx.replica_id_in_sync_group == 2:
-        await ctx.barrier()
-
-
-@pytest.mark.parametrize("layout", [(1, 1, 1, 1), (2, 2), (3, 1), (1, 3)], ids=str)
-@pytest.mark.parametrize(
-    "program", [another_order, one_ends_without, one_ends_while_others_go_on], ids=lambda p: p.__name__
-)
-async def test_every_worker_raises_what_one_machine_would(layout: tuple[int, ...], program: Program) -> None:
-    expected = await error_of(program, 4)
-    job = Job(*layout)
-    for outcome in await job.run(program):
-        assert type(outcome) is type(expected), outcome
-        assert without_workers(str(outcome)) == without_workers(str(expected))
 
 
 @pytest.mark.parametrize("layout", [(1, 1, 1), (1, 2)], ids=str)

@@ -1,7 +1,8 @@
-"""Groups across workers: who is in them, what works in them, and what becomes of them when a replica fails."""
+"""What programs give on several workers, and what they raise where replicas do not meet: as on one machine."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import anyio
@@ -9,18 +10,13 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 
-from aiodist import (
-    CommunicationOptions,
-    IncompleteCollectiveError,
-    ReplicaContext,
-    ReplicaContextError,
-    get_replica_context,
-)
+from aiodist import CommunicationOptions, IndexedSlices, ReplicaContext, get_replica_context
 from tests.runtime.programs import error_of
-from tests.workers.simulated import Job, Program, on_one_machine, on_uvloop_too
-from tests.workers.test_divergence import without_workers
+from tests.workers.simulated import Job, Program, on_one_machine
 
+elements = 3  # of the programs' arrays
 LAYOUTS = [(1, 1, 1, 1), (2, 2), (3, 1), (1, 3), (4,)]
+layouts = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("short_pauses")]
 
 
@@ -113,50 +109,130 @@ async def joins_in_groups(ctx: ReplicaContext) -> Any:
     return [one[0] for one in sums], await group.join(), await ctx.all_reduce("SUM", 1, name="all")
 
 
-async def merged(strategy: Any, value: Any) -> Any:
-    return await strategy.reduce("SUM", value, None), len(strategy.experimental_local_results(value))
+async def every_kind(ctx: ReplicaContext) -> Any:
+    me = ctx.replica_id_in_sync_group
+    mine = np.array([me + 1])
+    seen: list[Any] = []
+    for _ in range(me + 1):
+        seen.append([(await ctx.all_reduce(op, mine))[0] for op in ("SUM", "MEAN", "MIN", "MAX", "PRODUCT")])
+        seen.append((await ctx.all_gather(mine, 0)).tolist())
+        seen.append((await ctx.broadcast(mine, 3)).tolist())
+        seen.append(await ctx.all_reduce("SUM", me))
+        await ctx.barrier()
+    last = await ctx.join()
+    return seen, last, await ctx.all_reduce("SUM", 1)
 
 
-@on_uvloop_too
-async def test_a_merge_function_of_a_group_has_this_workers_values() -> None:
-    async def program(ctx: ReplicaContext) -> Any:
-        me = ctx.replica_id_in_sync_group
-        if me < 2:  # both on one worker
-            return await ctx.new_group([0, 1]).merge_call(merged, (me + 1.0,))
-        group = ctx.new_group([2, 4] if me in (2, 4) else [3, 5])
-        with pytest.raises(ReplicaContextError, match="in the merge function of the group of replicas"):
-            await group.merge_call(merged, (1.0,))
-        return await group.merge_call(lambda _, value: value, (me,))
+async def epochs(ctx: ReplicaContext) -> Any:
+    me = ctx.replica_id_in_sync_group
+    sums: list[Any] = []
+    for epoch in range(3):
+        sums += [await ctx.all_reduce("SUM", np.full(1000, me), name="step") for _ in range((me + epoch) % 4)]
+        last = await ctx.join()
+        sums.append((last, await ctx.broadcast(me, last), await ctx.all_reduce("SUM", 1)))
+    return [np.asarray(value).tolist() for value in sums], ctx.member.sequence
 
+
+async def rows_and_buffers(ctx: ReplicaContext) -> Any:
+    me = ctx.replica_id_in_sync_group
+    found: list[Any] = []
+    if me != 1:
+        out = {"a": np.zeros(2), "b": np.zeros(3)}
+        assert await ctx.all_reduce("SUM", {"b": np.full(3, float(me)), "a": np.ones(2)}, out=out) is out
+        rows = IndexedSlices(np.ones((1, 2)), np.array([me]), (4, 2))
+        found = [out["a"].tolist(), out["b"].tolist(), (await ctx.all_reduce("SUM", rows)).indices.tolist()]
+        found.append(float((await ctx.all_reduce("SUM", np.ones((1 << 18) + 1, np.float32)))[-1]))
+    await ctx.join()
+    return found
+
+
+VALUES = [
+    members_in_the_order_given, every_collective, a_group_of_a_group, equal_members_and_names,
+    inner_groups_of_equal_groups, racing_tasks, groups_that_nobody_uses, joins_in_groups, every_kind, epochs,
+    rows_and_buffers,
+]  # fmt: skip
+
+
+@layouts
+@pytest.mark.parametrize("program", VALUES, ids=lambda program: program.__name__)
+async def test_groups_and_joins_mean_what_they_mean_on_one_machine(layout: tuple[int, ...], program: Program) -> None:
     async def as_text(ctx: ReplicaContext) -> str:
         return repr(await program(ctx))
 
-    assert await Job(2, 2, 2).values(as_text) == ["(3.0, 2)", "(3.0, 2)", "2", "3", "4", "5"]
-
-
-PROGRAMS = [
-    members_in_the_order_given,
-    every_collective,
-    a_group_of_a_group,
-    equal_members_and_names,
-    inner_groups_of_equal_groups,
-    racing_tasks,
-    groups_that_nobody_uses,
-    joins_in_groups,
-]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-async def test_groups_mean_what_they_mean_on_one_machine(layout: tuple[int, ...], program: Program) -> None:
-    async def as_text(ctx: ReplicaContext) -> str:
-        return repr(await program(ctx))
-
-    job = Job(*layout)
-    assert await job.values(as_text) == list(await on_one_machine(as_text, 4))
+    assert await Job(*layout).values(as_text) == list(await on_one_machine(as_text, 4))
 
 
 # When replicas do not meet.
+
+
+async def other_kind(ctx: ReplicaContext) -> None:
+    await ctx.barrier()
+    if ctx.replica_id_in_sync_group == 3:
+        await ctx.barrier()
+    else:
+        await ctx.all_reduce("SUM", np.ones(elements))
+
+
+async def other_op(ctx: ReplicaContext) -> None:
+    await ctx.all_reduce("SUM" if ctx.replica_id_in_sync_group else "MAX", np.ones(elements))
+
+
+async def other_shape(ctx: ReplicaContext) -> None:
+    await ctx.all_reduce("SUM", {"w": np.ones(elements + (ctx.replica_id_in_sync_group == 2))})
+
+
+async def other_key(ctx: ReplicaContext) -> None:
+    key = "a" if ctx.replica_id_in_sync_group < 2 else "b"
+    await ctx.all_reduce("SUM", {key: np.ones(elements)})
+
+
+async def swapped(ctx: ReplicaContext) -> None:
+    if ctx.replica_id_in_sync_group == 1:
+        await ctx.all_reduce("SUM", np.ones(elements))
+        await ctx.all_reduce("SUM", np.zeros(elements))
+    else:
+        await ctx.all_reduce("SUM", np.zeros(elements))
+        await ctx.all_reduce("SUM", np.ones(elements))
+
+
+async def returned(ctx: ReplicaContext) -> None:
+    await ctx.barrier()
+    if ctx.replica_id_in_sync_group != 2:
+        await ctx.all_reduce("SUM", 1)
+
+
+async def uneven_loops(ctx: ReplicaContext) -> None:
+    for _ in range(3 + (ctx.replica_id_in_sync_group == 0)):
+        await ctx.all_reduce("SUM", 1)
+
+
+async def other_merge_function(ctx: ReplicaContext) -> None:
+    def one(_: Any) -> None: ...
+    def other(_: Any) -> None: ...
+
+    await ctx.merge_call(one if ctx.replica_id_in_sync_group else other)
+
+
+async def late(ctx: ReplicaContext) -> None:
+    barrier = ctx.barrier()
+    if ctx.replica_id_in_sync_group == 3:  # which is here before anybody's time begins
+        await anyio.sleep_forever()
+    await barrier
+    await ctx.all_reduce("SUM", 1, CommunicationOptions(timeout_seconds=0.05))
+
+
+async def waits_for_one_that_waits_elsewhere(ctx: ReplicaContext) -> None:
+    if ctx.replica_id_in_sync_group == 0:
+        await ctx.new_group([0, 2]).barrier()
+    await ctx.barrier(name="all")
+
+
+async def late_in_one_that_is_not_made_yet(ctx: ReplicaContext) -> None:
+    group = ctx.new_group([0, 2], "pair") if ctx.replica_id_in_sync_group == 0 else None
+    if group is not None:
+        await group.all_reduce("SUM", 1, CommunicationOptions(timeout_seconds=0.05))
+    elif ctx.replica_id_in_sync_group == 2:
+        await anyio.sleep_forever()
 
 
 async def a_disagreement(ctx: ReplicaContext) -> None:
@@ -216,57 +292,50 @@ async def a_join_that_one_leaves_out(ctx: ReplicaContext) -> None:
         await group.join()
 
 
-async def waits_for_one_that_waits_elsewhere(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group == 0:
-        await ctx.new_group([0, 2]).barrier()
-    await ctx.barrier(name="all")
+async def another_order(ctx: ReplicaContext) -> None:
+    me = ctx.replica_id_in_sync_group
+    await ctx.barrier()
+    if me == 1:
+        await ctx.all_reduce("SUM", 1.0)
+    elif me in (2, 3):
+        await ctx.barrier()
+    await ctx.join()
 
 
-async def late_in_one_that_is_not_made_yet(ctx: ReplicaContext) -> None:
-    group = ctx.new_group([0, 2], "pair") if ctx.replica_id_in_sync_group == 0 else None
-    if group is not None:
-        await group.all_reduce("SUM", 1, CommunicationOptions(timeout_seconds=0.05))
+async def one_ends_without(ctx: ReplicaContext) -> None:
+    for _ in range(ctx.replica_id_in_sync_group):
+        await ctx.barrier()
+    if ctx.replica_id_in_sync_group != 3:
+        await ctx.join()
+
+
+async def one_ends_while_others_go_on(ctx: ReplicaContext) -> None:
+    if ctx.replica_id_in_sync_group < 2:
+        await ctx.join()
     elif ctx.replica_id_in_sync_group == 2:
-        await anyio.sleep_forever()
+        await ctx.barrier()
 
 
 FAULTS = [
-    waits_for_one_that_waits_elsewhere,
-    late_in_one_that_is_not_made_yet,
-    a_disagreement,
-    one_ends_early,
-    one_never_makes_it,
-    another_place,
-    unmade,
-    cancelled,
-    a_join_that_one_leaves_out,
-]
+    other_kind, other_op, other_shape, other_key, swapped, returned, uneven_loops, other_merge_function, late,
+    waits_for_one_that_waits_elsewhere, late_in_one_that_is_not_made_yet, a_disagreement, one_ends_early,
+    one_never_makes_it, another_place, unmade, cancelled, a_join_that_one_leaves_out, another_order,
+    one_ends_without, one_ends_while_others_go_on,
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def without_workers(text: str) -> str:
+    """Return a report as one machine would write it: devices are counted through there, and lines broken elsewhere."""
+    return " ".join(re.sub(r"(worker \d+ )?CPU:\d+", "CPU", text).split())
+
+
+@layouts
 @pytest.mark.parametrize("program", FAULTS, ids=lambda program: program.__name__)
 async def test_every_worker_raises_what_one_machine_would(layout: tuple[int, ...], program: Program) -> None:
     expected = await error_of(program, 4)
-    job = Job(*layout)
-    for outcome in await job.run(program):
+    for outcome in await Job(*layout).run(program):
         assert type(outcome) is type(expected), outcome
         report, right = outcome.report, expected.report
         assert (report.reason, report.suspects, report.group) == (right.reason, right.suspects, right.group)
+        assert report.sequence_number == right.sequence_number
         assert without_workers(str(report)) == without_workers(str(right))
-
-
-async def test_who_waits_where_no_cancellation_reaches_hears_of_a_failure_also_behind_the_first_worker() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group == 0:
-            return
-        group = ctx.new_group([1, 2], "both")
-        await group.barrier()
-        if ctx.replica_id_in_sync_group == 2:
-            raise LookupError("its own")
-        with anyio.CancelScope(shield=True):
-            await group.barrier()
-
-    job = Job(1, 2)
-    first, second = await job.run(program)
-    assert isinstance(first, IncompleteCollectiveError), first
-    assert repr(second) == "LookupError('its own')"
