@@ -85,22 +85,12 @@ def run(arguments: Namespace) -> int:
     except UsageError as error:
         return _end(f"aiodist: error: {error}", Exit.USAGE)
     except InterruptedRun as interruption:
-        return _end_interrupted(str(interruption))
+        return _end(str(interruption), Exit.INTERRUPTED)
     except KeyboardInterrupt:
-        return _end_interrupted("interrupted")
+        return _end("interrupted", Exit.INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit does not fail
         return Exit.BROKEN_PIPE
-
-
-def _end_interrupted(line: str) -> int:
-    """End with our own exit code.
-
-    Python notes a KeyboardInterrupt that leaves an executed string, such as the methods of a new dataclass, and ends
-    the process by SIGINT for it, although it was caught. Executing another string clears the note.
-    """
-    exec("")  # noqa: S102
-    return _end(line, Exit.INTERRUPTED)
 
 
 def _end(line: str, code: Exit) -> int:

@@ -90,21 +90,6 @@ def test_process_that_is_interrupted_twice_ends_in_one_line(run: Callable[..., E
         assert ended.output.rindex(SHOW_CURSOR) > ended.output.rindex(HIDE_CURSOR)
 
 
-def test_interruption_of_an_executed_string_ends_with_our_code(tmp_path: Path) -> None:
-    """A class that is being made executes strings, and Python notes that one was interrupted."""
-    (tmp_path / "program.py").write_text(
-        "import argparse, sys\n"
-        "from aiodist._tools import cli\n"
-        "def command(_):\n"
-        "    exec('raise KeyboardInterrupt')\n"
-        "sys.exit(cli.run(argparse.Namespace(command=command)))\n"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-m", "program"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
-    )
-    assert (ended.returncode, ended.stderr.strip()) == (130, "interrupted")
-
-
 @pytest.mark.parametrize(
     "arguments", [[*LONG_RUN, "2"], ["check", "program.py:replica", "--replicas", "2", "--schedules", "1"]]
 )

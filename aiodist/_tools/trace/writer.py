@@ -168,13 +168,11 @@ class EventWriter:
             each for item in finished if isinstance(item, Collective) for each in _awaits(item, next(self._flows))
         ]
         awaits.sort(key=itemgetter(0, 1, 2))
+        run_events = chain.from_iterable(_run_events(*each) for each in ended)
+        await_events = chain.from_iterable(self._events(*each) for each in awaits)
+        # Of what begins at the same time, what encloses the others comes first: runs, functions, awaits.
         in_time = itemgetter(0)
-        streams = (  # of what comes at the same time, a stream that is earlier here comes first: it encloses the others
-            sorted(chain.from_iterable(_slices(*each) for each in ended), key=in_time),
-            chain.from_iterable(self._events(*each) for each in awaits),
-            sorted(chain.from_iterable(_instants(*each) for each in ended), key=in_time),
-        )
-        for _, line in merge(*streams, key=in_time):
+        for _, line in merge(sorted(run_events, key=in_time), await_events, key=in_time):
             yield line
         for run, _ in ended:  # the last that comes of a run
             del self._process_of[run]
@@ -321,22 +319,20 @@ class _Process:
         return tid, names
 
 
-def _slices(run: Run, pid: int) -> Iterator[_Event]:
-    """Yield the slices of a run and of its replicas' functions."""
-    spans = [(run.begun, _over(run), 0, f"run {run.number}: {run.name}", {"run": run.number})]
-    for position, (begin, end, args) in _functions(run):
-        spans.append((begin, end, 1 + position, run.name, args))
-    for begin, end, tid, name, args in spans:
-        duration = f'"dur":{max(0.0, end - begin) * 1e6:.3f}'
-        yield _event(run, begin, {"ph": "X", "name": name, "cat": "run", "pid": pid, "tid": tid}, args, duration)
-
-
-def _instants(run: Run, pid: int) -> Iterator[_Event]:
-    """Yield what went wrong in a run."""
-    event = {"ph": "i", "s": "t", "cat": "end", "pid": pid}
-    for position, (_, end, args) in _functions(run):
-        if args["end"] != "exited":
-            yield _event(run, end, event | {"name": args["end"], "tid": 1 + position}, args)
+def _run_events(run: Run, pid: int) -> Iterator[_Event]:
+    """Yield the slices of a run and of its replicas' functions, and what went wrong."""
+    over = run.over if happened(run.over) else run.clock()
+    yield _slice(run, pid, 0, (run.begun, over), f"run {run.number}: {run.name}", {"run": run.number})
+    for position, (started, ended) in enumerate(zip(run.started, run.ended, strict=True)):
+        if happened(started):
+            state, error = run.ends.get(position, ("running", None))
+            args: dict[str, Any] = {"run": run.number, "end": state}
+            if error is not None:
+                args["error"] = f"{type(error).__name__}: {error}"
+            until = ended if happened(ended) else over
+            yield _slice(run, pid, 1 + position, (started, until), run.name, args)
+            if state != "exited":
+                yield _instant(run, pid, 1 + position, until, state, "t", args)
     if run.report is not None:
         at, error = run.report
         report = error.report
@@ -347,28 +343,23 @@ def _instants(run: Run, pid: int) -> Iterator[_Event]:
             "suspects": report.suspects,
             "text": str(report),
         }
-        yield _event(run, at, event | {"s": "p", "name": type(error).__name__, "tid": 0}, args)
+        yield _instant(run, pid, 0, at, type(error).__name__, "p", args)
 
 
-def _over(run: Run) -> float:
-    return run.over if happened(run.over) else run.clock()
+def _slice(run: Run, pid: int, tid: int, span: tuple[float, float], name: str, args: dict[str, Any]) -> _Event:
+    begin, end = ((at + run.shift) * 1e6 for at in span)
+    event = {"ph": "X", "name": name, "cat": "run", "pid": pid, "tid": tid}
+    return begin, _json(event, f'"ts":{begin:.3f},"dur":{max(0.0, end - begin):.3f}', args)
 
 
-def _functions(run: Run) -> Iterator[tuple[int, tuple[float, float, dict[str, Any]]]]:
-    """Yield when the replicas' functions began and ended, by position, and how."""
-    for position, (started, ended) in enumerate(zip(run.started, run.ended, strict=True)):
-        if happened(started):
-            state, error = run.ends.get(position, ("running", None))
-            args: dict[str, Any] = {"run": run.number, "end": state}
-            if error is not None:
-                args["error"] = f"{type(error).__name__}: {error}"
-            yield position, (started, ended if happened(ended) else _over(run), args)
-
-
-def _event(run: Run, at: float, event: dict[str, Any], args: dict[str, Any], *more: str) -> _Event:
+def _instant(run: Run, pid: int, tid: int, at: float, name: str, scope: str, args: dict[str, Any]) -> _Event:
     ts = (at + run.shift) * 1e6
-    fields = [_compact(event)[1:-1], f'"ts":{ts:.3f}', *more, f'"args":{_compact(args)}']
-    return ts, f"{{{','.join(fields)}}}"
+    event = {"ph": "i", "s": scope, "name": name, "cat": "end", "pid": pid, "tid": tid}
+    return ts, _json(event, f'"ts":{ts:.3f}', args)
+
+
+def _json(event: dict[str, Any], times: str, args: dict[str, Any]) -> str:
+    return f'{_compact(event)[:-1]},{times},"args":{_compact(args)}}}'
 
 
 def _metadata(what: str, pid: int, tid: int, **args: Any) -> str:
