@@ -21,9 +21,10 @@ from aiodist._checking.loop import ControlledLoop
 from aiodist._checking.threads import busy_threads
 from aiodist._core import analysis
 from aiodist._core.errors import CollectiveError
+from aiodist._core.render import source_lines
 from aiodist._core.report import CollectiveReport, Location, Reason, ReplicaReport, ReplicaState
-from aiodist._core.text import ids, shown
-from aiodist._runtime.inspection import WaitGraph, look_at_loop
+from aiodist._core.text import ids, on_a_screen, shown
+from aiodist._runtime.inspection import WaitGraph, look_at_loop, merges
 from aiodist._runtime.scheduler import Run
 from aiodist._runtime.stacks import links
 from aiodist._runtime.suspension import driven
@@ -32,6 +33,7 @@ from aiodist._runtime.waits import Awaited
 _UNWINDING_SECONDS = 5.0
 _MOST_LINES = 16
 _MOST_WAYS = 2
+_MOST_PLACES = 6
 _MOST_THREADS = 4
 _WHAT = {
     Reason.DEADLOCK: "nothing can run any more",
@@ -99,14 +101,17 @@ def _report(loop: ControlledLoop, run: Run | None, why: Reason, seconds: float |
     cycle = graph.cycle_text()
     waits = list(graph.lines())
     more = len(waits) - _MOST_LINES
+    waiters = (each for each in graph.waiters if each.replica_id is not None or merges(each))
+    places = dict.fromkeys(at for each in waiters if (at := each.suspension.location) is not None)
     lines = [
         _headline(report.replicas, _WHAT[why].format(seconds)),
         *(f"  {line}" for line in [*waits[:_MOST_LINES], *([f"… and {more} more"] if more > 0 else [])]),
+        *source_lines([(at, False) for at in places][:_MOST_PLACES]),
         *_ways(graph),
         *([f"The cycle: {cycle}."] if cycle else []),
         *(_late() if why is Reason.TIMEOUT else [_PROOF if why is Reason.DEADLOCK else _POLLING]),
     ]
-    return replace(report, reason=why, text="\n".join(lines))
+    return replace(report, reason=why, text=on_a_screen(lines))
 
 
 def _headline(replicas: Sequence[ReplicaReport], what: str) -> str:

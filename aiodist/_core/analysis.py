@@ -334,8 +334,11 @@ class _Case:
         if len(there) == 1:  # who has joined waits, too
             there = [tuple(m.replica_id for m in self._group.members if m.replica_id not in absent)]
         sides = sorted(there + ([self._gone] if self._gone else []), key=len, reverse=True)
-        if len(sides) == 1:
-            return self._gone
+        if len(sides) == 1:  # nobody waits any more: it is the few that they have waited for, or that have left
+            late = tuple(m.replica_id for m in self._group.members if m.replica_id not in self._gone)
+            if len(late) == len(self._gone):
+                return ()
+            return late if 0 < len(late) < len(self._gone) else self._gone
         if len(sides[0]) == len(sides[1]):
             undecided = len(self._missing) - len(self._gone)  # they may still come to those who wait
             return self._gone if self._gone and undecided and len(there) == 1 else ()
@@ -457,7 +460,8 @@ def _cancellations(replicas: Iterable[ReplicaFacts], slot: SlotRecord) -> tuple[
         post = slot.post_of(replica.replica_id)
         called = () if post is None else (post.path[0][:2],)
         limits = (time_limit_around(file, line) for file, line in (*replica.cancelled_in, *called))
-        why = replica.cancelled_by or next((limit for limit in limits if limit), "")
+        limit = next((each for each in limits if each), "")
+        why = replica.cancelled_by or (f"inside of {limit}" if limit else "")
         if post is not None:
             what = f"{post.call} at {place(post.location)}{': ' if why else ''}{why}."
             alike.setdefault(what, []).append(replica.replica_id)

@@ -622,7 +622,7 @@ def _abandoned_hint(findings: Findings) -> Sequence[str]:
         return ["Only that worker raises the error in its arguments; the others wait for its call."]
     if "sibling task failed" in told:
         return ["A task group cancels its other tasks when one fails: let that end the run, or reduce whether one has."]
-    return [_TIME_LIMIT] if "inside of" in told else []
+    return [_TIME_LIMIT] if findings.partitions and "inside of" in told else []
 
 
 def _timeout_hint(findings: Findings) -> Sequence[str]:

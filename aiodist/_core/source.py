@@ -164,7 +164,7 @@ def _arm(node: ast.AST, line: int) -> str | None:
 
 
 def time_limit_around(file: str, line: int) -> str:
-    """Say in which innermost timeout or cancel scope a line stands, or in which `wait_for`; empty for none."""
+    """Return the innermost timeout, cancel scope or `wait_for` that a line stands in, and its place; empty for none."""
     text = "".join(linecache.getlines(file))
     found = [(node.lineno, ast.unparse(node)) for node in _waits_for(text) if node.lineno <= line <= _end(node)]
     found += [
@@ -176,7 +176,7 @@ def time_limit_around(file: str, line: int) -> str:
     if not found:
         return ""
     first, code = max(found)
-    return f"it was inside of `{code}` at {place(Location(file, first, ''))}"
+    return f"`{code}` at {place(Location(file, first, ''))}"
 
 
 def _name_called(expression: ast.expr) -> str:

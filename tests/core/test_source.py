@@ -121,7 +121,7 @@ def test_the_conditions_on_which_a_loop_or_a_round_of_it_is_left_are_its_own(tmp
 
 
 def test_the_innermost_time_limit_around_a_line(file: str) -> None:
-    inside = f"it was inside of `%s` at {file}:%s"
+    inside = f"`%s` at {file}:%s"
     assert source.time_limit_around(file, line("tenth(")) == inside % ("anyio.move_on_after(5)", line("with anyio"))
     limit = inside % ("asyncio.timeout(0.02)", line("asyncio.timeout"))
     assert source.time_limit_around(file, line("eleventh(")) == limit

@@ -391,7 +391,7 @@ async def task_cancelled_by_its_own_replica(ctx: ReplicaContext, over: asyncio.E
     await ctx.barrier()
 
 
-@incomplete(Reason.ABANDONED, 1, sizes=FEW, shared=anyio.Event)
+@incomplete(Reason.ABANDONED, 1, sizes=FEW, says="its sibling", shared=anyio.Event)
 async def sibling_fails_in_a_task_group_of_anyio(ctx: ReplicaContext, over: anyio.Event) -> None:
     if me(ctx) == 0:
         await over.wait()
@@ -404,7 +404,7 @@ async def sibling_fails_in_a_task_group_of_anyio(ctx: ReplicaContext, over: anyi
     await ctx.barrier()
 
 
-@incomplete(Reason.ABANDONED, 1, sizes=FEW, shared=anyio.Event)
+@incomplete(Reason.ABANDONED, 1, sizes=FEW, says="cancelled its scope", shared=anyio.Event)
 async def scope_cancelled_by_a_sibling(ctx: ReplicaContext, over: anyio.Event) -> None:
     if me(ctx) == 0:
         await over.wait()
@@ -418,6 +418,15 @@ async def scope_cancelled_by_a_sibling(ctx: ReplicaContext, over: anyio.Event) -
 
 async def _cancel(tasks: Any) -> None:
     tasks.cancel_scope.cancel()
+
+
+@incomplete(Reason.ABANDONED, 1, sizes=FEW, anyio=False, never="time limit around")
+async def one_is_late_and_the_others_time_out(ctx: ReplicaContext) -> None:
+    if odd(ctx):
+        await asyncio.sleep(9)  # named
+    with suppress(TimeoutError):
+        await asyncio.wait_for(ctx.all_reduce(SUM, LOSS), 0.1)  # named
+    await ctx.barrier()
 
 
 @incomplete(Reason.ABANDONED, 1, sizes=FEW, anyio=False, shared=asyncio.Event)
