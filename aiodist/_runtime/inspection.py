@@ -28,7 +28,7 @@ from aiodist._core.waitgraph import stuck
 from aiodist._runtime.current import current
 from aiodist._runtime.stacks import Link, is_plumbing, links
 from aiodist._runtime.suspension import Suspension, coroutine_of, driven, suspension_of, task_text
-from aiodist._runtime.waits import Awaited, Look, Wait
+from aiodist._runtime.waits import Awaited, Look
 
 _DEEPEST = 2
 _LARGEST = 64
@@ -406,18 +406,7 @@ class WaitGraph:
                     queue.append(other)
         return ()
 
-    # As values, and in words.
-
-    def waits(self) -> tuple[Wait, ...]:
-        """Return what each task waits for, as values: replicas first, by id."""
-        return tuple(self.wait_of(waiter) for waiter in self.waiters)
-
-    def wait_of(self, waiter: Waiter) -> Wait:
-        """Return what one task waits for, as a value."""
-        suspension = waiter.suspension
-        on = tuple(other.who for other in self.enders(waiter))
-        what = verb(suspension)
-        return Wait(waiter.who, waiter.replica_id, suspension.kind, what, suspension.location, suspension.stack, on)
+    # In words.
 
     def lines(self, *, replicas_alone: bool = False) -> list[str]:
         """Return a line for each way to wait, replicas that wait alike in one.

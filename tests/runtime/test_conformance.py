@@ -558,23 +558,6 @@ def test_interruption_that_a_replica_raises(kind: type[BaseException], anyio_bac
     on(anyio_backend, still_works, strategy)
 
 
-def test_ctrl_c_while_nothing_runs(anyio_backend: Loop) -> None:
-    unwound = []
-
-    async def program() -> None:
-        try:
-            if replica() == 1:
-                signal.raise_signal(signal.SIGINT)
-            await here().barrier()
-            await anyio.sleep_forever()
-        finally:
-            unwound.append(replica())
-
-    with pytest.raises(KeyboardInterrupt):
-        on(anyio_backend, mirrored(3).run, program)
-    assert sorted(unwound) in ([0, 1], [0, 1, 2])
-
-
 class CtrlC:
     """Presses Ctrl-C as the program comes to the n-th line of handles and event loops, by a trace function."""
 
@@ -815,47 +798,3 @@ async def test_timeouts_and_task_groups_of_asyncio() -> None:
         await both()
     assert [type(error) for error in caught.value.exceptions] == [LookupError]
     await still_works(strategy)
-
-
-@pytest.mark.every_loop("trio")
-async def test_nurseries_and_scopes_of_trio() -> None:
-    import trio
-
-    async def program() -> int:
-        totals: list[int] = []
-
-        async def child() -> None:
-            totals.append(await here().all_reduce("SUM", 1))
-
-        with trio.move_on_after(0) as scope:
-            await trio.sleep_forever()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(child)
-        assert scope.cancelled_caught
-        return totals[0]
-
-    assert await on_each(3, program) == (3, 3, 3)
-
-
-@pytest.mark.every_loop("trio")
-def test_interruption_that_trio_has_for_the_caller_of_the_run(anyio_backend: Loop) -> None:
-    import trio
-
-    unwound = []
-
-    @trio.lowlevel.enable_ki_protection
-    def interrupt() -> None:
-        signal.raise_signal(signal.SIGINT)
-
-    async def program() -> None:
-        try:
-            if replica() == 1:
-                interrupt()
-            await here().barrier()
-            await anyio.sleep_forever()
-        finally:
-            unwound.append(replica())
-
-    with pytest.raises(KeyboardInterrupt):
-        trio.run(mirrored(3).run, program)
-    assert sorted(unwound) == [0, 1, 2]

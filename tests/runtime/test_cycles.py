@@ -80,8 +80,8 @@ async def test_a_ring_leaves_out_who_only_waits_for_it() -> None:
 async def test_a_ring_of_thousands_of_groups_is_found() -> None:
     """It takes seconds; where one group more cost a look at all others, it would take minutes."""
     with pytest.raises(DeadlockError) as caught:
-        await run(mirrored(4_096), partial(ring, size=4_096, crossed=True))
-    assert len(caught.value.report.suspects) == 4_096
+        await run(mirrored(2_048), partial(ring, size=2_048, crossed=True))
+    assert len(caught.value.report.suspects) == 2_048
     assert len(str(caught.value).splitlines()) <= 40
 
 
@@ -103,14 +103,6 @@ async def test_it_is_found_when_the_last_await_comes_late_and_child_tasks_are_do
         await second.barrier()
 
     assert (await error_of(program, 2)).report.reason == "cycle"
-
-
-async def test_issuing_both_before_awaiting_is_no_cycle() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        for handle in [group.barrier() for group in two_groups(ctx)]:
-            await handle
-
-    await run(mirrored(2), program)
 
 
 # What may still act for a replica that waits: no alarm.

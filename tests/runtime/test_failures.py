@@ -65,33 +65,6 @@ async def test_exception_of_a_plain_function_begins_no_other() -> None:
     assert begun == [0]
 
 
-async def test_exception_after_all_others_have_returned() -> None:
-    async def program() -> None:
-        await here().barrier()
-        if replica() == 1:
-            for _ in range(5):
-                await checkpoint()
-            raise FirstError
-
-    await failure_of(program)
-
-
-async def test_others_are_cancelled_and_unwind() -> None:
-    unwound = []
-
-    async def program() -> None:
-        try:
-            if replica() == 2:
-                raise FirstError
-            await anyio.sleep_forever()
-        except anyio.get_cancelled_exc_class():
-            unwound.append(replica())
-            raise
-
-    await failure_of(program, 4)
-    assert sorted(unwound) in ([0, 1], [0, 1, 3])
-
-
 async def test_a_cancellation_that_nobody_asked_for_is_an_error_and_no_cancellation_of_the_caller() -> None:
     async def program() -> None:
         await here().barrier()
@@ -167,51 +140,6 @@ async def test_crowds_that_fail_have_a_handful_of_notes(replicas: int, text: str
 
 
 # Nobody is left waiting.
-
-
-async def test_collective_of_a_closed_run_ends_at_once_whenever_it_was_issued() -> None:
-    """In a shielded scope, where no cancellation helps: issued before the failure and after it, awaited after it."""
-    failed = anyio.Event()
-    told: list[str] = []
-
-    async def program() -> None:
-        if replica() == 1:
-            await checkpoint()
-            failed.set()
-            raise FirstError
-        early = here().barrier(name="early")
-        with anyio.CancelScope(shield=True):
-            await failed.wait()
-            await checkpoint()
-            for handle in (early, here().all_reduce("SUM", 1), here().merge_call(print), early):
-                with pytest.raises(CollectiveError) as caught:
-                    await handle
-                told.append(caught.value.report.reason)
-
-    error = await failure_of(program, 2)
-    assert told == ["exited"] * 4
-    assert len(error.__notes__) == 1  # what the other ran into is an echo
-
-
-async def test_replica_in_a_shielded_collective_does_not_hang_when_another_fails() -> None:
-    failing = anyio.Event()
-    seen: list[str] = []
-
-    async def program() -> None:
-        if replica() == 0:
-            with anyio.CancelScope(shield=True):
-                failing.set()
-                with pytest.raises(CollectiveError) as caught:
-                    await here().barrier()
-                seen.append(caught.value.report.reason)
-            await checkpoint()  # here the cancellation takes effect
-            seen.append("went on")
-        await failing.wait()
-        raise FirstError
-
-    error = await failure_of(program, 2)
-    assert seen == ["exited"]
-    assert error.__notes__[0].startswith("replica 1 of 2")
 
 
 @pytest.mark.parametrize("shield", [False, True])

@@ -75,18 +75,6 @@ async def test_every_collective_works_in_a_group() -> None:
         groups[0].new_group([0])
 
 
-async def test_a_duplicate_of_all_has_an_order_of_its_own() -> None:
-    async def program(ctx: ReplicaContext) -> Any:
-        duplicate = ctx.new_group(range(3))
-        if ctx.replica_id_in_sync_group:
-            first, second = duplicate.all_reduce("SUM", 1, name="x"), ctx.all_reduce("SUM", 2, name="y")
-        else:
-            second, first = ctx.all_reduce("SUM", 2, name="y"), duplicate.all_reduce("SUM", 1, name="x")
-        return await first, await second
-
-    assert await results(3, program) == ((3, 6),) * 3
-
-
 async def test_a_group_of_a_group_counts_as_the_group_does() -> None:
     async def program(ctx: ReplicaContext) -> Any:
         if ctx.replica_id_in_sync_group == 0:
@@ -278,38 +266,6 @@ async def test_a_failure_names_who_waited_in_a_group_and_ends_all_groups() -> No
         caught.value.__notes__
     )
     await still_works(strategy)
-
-
-async def test_a_cancelled_wait_in_a_group_is_an_error_of_all() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        me = ctx.replica_id_in_sync_group
-        if me == 2:
-            return await ctx.barrier(name="end")
-        group = ctx.new_group([0, 1], "pair")
-        if me == 0:
-            with anyio.CancelScope() as scope:
-                scope.cancel()
-                await group.barrier()
-            await ctx.barrier(name="end")
-        return await anyio.sleep_forever()
-
-    error = await error_of(program)
-    assert (error.report.reason, error.report.suspects) == ("abandoned", (0,))
-    assert "replica 0 was cancelled out of collective #0 of group 'pair' of replicas 0 and 1" in str(error)
-
-
-async def test_a_replica_told_of_the_end_can_be_cancelled_whatever_groups_it_makes() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group:
-            raise ZeroDivisionError
-        while True:
-            try:
-                await ctx.new_group([0, 1]).barrier()
-            except aiodist.CollectiveError:
-                continue
-
-    with pytest.raises(ZeroDivisionError):
-        await run(mirrored(2), program)
 
 
 # Many.

@@ -29,17 +29,6 @@ from tests.runtime.warned import warned
 pytestmark = pytest.mark.anyio
 
 
-async def test_several_in_flight_are_in_the_order_of_the_calls() -> None:
-    async def program() -> tuple[Any, ...]:
-        context = here()
-        pending = [context.all_reduce("SUM", k + replica()) for k in range(50)]
-        most, whole = context.all_reduce("MAX", replica()), context.all_gather(np.array([replica()]), 0)
-        await context.barrier()
-        return (await whole).tolist(), await most, sum([await handle for handle in reversed(pending)])
-
-    assert await on_each(20, program) == ((list(range(20)), 19, 20 * sum(range(50)) + 50 * sum(range(20))),) * 20
-
-
 async def test_done_says_whether_an_await_would_wait_for_others() -> None:
     seen = {}
     relay = Relay([0, 1])

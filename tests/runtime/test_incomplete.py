@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import anyio
@@ -19,7 +18,7 @@ from aiodist import (
     ReplicaContext,
     ReplicaState,
 )
-from tests.runtime.programs import error_of, mirrored, run, still_works
+from tests.runtime.programs import error_of, mirrored, run
 
 pytestmark = pytest.mark.anyio
 BRIEF = 0.01
@@ -70,24 +69,6 @@ async def test_those_who_are_ready_are_heard_however_late_it_is(monkeypatch: pyt
 # Cancelled out of it.
 
 
-@pytest.mark.parametrize("replicas", [2, 8])
-async def test_a_collective_that_one_replica_gives_up_is_abandoned(replicas: int) -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group == replicas - 1:
-            with anyio.move_on_after(0):
-                await ctx.barrier()
-        elif ctx.replica_id_in_sync_group == 0:
-            await anyio.sleep_forever()  # so that the barrier is incomplete, whatever the order
-        else:
-            await ctx.barrier()
-
-    error = await error_of(program, replicas)
-    assert type(error) is IncompleteCollectiveError
-    assert (error.report.reason, error.report.sequence_number) == (Reason.ABANDONED, 0)
-    assert str(error).startswith(f"replica {replicas - 1} was cancelled out of collective #0 before it was complete")
-    assert error.report.replicas[-1].state == "exited"
-
-
 async def test_an_abandoning_replica_that_shows_nothing_more_is_judged_after_the_delay() -> None:
     async def program(ctx: ReplicaContext) -> None:
         if ctx.replica_id_in_sync_group == 1:
@@ -116,19 +97,6 @@ async def test_a_collective_that_all_give_up_is_an_error_too() -> None:
     error = await error_of(program)
     assert type(error) is IncompleteCollectiveError
     assert error.report.sequence_number == 0
-
-
-async def test_a_merge_call_that_all_give_up_is_an_error() -> None:
-    async def merge(strategy: Any) -> None:
-        await anyio.sleep_forever()
-
-    async def program(ctx: ReplicaContext) -> None:
-        with anyio.move_on_after(BRIEF):
-            await ctx.merge_call(merge)
-
-    error = await error_of(program)
-    assert error.report.reason is Reason.ABANDONED
-    assert error.report.suspects  # whose time was up first, which the clock decides: all had arrived
 
 
 async def test_giving_up_a_merge_call_that_then_completes_is_an_error() -> None:
@@ -196,39 +164,6 @@ async def test_a_timeout_that_did_not_come_to_pass_leaves_nothing() -> None:
 
 
 # Caught, and no way around it.
-
-
-@pytest.mark.parametrize("how", ["another collective", "an early return", "a failure"])
-async def test_a_replica_that_catches_the_error_and_asks_again_forever_ends(how: str) -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        while True:
-            with contextlib.suppress(CollectiveError):
-                if ctx.replica_id_in_sync_group == 1:
-                    if how == "an early return":
-                        return
-                    if how == "a failure":
-                        raise LookupError("mine")
-                    await ctx.all_reduce("SUM", 1)
-                await ctx.barrier()
-
-    if how == "a failure":
-        strategy = mirrored(3)
-        with pytest.raises(LookupError, match="mine"):
-            await run(strategy, program)
-        await still_works(strategy)
-    else:
-        assert (await error_of(program)).report.suspects == (1,)
-
-
-async def test_clean_up_that_needs_the_others_ends() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        try:
-            await (ctx.barrier() if ctx.replica_id_in_sync_group else ctx.all_reduce("SUM", 1))
-        finally:
-            with anyio.CancelScope(shield=True), pytest.raises(CollectiveError):
-                await ctx.barrier()
-
-    assert (await error_of(program)).report.suspects == (0,)
 
 
 # Several at once.

@@ -40,20 +40,6 @@ async def test_who_has_joined_takes_part_with_nothing() -> None:
     )
 
 
-async def test_after_the_join_all_go_on_in_one_order() -> None:
-    async def program(ctx: ReplicaContext) -> Any:
-        me = ctx.replica_id_in_sync_group
-        sums = []
-        for epoch in range(3):
-            for _ in range((me + epoch) % 3):
-                await ctx.barrier(name="step")
-            last = await ctx.join()
-            sums.append((last, await ctx.broadcast(me, last), await ctx.all_reduce("SUM", 1)))
-        return sums, ctx.member.sequence
-
-    assert await results(3, program) == (([(2, 2, 3), (1, 1, 3), (0, 0, 3)], 15),) * 3
-
-
 async def test_open_collectives_go_on_when_the_last_missing_replica_joins() -> None:
     async def program(ctx: ReplicaContext) -> Any:
         me = ctx.replica_id_in_sync_group
@@ -149,19 +135,6 @@ async def test_a_join_is_awaited_before_the_next_collective() -> None:
 # When replicas do not meet.
 
 
-async def test_one_that_ends_while_others_go_on_is_named() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        me = ctx.replica_id_in_sync_group
-        if me == 0:
-            await ctx.join()
-        elif me == 1:
-            await ctx.barrier()
-
-    error = await error_of(program)
-    assert error.report.suspects == (2,)
-    assert error.report.sequence_number == 0
-
-
 async def test_one_that_is_cancelled_out_of_the_join_is_named() -> None:
     async def program(ctx: ReplicaContext) -> None:
         if ctx.replica_id_in_sync_group == 0:
@@ -174,18 +147,6 @@ async def test_one_that_is_cancelled_out_of_the_join_is_named() -> None:
     error = await error_of(program)
     assert (error.report.reason, error.report.suspects) == ("abandoned", (0,))
     assert str(error).startswith("replica 0 was cancelled out of the join (collective #0) before it was complete\n")
-
-
-async def test_a_failure_of_one_that_goes_on_ends_the_join() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group == 2:
-            await anyio.lowlevel.checkpoint()
-            raise ZeroDivisionError
-        await ctx.join()
-
-    with pytest.raises(ZeroDivisionError) as caught:
-        await run(mirrored(3), program)
-    assert "replicas 0 and 1 were waiting in join at " in caught.value.__notes__[0]
 
 
 async def test_a_join_may_last_longer_than_collectives_may() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from contextvars import ContextVar
 from typing import Any
 
 import pytest
-from anyio.lowlevel import checkpoint
 
 import aiodist
 from aiodist import Mirrored, PerReplica, ReplicaContextError
@@ -32,18 +30,6 @@ async def test_plain_function_runs_once_on_regrouped_arguments() -> None:
     strategy = mirrored(3)
     assert (await strategy.run(program)).values == ("done",) * 3
     assert seen == [(strategy, (0, 1, 2), (7, 7, 7), "SGD", ("r0", "r1", "r2"))]
-
-
-async def test_coroutine_function_may_wait() -> None:
-    async def merge(strategy: Any, x: Any) -> Any:
-        for _ in range(3):
-            await checkpoint()
-        return PerReplica([value * 10 for value in x.values])
-
-    async def program() -> Any:
-        return await here().merge_call(merge, args=[replica()])
-
-    assert await on_each(3, program) == (0, 10, 20)
 
 
 async def test_result_gives_each_replica_its_component_at_any_depth() -> None:
@@ -83,21 +69,6 @@ async def test_run_inside_the_merge_function() -> None:
         return await here().merge_call(merge) + await here().all_reduce("SUM", 100)
 
     assert await on_each(3, program) == (306, 306, 306)
-
-
-async def test_merge_calls_three_deep() -> None:
-    def level(depth: int) -> Any:
-        async def program() -> Any:
-            if depth == 0:
-                return replica()
-            return await here().merge_call(merge)
-
-        async def merge(strategy: Any) -> Any:
-            return await strategy.run(level(depth - 1))
-
-        return program
-
-    assert await on_each(2, level(3)) == (0, 1)
 
 
 async def test_exception_may_be_caught_by_every_replica_and_comes_out_once_and_as_itself() -> None:
@@ -143,26 +114,6 @@ async def test_context_variables_are_those_of_replica_0() -> None:
         return await here().merge_call(merge)
 
     assert await on_each(3, program) == (100, 100, 100)
-
-
-async def test_method_partial_and_callable_object() -> None:
-    class Merger:
-        def method(self, strategy: Any, x: Any) -> Any:
-            return strategy.experimental_local_results(x)
-
-        def __call__(self, strategy: Any, x: Any) -> Any:
-            return self.method(strategy, x)
-
-    async def program() -> Any:
-        mine = Merger()  # another object on each replica; the same code
-        context = here()
-        return (
-            await context.merge_call(mine.method, args=(replica(),)),
-            await context.merge_call(functools.partial(mine.method, x=5)),
-            await context.merge_call(mine, args=(replica(),)),
-        )
-
-    assert await on_each(2, program) == (((0, 1), (5, 5), (0, 1)),) * 2
 
 
 async def test_collective_inside_the_merge_function_is_told_with_both_lines() -> None:

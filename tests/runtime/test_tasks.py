@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
 
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
 import aiodist
-from aiodist import MirroredStrategy
 from tests.runtime.programs import here, mirrored, on_each, replica
 
 pytestmark = pytest.mark.anyio
@@ -84,21 +82,6 @@ async def test_child_tasks_may_take_turns_at_collectives() -> None:
         return sorted(totals)
 
     assert await on_each(3, program) == ([0, 3, 6, 9],) * 3
-
-
-async def test_runs_of_several_strategies_keep_apart() -> None:
-    totals: dict[int, Any] = {}
-
-    async def program(scale: int) -> int:
-        return sum([await here().all_reduce("SUM", k * scale) for k in range(10)])
-
-    async def run(strategy: MirroredStrategy, scale: int) -> None:
-        totals[scale] = strategy.experimental_local_results(await strategy.run(program, args=(scale,)))
-
-    async with anyio.create_task_group() as tasks:
-        for count in range(1, 6):
-            tasks.start_soon(run, mirrored(count), 10**count)
-    assert totals == {10**count: (45 * 10**count * count,) * count for count in range(1, 6)}
 
 
 def test_run_without_an_event_loop_says_what_is_missing() -> None:
