@@ -18,16 +18,17 @@ if TYPE_CHECKING:
     from aiodist._checking.schedule import Schedule
 
 _DESCRIPTION = """\
-Run a function on an event loop with virtual time that chooses the order of ready tasks: first the default order, then
-others, until one fails. The failure is reported with the command that repeats it, in as few changes to that order as
-possible. With --replicas, TARGET is a replica function, run on a MirroredStrategy of that many CPU devices; without, a
-function that makes its own strategies: a coroutine function, or one that calls asyncio.run. With --ranks, TARGET is a
-script of torch.distributed, which runs unmodified: its ranks are threads of one process, one at a time.
+Run a function on an event loop with virtual time, which chooses the order in which ready tasks run: asyncio's own order
+first, then others, until one fails. The report ends with the command that repeats the failure with as few changes to
+asyncio's order as possible. With --replicas, TARGET is a replica function and runs on a MirroredStrategy of that many
+CPU devices. Without it, TARGET makes its own strategies: it is a coroutine function, or a function that calls
+asyncio.run. With --ranks, TARGET is an unmodified torch.distributed script; its ranks are threads of one process that
+run one at a time.
 """
 _EPILOG = """\
-ARGS are TARGET's own: they are in sys.argv, and a function with parameters gets them, name=value by keyword.
-Exit codes: 0 all replicas agreed, 1 they did not (or wait for each other forever), 2 bad usage, 3 the program raised
-an exception of its own, 130 after Ctrl-C.
+ARGS are TARGET's own: they are in sys.argv, and a function with parameters is called with them, name=value by keyword.
+Exit codes: 0 if all replicas agreed, 1 if they did not or would wait for each other forever, 2 for bad usage, 3 if the
+program raised an exception of its own, 130 after Ctrl-C.
 """
 
 
@@ -39,14 +40,16 @@ def add_check(commands: _SubParsersAction[ArgumentParser]) -> None:
     )  # fmt: skip
     option = check.add_argument
     option("target", metavar="TARGET", help="FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION; with --ranks, FILE.py")
-    option("-n", "--replicas", type=_replicas, metavar="N", help="TARGET is a replica function; 1 to 10000")
-    option("--ranks", type=_replicas, metavar="N", help="TARGET is a torch.distributed script of N ranks")
+    option(
+        "-n", "--replicas", type=_replicas, metavar="N", help="run TARGET, a replica function, on 1 to 10000 replicas"
+    )
+    option("--ranks", type=_replicas, metavar="N", help="run TARGET, a torch.distributed script, with N ranks")
     option("--cpu", action="store_true", help="with --ranks, use the CPU in place of CUDA devices")
-    most = "how many to run (default: 20, fewer above 100 replicas; 1 with --ranks)"
+    most = "how many orders to run (default: 20, fewer above 100 replicas; 1 with --ranks)"
     option("--schedules", type=positive, metavar="K", help=most)
     seed = "seed of schedules, random numbers and string hashes (default: %(default)s)"
     option("--seed", type=natural, metavar="N", default=0, help=seed)
-    option("--replay", type=_schedule, metavar="SCHEDULE", help="run only this schedule")
+    option("--replay", type=_schedule, metavar="SCHEDULE", help="run only this order, as a failing check prints it")
     option("--timeout", type=_seconds, metavar="SECONDS", help="limit of one run, in real time (default: 300)")
     option("--json", action="store_true", help="print the result as JSON; what TARGET prints goes to stderr")
     check.set_defaults(command=_run_check, hash_seed=_hash_seed)

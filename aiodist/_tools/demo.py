@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 _TEXT = """\
 Train a character language model in NumPy on the manual pages of the standard library (pydoc_data.topics). Every replica
 computes on its part of each batch in the worker thread of its device; gradients are summed, and the weights changed, in
-one merge_call a step. Exit code 1 if the replicas end with different weights.
+one merge_call a step. The exit code is 1 if the replicas end with different weights.
 """
 
 
 def add_demo(commands: _SubParsersAction[ArgumentParser]) -> None:
     """Add the `demo` command with a command for each demo."""
-    what = "a training run and an error report, to see the library at work"
-    demo = commands.add_parser("demo", help=what, description=f"Two programs: {what}. Neither needs data or a network.")
+    what = "see the library at work: a training run, or the report on a mistake"
+    demo = commands.add_parser("demo", help=what, description=f"S{what[1:]}. Neither needs data or a network.")
     demos = demo.add_subparsers(title="demos", metavar="DEMO")
     demo.set_defaults(command=partial(print_help, demo))
     text = demos.add_parser(
@@ -33,17 +33,17 @@ def add_demo(commands: _SubParsersAction[ArgumentParser]) -> None:
     )  # fmt: skip
     option = text.add_argument
     option("-n", "--replicas", type=positive, metavar="N", help="how many replicas (default: 4)")
-    option("--workers", type=positive, metavar="N", help="distribute them over N processes")
+    option("--workers", type=positive, metavar="N", help="distribute the replicas over N processes")
     option("--steps", type=positive, metavar="N", default=1300, help="how many steps (default: %(default)s)")
     same = "the same seed gives the same weights (default: %(default)s)"
     option("--seed", type=natural, metavar="N", default=0, help=same)
-    each = "one for each replica (default: CPU:0,CPU:1,...)"
+    each = "one device for each replica (default: CPU:0,CPU:1,...)"
     option("--devices", type=devices, metavar="NAME,NAME,...", help=each)
     text.set_defaults(command=_run_text, handles_interruptions=True)
     mismatch = demos.add_parser(
         "mismatch",
-        help="the report on a program in which one replica takes another branch",
-        description="Run a wrong program and print the report on it. Exit code 0: showing it is the purpose.",
+        help="show the report on a program in which one replica takes another branch",
+        description="Run a wrong program and print the report on it. The exit code is 0: showing it is the purpose.",
     )
     mismatch.set_defaults(command=_run_mismatch, handles_interruptions=True)
 

@@ -57,11 +57,11 @@ def add_doctor(commands: _SubParsersAction[ArgumentParser]) -> None:
     """Add the `doctor` command."""
     doctor = commands.add_parser(
         "doctor",
-        help="what this machine has, what works, what to install",
+        help="show what this machine has, what works, and what to install",
         description="Print versions, whether kernels compile, which GPUs and MPI there are, and what to install for "
-        "what is missing. Exit code 1 if something that is needed is missing.",
+        "what is missing. The exit code is 1 if something that is needed is missing.",
     )
-    doctor.add_argument("--json", action="store_true", help="print it as JSON")
+    doctor.add_argument("--json", action="store_true", help="print the result as JSON")
     doctor.set_defaults(command=_run)
 
 

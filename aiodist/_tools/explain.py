@@ -33,7 +33,7 @@ def add_explain(commands: _SubParsersAction[ArgumentParser]) -> None:
         "--ranks", "--world-size", type=positive, metavar="N", dest="world_size",
         help="how many ranks the job had, where the dumps do not say",
     )  # fmt: skip
-    explain.add_argument("--json", action="store_true", help="print it as JSON")
+    explain.add_argument("--json", action="store_true", help="print the result as JSON")
     explain.set_defaults(command=_run_explain)
 
 

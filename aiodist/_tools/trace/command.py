@@ -28,18 +28,18 @@ def add_trace(commands: _SubParsersAction[ArgumentParser]) -> None:
     trace.set_defaults(command=partial(print_help, trace))
     show = traces.add_parser(
         "show",
-        help="a summary in the terminal",
+        help="print a summary",
         description="Print runs, collectives by call site, who held up the others, and a disagreement if there is one.",
     )
     html = traces.add_parser(
         "html",
-        help="one page with the timeline, for any browser",
-        description="Write one self-contained page: a lane for each replica, a link for each collective, waits shaded.",
+        help="write one page with the timeline, for any browser",
+        description="Write one self-contained page: a lane for each replica, waits shaded, a line for each collective.",
     )
     for parser, command in ((show, _show), (html, _html)):
         parser.add_argument("file", metavar="FILE", help="the trace, such as run.json")
         parser.set_defaults(command=command)
-    show.add_argument("--json", action="store_true", help="print the summary as JSON")
+    show.add_argument("--json", action="store_true", help="print the result as JSON")
     html.add_argument("-o", "--output", metavar="PAGE", help="where to write it (default: FILE ending in .html)")
 
 
