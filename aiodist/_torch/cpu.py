@@ -113,12 +113,7 @@ def _function(stand_in: Any) -> Callable[..., Any]:
 
 
 class Door:
-    """Takes CUDA devices for the CPU in this process, from now on.
-
-    Args:
-        ranks: how many devices there seem to be.
-        index: returns the index of the calling rank's own.
-    """
+    """Takes CUDA devices for the CPU in this process, from now on; there seem to be as many as ranks."""
 
     def __init__(self, ranks: int, index: Callable[[], int]) -> None:
         self._ranks = ranks

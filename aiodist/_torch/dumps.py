@@ -221,9 +221,6 @@ def _as_one(a: Call, b: Call) -> Call:
 def read_all(paths: Iterable[Path]) -> list[Dump]:
     """Return the dumps in some files, by rank.
 
-    Args:
-        paths: files, and folders of which every file whose name tells a rank is read.
-
     Raises:
         DumpError: a file is no dump that can be read, or two are of one rank.
     """

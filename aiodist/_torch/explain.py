@@ -88,11 +88,7 @@ class _ProcessGroup:
 
 
 def explain(dumps: Sequence[Dump], *, world_size: int | None = None) -> Explanation:
-    """Return what the dumps of a job say.
-
-    Args:
-        dumps: one a rank, by rank; some ranks' may be missing.
-        world_size: how many ranks the job had, where the dumps do not say.
+    """Return what the dumps of a job say, of which some may be missing; a size is for jobs whose dumps do not say it.
 
     Raises:
         DumpError: they are not of one job.

@@ -102,17 +102,7 @@ def _root(opts: Any) -> int:
 
 
 class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
-    """A rank's process group.
-
-    Args:
-        job: the job.
-        member: the rank as a member of the group.
-        size: how many members there are.
-        name: what torch knows the group by.
-        desc: its description.
-        backend: what the script has asked for.
-        store: its store.
-    """
+    """A rank's process group: what torch knows it by, the backend that the script has asked for, and its store."""
 
     def __init__(self, job: Job, member: Member, size: int, name: str, desc: str, backend: str, store: Any) -> None:
         super().__init__(member.rank, size)

@@ -136,12 +136,6 @@ class AnySource:
 class Job:
     """One run of a script's ranks.
 
-    Args:
-        size: how many there are.
-        name: the script's.
-        order: decides which rank goes on.
-        on_switch: called when another rank does.
-
     Attributes:
         size: how many ranks there are.
         ranks: the ranks.
@@ -230,12 +224,7 @@ class Job:
             fulfil()
 
     def wait(self, member: Member, slot: Collective, *, for_future: bool = False) -> None:
-        """Let other ranks run until a collective is complete.
-
-        Args:
-            member: who waits.
-            slot: the collective.
-            for_future: whether it is enough to have come so far that no other rank can go on.
+        """Let other ranks run until a collective is complete; for a future, until no other rank can go on.
 
         Raises:
             CollectiveError: it never will be.

@@ -141,9 +141,6 @@ _SOURCES: Final[Mapping[str, Callable[[int, int, int, int], tuple[int, int]]]] =
 def compute(members: Sequence[Contribution]) -> None:
     """Carry a collective out.
 
-    Args:
-        members: what each rank of the group contributes, in the order of ranks.
-
     Raises:
         ValueError: what a rank is to get is not as large as what it has for it.
     """

@@ -91,14 +91,7 @@ def _has_extensions(spec: ModuleSpec) -> bool:
 
 
 class Process:
-    """What each rank has for itself, and what it does to its process.
-
-    Args:
-        ranks: the ranks.
-        argv: what `sys.argv` is for each.
-        environment: returns what a rank finds in `os.environ` beside what is there.
-        seed: of the random numbers of Python and NumPy, which real processes draw from the operating system.
-    """
+    """What each rank has for itself, and what it does to its process."""
 
     def __init__(
         self, ranks: Ranks, argv: Sequence[str], environment: Callable[[int], dict[str, str]], seed: int

@@ -41,12 +41,6 @@ class Signal:
 class Ranks:
     """The threads of a program's ranks.
 
-    Args:
-        size: how many there are.
-        order: decides who goes on.
-        on_switch: called when the baton changes hands.
-        on_stuck: called when no rank can go on; it notifies one, or ends the process.
-
     Attributes:
         size: how many there are.
         changes: the differences from the default order, so far.
@@ -79,15 +73,7 @@ class Ranks:
         os.register_at_fork(after_in_child=self._forget)
 
     def run(self, function: Callable[[int], object], seconds: float | None = None) -> bool:
-        """Call a function for every rank in a thread of its own.
-
-        Args:
-            function: what each rank does; it does not raise.
-            seconds: how long all of it may take; None for as long as it likes.
-
-        Returns:
-            Whether all ranks have ended; otherwise, their threads go on.
-        """
+        """Call a function, which does not raise, for every rank in a thread of its own; return whether all have ended."""
         before = threading.stack_size(_STACK_BYTES)
         try:
             threads = [

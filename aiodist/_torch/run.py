@@ -96,12 +96,6 @@ def check(
 
     The first schedule is the default order, the second its reverse, and the others are random. A failing one is reduced
     to the fewest changes that still fail.
-
-    Args:
-        request: what is to be run.
-        schedules: how many schedules there are.
-        before: called with the number of each schedule before it is run.
-        output: where what the script prints in the first schedule goes; None: where it would go.
     """
     if request.replay is not None:
         return Checked(request, run(request, Replayed(request.replay.changes), output), 1)
@@ -138,14 +132,7 @@ def _reduced(request: Request, failed: Outcome) -> Outcome:
 
 
 def run(request: Request, order: Order, output: IO[str] | None = None, *, silent: bool = False) -> Outcome:
-    """Run a script once, in a fork of this process.
-
-    Args:
-        request: what is to be run.
-        order: decides which rank goes on.
-        output: where what the script prints goes; None: where it would go.
-        silent: whether it goes nowhere, for an earlier run has printed it.
-    """
+    """Run a script once, in a fork of this process; what it prints goes to an output, or nowhere."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     answers, answer = os.pipe()

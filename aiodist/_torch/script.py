@@ -197,11 +197,5 @@ def _program_traceback(error: BaseException) -> Iterator[str]:
 
 
 def run_script(request: Request, order: Order, on_switch: Callable[[int], object] = lambda _: None) -> Outcome:
-    """Run a script on its ranks, in this process, which is of no other use then.
-
-    Args:
-        request: what is to be run.
-        order: decides which rank goes on.
-        on_switch: called with the rank that goes on, whenever another one does.
-    """
+    """Run a script on its ranks, in this process, which is of no other use then."""
     return _Run(request, order, on_switch).run()

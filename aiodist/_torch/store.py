@@ -15,12 +15,7 @@ from aiodist._torch.private import c10d
 
 
 class RankStore(c10d.Store):  # type: ignore[misc]
-    """A store of the ranks of one job; a rank that waits for a key lets others run.
-
-    Args:
-        job: the job.
-        name: what the ranks that share it know it by.
-    """
+    """A store of the ranks that know it by one name; a rank that waits for a key lets others run."""
 
     def __init__(self, job: Job, name: str) -> None:
         super().__init__()

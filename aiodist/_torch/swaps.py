@@ -26,12 +26,7 @@ class PlaceOrder:
         self._since: list[list[tuple[Hashable, Hashable]]] = []
 
     def swapped(self, asked: Hashable, places: Sequence[Hashable]) -> int:
-        """Note the next collective of the group; return how many have been swapped, this one the last, or 0.
-
-        Args:
-            asked: what all its members ask for.
-            places: from where, by member.
-        """
+        """Note the next collective of the group; return how many have been swapped, this one the last, or 0."""
         if len(set(places)) == 1 and (not self._since or self._since[0][0][0] != asked):
             self._since.clear()
             return 0
@@ -46,14 +41,7 @@ class PlaceOrder:
 
 
 def report_on_swap(snapshot: Snapshot, group: GroupRecord, first: int, last: int) -> CollectiveReport:
-    """Return the report on calls of a group that have been swapped.
-
-    Args:
-        snapshot: what every rank called.
-        group: the group.
-        first: the number of the first of the calls.
-        last: that of the last.
-    """
+    """Return the report on calls of a group that have been swapped, from the first of them to the last."""
     slots = sorted((*group.history, *group.open), key=lambda slot: slot.number)
     swapped = replace(
         group,
