@@ -73,7 +73,7 @@ class Ranks:
         os.register_at_fork(after_in_child=self._forget)
 
     def run(self, function: Callable[[int], object], seconds: float | None = None) -> bool:
-        """Call a function, which does not raise, for every rank in a thread of its own; return whether all have ended."""
+        """Call a function, which must not raise, for every rank in a thread of its own; return whether all ended."""
         before = threading.stack_size(_STACK_BYTES)
         try:
             threads = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from multiprocessing import get_context
@@ -11,6 +12,8 @@ from textwrap import dedent
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
+
+from tests.project.paths import ROOT
 
 if TYPE_CHECKING:
     from aiodist._torch.run import Checked
@@ -25,6 +28,7 @@ rank, size = dist.get_rank(), dist.get_world_size()
 
 
 def _serve(connection: Connection) -> None:
+    os.chdir(ROOT)
     from aiodist._torch.run import check
     from aiodist._torch.script import Request
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aiodist._checking.schedule import Schedule
+from tests.project.paths import ROOT
 from tests.torch.conftest import Run
 
 RIGHT = {
@@ -264,6 +266,15 @@ def test_a_failing_schedule_is_reduced_to_few_changes(checked: Run) -> None:
     assert f"Found in schedule {found.schedules}, with 1 change to the order in which nothing fails." in found.text
     again = checked(script, replay=Schedule(0, changes))
     assert again.outcome.report == found.outcome.report
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/torch.md"])
+def test_page_shows_what_is_said_of_its_example(page: str, server: Connection) -> None:
+    script = "docs/examples/ddp_that_hangs.py"
+    shown = (ROOT / page).read_text().partition(f"$ aiodist check --ranks 3 {script}\n")[2].partition("...\n```")[0]
+    server.send(({"script": script, "ranks": 3}, 1))
+    assert shown.count("\n") > 5
+    assert server.recv().text.startswith(shown)
 
 
 def test_cuda_devices_are_taken_for_the_cpu_where_that_is_asked_for(run: Run) -> None:
