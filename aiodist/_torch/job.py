@@ -14,26 +14,24 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
 from aiodist._checking.schedule import Order
 from aiodist._core.analysis import analyse, error_of
-from aiodist._core.call import MESSAGE, Call, OrderCheck, Place, place
+from aiodist._core.call import MESSAGE, Call, OrderCheck, Place, Post, place
 from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import Observer, who_observes
 from aiodist._core.ledger import Group, Ledger, Member, Slot
 from aiodist._core.report import CollectiveReport, Location, Reason, ReplicaState
-from aiodist._core.snapshot import GroupKey, ReplicaFacts
-from aiodist._core.text import ids
+from aiodist._core.snapshot import GroupKey, GroupRecord, MemberRecord, ReplicaFacts, SlotRecord, Snapshot
 from aiodist._core.text import place as shown_place
 from aiodist._torch.kinds import Contribution, Tensor, call, compute
 from aiodist._torch.private import torch
 from aiodist._torch.ranks import OnSwitch, Ranks, Signal
 from aiodist._torch.swaps import PlaceOrder, report_on_swap
-from aiodist._torch.wording import in_ranks
+from aiodist._torch.wording import NEW_GROUP, in_ranks
 
 _PLUMBING = tuple(
     f"{Path(module.__file__ or '').resolve().parent}{os.sep}" for module in (torch, sys.modules["aiodist"], os)
@@ -160,7 +158,7 @@ class Job:
         self.collectives = 0
         self._orders: dict[Group, PlaceOrder] = {}
         self._swapped: tuple[GroupKey, int, int] | None = None
-        self._made: list[list[tuple[tuple[int, ...], Place]]] = [[] for _ in range(size)]
+        self._made: list[list[Post]] = [[] for _ in range(size)]
         self._future_waits: dict[int, Collective] = {}
         self._channels: dict[tuple[Group, int, int, int], Group] = {}
         self._any_source: list[AnySource] = []
@@ -274,7 +272,7 @@ class Job:
         self._check()
         root = self.ledger.root
         sites = _here()
-        self._made[rank].append((ranks, sites[0]))
+        self._made[rank].append(Post(Call(NEW_GROUP, members=ranks), sites[:1]))
         if rank not in ranks:
             return None
         return root.new_group(root.member_of(rank), ranks, name, sites[0], 0, sites[1])
@@ -380,37 +378,28 @@ class Job:
         else:
             report = analyse(snapshot)
         if report.reason in (Reason.CYCLE, Reason.EXITED):
-            report = self._made_otherwise(report) or report
+            report = self._made_otherwise() or report
         self.error = error_of(in_ranks(report))
         self.observer.reported(self, self.error)
         self.ranks.notify_all()
 
-    def _made_otherwise(self, report: CollectiveReport) -> CollectiveReport | None:
-        """Return the report on ranks that have made groups in other orders, where they wait in such groups."""
+    def _made_otherwise(self) -> CollectiveReport | None:
+        """Return the report on ranks that have made groups in other orders, where such groups wait for members."""
         unmade = Counter(group.key[0] for group in self.ledger.groups() if -1 in group.open)
-        if not any(times > 1 for times in unmade.values()):
+        if max(unmade.values(), default=0) < 2:
             return None
-        first = next(
-            (n for n, made in enumerate(zip_longest(*self._made)) if len({each and each[0] for each in made}) > 1)
-        )
-        called: dict[str, list[int]] = {}
-        for rank, made in enumerate(self._made):
-            text = "none"
-            if first < len(made):
-                text = f"new_group({list(made[first][0])}) at {shown_place(made[first][1].location)}"
-            called.setdefault(text, []).append(rank)
-        ordered = sorted(called.items(), key=lambda each: (-len(each[1]), each[1]))
-        tie = len(ordered[0][1]) == len(ordered[1][1])
-        odd = sorted(rank for _, members in ordered[0 if tie else 1 :] for rank in members)
-        lines = [f"replicas disagree at call #{first} of new_group"]
-        lines += [
-            f"{'>' if not tie and index else ' '} {ids(members)}: {text}"
-            for index, (text, members) in enumerate(ordered)
-        ]
-        advice = "Every rank must call new_group for every group, in the same order, whether it is a member or not."
-        text = "\n".join([*lines, advice])
-        bare = replace(report, advice=(), partitions=(), divergence=None)
-        return replace(bare, reason=Reason.GROUP, suspects=tuple(odd), text=text)
+        slots: list[SlotRecord] = []
+        while not slots or len(slots[-1].posts) == 1:
+            posts: dict[Post, list[int]] = {}
+            for rank, made in enumerate(self._made):
+                if len(slots) < len(made):
+                    posts.setdefault(made[len(slots)], []).append(rank)
+            slots.append(SlotRecord(len(slots), tuple((post, tuple(there)) for post, there in posts.items())))
+        root = replace(self.ledger.root.record(), history=(), open=())
+        members = tuple(MemberRecord(rank, len(made)) for rank, made in enumerate(self._made))
+        making = GroupRecord((root.key[0], NEW_GROUP, 0), None, members, tuple(slots[:-1]), (slots[-1],))
+        report = analyse(Snapshot(OrderCheck.SIGNATURE, tuple(self.facts()), (root, making)))
+        return replace(report, reason=Reason.GROUP)
 
     def facts(self) -> list[ReplicaFacts]:
         """Return what is known of each rank beside its collectives."""

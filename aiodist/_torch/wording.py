@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Final
 
 from aiodist._core.report import CollectiveReport, DivergenceKind, Reason, ReplicaState
 
@@ -12,8 +13,13 @@ _SOURCE_LINE = re.compile(r"[> ] {3}\S")
 _MESSAGE = re.compile(
     r"(?:collective (#\d+) of |#\d+ (of ))?group 'send (\d+)->(\d+)(?: tag (\d+))?' of ranks \d+ and \d+"
 )
+NEW_GROUP: Final = "new_group"
+"""The kind of calls that make groups, and the name of the group of all ranks that has them in order."""
+
+_MAKING = re.compile(rf"collective (#\d+) of group '{NEW_GROUP}' of ranks? [\d, -]+(?:and \d+(?:-\d+)?)?")
 _OF_GROUPS = re.compile(
-    r", each in another group's collective$|\nThis is the first collective of the group\.$", re.MULTILINE
+    r", each in another group's collective$|\nThis is the first collective of the group\.$|\nThe functions differ: .*",
+    re.MULTILINE,
 )
 
 _DECIDE = [
@@ -45,6 +51,7 @@ _ADVICE: dict[Reason | DivergenceKind, list[str]] = {
     Reason.CALL_SITE: _ORDER,
     Reason.EXITED: _STEPS,
     Reason.UNMATCHED: ["Every send needs a receive on the other rank with the same tag, and every receive a send."],
+    Reason.GROUP: ["Every rank must call new_group for every group, in the same order, whether it is a member or not."],
     Reason.CYCLE: ["Issue the collectives of process groups in the same order on every rank."],
 }
 
@@ -54,7 +61,9 @@ def in_ranks(report: CollectiveReport) -> CollectiveReport:
     text = report.text.removesuffix("\n".join(["", *report.advice]))
     lines = [line if _SOURCE_LINE.match(line) else ranks(line) for line in text.splitlines()]
     text, advice = "\n".join(lines), _advice(report)
-    if "the message from rank" in text or "waits for a message of any rank" in text:
+    if report.reason is Reason.GROUP:
+        text = _OF_GROUPS.sub("", text)
+    elif "the message from rank" in text or "waits for a message of any rank" in text:
         text, advice = _OF_GROUPS.sub("", text), _PAIRS
     divergence = report.divergence
     return replace(
@@ -68,7 +77,7 @@ def in_ranks(report: CollectiveReport) -> CollectiveReport:
 
 def ranks(text: str) -> str:
     """Return a text of ours with ranks in place of replicas, and messages in place of groups of two."""
-    return _MESSAGE.sub(_message, _REPLICA.sub(_rank, text))
+    return _MAKING.sub(rf"call \1 of {NEW_GROUP}", _MESSAGE.sub(_message, _REPLICA.sub(_rank, text)))
 
 
 def _message(match: re.Match[str]) -> str:
@@ -84,5 +93,5 @@ def _advice(report: CollectiveReport) -> list[str]:
     kind = report.divergence.kind if report.divergence is not None else None
     if any(each.state is ReplicaState.FAILED for each in report.replicas):
         return []  # its error says more
-    by_kind = _ADVICE.get(kind, []) if kind is not None else []
+    by_kind = _ADVICE.get(kind, []) if kind is not None and report.reason is not Reason.GROUP else []
     return by_kind or _ADVICE.get(report.reason, [])

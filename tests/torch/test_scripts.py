@@ -165,7 +165,7 @@ if rank != 2:
     dist.new_group([0, 1])
 both = dist.new_group([0, 1, 2])
 dist.barrier(both)
-""", "group", [2], ["ranks 0 and 1: new_group([0, 1])", "py:6", "rank 2: new_group([0, 1, 2])", "py:7"]),
+""", "group", [2], ["disagree at call #0 of new_group", "new_group([0, 1])", "py:6", "new_group([0, 1, 2])", "py:7"]),
     "groups crossed": ("""
 a, b = dist.new_group([0, 1]), dist.new_group([0, 1])
 if rank < 2:
