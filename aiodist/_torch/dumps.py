@@ -25,7 +25,8 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from aiodist._core.call import LEAF, MESSAGE, Call, Place, Post
+from aiodist._core.call import MESSAGE, Call, Place, Post
+from aiodist._torch.wording import call_of_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -191,19 +192,7 @@ def _call(key: _Key) -> Call:
         raise ValueError("sizes and dtypes differ in number")
     if kind not in _BY_INPUT and kind not in _BY_OUTPUT:
         shapes = tuple((None,) * len(shape) for shape in shapes)
-    return _of(kind.removeprefix("_"), shapes, tuple(_DTYPES.get(dtype, dtype.lower()) for dtype in dtypes))
-
-
-def _of(kind: str, shapes: tuple[tuple[int | None, ...], ...], dtypes: tuple[str, ...]) -> Call:
-    number = len(shapes)
-    return Call(
-        kind,
-        structure=None if number == 1 else f"[{', '.join([LEAF] * number)}]",
-        paths=("",) if number == 1 else tuple(f"[{i}]" for i in range(number)),
-        shapes=shapes,
-        dtypes=dtypes,
-        arrays=("array",) * number,
-    )
+    return call_of_tensors(kind.removeprefix("_"), shapes, tuple(_DTYPES.get(dtype, dtype.lower()) for dtype in dtypes))
 
 
 def _as_one(a: Call, b: Call) -> Call:
@@ -212,7 +201,7 @@ def _as_one(a: Call, b: Call) -> Call:
     if a.kind in _ENDS or a.shapes is None:
         return b
     kind = a.kind if b.kind in a.kind.split(" + ") else f"{a.kind} + {b.kind}"
-    return _of(kind, a.shapes + b.shapes, a.dtypes + b.dtypes)
+    return call_of_tensors(kind, a.shapes + b.shapes, a.dtypes + b.dtypes)
 
 
 # Files.
@@ -376,16 +365,12 @@ def _groups(config: Mapping[Any, Any]) -> Iterator[tuple[str, GroupConfig]]:
     """Yield the process groups of a dump; gloo does not tell them."""
     for name, group in config.items():
         told = _the(group, dict, "a process group")
-        ranks, description = told.get("ranks", "[]"), told.get("desc", "")
-        if isinstance(ranks, list) and all(type(rank) is int for rank in ranks):
-            ranks = str(ranks)
-        if not (isinstance(name, str) and isinstance(description, str) and isinstance(ranks, str)):
-            raise DumpError("expected names and ranks of process groups as strings")
+        description, ranks = _the(told.get("desc", ""), str, "a description"), str(told.get("ranks", "[]"))
         if not _RANKS.fullmatch(ranks):
             raise DumpError(f"expected ranks such as '[0, 1]', got {ranks!r:.60}")
         members = tuple(sorted(set(map(int, re.findall(r"\d+", ranks)))))
         if members:
-            yield name, GroupConfig(description, members)
+            yield _the(name, str, "a name"), GroupConfig(description, members)
 
 
 _NOWHERE = (Place("", 0, None, ""),)

@@ -20,7 +20,7 @@ from aiodist._core.call import Call, OrderCheck, Post
 from aiodist._core.ledger import HISTORY
 from aiodist._core.report import CollectiveReport, Reason
 from aiodist._core.snapshot import GroupKey, GroupRecord, MemberRecord, Overdue, ReplicaFacts, SlotRecord, Snapshot
-from aiodist._core.text import count, ids_briefly, place
+from aiodist._core.text import count, ids_briefly, place, shortened
 from aiodist._torch.dumps import Dump, DumpError, Entry, State
 from aiodist._torch.swaps import PlaceOrder, report_on_swap
 from aiodist._torch.wording import in_ranks, ranks
@@ -28,7 +28,6 @@ from aiodist._torch.wording import in_ranks, ranks
 _DEFAULT: Final = "default_pg"
 _WITHOUT_ROOT: Final = ("all_reduce", "allreduce", "all_gather", "reduce_scatter")
 _UNNAMED: Final = frozenset(["", "undefined"])
-_LONGEST_NAME: Final = 24
 _MOST_GROUPS: Final = 8
 _MOST_LAST: Final = 3
 _MOST_RANKS: Final = 1 << 17
@@ -143,7 +142,6 @@ def _process_groups(dumps: Sequence[Dump], world_size: int | None) -> list[_Proc
         if name == groups[0].name and members in ((), world):
             continue
         title = name if description in _UNNAMED else description
-        title = title if len(title) <= _LONGEST_NAME else f"{title[: _LONGEST_NAME - 1]}…"
         ids = members or tuple(untold[name][1])
         groups.append(
             _ProcessGroup(name, title, ids, bool(members), GroupRecord((ids, title, number), None, (), (), ()))
@@ -237,7 +235,9 @@ def _messages(groups: Sequence[_ProcessGroup], dumps: Sequence[Dump]) -> Iterato
             except IndexError:
                 source = target = dump.rank
             if dump.rank != (source if message.sends else target) or source == target:
-                raise DumpError(f"{dump.file} has a message from {message.source} to {message.target} of {group.title}")
+                raise DumpError(
+                    f"{dump.file} has a message from {message.source} to {message.target} of {shortened(group.title, 40)}"
+                )
             own = found.setdefault((group.name, source, target), {}).setdefault(dump.rank, [])
             role = f"send(dst={target})" if message.sends else f"recv(src={source})"
             own.append(message.post._replace(call=replace(message.post.call, role=role)))
@@ -394,7 +394,7 @@ def _latest(report: CollectiveReport, groups: Sequence[_ProcessGroup], of: Mappi
         at = f" at {place(post.location)}" if post.location.file else ""
         ended = "has ended" if entry.state is State.DONE else "has not ended"
         group = next(each for each in groups if each.name == name and rank in each.members)
-        where = "" if group.is_default else f" in group {group.title!r}"
+        where = "" if group.is_default else f" in group {shortened(repr(group.title), 40)}"
         yield f"The latest call of rank {rank}, {post.call}{where}{at}, {ended}."
 
 

@@ -13,8 +13,9 @@ from functools import reduce
 from itertools import accumulate, pairwise
 from typing import Any, Final, TypeAlias
 
-from aiodist._core.call import LEAF, MESSAGE, Call
+from aiodist._core.call import MESSAGE, Call
 from aiodist._torch.private import torch
+from aiodist._torch.wording import call_of_tensors
 
 Tensor: TypeAlias = Any
 
@@ -63,19 +64,7 @@ def call(
     key = kind, op, root, shapes, dtypes, role
     found = _calls.get(key)
     if found is None:
-        size = len(shapes)
-        nest = f"[{', '.join([LEAF] * size)}]"
-        found = _calls[key] = Call(
-            kind,
-            op=op,
-            source=root,
-            structure=None if size == 1 else nest,
-            paths=("",) if size == 1 else tuple(f"[{index}]" for index in range(size)),
-            shapes=shapes or None,
-            dtypes=dtypes,
-            arrays=("array",) * size,
-            role=role,
-        )
+        found = _calls[key] = call_of_tensors(kind, shapes, dtypes, op=op, source=root, role=role)
     return found
 
 

@@ -1,11 +1,12 @@
-"""Our report in PyTorch's words: ranks in place of replicas, and advice that a torch.distributed program can take."""
+"""PyTorch's words: calls on tensors, and our report, with ranks in place of replicas and with advice for its programs."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
+from aiodist._core.call import LEAF, Call
 from aiodist._core.report import CollectiveReport, DivergenceKind, Reason, ReplicaState
 
 _REPLICA = re.compile(r"`[^`]*`|(?<![\w/\\.'-])([Rr])eplica(s?)(?![\w/\\'(=-]|\.\w)")
@@ -95,3 +96,19 @@ def _advice(report: CollectiveReport) -> list[str]:
         return []  # its error says more
     by_kind = _ADVICE.get(kind, []) if kind is not None and report.reason is not Reason.GROUP else []
     return by_kind or _ADVICE.get(report.reason, [])
+
+
+def call_of_tensors(
+    kind: str, shapes: tuple[tuple[int | None, ...], ...], dtypes: tuple[str, ...], **more: Any
+) -> Call:
+    """Return a call on a tensor or on a list of tensors; ``more`` are other fields of `Call`."""
+    size = len(shapes)
+    return Call(
+        kind,
+        structure=None if size == 1 else f"[{', '.join([LEAF] * size)}]",
+        paths=("",) if size == 1 else tuple(f"[{index}]" for index in range(size)),
+        shapes=shapes or None,
+        dtypes=dtypes,
+        arrays=("array",) * size,
+        **more,
+    )
