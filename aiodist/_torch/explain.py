@@ -235,9 +235,8 @@ def _messages(groups: Sequence[_ProcessGroup], dumps: Sequence[Dump]) -> Iterato
             except IndexError:
                 source = target = dump.rank
             if dump.rank != (source if message.sends else target) or source == target:
-                raise DumpError(
-                    f"{dump.file} has a message from {message.source} to {message.target} of {shortened(group.title, 40)}"
-                )
+                title = shortened(group.title, 40)
+                raise DumpError(f"{dump.file} has a message from {message.source} to {message.target} of {title}")
             own = found.setdefault((group.name, source, target), {}).setdefault(dump.rank, [])
             role = f"send(dst={target})" if message.sends else f"recv(src={source})"
             own.append(message.post._replace(call=replace(message.post.call, role=role)))

@@ -1,4 +1,4 @@
-"""PyTorch's words: calls on tensors, and our report, with ranks in place of replicas and with advice for its programs."""
+"""PyTorch's words: calls on tensors, and our report, with ranks in place of replicas and its own advice."""
 
 from __future__ import annotations
 
