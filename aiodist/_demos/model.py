@@ -87,7 +87,7 @@ class LanguageModel:
         surprise, right = 0.0, 0
         for start in range(0, len(targets), 4096):
             logits, expected = self.logits(weights, inputs[start : start + 4096]), targets[start : start + 4096]
-            surprise += float(nats(logits, expected).sum(dtype=np.float64))
+            surprise += float(cross_entropy(logits, expected)[0].sum(dtype=np.float64))
             right += int((logits.argmax(axis=1) == expected).sum())
         return surprise / len(targets), right / len(targets)
 
@@ -101,27 +101,12 @@ class LanguageModel:
         return np.array(drawn[len(codes) :], np.intp)
 
 
-def nats(logits: Array, targets: Codes) -> Array:
-    """Return each example's cross-entropy in nats, float[n], for logits float[n, classes] and targets int[n]."""
-    shifted, totals = _shifted(logits)
-    return _nats(shifted, totals, targets)
-
-
 def cross_entropy(logits: Array, targets: Codes) -> tuple[Array, Array]:
-    """Return each example's nats, float[n], and the gradient of their sum by the logits."""
-    shifted, totals = _shifted(logits)
+    """Return each example's nats, float[n], and the gradient of their sum by the logits, float[n, classes]."""
+    shifted = logits - logits.max(axis=1, keepdims=True)  # so that no exponential overflows
     gradient: Array = np.exp(shifted)
+    totals = gradient.sum(axis=1)
     gradient /= totals[:, None]
-    gradient[np.arange(len(targets)), targets] -= 1
-    return _nats(shifted, totals, targets), gradient
-
-
-def _shifted(logits: Array) -> tuple[Array, Array]:
-    """Return logits whose row maximum is 0, so that no exponential overflows, and the rows' sums of exponentials."""
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    return shifted, np.exp(shifted).sum(axis=1)
-
-
-def _nats(shifted: Array, totals: Array, targets: Codes) -> Array:
-    found: Array = np.log(totals) - shifted[np.arange(len(targets)), targets]
-    return found
+    expected = np.arange(len(targets)), targets
+    gradient[expected] -= 1
+    return np.log(totals) - shifted[expected], gradient

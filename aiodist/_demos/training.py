@@ -22,6 +22,8 @@ import numpy as np
 import aiodist
 from aiodist._demos.model import Array, Codes, LanguageModel, Weights
 
+_BETA1, _BETA2 = 0.9, 0.999
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -101,9 +103,9 @@ async def train_step(
     ctx = aiodist.get_replica_context()
     inputs, targets = batch
     weights = {name: variable.read_value() for name, variable in variables.items()}
-    with clock.computing():
+    with timed(clock.computing):
         surprise, gradients = await ctx.run_sync(model.nats_and_gradients, weights, inputs, targets)
-    with clock.collective():
+    with timed(clock.collectives):
         await ctx.merge_call(apply_gradients, (optimiser, variables, gradients, len(targets)))
     return surprise
 
@@ -138,8 +140,8 @@ class Adam:
         rate: the learning rate, which may change from step to step.
     """
 
-    def __init__(self, decay: float, *, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8) -> None:
-        self._decay, self._beta1, self._beta2, self._epsilon = decay, beta1, beta2, epsilon
+    def __init__(self, decay: float) -> None:
+        self._decay = decay
         self.rate = 0.0
         self._steps = 0
         self._moments: dict[str, tuple[Array, Array]] = {}
@@ -158,12 +160,12 @@ class Adam:
     def _direction(self, name: str, gradient: Array) -> Array:
         """Add the gradient to both moving averages; return their quotient, corrected for their start at zero."""
         mean, square = self._moments.setdefault(name, (np.zeros_like(gradient), np.zeros_like(gradient)))
-        mean += (1 - self._beta1) * (gradient - mean)
-        square += (1 - self._beta2) * (gradient * gradient - square)
+        mean += (1 - _BETA1) * (gradient - mean)
+        square += (1 - _BETA2) * (gradient * gradient - square)
         divisor = np.sqrt(square)
-        divisor *= 1 / math.sqrt(1 - self._beta2**self._steps)
-        divisor += self._epsilon
-        divisor *= 1 - self._beta1**self._steps
+        divisor *= 1 / math.sqrt(1 - _BETA2**self._steps)
+        divisor += 1e-8
+        divisor *= 1 - _BETA1**self._steps
         return np.divide(mean, divisor, out=divisor)
 
 
@@ -178,29 +180,18 @@ def weights_digest(weights: Weights) -> str:
 
 @dataclass(slots=True)
 class Clock:
-    """One replica's times, in seconds.
+    """One replica's times, in seconds: of each time it computed, and of each of its collectives."""
 
-    Attributes:
-        computing_seconds: the total inside `computing` blocks.
-        collective_seconds: the time inside each `collective` block.
-    """
+    computing: list[float] = field(default_factory=list)
+    collectives: list[float] = field(default_factory=list)
 
-    computing_seconds: float = 0.0
-    collective_seconds: list[float] = field(default_factory=list)
 
-    @contextmanager
-    def computing(self) -> Iterator[None]:
-        """Count the block as computing."""
-        start = time.perf_counter()
-        yield
-        self.computing_seconds += time.perf_counter() - start
-
-    @contextmanager
-    def collective(self) -> Iterator[None]:
-        """Count the block as one collective."""
-        start = time.perf_counter()
-        yield
-        self.collective_seconds.append(time.perf_counter() - start)
+@contextmanager
+def timed(times: list[float]) -> Iterator[None]:
+    """Note how long the block takes."""
+    start = time.perf_counter()
+    yield
+    times.append(time.perf_counter() - start)
 
 
 def mean_times(clocks: Sequence[Clock]) -> tuple[float, float, float]:
@@ -210,7 +201,7 @@ def mean_times(clocks: Sequence[Clock]) -> tuple[float, float, float]:
     in the same collective beyond that, it waits. (Computing on fewer cores than replicas counts as computing, the time
     in the queue for a core included.)
     """
-    computing = sum(clock.computing_seconds for clock in clocks) / len(clocks)
-    reducing = sum(map(min, zip(*(clock.collective_seconds for clock in clocks), strict=True)))
-    in_collectives = sum(sum(clock.collective_seconds) for clock in clocks) / len(clocks)
+    computing = sum(sum(clock.computing) for clock in clocks) / len(clocks)
+    reducing = sum(map(min, zip(*(clock.collectives for clock in clocks), strict=True)))
+    in_collectives = sum(sum(clock.collectives) for clock in clocks) / len(clocks)
     return computing, reducing, in_collectives - reducing

@@ -15,10 +15,6 @@ from aiodist import CommunicationOptions, MirroredStrategy
 from aiodist._core.call import OrderCheck
 
 
-def test_defaults() -> None:
-    assert dataclasses.astuple(CommunicationOptions()) == (0, None, "auto", "native")
-
-
 @pytest.mark.parametrize("given", ["ring", "RING", "Nccl", "AUTO"])
 def test_implementation_in_any_case(given: str) -> None:
     assert CommunicationOptions(implementation=given).implementation == given.lower()
@@ -29,10 +25,8 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"bytes_per_pack": 1.5}, TypeError, "bytes_per_pack must be an int, got 1.5"),
     ({"bytes_per_pack": True}, TypeError, "bytes_per_pack must be an int, got True"),
     ({"timeout_seconds": 0}, ValueError, "timeout_seconds must be more than 0, or None to wait, got 0"),
-    ({"timeout_seconds": -1.0}, ValueError, "timeout_seconds must be more than 0"),
     ({"timeout_seconds": math.nan}, ValueError, "timeout_seconds must be more than 0"),
     ({"timeout_seconds": "3"}, TypeError, "timeout_seconds must be a number of seconds or None, got '3'"),
-    ({"timeout_seconds": True}, TypeError, "timeout_seconds must be a number"),
     ({"implementation": "gloo"}, ValueError, "implementation must be one of 'auto', 'ring', 'nccl', got 'gloo'"),
     ({"implementation": None}, TypeError, "implementation must be a string, one of 'auto'"),
     ({"accumulate": "float32"}, ValueError, "accumulate must be one of 'native', 'float64', got 'float32'"),
@@ -49,8 +43,7 @@ def test_value_out_of_its_range(values: dict[str, Any], error: type[Exception], 
 
 def test_options_are_values() -> None:
     options = CommunicationOptions(bytes_per_pack=3, timeout_seconds=math.inf)
-    assert options == CommunicationOptions(3, math.inf)
-    assert hash(options) == hash(CommunicationOptions(3, math.inf))
+    assert {options} == {CommunicationOptions(3, math.inf)}
     assert pickle.loads(pickle.dumps(options)) == options
     with pytest.raises(dataclasses.FrozenInstanceError):
         options.bytes_per_pack = 4  # type: ignore[misc]
@@ -70,16 +63,11 @@ def test_merge_puts_what_is_not_default_over_the_rest(
     first: CommunicationOptions, second: CommunicationOptions
 ) -> None:
     merged, default = first.merge(second), CommunicationOptions()
+    assert dataclasses.astuple(default) == (0, None, "auto", "native")
+    assert first.merge(None) is first
     for field in dataclasses.fields(CommunicationOptions):
         own, given, base = (getattr(options, field.name) for options in (first, second, default))
         assert getattr(merged, field.name) == (own if given == base else given)
-
-
-@given(OPTIONS)
-def test_merge_with_nothing(options: CommunicationOptions) -> None:
-    assert options.merge(None) is options
-    assert options.merge(CommunicationOptions()) == options
-    assert CommunicationOptions().merge(options) == options
 
 
 @pytest.mark.parametrize("options", [{"bytes_per_pack": 1}, 5, CommunicationOptions])

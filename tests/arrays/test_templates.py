@@ -41,7 +41,6 @@ def test_a_template_agrees_with_optree(nest: Any) -> None:
     [
         ([X], (X,)),
         ([X], [X, X]),
-        ([X], X),
         ([X], [X.astype(np.float64)]),
         ([X], [X[:2]]),
         ([X], [X.astype(">f4")]),

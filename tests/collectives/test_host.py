@@ -19,8 +19,7 @@ from aiodist._collectives.kinds import Collective
 from aiodist._collectives.work import Work
 from aiodist_kernels import KernelSpec, ReduceOp, compiled_tier, policy, pool
 from tests.collectives.reference import CASES, Case, spec_of
-from tests.kernels import arrays
-from tests.kernels.arrays import BFLOAT16, assert_same_bits
+from tests.kernels.arrays import assert_same_bits
 
 SINGLE = np.dtype(np.float32)
 DTYPES: list[np.dtype] = [SINGLE, np.dtype(np.int16)]
@@ -51,17 +50,6 @@ def test_work_is_made_only_for_what_is_large(case: Case, monkeypatch: pytest.Mon
     assert not isinstance(HostExecutor(case.collective(small[0], 2), 2).run(small), Work)
     if case.kind is not kinds.ALL_GATHER:
         assert isinstance(HostExecutor(case.collective(large[0], 2), 2).run(large), Work)
-
-
-@pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.float16), np.dtype(np.complex64), np.dtype(np.int64)], ids=str)
-@pytest.mark.parametrize("accumulate", ["native", "float64"])
-def test_dtypes_and_accumulators(dtype: np.dtype, accumulate: Any, as_work: bool) -> None:
-    columns = [arrays.buffers(seed, 3, (4, 9), dtype) for seed in range(3)]
-    values = [list(row) for row in zip(*columns, strict=True)]
-    for op in (ReduceOp.SUM, ReduceOp.MEAN):
-        found = HostExecutor(Collective(kinds.ALL_REDUCE, op, None, spec_of(values[0])), 3, (), accumulate)
-        for leaf, column in zip(results(found, values)[0], columns, strict=True):
-            assert_same_bits(leaf, kernels.reduce(op, column, accumulate=accumulate))
 
 
 def test_scalars_numbers_and_slices_in_one_nest(as_work: bool) -> None:
@@ -99,12 +87,6 @@ def test_replicas_that_have_joined_bring_nothing(as_work: bool) -> None:
     ):
         with pytest.raises(ValueError, match=what):
             collective.check_present((1, 2))
-
-
-def test_what_replicas_bring_in_several_byte_orders() -> None:
-    values = [[np.arange(3, dtype="<f4")], [np.arange(3, dtype=">f4")]]
-    found = executor(Collective(kinds.ALL_REDUCE, ReduceOp.SUM, None, spec_of(values[0])), 2)
-    assert found.run(host.in_native_order(values))[0].tolist() == [0, 2, 4]
 
 
 # Memory.

@@ -62,26 +62,6 @@ async def test_rows_are_combined_by_index(op: str, expected: Any) -> None:
     assert not results[0].indices.flags.writeable
 
 
-async def test_results_come_out_of_run_as_per_replica_values() -> None:
-    strategy = mirrored(2)
-
-    async def program() -> Any:
-        return await here().all_reduce("sum", {"e": PARTS[0], "w": np.ones(2)})
-
-    result = await strategy.run(program)
-    assert isinstance(result["e"], PerReplica)
-    assert listed(await strategy.reduce("mean", result["e"], None)) == ([0, 3], [[4, 4], [10, 10]])
-
-
-async def test_one_replica_combines_its_own_rows() -> None:
-    strategy = mirrored(1)
-
-    async def program() -> Any:
-        return await here().all_reduce("mean", PARTS[0])
-
-    assert listed(await strategy.run(program)) == ([0, 3], [[2, 2], [5, 5]])
-
-
 async def test_number_of_rows_is_not_compared_but_the_whole_shape_is() -> None:
     strategy = mirrored(2)
 

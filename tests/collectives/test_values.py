@@ -141,30 +141,6 @@ async def test_gathers_scatters_and_exchanges(name: str) -> None:
     )
 
 
-async def test_gather_of_ragged_arrays_and_scatter_along_another_axis() -> None:
-    await check(
-        lambda r: {"rows": numbers(r, r, 2), "columns": numbers(r, 3, 2)},
-        lambda value: here().all_gather(value, 0),
-        lambda values: [columnwise(lambda column: np.concatenate(column, 0), values)] * len(values),
-    )
-    await check(
-        lambda r: numbers(r, 2, 6),
-        lambda value: here().reduce_scatter("max", value, axis=-1),
-        lambda values: np.split(np.max(values, axis=0), len(values), axis=1),
-    )
-
-
-@pytest.mark.parametrize(("split", "concat"), [(0, 1), (1, 0), (-1, 0), (-2, -1)])
-async def test_exchange_along_two_axes(split: int, concat: int) -> None:
-    await check(
-        lambda r: numbers(r, 6, 12),
-        lambda value: here().all_to_all(value, split, concat),
-        lambda values: [
-            np.concatenate([np.split(a, len(values), split)[i] for a in values], concat) for i in range(len(values))
-        ],
-    )
-
-
 async def test_barrier_gives_none() -> None:
     assert await results(3, lambda ctx: ctx.barrier()) == (None,) * 3
 

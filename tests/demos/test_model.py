@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from aiodist._demos.model import LanguageModel, Weights, cross_entropy, nats
+from aiodist._demos.model import LanguageModel, Weights, cross_entropy
 
 RNG = np.random.default_rng(2)
 MODEL = LanguageModel(symbols=5, context=3, width=2, hidden=(6, 4))
@@ -42,9 +42,8 @@ def numerical_gradients(loss: Callable[[], float], weights: Weights, by: float =
 
 
 def test_gradients_are_those_of_finite_differences(weights: Weights) -> None:
-    surprise, gradients = MODEL.nats_and_gradients(weights, INPUTS, TARGETS)
-    assert surprise.tolist() == pytest.approx(nats(MODEL.logits(weights, INPUTS), TARGETS).tolist())
-    expected = numerical_gradients(lambda: float(nats(MODEL.logits(weights, INPUTS), TARGETS).sum()), weights)
+    _, gradients = MODEL.nats_and_gradients(weights, INPUTS, TARGETS)
+    expected = numerical_gradients(lambda: float(MODEL.nats_and_gradients(weights, INPUTS, TARGETS)[0].sum()), weights)
     assert gradients.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(gradients[name], value, rtol=1e-5, atol=1e-7, err_msg=name)
@@ -60,7 +59,6 @@ def test_first_weights_are_float32_near_uniform_and_of_the_seed() -> None:
 
 def test_nats_are_minus_the_logarithm_of_the_softmax() -> None:
     surprise, _ = cross_entropy(LOGITS, TARGETS)
-    assert surprise.tolist() == nats(LOGITS, TARGETS).tolist()
     for row, target, found in zip(LOGITS.tolist(), TARGETS.tolist(), surprise.tolist(), strict=True):
         assert found == pytest.approx(-math.log(math.exp(row[target]) / sum(map(math.exp, row))))
 
@@ -76,7 +74,7 @@ def test_examining_in_pieces_is_examining_at_once(weights: Weights) -> None:
     inputs, targets = RNG.integers(0, 5, (9000, 3)), RNG.integers(0, 5, 9000)
     loss, right = MODEL.examine(weights, inputs, targets)
     logits = MODEL.logits(weights, inputs)
-    assert loss == pytest.approx(nats(logits, targets).mean())
+    assert loss == pytest.approx(cross_entropy(logits, targets)[0].mean())
     assert right == pytest.approx((logits.argmax(axis=1) == targets).mean())
 
 
