@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from aiodist._arrays.leaves import has_device_arrays
 from aiodist._collectives.host import HostExecutor
 from aiodist._collectives.kinds import Collective
-from aiodist._collectives.out import Outs
 from aiodist_kernels import Accumulate
 
+if TYPE_CHECKING:
+    from aiodist._collectives.device import DeviceExecutor
 
-class Executor(Protocol):
-    """Carries out one collective, again and again.
 
-    Attributes:
-        shared: one result serves all; else there is a list of results by position, with None for those that are absent
-            or passed buffers.
-    """
-
-    @property
-    def shared(self) -> bool:
-        """Whether one result serves all."""
-        ...
-
-    def run(self, values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None, /) -> Any:
-        """Carry it out.
-
-        Args:
-            values: by position, what each replica contributes: a leaf, or a list of leaves; anything for who is absent.
-            bytes_per_pack: how many bytes of consecutive leaves are one unit of work; see `host.packs`.
-            outs: by position, buffers that the results are wanted in, from `out.checked`.
-
-        Returns:
-            The result, a leaf or a list of leaves, for all or by position; or the `Work` that it is.
-        """
-        ...
+Executor: TypeAlias = "HostExecutor | DeviceExecutor"
+"""What carries out one collective, again and again; see `HostExecutor.general`."""
 
 
 @lru_cache(maxsize=1024)

@@ -33,6 +33,11 @@ class Detail(enum.Enum):
     SOURCE = "source"
     FUNCTION = "function"
 
+    @property
+    def by_leaf(self) -> bool:
+        """Whether it says something of each leaf."""
+        return self in (Detail.AXIS, Detail.AXES)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
@@ -153,17 +158,14 @@ class Collective(NamedTuple):
     def of(self, places: Sequence[int]) -> Collective:
         """Return it for some of the leaves, as a nest."""
         assert self.spec is not None
-        per_leaf = self.kind.detail in (Detail.AXIS, Detail.AXES)
-        detail = tuple([self.detail[place] for place in places]) if per_leaf else self.detail
+        detail = tuple([self.detail[place] for place in places]) if self.kind.detail.by_leaf else self.detail
         return self._replace(detail=detail, spec=self.spec.of(places))
 
     def plans(self, size: int) -> list[LeafPlan]:
         """Return the plan of each leaf, for so many inputs."""
         if self.kind.plan is None or self.spec is None:
             return []
-        count = len(self.spec.shapes)
-        per_leaf = self.kind.detail in (Detail.AXIS, Detail.AXES)
-        details = self.detail if per_leaf else (self.detail,) * count
+        details = self.detail if self.kind.detail.by_leaf else (self.detail,) * len(self.spec.shapes)
         return [self.kind.plan(size, detail) for detail in details]
 
 
