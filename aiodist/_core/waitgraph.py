@@ -32,7 +32,8 @@ def stuck(
     """
     left = {node for node, own in waits.items() if own and node not in gone}
     never = left.union(gone)
-    held = {wait: sum(node in never for node in blockers[wait]) for own in waits.values() for wait in own}
+    every = dict.fromkeys(wait for own in waits.values() for wait in own)  # thousands may have one wait in common
+    held = {wait: sum(node in never for node in blockers[wait]) for wait in every}
     waiters: dict[Wait, list[Node]] = {}
     blocked_by: dict[Node, list[Wait]] = {}
     for node in left:

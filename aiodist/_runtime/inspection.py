@@ -13,7 +13,6 @@ import asyncio
 import gc
 import math
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import Context
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from typing import Any
 from aiodist._core.ledger import Ledger, Member, Replica
 from aiodist._core.report import Location
 from aiodist._core.text import ids_briefly, place
-from aiodist._core.waitgraph import stuck
+from aiodist._core.waitgraph import shortest_cycle, stuck
 from aiodist._runtime.current import current
 from aiodist._runtime.stacks import Link, is_plumbing, links
 from aiodist._runtime.suspension import Suspension, coroutine_of, driven, suspension_of, task_text
@@ -347,64 +346,23 @@ class WaitGraph:
 
     # Cycles.
 
+    @cached_property
     def cycle(self) -> tuple[Edge, ...]:
-        """Return a shortest cycle of waits, from its lowest replica on; empty when there is none.
+        """A shortest cycle of waits, from its lowest replica on; empty when there is none.
 
         One in which every edge is certain goes first; failing that, one with edges by objects at hand.
         """
-        return self._cycle(certain=True) or self._cycle(certain=False)
+        return self._cycle(self.enders) or self._cycle(lambda waiter: self.enders(waiter) or self.users(waiter))
 
-    def _cycle(self, *, certain: bool) -> tuple[Edge, ...]:
-        found = self._any_cycle(certain=certain)
-        shortest = min((self._shortest(waiter, certain=certain) for waiter in found), key=len, default=())
-        if not shortest:
-            return ()
-        first = min(range(len(shortest)), key=lambda index: rank(shortest[index].waiter))
-        return shortest[first:] + shortest[:first]
-
-    def _others(self, waiter: Waiter, *, certain: bool) -> tuple[Waiter, ...]:
-        return self.enders(waiter) or (() if certain else self.users(waiter))
-
-    def _any_cycle(self, *, certain: bool) -> list[Waiter]:
-        """Return the waiters on some cycle, found depth first.
-
-        Thousands wait for the same thousands, so all those who wait for one thing share one iterator: what it has
-        passed leads to no cycle.
-        """
-        left: set[int] = set()
-        ways: dict[int, Iterator[Waiter]] = {}
-        for start in self.waiters:
-            path = [start] if id(start) not in left else []
-            while path:
-                others = self._others(path[-1], certain=certain)
-                way = ways.setdefault(id(others), iter(others))
-                step = next((other for other in way if id(other) not in left), None)
-                if step is not None and step in path:
-                    return path[path.index(step) :]
-                if step is not None:
-                    path.append(step)
-                else:
-                    left.add(id(path.pop()))
-        return []
-
-    def _shortest(self, start: Waiter, *, certain: bool) -> tuple[Edge, ...]:
-        """Return the shortest way from a waiter on a cycle back to itself."""
-        came: dict[int, Edge] = {}
-        queue, seen = deque([start]), set()
-        while queue:
-            waiter = queue.popleft()
-            others = self._others(waiter, certain=certain)
-            if id(others) in seen:
-                continue
-            seen.add(id(others))
-            for other in others:
-                edge = Edge(waiter, other, certain=bool(self.enders(waiter)))
-                if other is start:
-                    return _way_back(edge, start, came)
-                if id(other) not in came:
-                    came[id(other)] = edge
-                    queue.append(other)
-        return ()
+    def _cycle(self, others: Callable[[Waiter], tuple[Waiter, ...]]) -> tuple[Edge, ...]:
+        """Return a shortest cycle; thousands wait for the same thousands, so those who lead to none are left out."""
+        follows = {waiter: others(waiter) for waiter in self.waiters}
+        waits = {waiter: [id(each)] if each else [] for waiter, each in follows.items()}
+        left = stuck(waits, {id(each): each for each in follows.values()})
+        nodes = shortest_cycle(follows, [waiter for waiter in self.waiters if waiter in left])
+        return tuple(
+            Edge(a, b, certain=bool(self.enders(a))) for a, b in zip(nodes, nodes[1:] + nodes[:1], strict=True)
+        )
 
     # In words.
 
@@ -449,22 +407,15 @@ class WaitGraph:
     @property
     def is_certain(self) -> bool:
         """Whether every wait of the cycle is certain: none is guessed by an object that both have at hand."""
-        return all(edge.certain for edge in self.cycle())
+        return all(edge.certain for edge in self.cycle)
 
     def cycle_text(self) -> str:
         """Return the cycle as a sentence; empty when there is none."""
-        clauses = [f"{verb(edge.waiter.suspension)}{where(edge.waiter)}{_whom_of(edge)}" for edge in self.cycle()]
+        clauses = [f"{verb(edge.waiter.suspension)}{where(edge.waiter)}{_whom_of(edge)}" for edge in self.cycle]
         if not clauses:
             return ""
-        sentence = f"{self.cycle()[0].waiter.who} {', which '.join(clauses)}"
+        sentence = f"{self.cycle[0].waiter.who} {', which '.join(clauses)}"
         return sentence if len(sentence) <= 110 else sentence.replace(", which ", ",\n  which ")
-
-
-def _way_back(last: Edge, start: Waiter, came: dict[int, Edge]) -> tuple[Edge, ...]:
-    way = [last]
-    while way[0].waiter is not start:
-        way.insert(0, came[id(way[0].waiter)])
-    return tuple(way)
 
 
 def look_at_loop(loop: asyncio.AbstractEventLoop | None = None) -> WaitGraph:
