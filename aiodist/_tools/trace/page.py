@@ -66,9 +66,9 @@ def _data(trace: TraceFile, name: str) -> dict[str, Any]:
 
 def _run(run: TracedRun, base: int) -> dict[str, Any]:
     """Return a run; its replicas are given by lane, from 0, where ids begin at `base`."""
-    report = run.report
+    report, functions = run.report, dict(sorted(run.functions.items()))
     if report is not None:
-        report = report | {"suspects": [i - base for i in report["suspects"] if i in run.started]}
+        report = report | {"suspects": [i - base for i in report["suspects"] if i in functions]}
     return {
         "number": run.number,
         "name": run.name,
@@ -78,10 +78,10 @@ def _run(run: TracedRun, base: int) -> dict[str, Any]:
         "end": run.end,
         "outcome": outcome(run),
         "report": report,
-        "started": _packed("d", (run.started[replica] for replica in sorted(run.started))),
-        "ended": _packed("d", (run.ended[replica] for replica in sorted(run.started))),
-        "ends": {replica - base: end for replica, end in run.ends.items() if end != "exited"},
-        "errors": {replica - base: error for replica, error in run.errors.items()},
+        "started": _packed("d", (each.started for each in functions.values())),
+        "ended": _packed("d", (each.ended for each in functions.values())),
+        "ends": {replica - base: each.end for replica, each in functions.items() if each.end != "exited"},
+        "errors": {replica - base: each.error for replica, each in functions.items() if each.error is not None},
     }
 
 

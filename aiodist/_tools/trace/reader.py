@@ -21,6 +21,15 @@ class TraceFileError(Exception):
     """A file is not a trace that can be read; the text is for a person."""
 
 
+class Function(NamedTuple):
+    """A replica's function: when it was called and returned, how it ended, and a failure of its own."""
+
+    started: float
+    ended: float
+    end: str
+    error: str | None
+
+
 @dataclass(slots=True)
 class TracedRun:
     """One run.
@@ -29,8 +38,7 @@ class TracedRun:
         number, name: its number in the trace, from 1, and its function's name.
         pid: the lanes that it uses.
         begin, end: when it began and ended.
-        started, ended: by replica id, when its function was called and returned.
-        ends, errors: by replica id, how that ended, and a failure of its own.
+        functions: by replica id, what became of its function.
         report: of a run whose replicas disagreed: at, error, reason, number, suspects, text.
     """
 
@@ -39,10 +47,7 @@ class TracedRun:
     pid: int
     begin: float
     end: float
-    started: dict[int, float] = field(default_factory=dict)
-    ended: dict[int, float] = field(default_factory=dict)
-    ends: dict[int, str] = field(default_factory=dict)
-    errors: dict[int, str] = field(default_factory=dict)
+    functions: dict[int, Function] = field(default_factory=dict)
     report: dict[str, Any] | None = None
 
 
@@ -253,11 +258,8 @@ class _Reader:
         for event in self._functions:
             args = event["args"]
             run, replica = self._runs[args["run"]], self._replicas[event["pid"], event["tid"]]
-            run.started[replica] = _time(event, "ts")
-            run.ended[replica] = run.started[replica] + _time(event, "dur")
-            run.ends[replica] = _text(args, "end")
-            if "error" in args:
-                run.errors[replica] = _text(args, "error")
+            started, error = _time(event, "ts"), _text(args, "error") if "error" in args else None
+            run.functions[replica] = Function(started, started + _time(event, "dur"), _text(args, "end"), error)
         for event in self._reports:
             args = event["args"]
             if not all(type(suspect) is int for suspect in args["suspects"]):
@@ -270,9 +272,9 @@ class _Reader:
     def _has_lanes(self, run: TracedRun) -> bool:
         """Whether the replicas of a run have lanes: those that follow its first."""
         devices = self._devices[run.pid]
-        return run.started.keys() <= devices.keys() == set(range(min(devices), min(devices) + len(devices)))
+        return run.functions.keys() <= devices.keys() == set(range(min(devices), min(devices) + len(devices)))
 
     def _is_of_run(self, collective: TracedCollective) -> bool:
         replicas = {arrival.replica for arrival in collective.arrivals}
         whole = len(replicas) == len(collective.arrivals) and collective.last in replicas
-        return whole and replicas <= self._runs[collective.run].started.keys()
+        return whole and replicas <= self._runs[collective.run].functions.keys()

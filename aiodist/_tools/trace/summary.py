@@ -9,8 +9,8 @@ replica held up each of the others, by no more than the time that that one was i
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -103,10 +103,10 @@ class _Progress:
     """How far the replicas of a run are: when each last called and resumed, and how late it resumed."""
 
     def __init__(self, run: TracedRun) -> None:
-        size = 1 + max(run.started, default=-1)
+        size = 1 + max(run.functions, default=-1)
         self._called = np.full(size, run.begin)
-        for replica, started in run.started.items():
-            self._called[replica] = started
+        for replica, function in run.functions.items():
+            self._called[replica] = function.started
         self._resumed = self._called.copy()
         self._late = self._called - run.begin
 
@@ -136,10 +136,10 @@ def outcome(run: TracedRun) -> str:
     """Say how a run ended."""
     if run.report is not None:
         return f"{run.report['error']} at #{run.report['number']}"
-    if run.errors:
-        replica, error = min(run.errors.items())
-        return f"replica {replica} raised {error}"
-    ends = {end for end in run.ends.values() if end != "exited"}
+    for replica, function in sorted(run.functions.items()):
+        if function.error is not None:
+            return f"replica {replica} raised {function.error}"
+    ends = {function.end for function in run.functions.values() if function.end != "exited"}
     return ", ".join(sorted(ends)) or "returned"
 
 
@@ -149,7 +149,7 @@ def as_json(trace: TraceFile) -> dict[str, Any]:
         {
             "number": run.number,
             "name": run.name,
-            "replicas": len(run.started),
+            "replicas": len(run.functions),
             "begin_seconds": run.begin / 1e6,
             "seconds": (run.end - run.begin) / 1e6,
             "outcome": outcome(run),
@@ -165,44 +165,44 @@ def as_json(trace: TraceFile) -> dict[str, Any]:
 
 def show(trace: TraceFile, console: Console) -> None:
     """Print the summary of a trace: runs, call sites, stragglers, and the disagreement if there is one."""
-    statistics = count_up(trace)
-    arrivals = sum(len(found.arrivals) for found in trace.collectives)
-    counts = (len(trace.runs), "run"), (len(trace.collectives), "collective"), (arrivals, "call")
+    statistics, runs = count_up(trace), list(trace.runs.values())
+    collectives = Counter(collective.run for collective in trace.collectives)
+    arrivals = sum(len(collective.arrivals) for collective in trace.collectives)
+    counts = (len(runs), "run"), (len(trace.collectives), "collective"), (arrivals, "call")
     headline = f"{', '.join(count(*each) for each in counts)}; traced {trace.about.get('began', '')}"
     console.print(Text(headline, style="bold"), soft_wrap=True)
-    collectives = Counter(collective.run for collective in trace.collectives)
-    failed = [run for run in trace.runs.values() if outcome(run) != "returned"]
-    runs = sorted({run.number: run for run in [*islice(trace.runs.values(), _MOST_ROWS), *failed[:_MOST_ROWS]]}.items())
-    rows = [
-        (
-            str(number), run.name, str(len(run.started)), str(collectives[number]),
-            duration((run.end - run.begin) / 1e6), outcome(run),
-        )
-        for number, run in runs
-    ]  # fmt: skip
-    headings = "run", "of", "replicas", "collectives", "took", "outcome"
-    print_table(console, headings, rows, len(trace.runs) - len(rows), title="Runs")
-    rows = [
-        (
-            row.call, row.at, str(row.count), size(row.nbytes), duration(row.wait_seconds),
-            duration(row.largest_wait_seconds),
-        )
-        for row in statistics.sites[:_MOST_ROWS]
-    ]  # fmt: skip
-    headings = "collective", "called at", "times", "bytes", "waited", "longest"
+    failed = [run for run in runs[_MOST_ROWS:] if outcome(run) != "returned"]
+    rows = [_run_row(run, collectives[run.number]) for run in [*runs[:_MOST_ROWS], *failed[:_MOST_ROWS]]]
+    _print(console, "Runs", ("run", "of", "replicas", "collectives", "took", "outcome"), rows, len(runs))
     title = "Collectives, by the total time waited in them"
-    print_table(console, headings, rows, len(statistics.sites) - len(rows), title=title)
-    rows = [
-        (
-            str(row.replica), row.device, duration(row.held_up_seconds), f"{row.last} of {row.collectives}",
-            duration(row.own_seconds), duration(row.wait_seconds),
-        )
-        for row in statistics.replicas[:_MOST_ROWS] if statistics.sites
-    ]  # fmt: skip
-    headings = "replica", "device", "held up others", "came last", "own time", "waited"
+    headings = "collective", "called at", "times", "bytes", "waited", "longest"
+    _print(console, title, headings, map(_site_row, statistics.sites[:_MOST_ROWS]), len(statistics.sites))
     title = "Stragglers, by how long they held up the others"
-    print_table(console, headings, rows, len(statistics.replicas) - len(rows), title=title)
-    for run in trace.runs.values():
+    headings = "replica", "device", "held up others", "came last", "own time", "waited"
+    replicas = statistics.replicas if statistics.sites else []
+    _print(console, title, headings, map(_replica_row, replicas[:_MOST_ROWS]), len(replicas))
+    for run in runs:
         if run.report is not None:
             console.print()
             print_report(console, f"run {run.number}: {run.report['error']}: {run.report['text']}")
+
+
+def _print(console: Console, title: str, headings: Sequence[str], found: Iterable[Sequence[str]], of: int) -> None:
+    rows = list(found)
+    print_table(console, headings, rows, of - len(rows), title=title)
+
+
+def _run_row(run: TracedRun, collectives: int) -> Sequence[str]:
+    took = duration((run.end - run.begin) / 1e6)
+    return str(run.number), run.name, str(len(run.functions)), str(collectives), took, outcome(run)
+
+
+def _site_row(row: SiteRow) -> Sequence[str]:
+    waits = duration(row.wait_seconds), duration(row.largest_wait_seconds)
+    return row.call, row.at, str(row.count), size(row.nbytes), *waits
+
+
+def _replica_row(row: ReplicaRow) -> Sequence[str]:
+    times = duration(row.own_seconds), duration(row.wait_seconds)
+    came_last = f"{row.last} of {row.collectives}"
+    return str(row.replica), row.device, duration(row.held_up_seconds), came_last, *times

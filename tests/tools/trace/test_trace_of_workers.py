@@ -47,7 +47,7 @@ async def traced(path: Path, program: Any) -> tuple[Job, TraceFile]:
 async def test_every_worker_s_replicas_have_their_ids(tmp_path: Path) -> None:
     _, trace = await traced(tmp_path / "run.json", meet)
     assert sorted(trace.devices.values(), key=min) == [{0: "CPU:0"}, {1: "CPU:0", 2: "CPU:1"}]
-    assert sorted(sorted(run.ended) for run in trace.runs.values()) == [[0], [1, 2]]
+    assert sorted(sorted(run.functions) for run in trace.runs.values()) == [[0], [1, 2]]
     assert sorted(sorted(each.replica for each in one.arrivals) for one in trace.collectives) == [
         [0],
         [0],
