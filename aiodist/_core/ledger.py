@@ -514,6 +514,11 @@ class Group:
             None if self.joining is None else recording.slot(self.joining, self.number_of_join()),
         )
 
+    def label(self) -> str | None:
+        """Return what reports call the group; see `GroupRecord.label`."""
+        creation = (SlotRecord(-1, ()),) if -1 in self.open else ()
+        return GroupRecord(self.key, self._made_at(), (), (), creation).label()
+
     def _made_at(self) -> Place | None:
         if self.made_at is None:
             return None

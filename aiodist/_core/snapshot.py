@@ -142,10 +142,13 @@ class GroupRecord:
         if number < 0:
             return None
         if name is not None:
-            return f"group {shortened(repr(name), 40)} of {ids_briefly(members)}"
+            return f"group {shortened(repr(name), 40)} of {_ids_of(members)}"
         being_made = any(slot.number < 0 for slot in self.open)  # its members may not agree on the place
         made_at = None if being_made or self.made_at is None else f" made at {place(self.made_at.location)}"
-        return f"the group of {ids_briefly(members)}{made_at or ''}"
+        return f"the group of {_ids_of(members)}{made_at or ''}"
+
+
+_ids_of = lru_cache(maxsize=64)(ids_briefly)  # thousands wait in one group
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ class ReplicaContext(Block):
 
     def __repr__(self) -> str:
         me = f"replica {self.replica_id_in_sync_group} of {self.num_replicas_in_sync}"
-        label = self.member.group.record().label()
+        label = self.member.group.label()
         return f"<ReplicaContext: {me if label is None else f'{me} in {label}'} on {self.devices[0]}>"
 
     @property

@@ -26,7 +26,7 @@ def _who_waits(slot: Slot, failed: int) -> str | None:
     if not waiting or slot.matched or slot.number < 0:
         return None
     post = slot.post_of(waiting[0].position)
-    label = group.record().label()
+    label = group.label()
     call = post.call.kind if slot is group.joining else f"{post.call.kind} #{slot.number}"
     where = f"{call} of {label}" if label is not None else call
     were = "was" if len(waiting) == 1 else "were"

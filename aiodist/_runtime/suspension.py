@@ -217,7 +217,7 @@ def _a_thing(thing: Any) -> str:
 def _collective(handle: CollectiveHandle[Any]) -> str:
     slot = handle.slot
     kind = slot.post_of(handle.member.position).call.kind
-    label = None if slot.group.is_root else slot.group.record().label()  # a record lists all members
+    label = None if slot.group.is_root else slot.group.label()
     call = kind if slot is slot.group.joining else f"{kind} #{slot.number}"
     return call if label is None else f"{call} of {label}"
 

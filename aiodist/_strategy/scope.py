@@ -137,6 +137,6 @@ def require_all_workers() -> None:
     if isinstance(here, CrossReplica) and here.group is not None:
         raise ReplicaContextError(
             "what all workers do together was asked for in the merge function of "
-            f"{here.group.record().label()}, which only the workers with members of it run; combine values in the "
+            f"{here.group.label()}, which only the workers with members of it run; combine values in the "
             "group first, e.g.  await group.all_reduce(op, value)"
         )

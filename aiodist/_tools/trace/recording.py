@@ -98,7 +98,7 @@ class Collective:
         self.key = key
         self.number = slot.group.number_of_join() if key[1] is None else slot.number
         if key[0] not in run.groups:
-            run.groups[key[0]] = [member.replica_id for member in slot.group.members], slot.group.record().label()
+            run.groups[key[0]] = [member.replica_id for member in slot.group.members], slot.group.label()
         self.replicas, self.group = run.groups[key[0]]
         self.post: RawPost = slot.call, slot.code, slot.offset
         self.others: dict[int, RawPost] = {}
