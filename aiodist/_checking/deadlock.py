@@ -24,7 +24,7 @@ from aiodist._core.errors import CollectiveError
 from aiodist._core.render import source_lines
 from aiodist._core.report import CollectiveReport, Location, Reason, ReplicaReport, ReplicaState
 from aiodist._core.text import ids, on_a_screen, shown
-from aiodist._runtime.inspection import WaitGraph, look_at_loop, merges
+from aiodist._runtime.inspection import WaitGraph, look_at_loop
 from aiodist._runtime.scheduler import Run
 from aiodist._runtime.stacks import links
 from aiodist._runtime.suspension import driven
@@ -101,7 +101,7 @@ def _report(loop: ControlledLoop, run: Run | None, why: Reason, seconds: float |
     cycle = graph.cycle_text()
     waits = list(graph.lines())
     more = len(waits) - _MOST_LINES
-    waiters = (each for each in graph.waiters if each.replica_id is not None or merges(each))
+    waiters = (each for each in graph.waiters if each.replica or each.merging)
     places = dict.fromkeys(at for each in waiters if (at := each.suspension.location) is not None)
     lines = [
         _headline(report.replicas, _WHAT[why].format(seconds)),

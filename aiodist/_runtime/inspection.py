@@ -25,8 +25,8 @@ from aiodist._core.report import Location
 from aiodist._core.text import ids_briefly, place
 from aiodist._core.waitgraph import shortest_cycle, stuck
 from aiodist._runtime.current import current
-from aiodist._runtime.stacks import Link, is_plumbing, links
-from aiodist._runtime.suspension import Suspension, coroutine_of, driven, suspension_of, task_text
+from aiodist._runtime.stacks import Link, drives_replica, is_plumbing, links
+from aiodist._runtime.suspension import Suspension, coroutine_of, suspension_of, task_text
 from aiodist._runtime.waits import Awaited, Look
 
 _DEEPEST = 2
@@ -39,34 +39,83 @@ class Waiter:
 
     Attributes:
         task: the task, of asyncio or trio.
-        chain: its chain of awaits.
+        chain: its chain of awaits, with
+        frames: the frames in it.
         member: the replica whose function it runs; None for any other task.
-        replica_id: the replica that it belongs to, also a child task; None outside of replicas.
-        who: what a person calls it.
+        replica: the replica that it belongs to, also a child task; None outside of replicas.
+        merging: the slot whose merge function it runs; None for any other task.
         suspension: what it is suspended in.
     """
 
     task: Any
     chain: tuple[Link, ...]
+    frames: tuple[FrameType, ...]
     member: Member | None
-    replica_id: int | None
-    who: str
+    replica: Replica | None
+    merging: Any
     suspension: Suspension
+
+    @property
+    def replica_id(self) -> int | None:
+        """The id of the replica that it belongs to."""
+        return None if self.replica is None else self.replica.id
+
+    @property
+    def who(self) -> str:
+        """What a person calls it."""
+        if self.member is not None:
+            return f"replica {self.member.replica_id}"
+        if self.merging is not None:
+            return f"the merge function of #{self.merging.number}"
+        text = task_text(self.task)
+        return text if self.replica is None else f"replica {self.replica.id}'s {text.removeprefix('the ')}"
+
+    @property
+    def is_plumbing(self) -> bool:
+        """Whether it has nothing to do with the program: an event loop's own, or a timer of aiodist's."""
+        if self.suspension.stack or self.member is not None:
+            return False
+        ours = any(frame.f_globals.get("__name__") == "aiodist._runtime.loop" for frame in self.frames)
+        return ours or self.replica is None
+
+    @property
+    def waits_for_a_run(self) -> bool:
+        """Whether it awaits `strategy.run`."""
+        return any(frame.f_code.co_qualname == "_Replicas.results" for frame in self.frames)
+
+    @property
+    def rank(self) -> tuple[int, bool, str]:
+        """What waiters are ordered by: replicas by id, each before its child tasks, others last."""
+        return sys.maxsize if self.replica is None else self.replica.id, self.member is None, self.who
+
+    def waits_like(self, other: Waiter) -> bool:
+        """Whether both wait for the same thing in the same way, so that neither can end the other's wait."""
+        a, b = self.suspension, other.suspension
+        return a.kind is b.kind and a.what == b.what and bool(a.things) and a.things[0] is b.things[0]
+
+    @property
+    def verb(self) -> str:
+        """What it does."""
+        if self.suspension.kind is Awaited.NOTHING:
+            return self.suspension.what.removeprefix("for nothing: it ")
+        return f"waits {self.suspension.what}"
+
+    @property
+    def where(self) -> str:
+        """The place at which it waits, in brackets; empty where it is in no frame of the program."""
+        location = self.suspension.location
+        return f" ({place(location)})" if location is not None else ""
 
 
 def look_at(task: Any) -> Waiter:
     """Look at a task at this moment."""
     coroutine = coroutine_of(task)
     chain = tuple(links(coroutine))
-    member = next((m for m in map(driven, chain) if m is not None), None)
-    replica_id = member.replica_id if member is not None else owner_replica(task)
-    return Waiter(task, chain, member, replica_id, _name(task, chain, member, replica_id), suspension_of(coroutine))
-
-
-def owner_replica(task: Any) -> int | None:
-    """Return the replica that a task belongs to, by its context variables; None where it belongs to none."""
-    replica = replica_of(task)
-    return None if replica is None else replica.id
+    frames = tuple(link.frame for link in chain if link.frame is not None)
+    member = next(filter(None, map(drives_replica, frames)), None)
+    replica = replica_of(task) if member is None else member.replica
+    merging = next(filter(None, map(_merging, frames)), None)
+    return Waiter(task, chain, frames, member, replica, merging, suspension_of(coroutine))
 
 
 def replica_of(task: Any) -> Replica | None:
@@ -81,46 +130,10 @@ def _replica_in(context: Context) -> Replica | None:
     return replica
 
 
-def _name(task: Any, chain: Sequence[Link], member: Member | None, replica_id: int | None) -> str:
-    if member is not None:
-        return f"replica {member.replica_id}"
-    slot = next((_merging(link.frame) for link in chain if link.frame is not None and _merging(link.frame)), None)
-    if slot is not None:
-        return f"the merge function of #{slot.number}"
-    text = task_text(task)
-    return text if replica_id is None else f"replica {replica_id}'s {text.removeprefix('the ')}"
-
-
 def _merging(frame: FrameType) -> Any:
     """Return the slot whose merge function runs in this frame."""
     ours = frame.f_globals.get("__name__") == "aiodist._runtime.merge" and frame.f_code.co_name == "merge"
     return frame.f_locals.get("slot") if ours else None
-
-
-def merges(waiter: Waiter, slot: Any = None) -> bool:
-    """Whether a task runs the merge function of that slot, or of any."""
-    found = (_merging(link.frame) for link in waiter.chain if link.frame is not None)
-    return any(one is not None and (slot is None or one is slot) for one in found)
-
-
-def is_plumbing_alone(waiter: Waiter) -> bool:
-    """Whether a task has nothing to do with the program: an event loop's own, or a timer of aiodist's."""
-    if waiter.suspension.stack or waiter.member is not None:
-        return False
-    frames = [link.frame for link in waiter.chain if link.frame is not None]
-    ours = any(frame.f_globals.get("__name__") == "aiodist._runtime.loop" for frame in frames)
-    return ours or waiter.replica_id is None
-
-
-def waits_for_a_run(waiter: Waiter) -> bool:
-    """Whether a task awaits `strategy.run`."""
-    return any(link.frame is not None and link.frame.f_code.co_qualname == "_Replicas.results" for link in waiter.chain)
-
-
-def rank(waiter: Waiter) -> tuple[int, bool, str]:
-    """Return what waiters are ordered by: replicas by id, each before its child tasks, others last."""
-    replica = sys.maxsize if waiter.replica_id is None else waiter.replica_id
-    return replica, waiter.member is None, waiter.who
 
 
 def entered(chain: Sequence[Link]) -> Iterator[Any]:
@@ -167,8 +180,7 @@ def owner_of(lock: Any) -> Any:
 
 def at_hand(waiter: Waiter) -> set[int]:
     """Return the identities of what a task's frames reach: variables, what these contain, and what that is made of."""
-    frames = (link.frame for link in waiter.chain if link.frame is not None)
-    variables = [variable for frame in frames if not is_plumbing(frame) for variable in _variables(frame)]
+    variables = [variable for frame in waiter.frames if not is_plumbing(frame) for variable in _variables(frame)]
     contained = [one for variable in variables for one in _contained(variable, _DEEPEST)]
     return {id(one) for variable in contained for one in (variable, *_attributes(variable))}
 
@@ -191,20 +203,7 @@ def _attributes(variable: Any) -> Iterable[Any]:
     return ()
 
 
-def waits_alike(one: Waiter, other: Waiter) -> bool:
-    """Whether two tasks wait for the same thing in the same way, so that neither can end the other's wait."""
-    a, b = one.suspension, other.suspension
-    return a.kind is b.kind and a.what == b.what and bool(a.things) and a.things[0] is b.things[0]
-
-
 # In words.
-
-
-def verb(suspension: Suspension) -> str:
-    """Return what a task does, for one task."""
-    if suspension.kind is Awaited.NOTHING:
-        return suspension.what.removeprefix("for nothing: it ")
-    return f"waits {suspension.what}"
 
 
 def conjugated(clause: str, number: int) -> str:
@@ -212,12 +211,6 @@ def conjugated(clause: str, number: int) -> str:
     if number == 1:
         return clause
     return clause.replace("waits", "wait", 1) if clause.startswith("waits") else clause.replace("is ", "are ", 1)
-
-
-def where(waiter: Waiter) -> str:
-    """Return the place at which a task waits, in brackets; empty where it is in no frame of the program."""
-    location = waiter.suspension.location
-    return f" ({place(location)})" if location is not None else ""
 
 
 def together(waiters: Sequence[Waiter]) -> str:
@@ -273,7 +266,7 @@ class WaitGraph:
 
     def __init__(self, tasks: Iterable[Any]) -> None:
         waiters = [look_at(task) for task in tasks]
-        self.waiters = sorted((w for w in waiters if not is_plumbing_alone(w)), key=rank)
+        self.waiters = sorted((w for w in waiters if not w.is_plumbing), key=lambda waiter: waiter.rank)
         self._by_task = {id(waiter.task): waiter for waiter in self.waiters}
         self._by_replica = {id(w.member.replica): w for w in self.waiters if w.member is not None}
         self._known: dict[object, tuple[Waiter, ...]] = {}
@@ -302,8 +295,8 @@ class WaitGraph:
 
     def _users_for(self, waiter: Waiter) -> tuple[Waiter, ...]:
         users = self._users.get(id(waiter.suspension.things[0]), ())
-        others = (user for user in users if user is not waiter and not waits_for_a_run(user))
-        return tuple(user for user in others if not waits_alike(user, waiter))
+        others = (user for user in users if user is not waiter and not user.waits_for_a_run)
+        return tuple(user for user in others if not user.waits_like(waiter))
 
     def _once(self, key: object, find: Callable[[], tuple[Waiter, ...]]) -> tuple[Waiter, ...]:
         if key not in self._known:
@@ -313,7 +306,7 @@ class WaitGraph:
     def _missing(self, handle: Any) -> tuple[Waiter, ...]:
         slot = handle.slot
         if slot.matched:
-            return tuple(waiter for waiter in self.waiters if merges(waiter, slot))
+            return tuple(waiter for waiter in self.waiters if waiter.merging is slot)
         missing = (member.replica for member in slot.group.members if not member.has_posted(slot))
         return tuple(self._by_replica[id(r)] for r in missing if id(r) in self._by_replica)
 
@@ -374,12 +367,12 @@ class WaitGraph:
         """
         alike: dict[tuple[str, ...], list[Waiter]] = {}
         for waiter in self.waiters:
-            if waiter.replica_id is not None or not (replicas_alone or waits_for_a_run(waiter)) or merges(waiter):
+            if waiter.replica or waiter.merging or not (replicas_alone or waiter.waits_for_a_run):
                 alike.setdefault(self._clause(waiter), []).append(waiter)
         return [f"{together(waiters)} {conjugated(clause[0], len(waiters))}" for clause, waiters in alike.items()]
 
     def _clause(self, waiter: Waiter) -> tuple[str, ...]:
-        clause = f"{verb(waiter.suspension)}{where(waiter)}{self._whom(waiter)}"
+        clause = f"{waiter.verb}{waiter.where}{self._whom(waiter)}"
         return (clause,) if waiter.member is not None else (clause, waiter.who)
 
     def _whom(self, waiter: Waiter) -> str:
@@ -395,7 +388,7 @@ class WaitGraph:
 
     def sentence(self, waiter: Waiter) -> str:
         """Return what a task waits for, without its place, and where that is a task what that one waits for, too."""
-        sentence = f"{verb(waiter.suspension)}{self._whom(waiter)}"
+        sentence = f"{waiter.verb}{self._whom(waiter)}"
         for _ in range(_LONGEST_SENTENCE):
             enders = self.enders(waiter)
             if waiter.suspension.kind is not Awaited.TASK or len(enders) != 1:
@@ -411,7 +404,7 @@ class WaitGraph:
 
     def cycle_text(self) -> str:
         """Return the cycle as a sentence; empty when there is none."""
-        clauses = [f"{verb(edge.waiter.suspension)}{where(edge.waiter)}{_whom_of(edge)}" for edge in self.cycle]
+        clauses = [f"{edge.waiter.verb}{edge.waiter.where}{_whom_of(edge)}" for edge in self.cycle]
         if not clauses:
             return ""
         sentence = f"{self.cycle[0].waiter.who} {', which '.join(clauses)}"
@@ -481,12 +474,12 @@ def look_at_run(ledger: Ledger) -> Look:
     waits: dict[int, str] = {}
     calls: dict[int, list[tuple[Location, str]]] = {}
     for waiter in graph.waiters:
-        replica = replica_of(waiter.task) if waiter.member is None else waiter.member.replica
+        replica = waiter.replica
         if replica is None or id(replica) not in mine:
             continue
         here = waiter.suspension.location
         if waiter.member is None and here is not None:
-            text = f"Replica {replica.id} calls in {task_text(waiter.task)}{where(waiter)}."
+            text = f"Replica {replica.id} calls in {task_text(waiter.task)}{waiter.where}."
             calls.setdefault(replica.id, []).append((here, text))
         elif waiter.member is not None and waiter.suspension.kind is not Awaited.COLLECTIVE:
             waits[replica.id] = graph.sentence(waiter)
@@ -521,7 +514,7 @@ def never_go_on(ledger: Ledger, pending: Iterable[Context], graph: WaitGraph | N
     mine = {id(replica) for replica in ledger.replicas}
     for waiter in graph.waiters:
         node = id(waiter.task)
-        replica = replica_of(waiter.task) if waiter.member is None else waiter.member.replica
+        replica = waiter.replica
         if replica is not None:
             own.setdefault(id(replica), []).append(node)
         elsewhere = replica is not None and id(replica) not in mine  # of another run: a proof over several is not tried
@@ -584,18 +577,16 @@ def _time_limited(graph: WaitGraph) -> set[int]:
 
 def _waits_for_its_group(waiter: Waiter) -> bool:
     """Whether a task waits for the others in a task group of anyio's, or a nursery."""
-    frames = [link.frame for link in waiter.chain if link.frame is not None]
     return waiter.suspension.kind is Awaited.TASK and any(
         str(frame.f_globals.get("__name__")).startswith(("anyio.", "trio."))
         and frame.f_code.co_qualname in ("TaskGroup.__aexit__", "Nursery._nested_child_finished")
-        for frame in frames
+        for frame in waiter.frames
     )
 
 
 def _limits(waiter: Waiter) -> tuple[bool, bool]:
     """Return whether a time limit around a task's wait reaches it, and whether a shield keeps out what is outside."""
-    frames = (link.frame for link in waiter.chain if link.frame is not None)
-    if any(frame.f_code.co_name == "wait_for" and frame.f_locals.get("timeout") is not None for frame in frames):
+    if any(frame.f_code.co_name == "wait_for" and frame.f_locals.get("timeout") is not None for frame in waiter.frames):
         return True, False
     shielded = False
     for manager in reversed(list(entered(waiter.chain))):
