@@ -100,40 +100,6 @@ async def test_scope_of_the_default_strategy_changes_nothing() -> None:
         assert get_strategy() is strategy
 
 
-async def test_run_in_a_scope() -> None:
-    strategy = mirrored(2)
-
-    def program() -> tuple[Any, ...]:
-        return situation()
-
-    with strategy.scope():
-        result = await strategy.run(program)
-        assert strategy.experimental_local_results(result) == ((strategy, True, False, False),) * 2
-        assert situation() == (strategy, True, True, True)
-
-
-async def test_scope_holds_in_its_task_and_those_it_starts() -> None:
-    strategy, entered, leave = mirrored(2), anyio.Event(), anyio.Event()
-    seen = []
-
-    async def child() -> None:
-        seen.append(get_strategy() is strategy)
-
-    async def in_scope() -> None:
-        with strategy.scope():
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(child)
-            entered.set()
-            await leave.wait()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(in_scope)
-        await entered.wait()
-        assert not has_strategy()
-        leave.set()
-    assert seen == [True]
-
-
 async def test_one_scope_in_several_tasks() -> None:
     scope = mirrored(2).scope()
     seen = []
@@ -253,22 +219,6 @@ async def test_default_context_refuses_what_any_other_does() -> None:
 
     assert await on_each(2, program) == (2, 2)
     assert await context.all_reduce("SUM", 1) == 1
-
-
-async def test_default_strategy_runs_reduces_and_gathers() -> None:
-    strategy, other = get_strategy(), mirrored(2)
-
-    async def inner() -> Any:
-        return await get_replica_context().all_reduce("SUM", 1)
-
-    async def program(x: Any) -> Any:
-        (first, _) = other.experimental_local_results(await other.run(inner))
-        return await get_replica_context().all_reduce("SUM", x) + first
-
-    assert await strategy.run(program, args=(5,)) == 7
-    assert await strategy.reduce("SUM", 5, None) == 5
-    np.testing.assert_array_equal(await strategy.gather(np.arange(3), 0), np.arange(3))
-    assert strategy.experimental_local_results(5) == (5,)
 
 
 def test_strategy_of_no_extended() -> None:

@@ -99,17 +99,6 @@ def test_configure_checks_its_settings(settings: tuple[Any, ...], error: type[Ex
         mirrored(2).configure(None, *settings)
 
 
-def test_strategy_over_workers_keeps_the_settings() -> None:
-    kept = []
-
-    class OverWorkers(MirroredStrategy):
-        def _use_cluster(self, settings: Any) -> None:
-            kept.append(settings)
-
-    OverWorkers(["CPU:0"]).configure(cluster_spec=CLUSTER, task_type="worker", task_id=1)
-    assert (kept[0].spec, kept[0].task_type, kept[0].task_id) == ({"worker": ("a:1", "b:1")}, "worker", 1)
-
-
 def test_update_config_proto_returns_a_copy() -> None:
     options = CommunicationOptions(bytes_per_pack=32, implementation="ring")
     strategy = MirroredStrategy(["CPU:0", "CPU:1"], communication_options=options, order_check="signature")

@@ -97,6 +97,14 @@ def test_bad_settings(settings: dict[str, Any], error: type[Exception], text: st
         variable(2, **{"initial_value": 0.0, **settings})
 
 
+def test_settings_are_accepted_by_name_in_any_case() -> None:
+    v = variable(2, 0.0, synchronization="ON_Read", aggregation="Mean")
+    assert (v.synchronization, v.aggregation) == (VariableSynchronization.ON_READ, VariableAggregation.MEAN)
+    assert not v.trainable
+    assert variable(2, 0.0, trainable=True, synchronization="on_read").trainable
+    assert variable(2, 0.0, synchronization=VariableSynchronization.AUTO).synchronization == "on_write"
+
+
 def test_variable_is_collected_with_its_owner() -> None:
     gone = weakref.ref(variable(2, 0.0))
     gc.collect()
