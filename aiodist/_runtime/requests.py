@@ -101,7 +101,7 @@ class Request:
         self.checked_for: int = 0
         self._misses = 0
         self.usual: Any = None
-        self.usual_size = 0
+        self.usual_size: int = 0
         self._executors: dict[Any, Any] = {}
 
     @classmethod
