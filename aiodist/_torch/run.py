@@ -99,8 +99,8 @@ def check(
     """
     if request.replay is not None:
         return Checked(request, run(request, Replayed(request.replay.changes), output), 1)
-    outcome, number = run(request, Order(), output), 0
     before(0)
+    outcome, number = run(request, Order(), output), 0
     while outcome.kind == "agreed" and outcome.points and number < schedules - 1:
         number += 1
         before(number)
