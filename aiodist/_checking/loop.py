@@ -123,9 +123,6 @@ class Execution:
     """One execution of a program, on one controlled loop or on several, one after the other.
 
     Attributes:
-        order: decides who runs next.
-        on_stuck: called when the program cannot, or may not, go on.
-        on_point: told of every point; None for nobody.
         deadline: when the program has taken too long, on the real clock; None for never.
         next_point: the next point at which `choose` is to be called.
         points: how many points there have been.
@@ -369,19 +366,16 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         try:
             while batch:
                 handle = batch.popleft()
-                if type(handle) is not Step:
-                    if not handle.cancelled():
-                        handle.run()
-                    continue
-                self._steps -= 1
-                if self._steps:
-                    execution.points = point = execution.points + 1
-                    if point > execution.next_point:
-                        handle = self._choose(point - 1, handle)
-                        if handle is None:
-                            continue
-                # As Handle._run, which catches what a callback raises: a task's step raises what ends the loop alone.
-                handle._context.run(handle._callback, *handle._args)  # noqa: SLF001
+                if type(handle) is Step:
+                    self._steps -= 1
+                    if self._steps:
+                        execution.points = point = execution.points + 1
+                        if point > execution.next_point:
+                            handle = self._choose(point - 1, handle)
+                            if handle is None:
+                                continue
+                if not handle.cancelled():
+                    handle.run()
         finally:
             self._end_turn()
 
