@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import numpy as np
 import pytest
 
 from aiodist import ReplicaContext
 from tests.runtime import golden_programs as programs
-from tests.runtime.programs import Program, error_of, mirrored, run
+from tests.runtime.programs import Program, error_of
 
 pytestmark = pytest.mark.anyio
 HERE = Path(__file__).parent
@@ -101,33 +100,6 @@ async def test_an_error_reads_the_same_whoever_comes_first(program: Program) -> 
 
     texts = {str(await error_of(partial(delayed, order=order))) for order in ORDERS}
     assert len(texts) == 1, "\n=====\n".join(texts)
-
-
-async def program_that_raises(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group == 1:
-        raise LookupError("no such batch")
-    await ctx.barrier()
-
-
-async def bad_argument(ctx: ReplicaContext) -> None:
-    await ctx.all_gather(np.zeros(3), 1 if ctx.replica_id_in_sync_group == 1 else 0)
-
-
-async def test_a_programs_own_exception_comes_first_and_says_where_the_others_were() -> None:
-    with pytest.raises(LookupError) as caught:
-        await run(mirrored(3), program_that_raises)
-    line = program_that_raises.__code__.co_firstlineno + 3
-    assert str(caught.value) == "no such batch"
-    assert caught.value.__notes__ == [
-        f"replica 1 of 3 on CPU:1; replica 0 was waiting in barrier #0 at tests/runtime/test_golden.py:{line}"
-    ]
-
-
-async def test_a_bad_argument_on_one_replica_is_that_error_alone() -> None:
-    with pytest.raises(ValueError, match="axis must be from -1 to 0") as caught:
-        await run(mirrored(3), bad_argument)
-    assert all("all_gather" not in note.partition(";")[0] for note in caught.value.__notes__)
-    assert "disagree" not in "".join(caught.value.__notes__)
 
 
 @pytest.mark.parametrize("program", [programs.outlier_among_many, programs.all_different, programs.many_left])

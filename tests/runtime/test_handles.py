@@ -23,26 +23,10 @@ from aiodist import (
     ReplicaContextError,
     get_replica_context,
 )
-from tests.runtime.programs import Relay, here, mirrored, on_each, replica
+from tests.runtime.programs import here, mirrored, on_each, replica
 from tests.runtime.warned import warned
 
 pytestmark = pytest.mark.anyio
-
-
-async def test_done_says_whether_an_await_would_wait_for_others() -> None:
-    seen = {}
-    relay = Relay([0, 1])
-
-    async def program() -> None:
-        await relay.turn()
-        handle = here().barrier()
-        seen[replica()] = handle.done()
-        relay.pass_on()
-        await handle
-        assert handle.done()
-
-    await mirrored(2).run(program)
-    assert seen == {0: False, 1: True}
 
 
 async def test_handle_may_be_awaited_again_late_and_in_child_tasks() -> None:

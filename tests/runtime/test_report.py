@@ -7,7 +7,6 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import anyio
 import numpy as np
 import pytest
 
@@ -103,17 +102,6 @@ async def test_history_shows_each_replicas_own_calls_where_a_name_joined_them() 
     replicas = (await error_of(program)).report.replicas
     lines = [line_of("the other"), line_of("the one"), line_of("the other")]
     assert [replica.history[0].location.line for replica in replicas] == lines
-
-
-async def test_a_running_replica_has_a_stack_and_no_call() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group == 2:
-            await anyio.Event().wait()  # stuck
-        await ctx.barrier()
-
-    running = (await error_of(program, timeout=0.01)).report.replicas[2]
-    assert (running.state, running.call, running.location, running.history) == ("running", None, None, ())
-    assert (line_of("stuck"), "program") in [(place.line, place.function) for place in running.stack]
 
 
 async def test_partitions_and_divergence_are_values() -> None:
