@@ -283,6 +283,7 @@ class _Case:
             elsewhere={i: _in_words(waits[i][0], i) for i in running},
             refusals={i: facts[i].refusal for i in self._left if facts[i].refusal},
             group=self._group.label(),
+            unmade_by=self._unmade_by() if reason in (Reason.EXITED, Reason.TIMEOUT) else (),
             joining=self._slot is self._group.join,
             sides=sides,
             divergence=self._divergence(sides, tie=not odd),
@@ -311,6 +312,12 @@ class _Case:
             divergence=findings.divergence,
             advice=tuple(render.hints(findings)),
         )
+
+    def _unmade_by(self) -> tuple[int, ...]:
+        creation = _slot(self._group, -1)
+        if creation is None or self._slot is creation:
+            return ()
+        return tuple(member.replica_id for member in _missing(self._group, creation))
 
     def _reason(self) -> Reason:
         if len(self._partitions) > 1:

@@ -53,6 +53,7 @@ class Findings:
         elsewhere: by id, for those that wait in a collective of another group, in which, and where they called it.
         refusals: by id, for those of them that were not cancelled, but whose call was refused, what that has raised.
         group: what the group is called; None for the run's own.
+        unmade_by: ids of the members that have not made the group.
         joining: the collective is a join.
         sides: one of the majority and one of the odd ones, to be laid beside each other; None where there are none.
         divergence: how they diverged, where that is known.
@@ -73,6 +74,7 @@ class Findings:
     elsewhere: Mapping[int, tuple[str, Location]]
     refusals: Mapping[int, str]
     group: str | None
+    unmade_by: tuple[int, ...]
     joining: bool
     sides: tuple[Side, Side] | None
     divergence: Divergence | None
@@ -109,7 +111,8 @@ def text(findings: Findings) -> str:
     """Return the whole text."""
     lines = [_headline(findings), *_who(findings), *_what_differs(findings)]
     circle = [f"{findings.circle}."] if findings.circle and findings.reason is Reason.TIMEOUT else []
-    lines += [*findings.cancellations, *circle, *_last_agreement(findings), *_divergence(findings)]
+    unmade = [f"{upper(clause(findings.unmade_by, 'has'))} not made {findings.group}."] if findings.unmade_by else []
+    lines += [*findings.cancellations, *unmade, *circle, *_last_agreement(findings), *_divergence(findings)]
     return on_a_screen(lines, hints(findings))
 
 
@@ -537,6 +540,8 @@ def _hints(findings: Findings) -> Sequence[str]:
         return [*findings.races[:2], _RACE]
     if findings.joining and findings.reason is Reason.EXITED:
         return ["If one replica joins, all must: await ctx.join() after the loop, on every path out of it."]
+    if findings.unmade_by:
+        return [_SAME_GROUP]
     if findings.sequence_number < 0 and findings.reason is Reason.CALL_SITE:
         return ["Every member must make the group at the same place, or give the group the same name."]
     return _by_divergence(findings) or _by_reason(findings)

@@ -75,7 +75,7 @@ async def one_call_more_in_the_group(ctx: ReplicaContext) -> None:
     await ctx.barrier()  # named
 
 
-@incomplete(Reason.EXITED, 1, sizes=FEW)
+@incomplete(Reason.EXITED, 1, sizes=FEW, says="has not made group 'experts'", never="out of data")
 async def member_does_not_make_the_group(ctx: ReplicaContext) -> None:
     if not odd(ctx):
         await ctx.new_group(everyone(ctx), name="experts").all_reduce(SUM, LOSS)  # named
