@@ -402,9 +402,9 @@ class _Case:
         return Past(calls, [keys[id(post)] for post in firsts], whole=not before or before[0].number == 0)
 
 
-def _in_words(waits: Waiting, replica_id: int) -> tuple[str, Location]:
+def _in_words(waiting: Waiting, replica_id: int) -> tuple[str, Location]:
     """Say in which collective of which group a replica waits, and where it called it."""
-    group, slot = waits
+    group, slot = waiting
     post = slot.post_of(replica_id)
     assert post is not None, "it waits in it"
     number = "" if slot is group.join else f" #{slot.number}"

@@ -84,9 +84,12 @@ def _neutral(found: Divergence) -> str:
     one, other = found.replicas, found.others
     if found.kind is DivergenceKind.SKIPPED:
         one, other = other, one
-    made = ", ".join(f"{_brief(call)} at {place(call.location)}" for call in found.calls[:3])
-    more = f" and {count(len(found.calls) - 3, 'more call')}" if len(found.calls) > 3 else ""
-    return f"{upper(clause(one, 'makes'))} {made}{more}, which {clause(other, 'does')} not make here."
+    return f"{upper(clause(one, 'makes'))} {_listed(found.calls)}, which {clause(other, 'does')} not make here."
+
+
+def _listed(calls: Sequence[CallRecord]) -> str:
+    more = f" and {count(len(calls) - 3, 'more call')}" if len(calls) > 3 else ""
+    return ", ".join(f"{_brief(call)} at {place(call.location)}" for call in calls[:3]) + more
 
 
 # By the ways to one call.
@@ -125,22 +128,20 @@ def came_in_another_order(
 
 def _by_calls(usual: Side, odd: Side) -> Divergence | None:
     if usual.keys[:2] == odd.keys[1::-1] and len(usual.keys) > 1:
-        return _swapped(usual, odd, list(usual.calls[:2]), certain=True)
+        first, second = (f"{_brief(call)} at {place(call.location)}" for call in usual.calls[:2])
+        who = ids_briefly([*usual.replicas[:1], *odd.replicas[:1]])
+        text = f"{upper(who)} make the same two calls in opposite order: {first} and {second}."
+        return Divergence(DivergenceKind.SWAPPED, odd.replicas, usual.replicas, tuple(usual.calls[:2]), True, text)
     if odd.keys[0] in usual.keys:
         skipped = usual.calls[: usual.keys.index(odd.keys[0])]
         may_follow = len(skipped) == len(odd.calls) == 1  # it waits in the one call, so the other may come after it
         return _skipped(usual, odd, skipped, certain=not may_follow, or_swapped=may_follow)
     if usual.keys[0] in odd.keys:
-        added = odd.calls[: odd.keys.index(usual.keys[0])]
-        return _added(usual, odd, added)
+        added = tuple(odd.calls[: odd.keys.index(usual.keys[0])])
+        made = f"{ids_briefly(odd.replicas)} made {count(len(added), 'call')} more than {ids_briefly(usual.replicas)}"
+        text = f"{upper(made)}: {_listed(added)}."
+        return Divergence(DivergenceKind.ADDED, odd.replicas, usual.replicas, added, True, text)
     return None
-
-
-def _swapped(usual: Side, odd: Side, calls: Sequence[CallRecord], *, certain: bool) -> Divergence:
-    first, second = (f"{_brief(call)} at {place(call.location)}" for call in calls)
-    who = ids_briefly([*usual.replicas[:1], *odd.replicas[:1]])
-    text = f"{upper(who)} make the same two calls in opposite order: {first} and {second}."
-    return Divergence(DivergenceKind.SWAPPED, odd.replicas, usual.replicas, tuple(calls), certain, text)
 
 
 def _skipped(
@@ -157,17 +158,6 @@ def _skipped(
     or_else = f", or {it_makes} the two in another order" if or_swapped else ""
     text = f"{upper(how + ids_briefly(odd.replicas))} {what}; {its} next call is #{last + 1} of the others{or_else}."
     return Divergence(DivergenceKind.SKIPPED, odd.replicas, usual.replicas, tuple(calls), certain, text)
-
-
-def _added(usual: Side, odd: Side, calls: Sequence[CallRecord]) -> Divergence:
-    made = ", ".join(f"{_brief(call)} at {place(call.location)}" for call in calls[:3]) + (
-        "…" if len(calls) > 3 else ""
-    )
-    text = (
-        f"{upper(ids_briefly(odd.replicas))} made {count(len(calls), 'call')} more than "
-        f"{ids_briefly(usual.replicas)}: {made}."
-    )
-    return Divergence(DivergenceKind.ADDED, odd.replicas, usual.replicas, tuple(calls), True, text)
 
 
 # By a loop that one side has left.

@@ -255,28 +255,14 @@ def _merge_slots(slots: Iterable[SlotRecord]) -> tuple[SlotRecord, ...]:
 # To and from JSON.
 
 
-class _Table:
-    """Calls and places by index, as most of them occur many times."""
-
-    def __init__(self) -> None:
-        self.rows: list[Any] = []
-        self._index: dict[Any, int] = {}
-
-    def add(self, key: Any, row: Any) -> int:
-        found = self._index.get(key)
-        if found is None:
-            found = self._index[key] = len(self.rows)
-            self.rows.append(row)
-        return found
-
-
 def to_json(snapshot: Snapshot) -> dict[str, Any]:
     """Return a snapshot as a dict of strings, numbers, lists and dicts, as JSON has them."""
-    calls, places = _Table(), _Table()
+    calls: dict[Call, int] = {}  # by index, as most calls and places occur many times
+    places: dict[Place, int] = {}
 
     def post(each: Post) -> list[Any]:
-        path = [places.add(place, list(place)) for place in each.path]
-        return [calls.add(each.call, _given(each.call, _NOTHING)), path]
+        path = [places.setdefault(place, len(places)) for place in each.path]
+        return [calls.setdefault(each.call, len(calls)), path]
 
     def slot(each: SlotRecord) -> list[Any]:
         return [each.number, [[post(p), _to_ranges(ids)] for p, ids in each.posts], _to_ranges(each.waiting)]
@@ -295,8 +281,8 @@ def to_json(snapshot: Snapshot) -> dict[str, Any]:
     return {
         "order_check": str(snapshot.order_check),
         "replicas": [_given(each, _NOBODY) for each in snapshot.replicas],
-        "calls": calls.rows,
-        "places": places.rows,
+        "calls": [_given(call, _NOTHING) for call in calls],
+        "places": [list(place) for place in places],
         "groups": groups,
         "blocked": _to_ranges(snapshot.blocked),
         "deadlocked": _to_ranges(snapshot.deadlocked),
