@@ -71,21 +71,20 @@ class Plans:
 
     def __init__(self, layout: Layout, *, ordered: bool) -> None:
         self._layout = layout
+        self._all = Members(layout.rank, layout.positions)
         self._members = lru_cache(maxsize=1024)(self._members_of)
         self._plans = lru_cache(maxsize=1024)(partial(WorkerPlan, ordered=ordered))
 
     def members(self, group: Group | None = None) -> Members:
         """Return the members of a group by worker, by their ids in the group; None: all replicas."""
-        return self._members(None if group is None or group.is_root else group.key[0])
+        return self._all if group is None or group.is_root else self._members(group.key[0])
 
     def plan(self, collective: Collective, accumulate_in: Any, group: Group | None = None) -> WorkerPlan:
         """Return the plan of a collective in a group; None: of all replicas."""
         return self._plans(collective, self.members(group), accumulate_in)
 
-    def _members_of(self, replica_ids: tuple[int, ...] | None) -> Members:
+    def _members_of(self, replica_ids: tuple[int, ...]) -> Members:
         layout = self._layout
-        if replica_ids is None:
-            return Members(layout.rank, layout.positions)
         ranks: dict[int, list[int]] = {}
         for rank, replica_id in enumerate(replica_ids):
             ranks.setdefault(layout.worker_of(replica_id), []).append(rank)
@@ -151,7 +150,8 @@ class Moving:
         if request.over_workers is not None:
             return request.over_workers.finish(slot.values, result)
         slot.shared = plan.shared
-        result = yield from self._in_place(slot, result)
+        if request.on_devices or slot.outs:
+            result = yield from self._in_place(slot, result)
         return result if request.on_devices else plan.hand_out(result)
 
     def gather(self, channel: Channel, slot: Rendezvous | None) -> Steps[Any]:

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import enum
 from collections import defaultdict, deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
@@ -87,16 +87,20 @@ class _Site:
 
     def __init__(self) -> None:
         self.sums = ALIKE
-        self.apart = tuple(deque([0], _MOST_CALLS) for _ in ALIKE)
+        self.apart: Sequence[deque[int]] = ()
 
     def with_call(self, callers: Callers) -> Callers:
         """Return the sums, a further call included."""
         (a, b), (c, d) = self.sums, callers
         return (a + c) & _WRAP, (b + d) & _WRAP
 
-    def came_in_order(self, callers: Callers, apart: Callers) -> bool:
+    def came_in_order(self, sums: Callers, apart: Callers) -> bool:
         """Note a call that all workers have made; return whether they are in order."""
-        self.sums = self.with_call(callers)
+        self.sums = sums
+        if not self.apart:
+            if apart == ALIKE:  # as nearly always
+                return True
+            self.apart = [deque([0], _MOST_CALLS) for _ in ALIKE]
         in_order = True
         for now, before in zip(apart, self.apart, strict=True):
             if now != before[-1]:
@@ -128,6 +132,7 @@ class Session:
         self._joined = self._ended = self._unsure = False
         self._limit: int | None = None
         self._sites: defaultdict[Hashable, _Site] = defaultdict(_Site)
+        self._sums = ALIKE
 
     # What the local replicas do.
 
@@ -163,8 +168,8 @@ class Session:
         if self._queue:
             step = self.step = self._queue.popleft()
             notice = Notice.ABSENT if step.absent else Notice.NONE
-            callers = ALIKE if step.callers is None else self._sites[step.site].with_call(step.callers)
-            record = Record(self._after(step.digest), step.flags, notice, callers, self.free, step.payload)
+            sums = self._sums = ALIKE if step.callers is None else self._sites[step.site].with_call(step.callers)
+            record = Record(self._after(step.digest), step.flags, notice, sums, self.free, step.payload)
         elif self._joined:
             record = Record(self._chain, notice=Notice.JOINED, free=self.free)
         elif self._ended:
@@ -200,7 +205,7 @@ class Session:
         step = self.step
         if step is None or step.callers is None:
             return True
-        return self._sites[step.site].came_in_order(step.callers, apart)
+        return self._sites[step.site].came_in_order(self._sums, apart)
 
     def moved(self) -> None:
         """Note that the step's values have been moved, or that the join is complete."""

@@ -80,6 +80,11 @@ class _World:
     def begin(
         self, rank: int, kind: _Kind, part: Any, carry_out: Callable[[list[Any]], object], result: Any
     ) -> SimulatedRequest:
+        if self.size == 1 and self.cluster.held is None:
+            carry_out([part])
+            request = SimulatedRequest(result)
+            request.finish()
+            return request
         with self.cluster.lock:
             number = self.begun[rank]
             self.begun[rank] += 1
