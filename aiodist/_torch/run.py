@@ -68,7 +68,8 @@ class Checked:
         found = []
         if self.schedules > 1:
             changes = count(len(Schedule.parse(outcome.schedule).changes), "change")
-            found = [f"Found in schedule {self.schedules}, with {changes} to the default order, in which nothing fails."]
+            order = f"with {changes} to the default order, in which nothing fails"
+            found = [f"Found in schedule {self.schedules}, {order}."]
         return "\n".join([outcome.text, *outcome.notes, "", *found, f"Again:  {self.command()}"])
 
     def command(self) -> str:

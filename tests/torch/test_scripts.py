@@ -243,7 +243,7 @@ def test_a_failing_schedule_is_reduced_to_few_changes(checked: Run) -> None:
     found = checked(script, schedules=9)
     changes = Schedule.parse(found.outcome.schedule).changes
     assert (found.outcome.kind, len(changes)) == ("disagreed", 1)
-    assert f"Found in schedule {found.schedules}, with 1 change to the default order, in which nothing fails." in found.text
+    assert f"schedule {found.schedules}, with 1 change to the default order, in which nothing fails." in found.text
     again = checked(script, replay=Schedule(0, changes))
     assert again.outcome.report == found.outcome.report
 
