@@ -212,53 +212,66 @@ class Reduction:
 # Bytes.
 
 
-class Codec(NamedTuple):
+class Codec:
     """How values of a leaf travel: as one array, or several, whose bytes are moved.
 
-    Attributes:
+    Args:
         fields: shape and dtype of each array; None in a shape stands for a length that differs between replicas.
         split: returns the arrays of a value.
         join: returns the value of such arrays.
+
+    Attributes:
+        split, join: likewise.
+        told: how many numbers a worker tells of a value: its length where that differs, and the width of its strings.
     """
 
-    fields: Sequence[tuple[tuple[int | None, ...], DType]]
-    split: Callable[[Any], Sequence[Array]]
-    join: Callable[..., Any]
+    __slots__ = ("_fields", "_fixed", "join", "split", "told")
 
-    @property
-    def told(self) -> int:
-        """How many numbers a worker tells of a value: its length where that differs, and the width of its strings."""
-        return 2 if any(None in shape for shape, _ in self.fields) else 0
+    def __init__(
+        self,
+        fields: Sequence[tuple[tuple[int | None, ...], DType]],
+        split: Callable[[Any], Sequence[Array]],
+        join: Callable[..., Any],
+    ) -> None:
+        self.split, self.join = split, join
+        self.told = 2 if any(None in shape for shape, _ in fields) else 0
+        self._fields = fields
+        self._fixed = None if self.told else self._sized((0, 0))
 
     def lengths(self, value: Any) -> list[int]:
         """Return what is told of a value."""
-        shape, array = self.fields[0][0], self.split(value)[0]
+        shape, array = self._fields[0][0], self.split(value)[0]
         return [array.shape[shape.index(None)], array.dtype.itemsize]
 
     def nbytes(self, lengths: Sequence[int] = ()) -> int:
         """Return how many bytes a value has of which this is told."""
-        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._sized(lengths))
+        return sum([nbytes for _, _, nbytes in self._fixed or self._sized(lengths)])
 
     def write(self, value: Any) -> list[Array]:
         """Return a value's bytes, as they lie where they can be moved from there."""
-        fields = self._sized(self.lengths(value) if self.told else ())
+        fields = self._fixed or self._sized(self.lengths(value))
         arrays = zip(self.split(value), fields, strict=True)
-        return [np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8) for array, (_, dtype) in arrays]
+        return [np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8) for array, (_, dtype, _) in arrays]
 
     def read(self, data: Array, at: int, lengths: Sequence[int] = ()) -> tuple[Any, int]:
         """Return the value that begins there, in the same memory if it is an array, and where it ends."""
         arrays = []
-        for shape, dtype in self._sized(lengths):
-            end = at + math.prod(shape) * dtype.itemsize
-            arrays.append(np.ndarray(shape, dtype, data[at:end]) if end > at else np.empty(shape, dtype))
+        for shape, dtype, nbytes in self._fixed or self._sized(lengths):
+            end = at + nbytes
+            arrays.append(np.ndarray(shape, dtype, data[at:end]) if nbytes else np.empty(shape, dtype))
             at = end
         return self.join(*arrays), at
 
-    def _sized(self, lengths: Sequence[int]) -> Iterator[tuple[tuple[int, ...], DType]]:
-        for shape, dtype in self.fields:
-            width = lengths[1] // _CHARACTER[dtype.kind] if lengths and dtype.kind in _CHARACTER else None
-            own = dtype if width is None else np.dtype((dtype.type, width))
-            yield tuple([lengths[0] if size is None else size for size in shape]), own
+    def _sized(self, lengths: Sequence[int]) -> list[tuple[tuple[int, ...], DType, int]]:
+        """Return shape, dtype and bytes of each array of a value."""
+        length, width = lengths
+        found = []
+        for shape, dtype in self._fields:
+            own = tuple([length if size is None else size for size in shape])
+            characters = _CHARACTER.get(dtype.kind)
+            sent = np.dtype((dtype.type, width // characters)) if characters and self.told else dtype
+            found.append((own, sent, math.prod(own) * sent.itemsize))
+        return found
 
 
 NUMBERS: Final[dict[Any, DType]] = {
@@ -275,6 +288,7 @@ TOO_LARGE: Final = -(2**63)
 _NO_LENGTHS: Final = np.empty(0, np.int64)
 
 
+@lru_cache(maxsize=1024)
 def codec_of(shape: tuple[int | None, ...], dtype: Any, mark: LeafMark) -> Codec:
     """Return how values of a leaf travel."""
     if mark == LeafType.PYTHON_NUMBER:
@@ -348,6 +362,9 @@ class Gathering:
 
     def sizes(self, lengths: Sequence[Array]) -> list[int]:
         """Return by rank how many bytes a worker contributes that has these lengths."""
+        if not any(codec.told for codec in self._codecs):
+            nbytes = sum([codec.nbytes() for codec in self._codecs])
+            return [nbytes * len(positions) for positions in self._sources]
         return [
             sum(self._codecs[leaf].nbytes(told) for leaf, _, told in self._items(rank, each))
             for rank, each in enumerate(lengths)
