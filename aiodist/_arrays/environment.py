@@ -134,14 +134,12 @@ def _count(name: str) -> int | None:
 
 def launched_workers() -> int | None:
     """Return how many workers a launcher has started; None without a launcher."""
-    found = launched()
-    return None if found is None else found.workers
+    return found.workers if (found := launched()) else None
 
 
 def worker_rank() -> int:
     """Return which of the workers that a launcher has started this is; 0 without a launcher."""
-    found = launched()
-    return 0 if found is None else found.rank
+    return found.rank if (found := launched()) else 0
 
 
 class TfConfig(NamedTuple):

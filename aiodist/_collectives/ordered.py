@@ -70,19 +70,15 @@ def fold_into(tree: Tree, op: ReduceOp, parts: Sequence[Array], out: Array) -> N
     if isinstance(tree, int):
         out[...] = parts[tree]
         return
-    first, second = tree
-    left = _made(first, op, parts, out)
-    right = _made(second, op, parts, out if left is not out else None)
-    kernels.reduce(op, [left, right], out=out)
-
-
-def _made(tree: Tree, op: ReduceOp, parts: Sequence[Array], room: Array | None) -> Array:
-    """Return the fold of arrays along a tree: one of them as it is, or in the room."""
-    if isinstance(tree, int):
-        return parts[tree]
-    room = np.empty_like(parts[0]) if room is None else room
-    fold_into(tree, op, parts, room)
-    return room
+    halves: list[Array] = []
+    for half in tree:
+        if isinstance(half, int):
+            halves.append(parts[half])
+            continue
+        room = np.empty_like(out) if any(found is out for found in halves) else out
+        fold_into(half, op, parts, room)
+        halves.append(room)
+    kernels.reduce(op, halves, out=out)
 
 
 def _up(op: ReduceOp, tree: Tree, parts: Sequence[Array]) -> Array:

@@ -58,16 +58,9 @@ def test_first_weights_are_float32_near_uniform_and_of_the_seed() -> None:
 
 
 def test_nats_are_minus_the_logarithm_of_the_softmax() -> None:
-    surprise, _ = cross_entropy(LOGITS, TARGETS)
+    surprise, _ = cross_entropy(LOGITS + 1e4, TARGETS)  # whose exponentials would overflow
     for row, target, found in zip(LOGITS.tolist(), TARGETS.tolist(), surprise.tolist(), strict=True):
         assert found == pytest.approx(-math.log(math.exp(row[target]) / sum(map(math.exp, row))))
-
-
-def test_large_logits_do_not_overflow() -> None:
-    logits = np.array([[1e4, 0.0], [-1e4, 1e4]], np.float32)
-    surprise, gradient = cross_entropy(logits, np.array([0, 0]))
-    assert surprise.tolist() == pytest.approx([0, 2e4])
-    assert gradient.tolist() == [[0, 0], [-1, 1]]
 
 
 def test_examining_in_pieces_is_examining_at_once(weights: Weights) -> None:
