@@ -10,7 +10,7 @@ A result never shares memory with an input, and arrays in it are views of a read
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -235,7 +235,8 @@ class HostExecutor:
         self.accumulate: Accumulate = accumulate
         self.single = spec is not None and spec.single
         plans = collective.without(absent).plans(len(self.positions))
-        self.leaves = [_leaf(plan, *of) for plan, *of in zip(plans, *spec[:3], strict=True)] if spec else []
+        columns: tuple[Sequence[Any], ...] = spec[:3] if spec else ()
+        self.leaves = [_leaf(plan, *of) for plan, *of in zip(plans, *columns, strict=True)] if spec else []
         self.of_each = not kind.shared
         self.shared = kind.shared and not any(isinstance(leaf.mark, HostType) for leaf in self.leaves)
         self.folds_alone = self.shared and all(leaf.whole for leaf in self.leaves)
@@ -366,7 +367,7 @@ class HostExecutor:
             return [row[0] if self.single else list(row) for row in zip(*columns, strict=True)]
         takers = [place for place, position in enumerate(self.positions) if position not in outs]
         columns = [self._each(leaf.mark, results, takers) for leaf, results in zip(self.leaves, by_leaf, strict=True)]
-        rows = zip(*columns, strict=True) if columns else [()] * len(takers)
+        rows: Iterable[Sequence[Any]] = zip(*columns, strict=True) if columns else [()] * len(takers)
         found: list[Any] = [None] * self.size
         for place, row in zip(takers, rows, strict=True):
             found[self.positions[place]] = row[0] if self.single else list(row)

@@ -114,7 +114,7 @@ class WorkerPlan:
             return Reduction, self.rule(place).accumulator
         if plan.takes_parts:
             return Exchange, None
-        nbytes = 0 if is_number else math.prod([size or 0 for size in shape]) * dtype.itemsize
+        nbytes = 0 if isinstance(dtype, type) else math.prod([size or 0 for size in shape]) * dtype.itemsize
         return Gathering, place if nbytes >= APART_FROM else None
 
     def rule(self, place: int) -> Any:

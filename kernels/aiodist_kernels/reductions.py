@@ -127,7 +127,9 @@ def nest_reduction(
     def fold(left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
         return list(map(ufunc, left, right))
 
-    run: Callable[..., list[Array]] = partial(functools.reduce, fold)
+    def run(rows: Sequence[Any]) -> list[Array]:
+        return functools.reduce(fold, rows)
+
     return lambda rows: quiet.copy().run(run, rows)
 
 
