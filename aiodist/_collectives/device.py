@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate as running_sums
 from operator import attrgetter
 from typing import Any, Final
@@ -24,7 +25,7 @@ from aiodist._arrays.device import DeviceArray, DeviceType, DType, Spec
 from aiodist._arrays.frameworks import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM
 from aiodist._arrays.host import HostType
 from aiodist._arrays.leaves import LeafMark
-from aiodist._collectives.device_plan import BYTE, Buffers, Column, DevicePlan, Leaf, plan_on_devices, room
+from aiodist._collectives.device_plan import BYTE, Buffers, Column, DevicePlan, Leaf, Planner, room
 from aiodist._collectives.host import HostExecutor
 from aiodist._collectives.kinds import Collective
 from aiodist._collectives.out import Outs
@@ -43,12 +44,6 @@ KEPT: Final = 256
 """How many plans are kept."""
 
 _SITE = attrgetter("ordinal", "stream")
-
-
-@cache
-def _rule(op: ReduceOp, dtype: DType, accumulate: Accumulate, partial: bool) -> Rule:
-    rule = rule_for(op, dtype, accumulate)
-    return part_of(rule) if partial else rule
 
 
 def _on_host(specs: Sequence[Spec]) -> tuple[int, list[DeviceArray]]:
@@ -76,10 +71,11 @@ def staged(leaves: Sequence[Array]) -> list[DeviceArray]:
     return made
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class LeafExecutor:
-    """Carries out what becomes of some leaves on devices, again and again.
+    """What becomes of some leaves on devices, again and again.
 
-    Args:
+    Attributes:
         leaves: the leaves.
         op: how they are folded, where they are.
         accumulate: the accumulator.
@@ -88,59 +84,44 @@ class LeafExecutor:
         ragged: inputs of one leaf may differ in shape.
     """
 
-    def __init__(
-        self,
-        leaves: Sequence[Leaf],
-        op: ReduceOp | None = None,
-        accumulate: Accumulate = "native",
-        devices: Sequence[str] = (),
-        *,
-        partial: bool = False,
-        ragged: bool = False,
-    ) -> None:
-        self.leaves = leaves
-        self.devices = devices
-        self.ragged = ragged
-        self._op, self._accumulate, self._partial = op, accumulate, partial
+    leaves: Sequence[Leaf]
+    op: ReduceOp | None = None
+    accumulate: Accumulate = "native"
+    devices: Sequence[str] = ()
+    partial: bool = False
+    ragged: bool = False
 
     def rule(self, dtype: DType) -> Rule:
         """Return the rule by which leaves of a dtype are folded."""
-        assert self._op is not None
-        return _rule(self._op, dtype, self._accumulate, self._partial)
-
-    def run(
-        self,
-        columns: Sequence[Column],
-        takers: Sequence[Sequence[int]],
-        outs: Sequence[Sequence[DeviceArray | None]] | None = None,
-    ) -> DeviceRun:
-        """Make ready to carry it out.
-
-        Args:
-            columns: by leaf, the inputs.
-            takers: by leaf, the GPU, or the host, of each who gets a result.
-            outs: by leaf and taker, a buffer for the result; None where the taker passed none.
-
-        Raises:
-            ImportError: what compiles or launches kernels is not installed.
-        """
-        return DeviceRun(self, columns, takers, None if outs is None else Buffers(outs, columns))
+        assert self.op is not None
+        rule = rule_for(self.op, dtype, self.accumulate)
+        return part_of(rule) if self.partial else rule
 
 
 class DeviceRun:
-    """Leaves on devices, on their way."""
+    """Leaves on devices, on their way.
+
+    Args:
+        executor: what becomes of them.
+        columns: by leaf, the inputs.
+        takers: by leaf, the GPU, or the host, of each who gets a result.
+        outs: by leaf and taker, a buffer for the result; None where the taker passed none.
+
+    Raises:
+        ImportError: what compiles or launches kernels is not installed.
+    """
 
     def __init__(
         self,
         executor: LeafExecutor,
         columns: Sequence[Column],
         takers: Sequence[Sequence[int]],
-        buffers: Buffers | None,
+        outs: Sequence[Sequence[DeviceArray | None]] | None = None,
     ) -> None:
         self._queue = enqueue.queue()
         self._executor = executor
         self._columns = columns
-        self._buffers = buffers
+        self._buffers = None if outs is None else Buffers(outs, columns)
         self._inputs = [array for column in columns for array in column]
         self._plan = self._known_plan(takers)
         self._made: list[Any] = []
@@ -153,7 +134,7 @@ class DeviceRun:
         key = executor, tuple([array.ordinal for array in self._inputs]), shapes, tuple(map(tuple, takers)), layout
         found: DevicePlan | None = known.get(key)
         if found is None:
-            found = known[key] = plan_on_devices(executor.leaves, self._columns, takers, executor.rule, buffers)
+            found = known[key] = Planner(executor.leaves, self._columns, takers, executor.rule, buffers).plan()
             if len(known) > KEPT:
                 del known[next(iter(known))]
         return found
@@ -281,7 +262,7 @@ class DeviceExecutor:
             buffers = [outs.get(position) for position in self._positions]
             wanted = [[None if found is None else found[place] for found in buffers] for place in self._there]
         on_host = self._run_host(rows, bytes_per_pack, outs or {})
-        work = self._leaves.run(columns, takers, wanted).work(self._collected)
+        work = DeviceRun(self._leaves, columns, takers, wanted).work(self._collected)
         if on_host is None:
             return work
         phases = on_host.phases if type(on_host) is Work else []
@@ -354,7 +335,7 @@ def bring_down(
         plan = LeafPlan(size, (), tuple([Result((place,)) for place in taken]))
     specs = tuple([(array.shape, array.dtype) for column in columns for array in column])
     made = _leaves_between(tuple([Leaf(mark, plan) for mark in marks]), specs, tuple(devices), op, accumulate)
-    return made.run(columns, [[HOST] * len(plan.results)] * len(columns))
+    return DeviceRun(made, columns, [[HOST] * len(plan.results)] * len(columns))
 
 
 def bring_up(
@@ -376,7 +357,7 @@ def bring_up(
     plans = [LeafPlan(len(column), (), tuple([Result((place,)) for place in range(len(column))])) for column in columns]
     specs = tuple([(array.shape, array.dtype) for column in columns for array in column])
     made = _leaves_between(tuple(map(Leaf, marks, plans)), specs, tuple(devices), None, "native")
-    return made.run(columns, takers, outs)
+    return DeviceRun(made, columns, takers, outs)
 
 
 @lru_cache(maxsize=KEPT)

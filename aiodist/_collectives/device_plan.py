@@ -133,8 +133,16 @@ class Buffers:
         return _Known(Place(buffer.ordinal, symbol(first + number)), buffer.shape, buffer.dtype, buffer.strides)
 
 
-class _Planner:
-    """Works out a plan; see `plan_on_devices`."""
+class Planner:
+    """Works out what leaves come to.
+
+    Args:
+        leaves: what becomes of them.
+        columns: by leaf, the inputs. Those in the host's memory are in one piece.
+        takers: by leaf, the GPU, or the host, of each who gets a result.
+        rule: returns the rule that folds a dtype.
+        buffers: those that takers passed.
+    """
 
     def __init__(
         self,
@@ -142,7 +150,7 @@ class _Planner:
         columns: Sequence[Column],
         takers: Sequence[Sequence[int]],
         rule: Callable[[DType], Rule],
-        buffers: Buffers | None,
+        buffers: Buffers | None = None,
     ) -> None:
         self._rule = rule
         self._buffers = buffers
@@ -295,23 +303,5 @@ def _shape(parts: Sequence[View], result: Result) -> tuple[int, ...]:
 
 
 def room(shape: Sequence[int], dtype: DType) -> int:
+    """Return the bytes that an array takes in a piece of the host's memory."""
     return -(-math.prod(shape) * dtype.itemsize // APART) * APART
-
-
-def plan_on_devices(
-    leaves: Sequence[Leaf],
-    columns: Sequence[Column],
-    takers: Sequence[Sequence[int]],
-    rule: Callable[[DType], Rule],
-    buffers: Buffers | None = None,
-) -> DevicePlan:
-    """Work out what leaves come to.
-
-    Args:
-        leaves: what becomes of them.
-        columns: by leaf, the inputs. Those in the host's memory are in one piece.
-        takers: by leaf, the GPU, or the host, of each who gets a result.
-        rule: returns the rule that folds a dtype.
-        buffers: those that takers passed.
-    """
-    return _Planner(leaves, columns, takers, rule, buffers).plan()

@@ -67,10 +67,9 @@ def check_alike(buffers: Sequence[Array], dtype: DType, shape: tuple[int, ...]) 
     """Check that all buffers have the dtype and shape of buffer 0.
 
     Raises:
-        TypeError: dtypes differ, or a buffer is no array.
+        TypeError: dtypes differ.
         ValueError: shapes differ.
     """
-    check_arrays(buffers)
     for index, buffer in enumerate(buffers):
         if buffer.dtype != dtype:
             raise TypeError(

@@ -41,14 +41,15 @@ def fold_for(rule: Rule, nbytes: int, count: int) -> Fold:
     """Return the fold that serves `count` buffers of `nbytes` each."""
     if rule.contiguous:
         return _fold_contiguous
-    if nbytes <= TINY_BYTES and rule.op not in (ReduceOp.MIN, ReduceOp.MAX):
-        # Which of 0.0 and -0.0 is the greater depends on the instructions that a processor's vector loops use.
-        if nbytes == rule.dtype.itemsize and count <= FEW_NUMBERS and rule.accumulator == FLOAT64:
-            return _fold_numbers
-        if not rule.is_native or count >= TINY_COUNT:
-            return _fold_stacked
+    # Which of 0.0 and -0.0 is the greater depends on the instructions that a processor's vector loops use.
+    exact = rule.op not in (ReduceOp.MIN, ReduceOp.MAX) or rule.dtype.kind in "biu"
+    if nbytes <= TINY_BYTES and exact and not rule.is_native:
+        few = nbytes == rule.dtype.itemsize and count <= FEW_NUMBERS
+        return _fold_numbers if few and rule.accumulator == FLOAT64 else _fold_stacked
+    if nbytes <= TINY_BYTES and exact and count >= TINY_COUNT:
+        return _fold_stacked
     if nbytes <= BLOCK_BYTES or (rule.is_native and count == 2):  # ufuncs go by blocks themselves
-        return _whole_for(rule)
+        return _whole_for(rule, nbytes, count)
     return _fold_blocks
 
 
@@ -63,29 +64,37 @@ def fold_range(rule: Rule, flat: Sequence[Array], out: Array, start: int, stop: 
         start: the first element.
         stop: behind the last element.
     """
-    fold = _whole_for(rule)
     step = max(1, BLOCK_BYTES // rule.accumulator.itemsize)
     if rule.is_native and len(flat) == 2:
         step = max(1, stop - start)
     for low in range(start, stop, step):
-        high = min(low + step, stop)
-        fold(rule, [buffer[low:high] for buffer in flat], out[low:high])
+        parts = [buffer[low : min(low + step, stop)] for buffer in flat]
+        _whole_for(rule, parts[0].nbytes, len(flat))(rule, parts, out[low : low + len(parts[0])])
 
 
-def _whole_for(rule: Rule) -> Fold:
-    return _fold_native if rule.is_native else _fold_wide
+def _whole_for(rule: Rule, nbytes: int, count: int) -> Fold:
+    """Return the fold without blocks."""
+    if not rule.is_native:
+        return _fold_wide
+    return {1: _fold_one, 2: _fold_pair}.get(count, _fold_stepped if nbytes <= STEPPED_TO else _fold_native)
+
+
+def _fold_one(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
+    return _deliver(np.array(buffers[0], rule.result), out)
+
+
+def _fold_pair(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
+    return np.asarray(rule.ufunc(buffers[0], buffers[1], out=out))  # ufuncs take care of an overlap
+
+
+def _fold_stepped(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
+    total = np.asarray(functools.reduce(rule.ufunc, buffers))
+    return total if out is None else _deliver(total, out)
 
 
 def _fold_native(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
     """Fold in the buffers' own dtype, straight into the result."""
-    if len(buffers) == 1:
-        return _deliver(np.array(buffers[0], rule.result), out)
-    ufunc = rule.ufunc
-    if len(buffers) == 2:  # ufuncs take care of an overlap
-        return np.asarray(ufunc(buffers[0], buffers[1], out=out))
-    if buffers[0].nbytes <= STEPPED_TO:
-        return _deliver(np.asarray(functools.reduce(ufunc, buffers)), out)
-    straight = None if out is None or overlaps(out, buffers[2:]) else out
+    ufunc, straight = rule.ufunc, None if out is None or overlaps(out, buffers[2:]) else out
     total: Array = ufunc(buffers[0], buffers[1], out=straight)
     for buffer in buffers[2:]:
         ufunc(total, buffer, out=total)
@@ -129,7 +138,7 @@ def _fold_blocks(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Arr
     assert total is not None
     flats = flat_views([*buffers, total])
     if flats is None:
-        return _deliver(_whole_for(rule)(rule, buffers, total), out)
+        return _deliver(_whole_for(rule, total.nbytes, len(buffers))(rule, buffers, total), out)
     fold_range(rule, flats[:-1], flats[-1], 0, total.size)
     return _deliver(total, out)
 

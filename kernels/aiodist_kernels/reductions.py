@@ -4,7 +4,7 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from aiodist_kernels.arguments import (
     same_order,
     spoils,
 )
-from aiodist_kernels.numpy_tier import STEPPED_TO, TINY_COUNT, fold_for, fold_range, quiet, quietly
+from aiodist_kernels.numpy_tier import STEPPED_TO, TINY_COUNT, Fold, fold_for, fold_range, quiet, quietly
 from aiodist_kernels.policy import Plan, plan_for
 from aiodist_kernels.rules import Accumulate, DType, ReduceOp, rule_for
 
@@ -77,7 +77,10 @@ def reduce_alike(
     Returns:
         An array in fresh memory, as `reduce`.
     """
-    return _reduce(plan_for(op, buffers[0].dtype, len(buffers), accumulate), buffers, None, among)
+    plan, nbytes = plan_for(op, buffers[0].dtype, len(buffers), accumulate), buffers[0].nbytes
+    if nbytes >= plan.pays_from or nbytes >= _pooled_from(among):
+        return _reduce(plan, buffers, None, among)
+    return quiet.copy().run(_fold_of(plan, nbytes), plan.rule, buffers, None)
 
 
 def reduction(
@@ -167,7 +170,12 @@ def _reduce(plan: Plan, buffers: Sequence[Array], out: Array | None, among: bool
         if run is not None:
             run(0, target.size)
             return target
-    return quietly(fold_for(plan.rule, first.nbytes, plan.count), plan.rule, buffers, target)
+    return quiet.copy().run(_fold_of(plan, first.nbytes), plan.rule, buffers, target)
+
+
+@lru_cache(maxsize=4096)
+def _fold_of(plan: Plan, nbytes: int) -> Fold:
+    return fold_for(plan.rule, nbytes, plan.count)
 
 
 class Pieces(NamedTuple):
@@ -252,10 +260,12 @@ def cost(op: ReduceOp, dtype: DType, size: int, count: int, accumulate: Accumula
 
 
 def _checked(op: ReduceOp, buffers: Sequence[Array], out: Array | None, accumulate: Accumulate) -> Plan:
-    check_arrays(buffers)
+    if not len(buffers) or [buffer for buffer in buffers if type(buffer) is not np.ndarray]:
+        check_arrays(buffers)
     shape, dtype = buffers[0].shape, buffers[0].dtype
-    plan = plan_for(ReduceOp(op), dtype, len(buffers), accumulate)
-    check_alike(buffers, dtype, shape)
+    plan = plan_for(op if type(op) is ReduceOp else ReduceOp(op), dtype, len(buffers), accumulate)
+    if [buffer for buffer in buffers if buffer.dtype is not dtype or buffer.shape != shape]:
+        check_alike(buffers, dtype, shape)
     if out is not None:
         check_out(out, plan.rule, shape)
     return plan

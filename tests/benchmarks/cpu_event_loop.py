@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from aiodist import MirroredStrategy, get_replica_context
 from aiodist._collectives.host import fold
-from aiodist_kernels import KernelSpec, ReduceOp, pool, reduce, warm
+from aiodist_kernels import KernelSpec, ReduceOp, pool, reduce, reduce_alike, warm
 from tests.benchmarks.cpu_reductions import MIB, SINGLE, SUM, best, random_buffers, size_name, table
 
 if TYPE_CHECKING:
@@ -75,6 +76,37 @@ def tickers() -> list[tuple[str, list[float], float]]:
         turns = [asyncio.run(lateness(work)) for _ in range(3)]
         rows.append((name, [worst for worst, _ in turns], min(usual for _, usual in turns)))
     return rows
+
+
+async def whole_calls(nbytes: int, rounds: int) -> tuple[float, float, float]:
+    """Time all_reduce of two replicas and, between each two, the reduction alone.
+
+    Returns:
+        The medians of both, in microseconds, and that of their ratio.
+    """
+    arrays = random_buffers(2, nbytes, SINGLE)
+    whole: list[float] = []
+    alone: list[float] = []
+
+    async def replica() -> None:
+        ctx = get_replica_context()
+        kept: list[Any] = []
+        first = ctx.replica_id_in_sync_group == 0
+        for _ in range(rounds):
+            await ctx.barrier()
+            if first:
+                begin = time.perf_counter()
+                kept[:1] = [reduce_alike(SUM, arrays)]
+                alone.append(time.perf_counter() - begin)
+            await ctx.barrier()
+            begin = time.perf_counter()
+            kept[1:] = [await ctx.all_reduce(SUM, arrays[ctx.replica_id_in_sync_group])]
+            if first:
+                whole.append(time.perf_counter() - begin)
+
+    await MirroredStrategy(["CPU:0", "CPU:1"]).run(replica)
+    ratios = [one / other for one, other in zip(whole, alone, strict=True)]
+    return 1e6 * statistics.median(whole), 1e6 * statistics.median(alone), statistics.median(ratios)
 
 
 def nests() -> dict[str, dict[str, float]]:
@@ -134,6 +166,11 @@ def main() -> None:
         ),
         [(name, ", ".join(f"{turn:.1f}" for turn in worst), f"{usual:.1f}") for name, worst, usual in tickers()],
     )
+    rows_of_calls = []
+    for nbytes in (MIB // 4, MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 64 * MIB):
+        whole, alone, ratio = asyncio.run(whole_calls(nbytes, max(40, 400 * MIB // nbytes)))
+        rows_of_calls.append((size_name(nbytes), f"{whole:.0f}", f"{alone:.0f}", f"{ratio:.2f}"))
+    table(("SUM float32, n = 2", "all_reduce, µs", "the reduction alone, µs", "ratio"), rows_of_calls)
     table(
         ("160 float32 leaves, n = 4, elements each", "one by one, µs", "packed first, µs"),
         [(name, f"{t['one by one']:.0f}", f"{t['packed']:.0f}") for name, t in nests().items()],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aiodist._arrays import gpus
-from tests.benchmarks import cuda_enqueue, cuda_reductions
+from tests.benchmarks import cuda_reductions
 from tests.benchmarks.cuda_cases import KIB, Case, Row, cases, write
 from tests.gpu.fake_driver import FakeDriver, FakeMemory, placed
 
@@ -69,31 +69,6 @@ def test_wrong_bits_are_found(small: list[Case], monkeypatch: pytest.MonkeyPatch
     assert run(lab, small[:1], 60).rows[0].failed()[0] == "other bits than on the CPU"
 
 
-def test_case_that_fails_does_not_lose_the_others(
-    small: list[Case], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    plain = cuda_reductions.measure
-
-    def measure(lab: Any, queue: Any, case: Case, copy: float, rounds: int) -> Row:
-        if case == small[1]:
-            raise RuntimeError("an illegal memory access\nwas encountered")
-        return plain(lab, queue, case, copy, rounds)
-
-    monkeypatch.setattr(cuda_reductions, "measure", measure)
-    outcome = run(PlantedLab(), small[:3], 60)
-    assert [row.case for row in outcome.rows] == [small[0], small[2]]
-    write(tmp_path, {}, outcome.rows, (), outcome.failures)
-    text = (tmp_path / "cuda-reductions.md").read_text()
-    assert f"- {small[1].name} failed: RuntimeError: an illegal memory access\n" in text
-
-
-def test_cases_that_time_does_not_allow_are_named(small: list[Case], tmp_path: Path) -> None:
-    outcome = run(PlantedLab(), small, -1)
-    write(tmp_path, {}, outcome.rows, outcome.left_out)
-    assert len(outcome.left_out) == len(small)
-    assert f"Left out, for want of time: {small[0].name};" in (tmp_path / "cuda-reductions.md").read_text()
-
-
 def test_gates(small: list[Case]) -> None:
     large = next(case for case in cases() if case.share)
     many = next(case for case in cases() if case.of_one)
@@ -110,10 +85,3 @@ def test_without_a_gpu_it_says_so(
     monkeypatch.setattr(gpus, "find", lambda: gpus.Found(missing="no NVIDIA driver is installed"))
     assert cuda_reductions.main([str(tmp_path)]) == 0
     assert "There is no GPU to measure: no NVIDIA driver is installed" in capsys.readouterr().out
-
-
-def test_what_enqueueing_costs_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(cuda_enqueue, "microseconds", lambda call, times: float(call().is_done()))
-    monkeypatch.setattr(cuda_enqueue, "REPEATS", 1)
-    cuda_enqueue.main()
-    assert capsys.readouterr().out.count("1.0 µs, the whole way") == 4

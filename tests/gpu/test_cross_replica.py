@@ -118,17 +118,6 @@ async def test_reduce_along_an_axis_has_the_bits_of_the_host(plant: Plant, op: R
         assert_same_bits(got.numpy(), same)
 
 
-async def test_mirrored_and_plain_values_reduce_along_an_axis_once(plant: Plant) -> None:
-    machine, strategy = planted(plant)
-    values = arrays.values(1, (3, 4), SINGLE)
-    mirrored = Mirrored([machine.put(values, ordinal) for ordinal in ORDINALS])
-    for value in (mirrored, machine.put(values, 1)):
-        got = await strategy.reduce("MEAN", value, 0)
-        assert_same_bits(got.numpy(), values.mean(0, dtype=np.float64).astype(SINGLE))
-    with pytest.raises(ValueError, match="SUM expects a per-replica value"):
-        await strategy.reduce("SUM", machine.put(values, 1), 0)
-
-
 async def test_plain_values_are_gathered_as_they_are(plant: Plant) -> None:
     machine, strategy = planted(plant)
     value = machine.put(np.ones((2, 3), SINGLE), 1)

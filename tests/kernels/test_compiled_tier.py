@@ -103,14 +103,6 @@ def test_every_half_precision_number(dtype: np.dtype, op: ReduceOp) -> None:
     assert_same_bits(out, numpys(op, buffers))
 
 
-def test_kernel_works_on_a_range_alone() -> None:
-    buffers, out = arrays.buffers(2, 2, (5000,), SINGLE), np.full(5000, 77, SINGLE)
-    compiled(SUM, buffers, out)(1001, 3007)
-    assert (out[:1001] == 77).all()
-    assert (out[3007:] == 77).all()
-    assert_same_bits(out[1001:3007], numpys(SUM, [buffer[1001:3007] for buffer in buffers]))
-
-
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that grows by the number of buffers each time a kernel serves."""
@@ -204,11 +196,6 @@ def test_some_reductions_have_no_kernel(dtype: np.dtype, count: int) -> None:
     assert not is_ready(spec)
     assert not is_due(spec, MIB)
     assert reduce(SUM, [np.ones(9, dtype)] * count).tolist() == [count] * 9
-
-
-def test_warm_up_checks_its_specs() -> None:
-    with pytest.raises(TypeError, match="SUM of bool"):
-        warm([KernelSpec(SUM, np.dtype(bool), 2)])
 
 
 def test_reductions_alone_never_load_a_compiler() -> None:
