@@ -367,7 +367,7 @@ class HostExecutor:
             return [row[0] if self.single else list(row) for row in zip(*columns, strict=True)]
         takers = [place for place, position in enumerate(self.positions) if position not in outs]
         columns = [self._each(leaf.mark, results, takers) for leaf, results in zip(self.leaves, by_leaf, strict=True)]
-        rows: Iterable[Sequence[Any]] = zip(*columns, strict=True) if columns else [()] * len(takers)
+        rows: Iterable[Sequence[Any]] = zip(*columns, strict=True) if columns else [[]] * len(takers)
         found: list[Any] = [None] * self.size
         for place, row in zip(takers, rows, strict=True):
             found[self.positions[place]] = row[0] if self.single else list(row)
