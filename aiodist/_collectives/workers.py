@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -76,7 +76,6 @@ class WorkerPlan:
         shared: one result serves all local replicas; else there is one for each, by local position.
         specs: the shape and dtype of each leaf.
         folded: values on GPUs are brought down as one fold of what the local replicas bring.
-        sources: by rank, the positions of replicas whose values are needed by others.
         groups: the places of leaves that travel together, by how they do.
     """
 
@@ -94,14 +93,18 @@ class WorkerPlan:
         self.shared = collective.kind.shared and not any(isinstance(mark, HostType) for mark in spec.marks)
         one_fold = bool(self.leaves) and all(leaf.plan.is_one_fold for leaf in self.leaves)
         self.folded = one_fold and len(members.own) > 1 and not ordered
-        needed = self.leaves[0].plan.inputs if self.leaves else set()
-        self.sources: Sequence[Sequence[int]] = members.ids  # mostly all of them, and then nobody keeps a list
-        if len(needed) < members.replicas:
-            self.sources = [[position for position in ids if position in needed] for ids in members.ids]
         self.groups: dict[tuple[type[Transfer], Any], list[int]] = {}
         for place, shape in enumerate(spec.shapes):
             self.groups.setdefault(self._way(place, shape), []).append(place)
         self._host = HostExecutor(collective, len(members.own))
+
+    @cached_property
+    def sources(self) -> Sequence[Sequence[int]]:
+        """By rank, the positions of replicas whose values are needed by others, where values are not reduced."""
+        needed = self.leaves[0].plan.inputs
+        if len(needed) == self.members.replicas:
+            return self.members.ids  # which all workers in a process share
+        return [[position for position in ids if position in needed] for ids in self.members.ids]
 
     def _way(self, place: int, shape: Sequence[int | None]) -> tuple[type[Transfer], Any]:
         """Return how a leaf travels, and what leaves must have in common to travel together."""
