@@ -98,7 +98,6 @@ class MpiRequest:
         self._done = False
 
     def test(self) -> bool:
-        """Return whether it is complete."""
         if not self._done:
             self._done = bool(self._request.Test())
         return self._done
@@ -119,7 +118,6 @@ class MpiMaking(MpiRequest):
         self._made = made
 
     def result(self) -> MpiCommunicator:
-        """Return it."""
         return MpiCommunicator(self._made)
 
 
@@ -196,32 +194,26 @@ class MpiCommunicator:
         return dtype.kind in "iu"
 
     def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> Request:
-        """Reduce buffers over the workers."""
         source = self._in_place if send is receive else send
         return MpiRequest(self._handle.Iallreduce(source, receive, self._ops[op]), send, receive)
 
     def iallgather(self, send: Array, receive: Array) -> Request:
-        """Put buffers together by rank."""
         byte = self._byte
         return MpiRequest(self._handle.Iallgather([send, byte], [receive, byte]), send, receive)
 
     def iallgatherv(self, send: Array, receive: Parts) -> Request:
-        """Put buffers of several sizes together by rank."""
         return MpiRequest(self._handle.Iallgatherv([send, self._byte], self._spread(receive)), send, receive)
 
     def ibcast(self, buffer: Array, root: int) -> Request:
-        """Overwrite a buffer with that of one worker."""
         return MpiRequest(self._handle.Ibcast([buffer, self._byte], root), buffer)
 
     def ialltoallv(self, send: Parts, receive: Parts) -> Request:
-        """Send every worker its part."""
         return MpiRequest(self._handle.Ialltoallv(self._spread(send), self._spread(receive)), send, receive)
 
     def _spread(self, parts: Parts) -> list[Any]:
         return [parts.whole, list(parts.counts), list(parts.begins), self._byte]
 
     def idup(self) -> MpiMaking:
-        """Make another communicator of the same workers."""
         made, request = self._handle.Idup()
         return MpiMaking(made, request)
 

@@ -36,18 +36,15 @@ class SimulatedRequest:
         self._callbacks: list[Callable[[], object]] = []
 
     def test(self) -> bool:
-        """Return whether every worker has begun it, and this one has been told."""
         return self._done
 
     def add_done_callback(self, fn: Callable[[], object], /) -> None:
-        """Call a function when it is complete."""
         if self._done:
             fn()
         else:
             self._callbacks.append(fn)
 
     def result(self) -> Any:
-        """Return what was made for this worker."""
         return self._result
 
     def finish(self) -> None:
@@ -144,7 +141,6 @@ class SimulatedCommunicator:
         return self._begin(("allreduce", op, send.dtype, send.size), (send, receive), carry_out)
 
     def iallgather(self, send: Array, receive: Array) -> SimulatedRequest:
-        """Put buffers together by rank."""
 
         def carry_out(parts: list[Any]) -> None:
             whole = np.concatenate([mine for mine, _ in parts])
@@ -154,7 +150,6 @@ class SimulatedCommunicator:
         return self._begin(("allgather", send.size), (send, receive), carry_out)
 
     def iallgatherv(self, send: Array, receive: Parts) -> SimulatedRequest:
-        """Put buffers of several sizes together by rank."""
 
         def carry_out(parts: list[Any]) -> None:
             for _, targets in parts:
@@ -164,7 +159,6 @@ class SimulatedCommunicator:
         return self._begin(("allgatherv", tuple(receive.counts)), (send, receive.views()), carry_out)
 
     def ibcast(self, buffer: Array, root: int) -> SimulatedRequest:
-        """Overwrite every buffer with that of one worker."""
 
         def carry_out(parts: list[Any]) -> None:
             for rank, target in enumerate(parts):
@@ -174,7 +168,6 @@ class SimulatedCommunicator:
         return self._begin(("bcast", root, buffer.size), buffer, carry_out)
 
     def ialltoallv(self, send: Parts, receive: Parts) -> SimulatedRequest:
-        """Send every worker its part."""
 
         def carry_out(parts: list[Any]) -> None:
             for sender, (sent, _) in enumerate(parts):
@@ -184,7 +177,6 @@ class SimulatedCommunicator:
         return self._begin(("alltoallv",), (send.views(), receive.views()), carry_out)
 
     def idup(self) -> SimulatedRequest:
-        """Make another communicator of the same workers."""
         return self._made(self._world.child(next(self._duplicates), self.size), self.rank)
 
     def icreate_group(self, ranks: Sequence[int], tag: int) -> SimulatedRequest:

@@ -124,7 +124,6 @@ class TorchCommunicator:
         return dtype.char in ("fdil" if op in (ReduceOp.SUM, ReduceOp.PRODUCT) else "il")
 
     def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> Request:
-        """Reduce buffers over the workers."""
         if receive is not send:
             receive[...] = send
         if not receive.size:
@@ -133,7 +132,6 @@ class TorchCommunicator:
         return TorchRequest([self._dist.all_reduce(tensor, self._ops[op], self._group, async_op=True)], None, receive)
 
     def iallgather(self, send: Array, receive: Array) -> Request:
-        """Put buffers together by rank."""
         if not receive.size:
             return DONE
         parts = [self._torch.from_numpy(part) for part in receive.reshape(self.size, -1)]
@@ -148,14 +146,12 @@ class TorchCommunicator:
         return TorchRequest(works, None, receive)
 
     def ibcast(self, buffer: Array, root: int) -> Request:
-        """Overwrite a buffer with that of one worker."""
         return TorchRequest([self._broadcast(buffer, root)] if buffer.size else [], None, buffer)
 
     def _broadcast(self, buffer: Array, root: int) -> Any:
         return self._dist.broadcast(self._readable(buffer), self._ranks[root], self._group, async_op=True)
 
     def ialltoallv(self, send: Parts, receive: Parts) -> Request:
-        """Send every worker its part."""
         going, coming = np.concatenate(send.views()), np.empty(sum(receive.counts), np.uint8)
         work = self._dist.all_to_all_single(
             self._torch.from_numpy(coming), self._torch.from_numpy(going), list(receive.counts), list(send.counts),
@@ -169,7 +165,6 @@ class TorchCommunicator:
         return TorchRequest([work], take, going, coming)
 
     def idup(self) -> Making:
-        """Make another communicator of the same workers."""
         return self._made(self._duplicates, self._ranks)
 
     def icreate_group(self, ranks: Sequence[int], tag: int) -> Making:  # noqa: ARG002  (torch tells them apart itself)
