@@ -55,8 +55,8 @@ def _task_groups() -> Iterator[Any]:
         yield from (*task.child_nurseries, *filter(None, [task.parent_nursery]))
         return
     for callback, _ in getattr(asyncio.current_task(), "_callbacks", None) or ():
-        cells = (cell.cell_contents for cell in getattr(callback, "__closure__", None) or ())
-        yield from (one for one in (getattr(callback, "__self__", None), *cells) if _is_task_group(one))
+        known = getattr(callback, "__self__", None), *gc.get_referents(*(getattr(callback, "__closure__", None) or ()))
+        yield from (one for one in known if _is_task_group(one))
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  (documented)
     while frame is not None:
         if not is_plumbing(frame):
