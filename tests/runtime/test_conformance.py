@@ -235,7 +235,15 @@ async def at_once(last: Callable[[], Any]) -> None:
     await here().barrier()
 
 
-PLACES = pytest.mark.parametrize("place", [in_barrier, elsewhere, in_merge, in_a_child, at_once])
+async def in_step_after_step(last: Callable[[], Any]) -> None:
+    """Do nothing but collectives: in every turn of the loop each replica is about to be woken."""
+    for step in itertools.count():
+        if step == 10 and replica() == 2:
+            last()
+        await here().barrier()
+
+
+PLACES = pytest.mark.parametrize("place", [in_barrier, elsewhere, in_merge, in_a_child, at_once, in_step_after_step])
 
 
 @PLACES
