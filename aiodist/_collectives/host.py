@@ -268,7 +268,13 @@ class HostExecutor:
             reduce = kernels.reduction(op, spec.dtypes[0], shapes[0], self.size, self.accumulate)
 
             def run(values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Any:
-                return frozen(reduce(values)) if outs is None else general(values, bytes_per_pack, outs)
+                if outs is not None:
+                    return general(values, bytes_per_pack, outs)
+                total = reduce(values)
+                if total.base is not None:
+                    return frozen(total)
+                total.setflags(False)  # type: ignore[call-arg]  # what `frozen` does, without a call
+                return total[...]
 
             return run
         tiny = None
