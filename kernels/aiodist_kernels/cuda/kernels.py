@@ -19,25 +19,27 @@ a device only: not even `min`.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiodist_kernels.cuda.forms import UNROLLED, Form
 from aiodist_kernels.cuda.provider import cuda
 
-if TYPE_CHECKING:
-    from aiodist_kernels.cuda.compiled import Functions
-
 Kernel = Callable[..., None]
 
 
-def make(form: Form, functions: "Functions") -> Kernel:
-    """Return the kernel of a form as a Python function, to be compiled."""
+def make(form: Form, functions: Any) -> Kernel:
+    """Return the kernel of a form as a Python function, to be compiled.
+
+    Args:
+        form: the kernel's.
+        functions: makes the functions that it calls: `compiled.Functions`.
+    """
     if not form.tabled:
         return _direct(form, functions)
     return _tabled(form, functions) if form.recipe.count else _tabled_any(form, functions)
 
 
-def _direct(form: Form, functions: "Functions") -> Kernel:
+def _direct(form: Form, functions: Any) -> Kernel:
     width, grain = form.width, form.grain
     whole, single = functions.reduce(vector=True), functions.reduce(vector=False)
 
@@ -56,7 +58,7 @@ def _direct(form: Form, functions: "Functions") -> Kernel:
     return direct
 
 
-def _tabled(form: Form, functions: "Functions") -> Kernel:
+def _tabled(form: Form, functions: Any) -> Kernel:
     """Make the kernel for many leaves of a fixed number of buffers each."""
     width, grain = form.width, form.grain
     word = functions.word()
@@ -86,7 +88,7 @@ def _tabled(form: Form, functions: "Functions") -> Kernel:
     return tabled
 
 
-def _tabled_any(form: Form, functions: "Functions") -> Kernel:
+def _tabled_any(form: Form, functions: Any) -> Kernel:
     """Make the kernel for any number of buffers: the fold goes on in steps of many, then of one.
 
     What it does to a vector and to an element stands in it twice: their accumulators are of different types.
