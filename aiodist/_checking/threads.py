@@ -42,7 +42,7 @@ _JOINS = {
     if (function := getattr(threading.Thread, name, None)) is not None
 }
 _TRIO = "trio._core._thread_cache"
-_BYSTANDERS = ("rich.live", "rich.progress", "tqdm._monitor", "aiodist._checking.blocking")
+_BYSTANDERS = ("rich.live", "rich.progress", "tqdm._monitor", "aiodist._checking.blocking", "aiodist._runtime.blocking")
 """Modules of threads that only watch: they never call into a loop, though they wake from time to time."""
 
 _COUNT_SECONDS = 1.0
