@@ -159,7 +159,9 @@ class Adam:
 
     def _direction(self, name: str, gradient: Array) -> Array:
         """Add the gradient to both moving averages; return their quotient, corrected for their start at zero."""
-        mean, square = self._moments.setdefault(name, (np.zeros_like(gradient), np.zeros_like(gradient)))
+        if name not in self._moments:
+            self._moments[name] = np.zeros_like(gradient), np.zeros_like(gradient)
+        mean, square = self._moments[name]
         mean += (1 - _BETA1) * (gradient - mean)
         square += (1 - _BETA2) * (gradient * gradient - square)
         divisor = np.sqrt(square)
