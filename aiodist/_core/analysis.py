@@ -486,7 +486,7 @@ def replica_reports(snapshot: Snapshot, group: GroupRecord, slot: SlotRecord | N
 
     Args:
         snapshot: the whole picture.
-        group: the group whose collectives are told of.
+        group: the group whose collectives are reported.
         slot: the collective that is asked about; None for none in particular.
     """
     calls = _Calls(group)

@@ -4,7 +4,7 @@ Up to the collective in trouble all made the same calls, so only what each made 
 is the one call that each waits in; where calls overlap, it is more, and then the calls themselves show what was
 skipped, added or swapped. Failing that, the common calls before often repeat (a training loop): what followed the
 last time says which of the two sides left the pattern. Failing that, too, the program's source may show that one call
-stands in a branch on the way to the other. What is found in the last two ways is told as found, not as certain.
+stands in a branch on the way to the other. The report does not call certain what is found in the last two ways.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def diverged(past: Past, usual: Side, odd: Side, *, tie: bool = False) -> Diverg
         past: the calls that all made before.
         usual: the majority, or on a tie the one with the lowest id.
         odd: the other side.
-        tie: neither is the odd one, so a call that only one of them makes is told as that, not as skipped by the other.
+        tie: neither is the odd one, so a call that only one of them makes is not reported as skipped by the other.
     """
     if not odd.calls or not usual.calls:
         return _left_loop(past, usual, odd)
@@ -253,7 +253,7 @@ def _by_rounds(past: Past, usual: Side, odd: Side) -> Divergence | None:
         how = "going by the rounds before, "
         return _skipped(usual, odd, calls, certain=False, how=how, or_swapped=ahead == 1)
     call, next_call = odd.calls[0], usual.calls[0]
-    if call.location == next_call.location:  # one call, of which something differs, and that is told
+    if call.location == next_call.location:  # one call, and the report says what differs in it
         return None
     text = (
         f"{upper(ids_briefly(odd.replicas))} made a call that the rounds before do not have: {call.call} at "

@@ -124,7 +124,7 @@ def observe_process(find: Callable[[], Observer | None]) -> None:
 
 
 def who_observes() -> Observer | None:
-    """Return who is to be told of a run that begins now: None, one observer, or several as one."""
+    """Return who observes a run that begins now: None, one observer, or several as one."""
     found = [find() for find in _process_wide]
     observers = (*_observing.get(), *(observer for observer in found if observer is not None))
     return together(*observers) if observers else None

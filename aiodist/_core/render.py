@@ -1,6 +1,6 @@
 """Rendering: what an analysis has found as a person reads it. Headline, who asked for what, what differs, hints.
 
-Every line says something that was found, or is left out. Replicas that do the same are told together, so that the text
+Every line says something that was found, or is left out. Replicas that do the same share a line, so that the text
 on thousands fits a screen.
 """
 

@@ -5,5 +5,5 @@ Modules, in order; each imports only from those above it and from lower floors:
 - `batches`: how a global batch is cut, and how batches are grouped to a step.
 - `prefetch`: a thread that makes elements ahead of time.
 - `dataset`: `NumpyDataset`: arrays in memory, shuffled, batched, repeated, prefetched.
-- `distributed`: `DistributedDataset`, its iterator, and what functions that make data are told.
+- `distributed`: `DistributedDataset`, its iterator, and the arguments of functions that make data.
 """

@@ -348,7 +348,7 @@ def _runs(found: Sequence[tuple[int, Move]]) -> Iterator[list[tuple[int, Move]]]
 
 
 def _packed(device: int, goes: bool, run: Sequence[tuple[int, Move]], allocate: Allocate) -> list[Moving]:
-    """Return the copy of a run, and the launch that packs it, or that brings each array to its place."""
+    """Return the copy of a run, and the launch that packs it, or that moves each array to its place."""
     begin, (last, move) = run[0][0], run[-1]
     nbytes = last + move.source.nbytes - begin
     piece = Place(device, allocate(device, nbytes))

@@ -3,7 +3,7 @@
 A loop that turns runs the timer of its stall watch. Where that is overdue, and the same replica runs whenever the
 thread looks, the loop is in one step of that replica. The machine may be busy, so that time counts for a second in
 which the loop's thread has computed, or has stood at one instruction without computing: then it waits for something.
-Where the time that a thread has computed cannot be asked for (macOS, Windows), nobody is told.
+Where the time that a thread has computed cannot be asked for (macOS, Windows), there is no warning.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class DeviceThread:
                 result.append(context.run(call, *args))
             except BaseException as error:  # noqa: BLE001  (whatever it is, it is for the caller)
                 errors.append(error)
-            with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+            with suppress(RuntimeError):  # the loop is closed: nobody is left to notify
                 self._loop.call_soon_threadsafe(finished.set)
 
         context = contextvars.copy_context()
@@ -126,5 +126,5 @@ def _tell_of_those_left(siblings: Sequence[DeviceThread]) -> None:
             working.setdefault(name, []).append(thread.replica_id)
     if working:
         functions = ", ".join(f"{name} of {ids(replicas)}" for name, replicas in working.items())
-        with suppress(Exception):  # nobody may be there to be told
+        with suppress(Exception):  # nobody may be left to notify
             sys.stderr.write(f"aiodist: interrupted while run_sync still runs {functions}\n")

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Awaits:
-    """What one replica has awaited, over all its contexts: it is told of the handles that it never did.
+    """What one replica has awaited, over all its contexts: the handles that it never awaited give a warning at its end.
 
     A handle notes nothing when it is dropped, for a destructor would cost every collective a tenth of its time.
 

@@ -8,7 +8,7 @@ test): to ask at every collective which task runs would cost all the others too 
 A **creation clock** tells. A task begins with the number of collectives that its creator knows of, for it begins with
 a copy of its context variables, and knows those that it issues itself. A task that is done has handed its number on.
 Who issues a collective behind one that it does not know of, of a task that is not done, races with that task. Tasks
-that order themselves by an event or a queue are told of, too: the clock does not see it.
+that order themselves by an event or a queue are reported, too: the clock does not see it.
 """
 
 from __future__ import annotations
@@ -123,11 +123,11 @@ def _is_done(task: Any) -> bool:
     return task.parent_nursery is None or task not in task.parent_nursery.child_tasks
 
 
-# Handles whose awaits an observer is told of.
+# Handles that notify an observer of their awaits.
 
 
 class _Observed(CollectiveHandle[Any]):
-    """A handle whose awaits an observer is told of."""
+    """A handle that notifies an observer of its awaits."""
 
     __slots__ = ()
 
@@ -142,7 +142,7 @@ class _Observed(CollectiveHandle[Any]):
 
 @cache
 def _observed(handle: type[CollectiveHandle[Any]]) -> type[CollectiveHandle[Any]]:
-    """Return handles like these, of whose awaits an observer is told."""
+    """Return handles like these that notify an observer of their awaits."""
     return type(f"Observed{handle.__name__}", (_Observed, handle), {"__slots__": ()})
 
 

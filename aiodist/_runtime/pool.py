@@ -76,7 +76,7 @@ class ReductionThreads:
 
     def _tell(self, work: Work, done: Done, error: BaseException | None) -> None:
         """Pass on, from a worker thread, that a job has ended."""
-        with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+        with suppress(RuntimeError):  # the loop is closed: nobody is left to notify
             self._call_soon_threadsafe(self._finish, work, done, error)
 
     def _finish(self, work: Work, done: Done, error: BaseException | None) -> None:

@@ -41,7 +41,7 @@ class OverWorkers(NamedTuple):
 
     Attributes:
         collective: what is made of what all replicas contribute.
-        bring: returns what local replicas bring to that, by position, of their values.
+        bring: returns what local replicas contribute to that, by position, of their values.
         finish: makes this worker's result of the values and of what came out.
     """
 

@@ -143,7 +143,7 @@ class Run:
         thread: the loop's thread.
         has_groups: replicas have made groups beside the run's own.
         span: carries matched collectives to other workers; None where there are none.
-        observer: who is told what happens; None for nobody.
+        observer: is notified of what happens; None without one.
         callers: returns the callers of a frame that are noted: the nearest, or all where they are compared.
     """
 
@@ -467,7 +467,7 @@ class Run:
         self.reconsider(member.group, member)
 
     def doom(self, group: Group, number: int) -> None:
-        """Let a group end for a reason that lies with another worker: replicas here settle, then the span is told."""
+        """Let a group end for a reason on another worker: replicas here settle, then the span is notified."""
         if not self.closed:
             group.doom(number)
             self.reconsider(group)
@@ -498,7 +498,7 @@ class Run:
 
     def _judge(self, group: Group, overdue: Overdue | None = None) -> None:
         if all(member.replica.end is not None for member in group.members):
-            return  # nobody is left to be told: `conclude` judges, if it comes to that
+            return  # nobody is left to notify: `conclude` judges, if it comes to that
         if self.span is not None:
             self.span.troubled(group, overdue)
         else:
@@ -546,7 +546,7 @@ class Run:
     def echo(self) -> CollectiveError:
         """Return what is raised in a replica that waits after another's failure has ended the run.
 
-        The failure is what comes out of the run, so all are told the same: to look at thousands of replicas for each
+        The failure is what comes out of the run, so all get the same error: to look at thousands of replicas for each
         of them would take minutes.
         """
         if self._echo is None:
@@ -924,7 +924,7 @@ class _Replicas:
         if end is ReplicaState.FAILED:
             if not run.closed:
                 run.close()
-                run.tell_shielded()  # who waits from now on is told by the handle
+                run.tell_shielded()  # who waits from now on gets the error from the handle
             return
         if not run.closed:
             for group in sorted(run.ledger.troubled, key=lambda group: group.serial):

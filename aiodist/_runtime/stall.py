@@ -1,7 +1,7 @@
 """The stall watch: what is said of a run whose replicas stand still, and the proof that some of them always will.
 
 On an ordinary event loop nobody can know whether what a replica awaits will come. So when none of a run's replicas has
-issued a collective, completed one or ended for a while, and one of them waits in a collective, that is told as a
+issued a collective, completed one or ended for a while, and one of them waits in a collective, that is reported as a
 warning, once for each time they stand still; an error is what a collective's own timeout is for. Before that, once
 nothing has moved for a second, the tasks are looked at: where it is certain that replicas wait for each other, and
 nothing else can wake them, the run ends with a `DeadlockError`.
@@ -209,7 +209,7 @@ def _loop_here() -> Any:
         return current_trio_token()
     try:
         return asyncio.get_running_loop()
-    except RuntimeError:  # a loop that aiodist does not know, which is told where replicas are to start
+    except RuntimeError:  # a loop that aiodist does not know, which gives an error where replicas are to start
         return None
 
 

@@ -3,7 +3,7 @@
 The constructor of a strategy blocks until all workers have come; where those are simulated in one thread, the first use
 does. Each says what it has (`Hello`).
 
-Which engine serves a program is told by what has started it. A launcher that is not understood is an error, never so
+What has started a program decides which engine serves it. A launcher that is not understood is an error, never so
 many jobs of one worker: where the sizes differ, it says what was started, what the engine sees, and what to type.
 """
 

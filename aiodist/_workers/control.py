@@ -144,7 +144,7 @@ class Peer:
             yield taken
 
     def why_lost(self, error: Exception) -> str:
-        """Return what is to be told of a worker whose connection has ended so."""
+        """Return what to report of a worker whose connection has ended so."""
         if self.farewell is not None:
             return self.farewell
         if isinstance(error, TimeoutError):

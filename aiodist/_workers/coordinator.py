@@ -62,7 +62,7 @@ class Coordinator:
         return tuple(self._cases)
 
     def take(self, rank: int, message: Message) -> Sent:
-        """Take what a worker tells; yield what is told in turn."""
+        """Take a worker's message; yield the answers."""
         match message:
             case OpenGroup():
                 yield from self._open_group(rank, message)

@@ -68,7 +68,7 @@ def has_a_launcher() -> bool:
 
 @contextmanager
 def told_to_the_launcher() -> Iterator[None]:
-    """Tell of a rendezvous, and of its end: how often the workers have met is told when this one waits no more."""
+    """Report a rendezvous, and at its end how often the workers have met."""
     folder = environment.notes()
     if not folder:
         yield
@@ -112,7 +112,7 @@ def last_error() -> BaseException | None:
 
 
 def farewell_of(error: BaseException | None) -> str:
-    """Return what the others are told of this worker, whose program ends with that error."""
+    """Return what the others hear of this worker, whose program ends with that error."""
     return ENDED if error is None else f"{ENDED}: {type(error).__name__}: {error}".partition("\n")[0]
 
 

@@ -70,7 +70,7 @@ class Address(NamedTuple):
 
 
 def failure(error: OSError) -> bytes:
-    """Return what the others are told in place of an address where worker 0 cannot listen."""
+    """Return what the others get in place of an address where worker 0 cannot listen."""
     return json.dumps([str(error), 0, ""]).encode()
 
 

@@ -81,7 +81,7 @@ class Pulse:
         return self.silent_seconds > 2 * PULSE_SECONDS
 
     def silence(self) -> str:
-        """Return what is to be told of a loop that does not answer: for how long, and what its thread is at."""
+        """Return what to report of a loop that does not answer: for how long, and what its thread is at."""
         text = f"its event loop has been silent for {self.silent_seconds:.1f} s: something blocks it."
         shown = [
             f"    {summary.filename}:{summary.lineno} in {summary.name}" + (f"    {summary.line}" * bool(summary.line))

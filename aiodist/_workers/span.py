@@ -1,4 +1,4 @@
-"""A run's span: takes its collectives to the other workers, and brings back results or the report.
+"""A run's span: takes its collectives to the other workers, and returns results or the report.
 
 `RunSpan` is what a `_runtime` run has of other workers: the run tells it what all local replicas have posted, and that
 a group is in trouble; it completes slots and fails the run. The run's own group has the channel that was chosen at the

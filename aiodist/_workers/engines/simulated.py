@@ -4,7 +4,7 @@ An operation is complete when every worker has begun it. Operations of one commu
 engine's do that knows no tags: so a test would see values mixed up if different operations ever met; the cluster raises
 where even their kinds differ.
 
-Each worker is told of a complete operation by a delivery of its own. These happen at once; or, where the cluster is
+Each worker learns of a complete operation by a delivery of its own. These happen at once; or, where the cluster is
 made with ``held``, when the test says so, in any order: one worker may be steps ahead of another, as in a real job.
 
 A process that is its only worker is a cluster of one (`alone`): the same code, with nobody to wait for.
