@@ -26,7 +26,8 @@ asyncio.run. With --ranks, TARGET is an unmodified torch.distributed script; its
 run one at a time.
 """
 _EPILOG = """\
-ARGS are TARGET's own: they are in sys.argv, and a function with parameters is called with them, name=value by keyword.
+ARGS are passed to TARGET: they are in sys.argv, and a function with parameters is called with them, name=value by
+keyword.
 Exit codes: 0 if all replicas agreed, 1 if they did not or would wait for each other forever, 2 for bad usage, 3 if the
 program raised an exception of its own, 130 after Ctrl-C.
 """
@@ -50,7 +51,7 @@ def add_check(commands: _SubParsersAction[ArgumentParser]) -> None:
     seed = "seed of schedules, random numbers and string hashes (default: %(default)s)"
     option("--seed", type=natural, metavar="N", default=0, help=seed)
     option("--replay", type=_schedule, metavar="SCHEDULE", help="run only this order, as a failing check prints it")
-    option("--timeout", type=_seconds, metavar="SECONDS", help="limit of one run, in real time (default: 300)")
+    option("--timeout", type=_seconds, metavar="SECONDS", help="limit of each run, in real time (default: 300)")
     option("--json", action="store_true", help="print the result as JSON; what TARGET prints goes to stderr")
     check.set_defaults(command=_run_check, hash_seed=_hash_seed)
 
@@ -90,7 +91,7 @@ def _run_check(arguments: Namespace) -> Exit:
     if arguments.ranks is not None:
         return _run_ranks(arguments)
     if arguments.cpu:
-        raise UsageError("--cpu goes with --ranks")
+        raise UsageError("--cpu needs --ranks")
     from aiodist._checking.check import SECONDS, Outcome, Request, check
     from aiodist._checking.target import TargetError
 

@@ -59,8 +59,8 @@ def build_parser() -> ArgumentParser:
     """Return the parser of all commands."""
     parser = ArgumentParser(
         prog="aiodist",
-        description="Synchronous data-parallel replicas as coroutines on one event loop, with every collective's order "
-        "checked.",
+        description="Synchronous data-parallel replicas as coroutines on one event loop, with the order of every "
+        "collective checked.",
     )
     parser.add_argument("--version", action="version", version=f"aiodist {aiodist.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -71,7 +71,7 @@ def build_parser() -> ArgumentParser:
 
 
 def _complete(parser: ArgumentParser) -> None:
-    """Print what the shell may complete the words with, and end; the shell asks so by an environment variable."""
+    """Print the shell's possible completions, and exit; the shell requests them by an environment variable."""
     with suppress(ImportError):  # the extra "completion"
         import argcomplete
 
@@ -109,7 +109,7 @@ def _leave_threads(code: int) -> None:
 
 
 def _print_anything() -> None:
-    """Let characters that the terminal's encoding lacks become question marks, not errors."""
+    """Print characters that the terminal's encoding lacks as question marks, instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

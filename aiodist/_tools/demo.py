@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _TEXT = """\
 Train a character language model in NumPy on the manual pages of the standard library (pydoc_data.topics). Every replica
-computes on its part of each batch in the worker thread of its device; gradients are summed, and the weights changed, in
-one merge_call a step. The exit code is 1 if the replicas end with different weights.
+computes on its part of each batch in the worker thread of its device; one merge_call per step sums the gradients and
+updates the weights. The exit code is 1 if the replicas end with different weights.
 """
 
 
@@ -56,12 +56,12 @@ def _run_text(arguments: Namespace) -> int:
     if devices and len(devices) != replicas:
         raise UsageError(f"--replicas {replicas} with {len(devices)} --devices: name one device for each replica")
     if workers is not None and replicas < workers:
-        raise UsageError(f"--replicas {replicas} with --workers {workers}: each worker needs one at least")
+        raise UsageError(f"--replicas {replicas} with --workers {workers}: each worker needs at least one")
     started = environment.launched_workers()
     if started is None and workers is not None and workers > 1:
         return launch(workers, [sys.executable, *sys.orig_argv[1:]])
     if workers is not None and workers != (started or 1):
-        raise UsageError(f"--workers {workers} in a job of {started}: leave --workers out, or the launcher")
+        raise UsageError(f"--workers {workers} in a job of {started} workers: omit --workers or the launcher")
     devices = devices or tuple(f"CPU:{index}" for index in range(replicas))
     return (
         Exit.DONE if run_text(_strategy(devices, workers), steps=arguments.steps, seed=arguments.seed) else Exit.FAILED

@@ -44,7 +44,7 @@ _ENOUGH_SHARED_MEMORY: Final = 256 << 20
 class Row:
     """One finding: what was looked at, what was found, and what to do about it, if anything.
 
-    Where that is needed, aiodist does not work as it should until it is done.
+    If `needed`, aiodist does not work properly until that is done.
     """
 
     name: str
@@ -58,8 +58,8 @@ def add_doctor(commands: _SubParsersAction[ArgumentParser]) -> None:
     doctor = commands.add_parser(
         "doctor",
         help="show what this machine has, what works, and what to install",
-        description="Print versions, whether kernels compile, which GPUs and MPI there are, and what to install for "
-        "what is missing. The exit code is 1 if something that is needed is missing.",
+        description="Print versions, whether kernels compile, which GPUs and MPI were found, and how to "
+        "install what is missing. The exit code is 1 if something that is needed is missing.",
     )
     doctor.add_argument("--json", action="store_true", help="print the result as JSON")
     doctor.set_defaults(command=_run)
@@ -104,7 +104,10 @@ def _kernels() -> Row:
         return Row("kernels", f"Numba does not load: {error}", "pip install --upgrade numba", needed=True)
     if is_ready(spec):
         return Row("kernels", "compile")
-    return Row("kernels", "not used, because on this processor they give other bits than NumPy, which serves alone")
+    return Row(
+        "kernels",
+        "not used: on this processor their bits differ from NumPy's, which is used instead",
+    )
 
 
 def gpu_rows() -> Iterator[Row]:
@@ -136,22 +139,22 @@ def _gpu_kernels(capability: tuple[int, int], remedy: str) -> Row:
 
 
 def workers() -> Iterator[Row]:
-    """Yield what there is to run on several workers with, and known traps; MPI itself is not started."""
+    """Yield what is installed for several workers, and known problems; MPI itself is not started."""
     yield _package("mpi4py", _INSTALL_MPI)
     wheels = sorted(name for name in WHEELS if _version(name))
     library = library_of_mpi4py() if _version("mpi4py") else ""
     if len(wheels) > 1:
-        remedy = "two of them in one environment abort at start: pip uninstall one of the two"
+        remedy = "programs abort at start with both in one environment: pip uninstall one of them"
         yield Row("MPI", " and ".join(wheels), remedy, needed=True)
     elif library:
         yield Row("MPI", library)
     elif _version("mpi4py"):
-        remedy = f"mpi4py finds none that it can load: {_INSTALL_MPI}, or set the library path to the machine's own"
+        remedy = f"mpi4py cannot load any: {_INSTALL_MPI}, or set the library path to the machine's own"
         yield Row("MPI", "none", remedy, needed=True)
     yield _mpiexec(library)
     if _SHARED_MEMORY.is_dir():
         total = shutil.disk_usage(_SHARED_MEMORY).total
-        remedy = "MPI keeps messages between workers there, and dies when it is full: docker run --shm-size=1g"
+        remedy = "MPI keeps messages between workers there, and crashes when it is full: docker run --shm-size=1g"
         yield Row("shared memory", size(total), remedy if total < _ENOUGH_SHARED_MEMORY else None)
 
 
@@ -171,7 +174,7 @@ def _mpiexec(library: str) -> Row:
 def library_of_mpi4py() -> str:
     """Return the name and version of the library that mpi4py loads, e.g. ``MPICH Version: 5.0``; empty if none.
 
-    A process of its own is asked: a library that does not load may end it.
+    This runs in a separate process, because a library that does not load may end its process.
     """
     command = [sys.executable, "-c", _PRINT_MPI]
     try:

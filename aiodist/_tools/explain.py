@@ -1,4 +1,4 @@
-"""`aiodist explain`: what the flight recorder dumps of a torch.distributed job say of why it hangs."""
+"""`aiodist explain`: why a torch.distributed job hangs, from its flight recorder dumps."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
 _DESCRIPTION = """\
-Read the dumps that PyTorch's flight recorder has written, one a rank, and say which rank is at which collective of
+Read the dumps that PyTorch's flight recorder has written, one per rank, and say which rank is at which collective of
 which process group, and where they differ. A dump is a pickle or JSON, and its name ends in the rank, as in
 nccl_trace_rank_3 and 3.json. PyTorch is not needed, and nothing in a dump is run.
 """
 _EPILOG = """\
-Exit codes: 0 the ranks agree and none waits, 1 they do not or some wait, 2 bad usage or a file that is no dump.
+Exit codes: 0 if the ranks agree and none waits, 1 if they do not or some wait, 2 for bad usage or a file that is not a
+dump.
 """
 
 

@@ -16,7 +16,7 @@ _WIDE = 200
 
 
 def console() -> Console:
-    """Return the console of a command; a pipe has no width, so there lines may be long."""
+    """Return the console of a command; a pipe has no width, so its lines may be long."""
     found = open_console()
     if not found.is_terminal:
         found.width = _WIDE

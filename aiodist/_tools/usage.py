@@ -18,11 +18,11 @@ class Exit(IntEnum):
 
 
 class UsageError(Exception):
-    """The arguments do not go together; the text is for a person."""
+    """The arguments are wrong or contradict each other; the message is printed."""
 
 
 def print_help(parser: ArgumentParser, _: Namespace) -> Exit:
-    """Print a parser's help, where its command was not given one of its own."""
+    """Print a parser's help, if no subcommand was given."""
     parser.print_help()
     return Exit.DONE
 
@@ -31,18 +31,18 @@ def print_help(parser: ArgumentParser, _: Namespace) -> Exit:
 
 
 def positive(text: str) -> int:
-    """Read a whole number from 1 on."""
+    """Read a whole number of at least 1."""
     return _whole(text, 1)
 
 
 def natural(text: str) -> int:
-    """Read a whole number from 0 on."""
+    """Read a whole number of at least 0."""
     return _whole(text, 0)
 
 
 def _whole(text: str, least: int) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) < least:
-        raise ArgumentTypeError(f"expected a whole number from {least} on, got {text!r}")
+        raise ArgumentTypeError(f"expected a whole number of at least {least}, got {text!r}")
     return int(text)
 
 

@@ -203,7 +203,7 @@ def test_check_ends_with_a_code(capsys: pytest.CaptureFixture[str], line: str, c
         ("program.py:train", "a function that is to run on replicas needs --replicas"),
         ("program.py:quits", "the target ended without a run of a strategy"),
         ("program.py:on_trio", "runs on an event loop that the target chose itself"),
-        ("program.py:train --replicas 0", "expected a whole number from 1 on, got '0'"),
+        ("program.py:train --replicas 0", "expected a whole number of at least 1, got '0'"),
         ("program.py:train --replicas 10001", "expected a whole number from 1 to 10000"),
         ("program.py:train --schedules 0", "--schedules: expected"),
         ("program.py:train --timeout 0", "--timeout: expected a number of seconds above 0, got '0'"),

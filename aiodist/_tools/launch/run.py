@@ -37,8 +37,8 @@ def add_run(commands: _SubParsersAction[ArgumentParser]) -> None:
     run = commands.add_parser(
         "run",
         help="run a program on several workers",
-        description="Run a Python program on several workers of this machine, whose MultiWorkerMirroredStrategy then "
-        "finds the others. Ends when all have ended, or some seconds after the first has failed, with its exit code.",
+        description="Run a Python program on several workers of this machine, which a MultiWorkerMirroredStrategy "
+        "connects. Ends when all have ended, or some seconds after the first has failed, with its exit code.",
     )
     run.add_argument("-n", "--workers", type=positive, metavar="N", required=True, help="how many workers")
     run.add_argument("--launcher", metavar="PATH", help="the mpiexec to use (default: that of mpi4py's MPI)")
@@ -56,13 +56,13 @@ def _run(arguments: Namespace) -> int:
 def _program(name: str, *, is_module: bool) -> list[str]:
     if not is_module:
         if name == "-":
-            raise UsageError("a program from standard input would reach the first worker alone; write it to a file")
+            raise UsageError("a program from standard input would reach only the first worker; write it to a file")
         if not Path(name).is_file():
             raise UsageError(f"there is no file {name!r}; -m takes the name of a module")
         return [name]
     top = name.partition(".")[0]
     if not all(map(str.isidentifier, name.split("."))) or not (find_spec(top) or PathFinder.find_spec(top, ["."])):
-        raise UsageError(f"there is no module {name!r}; a file is run without -m")
+        raise UsageError(f"there is no module {name!r}; run a file without -m")
     return ["-m", name]
 
 

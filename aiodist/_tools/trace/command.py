@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from aiodist._tools.trace.reader import TraceFile
 
 _DESCRIPTION = """\
-Show the timeline of a program's replicas: which collectives they made, who waited, and for whom. A trace is a file that
-the block `with aiodist.trace("run.json"):` writes or, of a whole process, the environment variable
-AIODIST_TRACE=run.json. https://ui.perfetto.dev shows it, too.
+Show the timeline of a program's replicas: which collectives they made, who waited, and for whom. A trace is a file
+written by the block `with aiodist.trace("run.json"):` or, for a whole process, by setting the environment variable
+AIODIST_TRACE=run.json. https://ui.perfetto.dev also shows it.
 """
 
 
 def add_trace(commands: _SubParsersAction[ArgumentParser]) -> None:
-    """Add the `trace` command with its own."""
+    """Add the `trace` command with its subcommands."""
     trace = commands.add_parser("trace", help="show the timeline of a run", description=_DESCRIPTION)
     traces = trace.add_subparsers(title="commands", metavar="COMMAND")
     trace.set_defaults(command=partial(print_help, trace))
     show = traces.add_parser(
         "show",
         help="print a summary",
-        description="Print runs, collectives by call site, who held up the others, and a disagreement if there is one.",
+        description="Print runs, collectives by call site, which replicas held up the others, and any disagreement.",
     )
     html = traces.add_parser(
         "html",
