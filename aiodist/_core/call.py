@@ -35,7 +35,7 @@ _LONGEST_VALUE = 100
 
 
 class OrderCheck(enum.StrEnum):
-    """What makes two calls the same collective, beside kind, op, structure, shapes and dtypes."""
+    """What makes two calls the same collective, besides kind, op, structure, shapes and dtypes."""
 
     CALL_SITE = "call_site"
     CALL_PATH = "call_path"

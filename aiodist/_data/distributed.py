@@ -83,7 +83,7 @@ class DistributedDataset:
     """A dataset that gives a nest of per-replica values for each step; pass it to `Strategy.run` as an argument.
 
     It is an async iterable, and also a plain one if its source is. A plain source runs in the event loop and blocks it.
-    Each iteration starts the source anew, so a source that is an iterator can be iterated only once.
+    Each iteration starts the source again, so a source that is an iterator can be iterated only once.
 
     `Strategy.experimental_distribute_dataset` and `Strategy.distribute_datasets_from_function` make one.
 
@@ -122,7 +122,7 @@ class DistributedIterator:
     """An iterator over a `DistributedDataset`: ``await anext(iterator)``, or ``next(iterator)`` with a plain source.
 
     A cancellation in the middle of a step loses no batch: the next call continues there. (An async generator that is
-    cancelled while it waits has ended, as everywhere in Python.) `close` and `aclose` end the source's iterator at
+    cancelled while it waits has ended, as always in Python.) `close` and `aclose` end the source's iterator at
     once; without them it ends when this one is dropped.
 
     Args:

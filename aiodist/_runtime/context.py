@@ -436,7 +436,7 @@ class ReplicaContext(Block):
             TypeError: ``merge_fn`` is not callable, or ``args`` is neither a tuple nor a list.
             ValueError: at the await: a per-replica value in the result has another number of components, or a replica
                 has joined.
-            Exception: at the await: what ``merge_fn`` raised; it comes out of `Strategy.run` once.
+            Exception: at the await: what ``merge_fn`` raised; `Strategy.run` raises it once.
         """
         self.check("merge_call")
         if not callable(merge_fn):
@@ -449,9 +449,9 @@ class ReplicaContext(Block):
         """Take part in the others' collectives without a value, until every replica has joined.
 
         This is for replicas that run out of data. Reductions and all_gather combine the values of the others (a MEAN is
-        divided by their number), and a barrier waits for them alone. What needs a value of every replica
-        (reduce_scatter, all_to_all, merge_call, a broadcast from a replica that has joined) raises `ValueError` in
-        those who wait in it.
+        divided by their number), and a barrier waits for them alone. Collectives that need a value from
+        every replica (reduce_scatter, scan, all_to_all, merge_call, a broadcast from a replica that has joined) raise
+        `ValueError` in the replicas that wait in them.
 
         Returns:
             A handle; its await gives the id, in this context, of the replica that joined last.
@@ -466,8 +466,8 @@ class ReplicaContext(Block):
     def new_group(self, replica_ids: Iterable[int], name: str | None = None) -> ReplicaContext:
         """Return this replica's context in a group of some of the replicas, with an order of collectives of its own.
 
-        Only members call it, each with the same arguments; nobody waits. Groups for the same replicas under the same
-        name are matched in order: the first that each member makes, the second, and so on. In the group's context this
+        Only members call it, with the same arguments; the call does not wait. Groups for the same replicas and name
+        are matched in order: the first that each member makes, the second, and so on. In the group's context this
         replica's id is its position in ``replica_ids``. Use the context in any task of the replica; ``with group:``
         makes it what `get_replica_context` returns. Variables belong to the strategy: all replicas take part in an
         assignment, also in such a block.

@@ -95,9 +95,9 @@ _MOST_KEPT = 4096
 class CollectiveHandle(Coroutine[Any, Any, T]):
     """A collective that has been issued. Await it for the result.
 
-    A handle may be awaited more than once, and from any task of its replica. One that is never awaited has contributed
-    all the same; a `RuntimeWarning` tells of it when the replica ends. A handle can be given to whatever runs a
-    coroutine, as `asyncio.create_task`, and to whatever awaits one.
+    A handle may be awaited more than once, and from any task of its replica. One that is never awaited still
+    contributes; a `RuntimeWarning` reports it when the replica ends. A handle can be passed to whatever runs a
+    coroutine, such as `asyncio.create_task`, and to whatever awaits one.
 
     Raises (when awaited):
         CollectiveError: the replicas disagree, or the collective can never be complete.
@@ -128,7 +128,7 @@ class CollectiveHandle(Coroutine[Any, Any, T]):
         return member
 
     def detach(self) -> None:
-        """Let nobody be warned that it was never awaited: nobody has to."""
+        """Suppress the warning that it was never awaited: nobody has to await it."""
         self.context.awaits.note(self)
 
     def __repr__(self) -> str:

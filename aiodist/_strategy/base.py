@@ -182,7 +182,7 @@ class Strategy(HasReplicas):
     async def warmup(self, *specs: Any) -> None:
         """Compile the kernels that reductions will need, in a worker thread.
 
-        Otherwise the first large reduction waits for its kernel, which takes some hundredths of a second. Small values
+        Otherwise the first large reduction waits for its kernel, which takes some tenths of a second. Small values
         need none. Results have the same bits in any case. For replicas on GPUs, the GPU kernels are compiled.
 
         Args:

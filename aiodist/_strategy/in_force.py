@@ -31,7 +31,7 @@ def in_cross_replica_context() -> bool:
 def get_replica_context() -> ReplicaContext:
     """Return this replica's context; None in cross-replica context; without a strategy, the default replica's.
 
-    The type leaves None out, so that replica functions need not rule it out.
+    The return type omits None, so that replica functions need not check for it.
     """
     here: Any = current.get()
     if isinstance(here, CrossReplica):

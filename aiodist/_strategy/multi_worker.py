@@ -39,8 +39,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     worker's components. Reductions and gathered values are those of all replicas, on every worker.
 
     The order of calls outside of replicas (`run`, `reduce`, `gather`, the creation of a variable) must be the same on
-    every worker, and is checked like that of collectives. An error of order, of a worker or of the engine ends the
-    strategy, and every later call raises it; make a new strategy to go on.
+    every worker, and is checked like that of collectives. A disagreement, a lost worker or an engine's error
+    ends the strategy, and every later call raises it; make a new strategy to go on.
 
     Args:
         devices: a device for each local replica; see `MirroredStrategy`.

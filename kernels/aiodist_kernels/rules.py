@@ -38,7 +38,7 @@ FLOAT64: Final[DType] = np.dtype(np.float64)
 
 
 class ReduceOp(enum.Enum):
-    """How the values of several replicas become one, by the names that `tf.distribute` gives these ways.
+    """How the values of several replicas are combined, under the names of `tf.distribute`.
 
     `ReduceOp("sum")` finds a member by its name in any case.
 
