@@ -1,4 +1,4 @@
-"""The real driver, through cuda.core: this room alone calls CUDA.
+"""The real driver, through cuda.core: only this module calls CUDA.
 
 Kernels are compiled by Numba and launched by `cuda.core.launch`, at a host cost of a microsecond or two, where Numba's
 own dispatcher takes twenty and more. PTX becomes machine code by nvJitLink, which comes with the compiler: a driver may
