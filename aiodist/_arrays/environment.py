@@ -63,7 +63,7 @@ _LAUNCHERS: Sequence[tuple[str, str, Sequence[str], str | None]] = (
 
 
 def stall_seconds() -> float:
-    """Return how long replicas may stand still before a warning tells of it; 0 for no warning.
+    """Return how long replicas may stand still before a warning reports it; 0 for no warning.
 
     Raises:
         ValueError: ``AIODIST_STALL_SECONDS`` is no such number.

@@ -73,7 +73,7 @@ def run(program: Program, order: Order, *, seed: int, seconds: float | None, on_
         order: decides who runs next.
         seed: of the random numbers that it draws from `random` and `numpy.random`.
         seconds: how long it may take, in real time; None: as long as it likes.
-        on_point: told of the points.
+        on_point: is called at each point.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     execution = Execution(order, StuckRuns(seconds), on_point=on_point, deadline=deadline)

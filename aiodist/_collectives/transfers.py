@@ -222,7 +222,7 @@ class Codec:
 
     Attributes:
         split, join: likewise.
-        told: how many numbers a worker tells of a value: its length where that differs, and the width of its strings.
+        told: how many numbers a worker sends about a value: its length if that differs, and the width of its strings.
     """
 
     __slots__ = ("_fields", "_fixed", "join", "split", "told")
@@ -239,12 +239,12 @@ class Codec:
         self._fixed = None if self.told else self._sized((0, 0))
 
     def lengths(self, value: Any) -> list[int]:
-        """Return what is told of a value."""
+        """Return the numbers that are sent about a value."""
         shape, array = self._fields[0][0], self.split(value)[0]
         return [array.shape[shape.index(None)], array.dtype.itemsize]
 
     def nbytes(self, lengths: Sequence[int] = ()) -> int:
-        """Return how many bytes a value has of which this is told."""
+        """Return how many bytes a value has, from the numbers that were sent about it."""
         return sum([nbytes for _, _, nbytes in self._fixed or self._sized(lengths)])
 
     def write(self, value: Any) -> list[Array]:

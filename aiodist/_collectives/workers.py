@@ -75,7 +75,7 @@ class WorkerPlan:
     Attributes:
         shared: one result serves all local replicas; else there is one for each, by local position.
         specs: the shape and dtype of each leaf.
-        folded: values on GPUs are brought down as one fold of what the local replicas bring.
+        folded: values on GPUs are copied to the host as one fold of the local replicas' contributions.
         groups: the places of leaves that travel together, by how they do.
     """
 

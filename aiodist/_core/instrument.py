@@ -80,7 +80,7 @@ class Observer:
 
 
 class _Several(Observer):
-    """Several observers as one, each told in the order in which they began to observe."""
+    """Several observers as one, each notified in the order in which they began to observe."""
 
     def __init__(self, observers: tuple[Observer, ...]) -> None:
         self.observers = observers
@@ -100,7 +100,7 @@ for _method in [name for name, value in vars(Observer).items() if isfunction(val
 
 
 def together(*observers: Observer) -> Observer:
-    """Return several observers as one, each told in the order given."""
+    """Return several observers as one, each notified in the order given."""
     return observers[0] if len(observers) == 1 else _Several(observers)
 
 

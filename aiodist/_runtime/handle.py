@@ -294,7 +294,7 @@ class AsyncioHandle(CollectiveHandle[T]):
             awaits.note(self)
         if slot.released:
             if slot.error is not None and context.run.was_told(context.member):
-                yield  # one who has been told of the error must be cancellable
+                yield  # a waiter that has got the error must be cancellable
         else:
             run, member = context.run, context.member
             if run.closed and not (slot.complete or slot.under_way):

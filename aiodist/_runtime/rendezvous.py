@@ -50,7 +50,7 @@ class Rendezvous(Slot):
         plain: one result serves all replicas, and goes into no buffers.
         shared: one result serves all replicas; else it is a list by position.
         under_way: worker threads make the result, from what all have contributed.
-        released: those who wait have been woken; who comes now need not wait.
+        released: the waiters have been woken; a later one need not wait.
         outs: by position, the buffers that replicas want the result in.
     """
 

@@ -295,7 +295,7 @@ class Run:
     def _new_handle(self, context: ReplicaContext, slot: Rendezvous) -> CollectiveHandle[Any]:
         handle = self._handle()
         handle.context, handle.slot, handle.build = context, slot, None
-        if self.thread:  # outside any run there is no end at which to tell of those never awaited
+        if self.thread:  # outside any run there is no end at which to report those never awaited
             awaits = context.awaits
             if awaits.latest is not None:
                 awaits.keep(awaits.latest)

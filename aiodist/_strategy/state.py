@@ -226,12 +226,12 @@ class State:
             )
 
     def _check_counted(self, method: str, size: int) -> None:
-        if self.strategy is None:  # one component, outside of any strategy: nothing is to be told apart
+        if self.strategy is None:  # one component, outside of any strategy: there is nothing to distinguish
             return
         if self.spec.aggregation is VariableAggregation.SUM:
             raise ValueError(
                 f"{method} outside a replica is not for the sync-on-read variable {self.spec.name!r}, whose "
-                f"aggregation is SUM: with {size} components it cannot be told whether the value counts once or for "
+                f"aggregation is SUM: with {size} components it is not clear whether the value counts once or for "
                 f"each. Call {method} in a replica, or assign(variable.read_value() ± value)"
             )
 

@@ -3,7 +3,7 @@
 Only the first four can be used without torch. The modules, in order; each imports only from those above it and from
 lower floors:
 
-- `wording`: PyTorch's words: calls on tensors, and our report.
+- `wording`: PyTorch's terms, for calls on tensors and for the report.
 - `swaps`: equal calls from the same places in another order.
 - `dumps`: what PyTorch's flight recorder has written, one file a rank, read and checked.
 - `explain`: what the dumps of a job say: a snapshot, the report on it, and what they cannot show.

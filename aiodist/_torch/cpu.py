@@ -1,7 +1,7 @@
 """CUDA devices taken for the CPU, so that a script that names them runs where there are none.
 
-Every function of torch that is given a CUDA device, be it by name or by number, gets the CPU instead. What asks for
-devices is told of one a rank. What was taken for what is noted for the summary.
+Every function of torch that is given a CUDA device, be it by name or by number, gets the CPU instead. Queries for
+devices find one per rank. The summary says what was replaced by what.
 Where a script uses something of `torch.cuda` that has no stand-in here, it gets torch's own error.
 """
 

@@ -308,7 +308,7 @@ _STRINGS = {ord("X"): 4, 0x8C: 1, 0x8D: 8, 0x8A: 1}
 def _check_plain(raw: bytes) -> None:
     """Check that a pickle does nothing but make plain containers, strings and numbers.
 
-    An unpickler that finds no classes is not enough: one that is told of a memo with a thousand million entries makes
+    An unpickler that finds no classes is not enough: one that reads a memo with a thousand million entries makes
     room for them.
 
     Raises:

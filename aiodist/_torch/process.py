@@ -118,7 +118,7 @@ class Process:
         return main
 
     def switch(self, leaves: int | None, enters: int) -> None:
-        """Put away what is one rank's own, and bring out another's."""
+        """Save one rank's own state, and restore another's."""
         if leaves is not None:
             own = self._own[leaves]
             own["attributes"] = [getattr(owner, name) for owner, name in _ATTRIBUTES]

@@ -18,7 +18,7 @@ class Carrier:
     """What a channel's steps are for. The generators end when the workers have moved what there is to move.
 
     Attributes:
-        told: the coordinator has been told of trouble.
+        told: trouble has been reported to the coordinator.
     """
 
     told = False

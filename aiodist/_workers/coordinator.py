@@ -58,7 +58,7 @@ class Coordinator:
 
     @property
     def pending(self) -> tuple[int, ...]:
-        """The runs in trouble that some workers have not told of yet."""
+        """The runs in trouble that some workers have not reported yet."""
         return tuple(self._cases)
 
     def take(self, rank: int, message: Message) -> Sent:
@@ -99,7 +99,7 @@ class Coordinator:
                 yield other, message
 
     def conclude(self, run: int) -> Sent:
-        """Analyse what the workers have told of a run, and tell everyone; nothing where that is done."""
+        """Analyse what the workers have reported of a run, and send everyone the result, unless that is done."""
         parts = self._cases.get(run)
         if parts is None or self.outcome is not None:
             return
@@ -115,7 +115,7 @@ class Coordinator:
         yield from self._to_all(outcome)
 
     def lose(self, rank: int, why: str) -> Sent:
-        """Note that a worker is gone. One that has told of its trouble before, and then ended, is no news."""
+        """Note that a worker is gone. One that reported its trouble before it ended is ignored."""
         if self.outcome is None and not any(rank in parts for parts in self._cases.values()):
             yield from self._end(Lost(rank, why))
 

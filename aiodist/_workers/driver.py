@@ -156,7 +156,7 @@ class Driver:
         finally:
             self._waiters.remove(waiter)
             if self._waiters:
-                self._waiters[0].wake()  # who comes next asks from now on
+                self._waiters[0].wake()  # the next waiter polls from now on
 
     async def _go_on(self, waiter: _Waiter) -> None:
         """Ask until something has gone on, or somebody has called `notify`."""

@@ -6,7 +6,7 @@ is needed makes the others fail, and they may be gone before it is: so each tell
 ends with the exit code of a worker whose own it was.
 
 `MPI_Finalize` waits until all workers call it. With a worker dead it would wait for ever, so it is left out. A worker
-may also fail when this one is in it already: where the launcher's notes tell of such things, this process then ends
+may also fail when this one is in it already: where the launcher's notes report such things, this process then ends
 with its own exit code instead of being killed. Where operations in the air will never match, after a mismatch that the
 program has caught, it may wait, too, though MPICH's and Open MPI's have never done so: it is given some seconds. So a
 thread calls it. mpi4py's own function keeps the interpreter lock meanwhile, with which nobody could look at anything

@@ -36,7 +36,7 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, replica_id: int, error: BaseException) -> Failure:
-        """Return what there is to tell of an exception."""
+        """Return what to report of an exception."""
         plain = type(error) is _BUILT_IN.get(type(error).__name__) and all(type(a) in _SCALARS for a in error.args)
         return cls(replica_id, type(error).__name__, str(error).partition("\n")[0], error.args if plain else None)
 

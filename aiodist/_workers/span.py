@@ -111,7 +111,7 @@ class RunSpan(Carrier):
         self.tell(group=group, overdue=overdue)
 
     def stuck(self, replica_ids: Collection[int]) -> None:
-        """Hear, again and again, which local replicas do nothing but wait: what is the same the second time is told."""
+        """Check repeatedly which local replicas only wait, and report what is the same the second time."""
         seen = tuple(sorted(replica_ids)), self._run.ledger.progress()
         if seen == self._seen:
             self._blocked = seen[0]

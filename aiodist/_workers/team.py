@@ -305,7 +305,7 @@ class Team:
         return self.error is None and not (run in self._carriers and self._carriers[run].told)
 
     def may_answer(self, run: int) -> bool:
-        """Return whether somebody carries out calls here, so that the run may tell of itself when it has settled."""
+        """Return whether somebody carries out calls here, so that the run may report itself when it has settled."""
         return run != OUTSIDE and run in self._carriers and self.driver.is_waited_for
 
     def answer_for(self, run: int, note: str = "") -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 INSTALL: Final = 'python -m pip install "numba-cuda[cu13]" cuda-core'
-"""What brings a compiler for CUDA, its libraries, and what launches kernels."""
+"""The command that installs a compiler for CUDA, its libraries, and the launcher of kernels."""
 
 
 def _missing(error: Exception) -> ImportError:
