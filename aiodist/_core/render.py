@@ -6,6 +6,7 @@ on thousands fits a screen.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -488,17 +489,35 @@ def _structures_differ(a: Call, on_a: str, b: Call, on_b: str) -> str:
     return f"{here} on {on_a}, {there} on {on_b}"
 
 
+_TOKEN = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^]\[(){},'"]+|.""", re.DOTALL)
+
+
 def _parts_that_differ(a: str, b: str) -> list[str]:
-    """Return the parts of two texts between what they have in common, whole words and with a ``*`` for every leaf."""
-    shorter = min(len(a), len(b))
-    first = next((i for i in range(shorter) if a[i] != b[i]), shorter)
-    last = next((i for i in range(shorter - first) if a[-1 - i] != b[-1 - i]), shorter - first)
-    while first and (a[first - 1].isalnum() or a[first - 1] in "_.'\""):
-        first -= 1
-    while last and (a[-last].isalnum() or a[-last] in "_.'\""):
-        last -= 1
-    parts = (text[first : len(text) - last].replace(LEAF, "*").strip() or "nothing" for text in (a, b))
-    return [part if len(part) <= _LONGEST_PART else f"{part[: _LONGEST_PART - 2]} …" for part in parts]
+    """Return the parts of two nests between what they have in common: whole items, with a ``*`` for every leaf."""
+    here, there = _TOKEN.findall(a), _TOKEN.findall(b)
+    shorter = min(len(here), len(there))
+    first = next((i for i in range(shorter) if here[i] != there[i]), shorter)
+    last = next((i for i in range(shorter - first) if here[-1 - i] != there[-1 - i]), shorter - first)
+    while True:  # until the parts are whole items, with all their brackets
+        parts = [tokens[first : len(tokens) - last] for tokens in (here, there)]
+        if first and (here[first - 1] not in ("(", "[", "{", ",") or any(_unopened(part) for part in parts)):
+            first -= 1
+        elif last and any(_unopened(part[::-1], ")]}", "([{") for part in parts):
+            last -= 1
+        else:
+            break
+    texts = ("".join(part).replace(LEAF, "*").strip() or "nothing" for part in parts)
+    return [text if len(text) <= _LONGEST_PART else f"{text[: _LONGEST_PART - 2]} …" for text in texts]
+
+
+def _unopened(tokens: Iterable[str], opening: str = "([{", closing: str = ")]}") -> bool:
+    """Whether a bracket is closed in some text that is not opened there."""
+    depth = 0
+    for token in tokens:
+        depth += (token in opening) - (token in closing)
+        if depth < 0:
+            return True
+    return False
 
 
 # What came before, and how they diverged.

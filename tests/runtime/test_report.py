@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,23 @@ async def diverging(ctx: ReplicaContext) -> None:
     if ctx.replica_id_in_sync_group == 1:
         await ctx.barrier(name="odd")  # the odd call
     await usual(ctx)
+
+
+@pytest.mark.parametrize(
+    ("nests", "text"),
+    [
+        (
+            (OrderedDict(a=1, z=1), OrderedDict(z=1, a=1)),
+            "('a', *), ('z', *) on replica 0, ('z', *), ('a', *) on replica 1.",
+        ),
+        (([[1], 2], [(1,), 2]), "[*] on replica 0, (*,) on replica 1."),
+    ],
+)
+async def test_structures_that_differ_are_shown_in_whole_items(nests: tuple[Any, Any], text: str) -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        await ctx.all_reduce("SUM", nests[ctx.replica_id_in_sync_group])
+
+    assert f"The structures differ: {text}" in str(await error_of(program, 2))
 
 
 async def test_a_report_tells_what_each_replica_does_and_where() -> None:
