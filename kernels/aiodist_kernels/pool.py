@@ -30,8 +30,9 @@ MIB: Final = 1024 * KIB
 Array = NDArray[Any]
 Memory = NDArray[np.uint8]
 
-POOLED_FROM: Final = 2 * MIB
-"""Bytes from which a result that comes alone should lie in a block: the C library keeps one or two smaller ones."""
+POOLED_FROM: Final = MIB
+"""Bytes from which a result that comes alone should lie in a block: the C library keeps one or two smaller ones. One
+larger it returns to the system where the process has freed nothing larger still, and all its pages come anew."""
 
 POOLED_AMONG_FROM: Final = 128 * KIB
 """The same for one of several that come and go together, the leaves of a nest: their memory the C library may give back
