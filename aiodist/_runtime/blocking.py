@@ -58,6 +58,12 @@ class BlockedLoop:
         """Note that the loop turns."""
         self._ticked = time.monotonic()
 
+    @property
+    def over(self) -> bool:
+        """Whether the loop has been closed, perhaps in the middle of a run, which then never ends."""
+        loop = self._loop()
+        return loop is not None and loop.is_closed()
+
     def look(self) -> None:
         """Look, from another thread, whether one replica's step has held the loop for a second."""
         now, ticked = time.monotonic(), self._ticked
@@ -143,7 +149,7 @@ class _Watcher(threading.Thread):
             time.sleep(_PAUSE_SECONDS)
             with _lock:
                 for each in _watched.copy():
-                    if not each[1]:
+                    if not each[1] or each[0].over:
                         each[0].watched = False
                         _watched.remove(each)
                 if not _watched:

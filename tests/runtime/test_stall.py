@@ -392,3 +392,19 @@ def test_a_loop_that_proves_deadlocks_is_not_looked_after() -> None:
 
     with asyncio.Runner(loop_factory=Loop) as runner:
         runner.run(main())
+
+
+@pytest.mark.filterwarnings("ignore")  # of what the loop leaves behind
+def test_nobody_looks_after_a_loop_that_was_closed_in_the_middle_of_a_run() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        await anyio.sleep_forever()
+
+    loop = asyncio.new_event_loop()
+    left = loop.create_task(run(mirrored(2), program))
+    loop.run_until_complete(asyncio.sleep(0.1))
+    watching = [each for each in threading.enumerate() if each.name == "aiodist watch"]
+    loop.close()
+    for each in watching:
+        each.join(timeout=5)
+        assert not each.is_alive()
+    assert not left.done()
