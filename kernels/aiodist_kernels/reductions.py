@@ -123,15 +123,16 @@ def nest_reduction(
     nbytes = max([dtype.itemsize * math.prod(shape) for dtype, shape in zip(dtypes, shapes, strict=True)])
     plain = all(rule.is_native and not rule.contiguous and rule.dtype == rule.result for rule in rules)
     native = all(dtype.isnative for dtype in dtypes)
-    if not 2 <= count < TINY_COUNT or nbytes > STEPPED_TO or () in shapes or not plain or not native:
+    if not 2 <= count < TINY_COUNT or nbytes > STEPPED_TO or not plain or not native:
         return None
-    ufunc = rules[0].ufunc
+    ufunc, makes_scalars = rules[0].ufunc, () in shapes
 
     def fold(left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
         return list(map(ufunc, left, right))
 
     def run(rows: Sequence[Any]) -> list[Array]:
-        return functools.reduce(fold, rows)
+        totals = functools.reduce(fold, rows)
+        return list(map(np.asarray, totals)) if makes_scalars else totals
 
     return lambda rows: quiet.copy().run(run, rows)
 
