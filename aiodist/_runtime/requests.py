@@ -242,7 +242,9 @@ class _Leaf:
 def _skeleton(structure: Any) -> str:
     """Return a nest as text, its dicts in the order of their leaves: it does not tell which replica came first."""
     leaves = iter([_Leaf() for _ in range(structure.num_leaves)])
-    return repr(_in_order_of_keys(structure, leaves))
+    text = repr(_in_order_of_keys(structure, leaves))
+    # A registered class may have a repr without its leaves, and with an address, which differs from worker to worker.
+    return text if text.count(LEAF) == structure.num_leaves else nests.text(structure).replace("*", LEAF)
 
 
 def _in_order_of_keys(structure: Any, leaves: Any) -> Any:
