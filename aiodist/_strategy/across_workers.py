@@ -84,6 +84,7 @@ class Workers(Replicas):
         self.rendezvous = WorkerRendezvous(communicator, extended.devices, Settings(extended.order_check, ordered))
         self.run_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._joined: Team | None = None
+        self._dropped: Any = None  # lets go of the control connection when nobody has the strategy any more
         self._lock: tuple[Any, anyio.Lock] | None = None
         if not self.rendezvous.is_in_one_thread:
             self._joined = self.team  # so that the order in which strategies are first used does not matter
@@ -110,10 +111,16 @@ class Workers(Replicas):
         """The workers of variables that have components in other processes, too; None where none have."""
         return self if self.team.layout.workers > 1 else None
 
+    @property
+    def assigning(self) -> Workers | None:
+        """What makes one value of what replicas assign: the workers, also a single one that reduces in tree order."""
+        return self if self.team.settings.ordered else self.sharing
+
     def close(self) -> None:
         """Leave the others."""
         if self._joined is not None:
-            self._dropped.detach()
+            if self._dropped is not None:
+                self._dropped.detach()
             self._joined.close()
 
     # Calls that all workers make.

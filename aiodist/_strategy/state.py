@@ -137,7 +137,8 @@ class State:
             arrays=("array",),
         )
         collective = Collective(ALL_REDUCE, op, None, _spec_of(spec))
-        over = None if self.sharing is None else self.sharing.over_workers(self, partial(self._apply, variable, method))
+        workers = None if self.strategy is None else replicas_of(self.strategy).assigning
+        over = None if workers is None else workers.over_workers(self, partial(self._apply, variable, method))
         made = Request(collective, call, partial(self._meet, variable, method), over_workers=over)
         return self.requests.setdefault((method, name), made)
 

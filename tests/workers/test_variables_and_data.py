@@ -10,6 +10,7 @@ import pytest
 from aiodist import (
     CollectiveError,
     InputContext,
+    MultiWorkerMirroredStrategy,
     PerReplica,
     ReplicaContext,
     ReplicaContextError,
@@ -46,6 +47,21 @@ async def test_variable_of_a_scope_starts_from_the_first_workers_value(layout: t
 
     for outcome in await Job(*layout).everywhere(program):
         assert outcome == [1 + sum(layout)] * 2
+
+
+@pytest.mark.parametrize("reduction", ["fast", "ordered"])
+@pytest.mark.parametrize(("aggregation", "value"), [("sum", 3.0), ("mean", 1.5), ("only_first_replica", 1.0)])
+async def test_a_process_without_others_assigns_and_closes(reduction: str, aggregation: str, value: float) -> None:
+    strategy = MultiWorkerMirroredStrategy(2, reduction=reduction)
+    with strategy.scope():
+        v = Variable(0.0, aggregation=aggregation)
+
+    async def replica() -> None:
+        await v.assign_add(get_replica_context().replica_id_in_sync_group + 1.0)
+
+    await strategy.run(replica)
+    assert v.numpy() == value
+    strategy.close()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
