@@ -98,7 +98,7 @@ def _shape(shape: Any, values: Array, indices: Array) -> tuple[int, ...]:
         raise TypeError(f"dense_shape must hold integers, got {shape!r}")
     sizes: tuple[int, ...] = tuple(listed)
     if not sizes or sizes[1:] != values.shape[1:]:
-        raise ValueError(f"dense_shape {sizes} must go on as the rows do, whose shape is {values.shape[1:]}")
+        raise ValueError(f"dense_shape {sizes} must end with the shape of a row, {values.shape[1:]}")
     if indices.size and indices.max() >= sizes[0]:
         raise ValueError(f"indices must be below {sizes[0]}, the first size of dense_shape, got {indices.max()}")
     return sizes

@@ -264,7 +264,7 @@ def read(path: Path, calls: Calls) -> Dump:
     if rank is None:
         raise DumpError(f"{path}: the name must end in the rank whose dump it is, such as dump_3 or dump_3.json")
     if path.exists() and not path.is_file():  # a pipe would never end
-        raise DumpError(f"{path} is no file")
+        raise DumpError(f"{path} is not a file")
     try:
         raw = path.read_bytes()
         is_json = raw[:64].lstrip()[:1] == b"{"
@@ -286,7 +286,7 @@ def _plain(raw: bytes, *, is_json: bool) -> Any:
         except RecursionError as error:
             raise DumpError("is nested too deeply for a dump") from error
         except ValueError as error:
-            raise DumpError(f"is no JSON, or not all of it is there: {error}") from error
+            raise DumpError(f"is not JSON, or is truncated: {error}") from error
     if raw[0] != 0x80:  # the first byte of a pickle
         raise DumpError("is neither JSON nor a pickle")
     _check_plain(raw)

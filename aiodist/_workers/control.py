@@ -153,7 +153,7 @@ class Peer:
             return "has died: its connection was closed without a farewell"
         if isinstance(error, OSError):
             return f"is cut off: {error}"
-        return f"has sent what is no message: {error}"
+        return f"has sent something that is not a message: {error}"
 
 
 _BEAT: Final = packed(Beat())
