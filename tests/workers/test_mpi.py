@@ -66,8 +66,8 @@ def test_worker_that_others_wait_for_is_named_by_warnings_of_theirs_and_a_report
     assert code == 1, output
     for worker in (0, 1):
         told = "\n".join(re.findall(rf"\[{worker}\] (.*)", output))
-        assert re.search(
-            r"StallWarning: .* to make a strategy at .*; worker 2 \(process \d+ on .*\) has not come", told
+        assert re.search(  # on a busy machine another one may not have come yet, either
+            r"StallWarning: .* to make a strategy at .*; .*worker 2 \(process \d+ on .*\) has not come", told
         )
         assert re.search(r"job\.py:\d+: StallWarning: worker 2 of 3, process \d+ on .*: its event loop has been", told)
         assert re.search(r"job\.py:\d+ in replica    time\.sleep\(2\)", told)
