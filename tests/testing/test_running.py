@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from aiodist.testing import Explored, explore, run_replicas
 async def doubled(value: Any, *, plus: int = 0) -> Any:
     ctx = get_replica_context()
     await ctx.barrier()
-    await asyncio.sleep(100)
+    await asyncio.sleep(1e6)  # no test waits for that: time is virtual
     return value * 2 + plus + ctx.replica_id_in_sync_group
 
 
@@ -41,12 +40,10 @@ async def _reduce(ctx: Any, op: str) -> None:
 
 
 def test_results_come_one_a_replica_time_is_virtual_and_arguments_are_those_of_run() -> None:
-    began = time.monotonic()
     assert run_replicas(doubled, 3, args=(5,)) == (10, 11, 12)
     assert run_replicas(doubled, 2, (PerReplica((1, 2)),), {"plus": 10}) == (12, 15)
     assert run_replicas(doubled, MirroredStrategy(["CPU:4", "CPU:7"]), args=(1,)) == (2, 3)
     assert run_replicas(doubled, 1, args=(1,)) == (2,)
-    assert time.monotonic() - began < 20
 
 
 def test_exploration_tells_how_many_schedules_there_were() -> None:
