@@ -15,8 +15,7 @@ class CommunicationOptions:
     """Options of collectives. They are not compared between replicas and never change what a collective means.
 
     Attributes:
-        bytes_per_pack: large reductions take consecutive leaves in packs; a pack closes when it has more bytes than
-            this, as in TensorFlow. 0 lets aiodist choose. It never changes a result; replica 0's value is used.
+        bytes_per_pack: 0 or more; a hint, as in TensorFlow, without effect: nests are cut into pieces of like cost.
         timeout_seconds: a collective raises `CollectiveTimeoutError` this many seconds after the first arrival. The
             smallest number that a replica gives is used. None: no timeout.
         implementation: "auto", "ring" or "nccl", in any case; a hint, as in TensorFlow, without effect.

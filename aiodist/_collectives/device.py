@@ -247,7 +247,7 @@ class DeviceExecutor:
         self._leaves = LeafExecutor(leaves, collective.op, accumulate, devices, ragged=ragged)
         self._host = HostExecutor(collective.of(self._here), size, absent, accumulate) if self._here else None
 
-    def run(self, values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Work:
+    def run(self, values: Sequence[Any], outs: Outs | None = None) -> Work:
         """Carry it out; what it takes and gives is as `HostExecutor.general` says.
 
         Raises:
@@ -261,7 +261,7 @@ class DeviceExecutor:
         if outs:
             buffers = [outs.get(position) for position in self._positions]
             wanted = [[None if found is None else found[place] for found in buffers] for place in self._there]
-        on_host = self._run_host(rows, bytes_per_pack, outs or {})
+        on_host = self._run_host(rows, outs or {})
         work = DeviceRun(self._leaves, columns, takers, wanted).work(self._collected)
         if on_host is None:
             return work
@@ -273,13 +273,13 @@ class DeviceExecutor:
             ready,
         )
 
-    def _run_host(self, rows: Sequence[Any], bytes_per_pack: int, outs: Outs) -> Any:
+    def _run_host(self, rows: Sequence[Any], outs: Outs) -> Any:
         """Carry out the leaves on the host."""
         if self._host is None:
             return None
         some = [[row[place] for place in self._here] if row is not None else None for row in rows]
         buffers = {position: [found[place] for place in self._here] for position, found in outs.items()}
-        return self._host.run(some, bytes_per_pack, buffers or None)
+        return self._host.run(some, buffers or None)
 
     def _collected(self, by_leaf: list[list[Any]]) -> list[Any]:
         """Return results by target, or by position."""

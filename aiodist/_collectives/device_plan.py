@@ -118,7 +118,7 @@ class Buffers:
         inputs = [out.span(array, leaf) for leaf, column in enumerate(columns) for array in column]
         written = [out.span(self.arrays[number], leaf) for (leaf, _), number in self._numbers.items()]
         one_device = len({array.ordinal for column in columns for array in column}) == 1
-        self.straight = not out.entangled(inputs, written, out.same_place if one_device else out.nowhere)
+        self.straight = not out.entangled(inputs, written, in_place=one_device)
 
     def layout(self) -> Any:
         """Return what a plan depends on."""

@@ -25,6 +25,7 @@ def executor(
     absent: tuple[int, ...] = (),
     accumulate: Accumulate = "native",
     devices: tuple[str, ...] = (),
+    targets: tuple[int, ...] | None = None,
 ) -> Executor:
     """Return what carries out a collective.
 
@@ -34,29 +35,11 @@ def executor(
         absent: those that have joined, and take part with nothing.
         accumulate: as in `aiodist_kernels.reduce`.
         devices: by position, the replicas' logical devices, on whose streams arrays may have been made.
+        targets: the GPUs that get a result each, instead of those that contribute; for another framework's arrays on
+            the host they say only how many there are.
     """
     if collective.spec is not None and has_device_arrays(collective.spec.marks):
         from aiodist._collectives.device import DeviceExecutor  # loaded where there are arrays on GPUs
 
-        return DeviceExecutor(collective, size, absent, accumulate, devices)
-    return HostExecutor(collective, size, absent, accumulate)
-
-
-@lru_cache(maxsize=256)
-def targeted_executor(
-    collective: Collective,
-    size: int,
-    accumulate: Accumulate,
-    devices: tuple[str, ...],
-    targets: tuple[int, ...],
-) -> Executor:
-    """Return what carries out a collective with a result for each of these GPUs; see `executor`.
-
-    The leaves are on GPUs. Or all are another framework's on the host, and the targets say only how many there are.
-    """
-    assert collective.spec is not None
-    if not has_device_arrays(collective.spec.marks):
-        return HostExecutor(collective, size, (), accumulate, len(targets))
-    from aiodist._collectives.device import DeviceExecutor
-
-    return DeviceExecutor(collective, size, (), accumulate, devices, targets)
+        return DeviceExecutor(collective, size, absent, accumulate, devices, targets)
+    return HostExecutor(collective, size, absent, accumulate, None if targets is None else len(targets))

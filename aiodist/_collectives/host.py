@@ -36,7 +36,7 @@ Column = Sequence[Any]
 LOOK_FROM: Final = 256 * 1024
 """Bytes contributed by all replicas below which nothing holds up the event loop: all that is asked of a small value."""
 
-_QUICK: Final = (LeafType.NUMPY_ARRAY, LeafType.NUMPY_SCALAR, LeafType.PYTHON_NUMBER)
+_QUICK: Final = {LeafType.NUMPY_ARRAY, LeafType.NUMPY_SCALAR, LeafType.PYTHON_NUMBER}
 """Marks of leaves whose folds a collective need not look at each time."""
 
 
@@ -122,16 +122,23 @@ def copied(leaf: Any) -> Any:
 
 def put_together(arrays: Sequence[Array], axis: int) -> Array:
     """Return arrays one behind the other along an axis, in this machine's byte order; strings in the widest's width."""
-    native = arrays[0].dtype.newbyteorder("=")
-    if native.kind in "US":
-        native = np.result_type(*arrays)
+    first = arrays[0].dtype
     if sum([array.nbytes for array in arrays]) < pool.POOLED_FROM:
-        return np.concatenate([array.astype(native, copy=False) for array in arrays], axis=axis)
+        if first.isnative and [array.dtype for array in arrays].count(first) == len(arrays):
+            return np.concatenate(arrays, axis)
+        native = _native(arrays)
+        return np.concatenate([array.astype(native, copy=False) for array in arrays], axis)
+    native = _native(arrays)
     shape = list(arrays[0].shape)
     shape[axis] = sum([array.shape[axis] for array in arrays])
     fortran = all(array.flags.f_contiguous and not array.flags.c_contiguous for array in arrays)
     together = pool.results.empty(shape, native, "F" if fortran else "C")
     return np.concatenate(arrays, axis=axis, out=together)
+
+
+def _native(arrays: Sequence[Array]) -> np.dtype[Any]:
+    native = arrays[0].dtype.newbyteorder("=")
+    return np.result_type(*arrays) if native.kind in "US" else native
 
 
 def frozen(array: Array) -> Array:
@@ -151,28 +158,6 @@ def in_native_order(value: Any) -> Any:
     if isinstance(value, np.ndarray) and not value.dtype.isnative:
         return value.astype(value.dtype.newbyteorder("="))
     return value
-
-
-def packs(sizes: Sequence[int | None], bytes_per_pack: int) -> list[range]:
-    """Return the places of consecutive leaves that are one unit of work, by TensorFlow's rule for ``bytes_per_pack``.
-
-    A pack closes when it has more bytes than were asked for: so packs are few and large rather than many and small.
-    With 0, or where the size of a leaf is not known, all leaves are one pack.
-
-    Args:
-        sizes: the bytes of each leaf; None where they are not known, as of `IndexedSlices`.
-        bytes_per_pack: from 0.
-    """
-    if bytes_per_pack == 0 or not sizes or None in sizes:
-        return [range(len(sizes))]
-    starts: list[int] = []
-    held = 0
-    for place, size in enumerate(sizes):
-        if not starts or held > bytes_per_pack:
-            starts.append(place)
-            held = 0
-        held += size or 0
-    return [range(start, end) for start, end in zip(starts, [*starts[1:], len(sizes)], strict=True)]
 
 
 # A collective.
@@ -229,8 +214,9 @@ class HostExecutor:
     ) -> None:
         kind, spec = collective.kind, collective.spec
         self.size = size
-        self._takers = takers
         self.positions = [position for position in range(size) if position not in absent]
+        self._takers: Sequence[int] = self.positions if takers is None else range(takers)
+        self._results = size if takers is None else takers
         self.op = collective.op
         self.accumulate: Accumulate = accumulate
         self.single = spec is not None and spec.single
@@ -245,12 +231,15 @@ class HostExecutor:
         self.is_small = len(sizes) == len(self.leaves) and sum(sizes) * len(self.positions) < LOOK_FROM
         self.run: Callable[..., Any] = self.general
         self._quick: Callable[..., Any] | None = None
+        marks = {leaf.mark for leaf in self.leaves}
         if not self.leaves:
             self.run = self._nothing(spec)
-        elif self.folds_alone and not absent and all(leaf.mark in _QUICK for leaf in self.leaves):
+        elif self.folds_alone and not absent and marks <= _QUICK:
             self._quick = self._quick_way(collective)
             if self.is_small:
                 self.run = self._quick
+        elif self.shared and self.single and not absent and self.op is None and marks == {LeafType.NUMPY_ARRAY}:
+            self.run = self._copied
 
     def _nothing(self, spec: Spec | None) -> Callable[..., Any]:
         """Return the way of what has no leaves."""
@@ -258,7 +247,7 @@ class HostExecutor:
         return lambda *_: nothing if self.shared else [list(nothing) for _ in range(self.size)]
 
     def _quick_way(self, collective: Collective) -> Callable[..., Any]:
-        """Return the way of arrays and numbers, the commonest values: straight to the kernels."""
+        """Return the way of folds of arrays and numbers, the commonest: straight to the kernels."""
         general, op, spec = self.general, collective.op, collective.spec
         assert op is not None
         assert spec is not None
@@ -267,9 +256,9 @@ class HostExecutor:
         if self.single and arrays_alone:
             reduce = kernels.reduction(op, spec.dtypes[0], shapes[0], self.size, self.accumulate)
 
-            def run(values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Any:
+            def run(values: Sequence[Any], outs: Outs | None = None) -> Any:
                 if outs is not None:
-                    return general(values, bytes_per_pack, outs)
+                    return general(values, outs)
                 total = reduce(values)
                 if total.base is not None:
                     return frozen(total)
@@ -282,9 +271,9 @@ class HostExecutor:
             tiny = kernels.nest_reduction(op, spec.dtypes, shapes, self.size)
         each = [self._reduction(op, *fields) for fields in zip(shapes, spec.dtypes, spec.marks, strict=True)]
 
-        def run_nest(values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Any:
+        def run_nest(values: Sequence[Any], outs: Outs | None = None) -> Any:
             if outs is not None:
-                return general(values, bytes_per_pack, outs)
+                return general(values, outs)
             if tiny is not None:
                 totals = tiny(values)
                 for total in totals:
@@ -305,18 +294,22 @@ class HostExecutor:
             return lambda scalars: reduce(scalars)[()]
         return lambda arrays: frozen(reduce(arrays))
 
-    def _quick_again(self, cost: int, values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Any:
+    def _quick_again(self, cost: int, values: Sequence[Any], outs: Outs | None = None) -> Any:
         """Carry out what costs as much as the last time: to look at it all again would take 20 microseconds."""
         assert self._quick is not None
-        run = self.general if policy.blocks(cost) else self._quick
-        return run(values, bytes_per_pack, outs)
+        return (self.general if policy.blocks(cost) else self._quick)(values, outs)
 
-    def general(self, values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Any:
+    def _copied(self, values: Sequence[Any], outs: Outs | None = None) -> Any:
+        """Carry out an all_gather or a broadcast of an array."""
+        if sum([array.nbytes for array in values]) >= LOOK_FROM:
+            return self.general(values, outs)
+        return frozen(made(self.leaves[0].plan.results[0], values, self.size))
+
+    def general(self, values: Sequence[Any], outs: Outs | None = None) -> Any:
         """Carry it out.
 
         Args:
             values: by position, what each replica contributes: a leaf, or a list of leaves; anything for who is absent.
-            bytes_per_pack: see `packs`.
             outs: buffers that the results are wanted in, from `out.checked`.
 
         Returns:
@@ -331,23 +324,23 @@ class HostExecutor:
         due = self._due(columns)
         cost = sum(map(self.cost, self.leaves, columns))
         if due or policy.blocks(cost):
-            return run.work(bytes_per_pack, due)
+            return run.work(due)
         if self._quick is not None:
             self.run = partial(self._quick_again, cost)
         return run.now()
 
     def _due(self, columns: Sequence[Column]) -> list[KernelSpec]:
         """Return the kernels that these folds wait for: each is compiled once in the process, at its first need."""
-        op, due = self.op, []
-        if op is None or not self._waits:
+        if self.op is None or not self._waits:
             return []
-        for leaf, column in zip(self.leaves, columns, strict=True):
-            if is_array(leaf.mark):
-                spec = KernelSpec(op, column[0].dtype, len(column), self.accumulate)
-                if kernels.is_due(spec, column[0].nbytes):
-                    due.append(spec)
+        specs = [
+            (KernelSpec(self.op, column[0].dtype, len(column), self.accumulate), column[0].nbytes)
+            for leaf, column in zip(self.leaves, columns, strict=True)
+            if is_array(leaf.mark)
+        ]
+        due = dict.fromkeys(spec for spec, nbytes in specs if kernels.is_due(spec, nbytes))
         self._waits = bool(due)
-        return list(dict.fromkeys(due))
+        return list(due)
 
     def cost(self, leaf: _Leaf, column: Column) -> int:
         """Return about how many bytes could be moved in the time that a leaf takes."""
@@ -367,42 +360,30 @@ class HostExecutor:
         if self.shared:
             leaves = [results[0] for results in by_leaf]
             return leaves[0] if self.single else leaves
-        if self._takers is not None:
-            each = zip(self.leaves, by_leaf, strict=True)
-            columns = [self._each(leaf.mark, results, range(self._takers)) for leaf, results in each]
-            return [row[0] if self.single else list(row) for row in zip(*columns, strict=True)]
-        takers = [place for place, position in enumerate(self.positions) if position not in outs]
-        columns = [self._each(leaf.mark, results, takers) for leaf, results in zip(self.leaves, by_leaf, strict=True)]
-        rows: Iterable[Sequence[Any]] = zip(*columns, strict=True) if columns else [[]] * len(takers)
-        found: list[Any] = [None] * self.size
-        for place, row in zip(takers, rows, strict=True):
-            found[self.positions[place]] = row[0] if self.single else list(row)
+        places = [place for place, position in enumerate(self._takers) if position not in outs]
+        columns = [self._each(leaf.mark, results, places) for leaf, results in zip(self.leaves, by_leaf, strict=True)]
+        rows: Iterable[Sequence[Any]] = zip(*columns, strict=True) if columns else [[]] * len(places)
+        found: list[Any] = [None] * self._results
+        for place, row in zip(places, rows, strict=True):
+            found[self._takers[place]] = row[0] if self.single else list(row)
         return found
 
-    def _each(self, mark: LeafMark, results: Sequence[Any], takers: Sequence[int]) -> Sequence[Any]:
+    def _each(self, mark: LeafMark, results: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
         if self.of_each:
-            own = [results[place] for place in takers]
+            own = [results[place] for place in places]
             return [mark.give(result) for result in own] if isinstance(mark, HostType) else own
         if isinstance(mark, HostType):
-            return mark.give_each(results[0], len(takers))
-        return [results[0]] * len(takers)
+            return mark.give_each(results[0], len(places))
+        return [results[0]] * len(places)
 
 
 class _Run:
-    """One collective under way.
-
-    Args:
-        executor: whose collective it is.
-        columns: by leaf, the inputs.
-        outs: by position, the buffers that results are wanted in.
-    """
+    """One collective under way: its columns of inputs by leaf, and the buffers by position that results go into."""
 
     def __init__(self, executor: HostExecutor, columns: Sequence[Column], outs: Outs) -> None:
-        self._executor = executor
-        self._columns = columns
-        self._outs = outs
+        self._executor, self._columns, self._outs = executor, columns, outs
         self._totals: list[list[Any]] = [[None] * len(leaf.plan.folds) for leaf in executor.leaves]
-        self._results: list[list[Any]] = self._totals
+        self._results = self._totals
         self._targets = self._straight() if outs else None
         self._handed_out: Any = None
 
@@ -414,10 +395,10 @@ class _Run:
         if not all(leaf.whole and is_array(leaf.mark) for leaf in executor.leaves):
             return None
         targets = self._outs[executor.positions[0]]
-        if len(targets) > 1:
+        if len(targets) > 1:  # kernels deal with what overlaps in one leaf
             inputs = {out.span(array, place) for place, column in enumerate(columns) for array in column}
             written = [out.span(array, place) for place, array in enumerate(targets)]
-            if out.entangled(inputs, written, out.same_leaf):
+            if out.entangled(inputs, written, in_place=True):
                 return None
         return targets
 
@@ -429,17 +410,12 @@ class _Run:
             call()
         return self._handed_out
 
-    def work(self, bytes_per_pack: int, due: Sequence[KernelSpec]) -> Work:
-        """Return the calls that make the result: one for each pack, or as it is quickest.
-
-        Args:
-            bytes_per_pack: see `packs`.
-            due: kernels that are compiled first.
-        """
+    def work(self, due: Sequence[KernelSpec]) -> Work:
+        """Return the calls that make the result, once the kernels that are due have been compiled."""
         executor = self._executor
         phases: list[Sequence[Call]] = [[partial(kernels.warm_if_possible, due)]] if due else []
         if executor.op is not None:
-            phases.append(self._calls_by_pack(bytes_per_pack) if bytes_per_pack else self._calls_by_cost())
+            phases.append(self._folds())
         if executor.folds_alone:
             if self._outs:
                 phases.append(self._copies())
@@ -462,11 +438,7 @@ class _Run:
                     total = fold(executor.op, of, leaf.mark, executor.accumulate, among)
                 self._totals[place][number] = total
 
-    def _calls_by_pack(self, bytes_per_pack: int) -> list[Call]:
-        sizes = [leaf.nbytes for leaf in self._executor.leaves]
-        return [partial(self._fold, pack) for pack in packs(sizes, bytes_per_pack)]
-
-    def _calls_by_cost(self) -> list[Call]:
+    def _folds(self) -> list[Call]:
         """Return calls that cost about the same: large leaves in pieces, small ones some to a call."""
         calls: list[Call] = []
         batch: list[int] = []
@@ -520,11 +492,10 @@ class _Run:
 
     def _copies(self) -> list[Call]:
         """Return what copies results into the buffers that are wanted, once they are there."""
-        straight = 0 if self._targets is None else 1
-        positions = [position for position in self._executor.positions if position in self._outs][straight:]
+        wanted = [pair for pair in enumerate(self._executor.positions) if pair[1] in self._outs]
         return [
-            partial(self._copy, buffer, leaf, self._executor.positions.index(position))
-            for position in positions
+            partial(self._copy, buffer, leaf, place)
+            for place, position in wanted[0 if self._targets is None else 1 :]
             for leaf, buffer in enumerate(self._outs[position])
         ]
 

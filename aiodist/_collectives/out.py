@@ -7,8 +7,7 @@ buffer unless that could change what another result is made of; else it is made 
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -53,7 +52,7 @@ def checked(collective: Collective, leaves: Sequence[Any], buffers: Sequence[Any
     _check_apart([buffer for buffer in found if isinstance(buffer, np.ndarray)])
     there = [place for place, buffer in enumerate(found) if isinstance(buffer, DeviceArray) and buffer.nbytes]
     inputs = [span(leaves[place], place) for place in there]
-    if entangled(inputs, [span(found[place], place) for place in there], same_place):
+    if entangled(inputs, [span(found[place], place) for place in there], in_place=True):
         raise ValueError(
             "out must overlap neither the value nor itself, except that a buffer may be the very array that it is the "
             "result of"
@@ -141,39 +140,24 @@ def span(array: Array | DeviceArray, leaf: int) -> Span:
     return Span(array.address, array.address + last + array.dtype.itemsize, leaf)
 
 
-def same_leaf(read: Span, written: Span) -> bool:
-    """Whether a result lies in memory of what it is itself made of, which kernels on the host deal with."""
-    return read.leaf == written.leaf
-
-
-def same_place(read: Span, written: Span) -> bool:
-    """Whether a result lies in the very place of what it is itself made of, which a kernel on one GPU may."""
-    return read == written
-
-
-def nowhere(read: Span, written: Span) -> bool:  # noqa: ARG001  (as those above)
-    """Say that no result may lie in what is read, as where several GPUs read it."""
-    return False
-
-
-def entangled(inputs: Iterable[Span], outs: Sequence[Span], harmless: Callable[[Span, Span], bool]) -> bool:
+def entangled(inputs: Iterable[Span], outs: Sequence[Span], *, in_place: bool) -> bool:
     """Return whether writing results may change what others are made of, or other results.
 
     Args:
         inputs: the memory that is read.
         outs: the memory that is written.
-        harmless: whether a result may lie in memory that is read and overlaps it.
+        in_place: a result may lie in the very place of what it is itself made of.
     """
-    reads = [(*found, False) for found in set(inputs) if found.begin < found.end]
-    writes = [(*found, True) for found in outs if found.begin < found.end]
-    near: list[tuple[int, int, int, bool]] = []  # what reaches as far as the one that is looked at begins
-    for begin, end, leaf, written in sorted([*reads, *writes], key=operator.itemgetter(0)):
-        near = [other for other in near if other[1] > begin]
-        for other_begin, other_end, other_leaf, other_written in near:
-            one, other = Span(begin, end, leaf), Span(other_begin, other_end, other_leaf)
-            if written and other_written:
-                return True
-            if (written and not harmless(other, one)) or (other_written and not harmless(one, other)):
-                return True
-        near.append((begin, end, leaf, written))
+    reads = set(inputs) - set(outs) if in_place else set(inputs)
+    found = [(*each, False) for each in reads] + [(*each, True) for each in outs]
+    read = written = 0  # how far what is read, and what is written, has reached so far
+    for begin, end, _, is_written in sorted(found):
+        if begin == end:
+            continue
+        if begin < written or (is_written and begin < read):
+            return True
+        if is_written:
+            written = end
+        else:
+            read = max(read, end)
     return False

@@ -144,10 +144,10 @@ class Rendezvous(Slot):
                 executor = request.executor(len(values), self.absent, options.accumulate, devices, self.group)
             self.shared = executor.shared
             if self.outs is None:
-                result = executor.run(values, options.bytes_per_pack)
+                result = executor.run(values)
             else:
                 outs = {position: out.leaves for position, out in self.outs.items()}
-                result = executor.run(values, options.bytes_per_pack, outs)
+                result = executor.run(values, outs)
         if type(result) is Work:
             return result
         self.result = result

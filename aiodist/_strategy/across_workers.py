@@ -35,7 +35,7 @@ from aiodist._strategy.aggregation import VariableAggregation, differ, update_di
 from aiodist._strategy.creation import Site
 from aiodist._strategy.extended import StrategyExtended, Update
 from aiodist._strategy.operands import Operand, Operation, values_of
-from aiodist._strategy.reductions import Combination, OnHost, combine_parts, parts_along
+from aiodist._strategy.reductions import Combination, combine_parts, on_host, parts_along
 from aiodist._strategy.scope import Replicas, Share, require_all_workers
 from aiodist._strategy.state import State
 from aiodist._strategy.variable import Variable, state_of
@@ -211,11 +211,11 @@ class Workers(Replicas):
         alone = [place for place, each in combination.operands.items() if len(each.arrays) < local and not bare]
         together = [place for place in combination.operands if place not in alone]
         described = [combination.operands[place] for place in together]
-        through = OnHost([_of_each(each, local) for each in described], devices)
+        operands, down = on_host([_of_each(each, local) for each in described], devices)
 
         async def carry_out() -> list[Any]:
-            call, move = _call(kind, operation, described), partial(_move, operation, through.operands, self.team)
-            totals = await self._perform(call, site, move, through.down)  # values on GPUs are copied down first
+            call, move = _call(kind, operation, described), partial(_move, operation, operands, self.team)
+            totals = await self._perform(call, site, move, down)  # values on GPUs are copied down first
             results = await combination.lifted(together, totals)
             if alone:
                 results |= await combination.results(alone)

@@ -203,7 +203,7 @@ class StrategyExtended:
         chosen = self.communication_options.merge(arguments.options(options, None))
         operation = reduction(arguments.reduce_op(reduce_op), None, replicas_here(strategy), chosen.accumulate)
         values, destinations = self._targets(pairs)
-        return await combine(operation, values, self.devices, destinations, chosen.bytes_per_pack)
+        return await combine(operation, values, self.devices, destinations)
 
     def _targets(self, pairs: Any) -> tuple[list[Any], list[tuple[str, ...]]]:
         """Return values, and the devices that each goes to."""

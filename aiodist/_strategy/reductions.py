@@ -4,14 +4,15 @@ The leaves that are alike are one collective: those of as many components, on th
 What holds up the event loop is made in a worker thread, and the devices are waited for, whoever is cancelled.
 
 NumPy alone reduces along an axis, in an order of its own, which no framework's sum has. Values on GPUs get there, and
-to other workers, by way of page-locked memory (`OnHost`), so results have the same bits wherever the values lie.
+to other workers, by way of page-locked memory (`on_host`), so results have the same bits wherever the values lie.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, TypeAlias
 
 import anyio.to_thread
@@ -26,9 +27,8 @@ from aiodist._arrays.host import Array, HostType
 from aiodist._arrays.leaves import LeafType
 from aiodist._arrays.slices import IndexedSlices
 from aiodist._arrays.values import DistributedValues, Mirrored
-from aiodist._collectives.execution import executor, targeted_executor
+from aiodist._collectives.execution import executor
 from aiodist._collectives.host import frozen
-from aiodist._collectives.kinds import Collective
 from aiodist._collectives.work import Work
 from aiodist._strategy.aggregation import frozen_copy
 from aiodist._strategy.operands import COPY, Operand, Operation, is_foreign_array, values_of
@@ -57,7 +57,6 @@ class Combination:
         destinations: for each nest, the devices that get a result; None: the host, or the GPU of the first component.
 
     Attributes:
-        operation: what is made of each leaf.
         operands: the leaves that take part, by their place among those of all nests.
 
     Raises:
@@ -71,21 +70,18 @@ class Combination:
         devices: tuple[str, ...],
         destinations: Sequence[Sequence[str]] | None = None,
     ) -> None:
-        self.operation = operation
-        self.operands: dict[int, Operand] = {}
+        self._operation = operation
         self._devices = devices
-        self._leaves: list[Any] = []
         self._structures: list[nests.Structure] = []
+        self._leaves: list[Any] = []
         self._goals: list[Sequence[str] | None] = []
         for number, value in enumerate(values):
             leaves, structure = nests.flatten_with_none(value)
-            for leaf in leaves:
-                operand = operation.operand(leaf)
-                if operand is not None:
-                    self.operands[len(self._leaves)] = operand
-                self._leaves.append(leaf)
-                self._goals.append(None if destinations is None else destinations[number])
             self._structures.append(structure)
+            self._leaves += leaves
+            self._goals += [None if destinations is None else destinations[number]] * len(leaves)
+        described = enumerate(map(operation.operand, self._leaves))
+        self.operands = {place: operand for place, operand in described if operand is not None}
         self._targets = {
             place: self._of_each(place) for place, each in self.operands.items() if not isinstance(each.mark, _SHARED)
         }
@@ -105,63 +101,55 @@ class Combination:
                 )
         return tuple([gpus.logical.ordinal(name) for name in goals])
 
-    async def results(self, places: Iterable[int], bytes_per_pack: int = 0) -> dict[int, Any]:
+    async def results(self, places: Iterable[int]) -> dict[int, Any]:
         """Carry it out for some of the operands; return their results by place, as `rebuilt` takes them."""
         await checkpoint()
-        on_axes: list[int] = []
-        here: dict[int, list[int]] = {}
-        there: dict[tuple[int, Targets], list[int]] = {}
+        along: list[int] = []
+        groups: dict[tuple[int, Targets | None], list[int]] = {}
         for place in places:
             operand = self.operands[place]
-            if operand.axes is not None and self.operation.op is not None:
-                on_axes.append(place)
-            elif place in self._targets:
-                there.setdefault((len(operand.arrays), self._targets[place]), []).append(place)
+            if operand.axes is not None and self._operation.op is not None:
+                along.append(place)
             else:
-                here.setdefault(len(operand.arrays), []).append(place)
-        found = await self._along_axes(on_axes) if on_axes else {}
+                groups.setdefault((len(operand.arrays), self._targets.get(place)), []).append(place)
+        found = await self._reduced_along(along) if along else {}
         works: list[tuple[list[int], Work]] = []
-        # What is made here at once comes first, for it may raise.
-        for size, among in here.items():
-            collective, values = self._collective(among)
-            result = executor(collective, size, (), self.operation.accumulate).run(values, bytes_per_pack)
-            works += self._note(found, among, result)
-        for (size, targets), among in there.items():
-            collective, values = self._collective(among)
-            made = targeted_executor(collective, size, self.operation.accumulate, self._devices, targets)
-            works += self._note(found, among, made.run(values, bytes_per_pack))
+        # What is made here at once comes before devices are put to work, for it may raise.
+        for (size, targets), among in sorted(groups.items(), key=lambda group: group[0][1] is not None):
+            operands = [self.operands[place] for place in among]
+            collective, devices = self._operation.collective(operands), () if targets is None else self._devices
+            carrier = executor(collective, size, (), self._operation.accumulate, devices, targets)
+            result = carrier.run(values_of(operands))
+            if type(result) is Work:
+                works.append((among, result))
+            else:
+                found |= self._by_place(among, result)
         if works:
             with CancelScope(shield=True):
                 for among, work in reversed(works):  # devices are at work already, threads are not
-                    self._note(found, among, await _waited(work))
+                    found |= self._by_place(among, await _waited(work))
             await checkpoint_if_cancelled()
         return found
 
-    def _note(self, found: dict[int, Any], places: list[int], result: Any) -> list[tuple[list[int], Work]]:
-        """Note a collective's results by place: a list by target, or one for all; return the work that it still is."""
-        if type(result) is Work:
-            return [(places, result)]
+    def _by_place(self, places: list[int], result: Any) -> dict[int, Any]:
+        """Return a collective's results by place: a list by target, or one for all."""
         if len(places) == 1:
             result = [result]
         elif places[0] in self._targets:
             result = map(list, zip(*result, strict=True))
-        found.update(zip(places, result, strict=True))
-        return []
+        return dict(zip(places, result, strict=True))
 
-    def _collective(self, places: Sequence[int]) -> tuple[Collective, list[Any]]:
-        operands = [self.operands[place] for place in places]
-        return self.operation.collective(operands), values_of(operands)
-
-    async def _along_axes(self, places: Sequence[int]) -> dict[int, Any]:
-        op, accumulate = self.operation.op, self.operation.accumulate
+    async def _reduced_along(self, places: Sequence[int]) -> dict[int, Any]:
+        op, accumulate = self._operation.op, self._operation.accumulate
         assert op is not None
-        through = OnHost([self.operands[place] for place in places], self._devices)
-        await through.down()
+        operands, down = on_host([self.operands[place] for place in places], self._devices)
+        if down is not None:
+            await down()
 
         def totals() -> list[Array]:
-            return [combine_parts(op, each, parts_along(op, each, accumulate)) for each in through.operands]
+            return [combine_parts(op, each, parts_along(op, each, accumulate)) for each in operands]
 
-        arrays = [array for each in through.operands for array in each.arrays]
+        arrays = [array for each in operands for array in each.arrays]
         return await self.lifted(places, await _called(totals, arrays))
 
     async def lifted(self, places: Sequence[int], results: Sequence[Any]) -> dict[int, Any]:
@@ -188,21 +176,19 @@ class Combination:
 
         A result for several destinations is mirrored.
         """
-        leaves = []
-        for place, leaf in enumerate(self._leaves):
-            operand, goals = self.operands.get(place), self._goals[place]
-            count = 1 if goals is None else len(goals)
-            if leaf is None:
-                each: list[Any] = [None]
-            elif operand is None:
-                each = [_copied(leaf) if self.operation is COPY else leaf] * count
-            elif place in self._targets:
-                each = results[place]
-            else:
-                each = [results[place]] * count
-            leaves.append(each[0] if len(each) == 1 else Mirrored(each))
-        found = iter(leaves)
-        return [nests.unflatten(each, [next(found) for _ in range(each.num_leaves)]) for each in self._structures]
+        leaves = (self._rebuilt_leaf(place, leaf, results) for place, leaf in enumerate(self._leaves))
+        return [nests.unflatten(each, islice(leaves, each.num_leaves)) for each in self._structures]
+
+    def _rebuilt_leaf(self, place: int, leaf: Any, results: Mapping[int, Any]) -> Any:
+        if leaf is None:
+            return None
+        if place in results:
+            leaf = results[place]
+        elif self._operation is COPY and isinstance(leaf, IndexedSlices):
+            leaf = IndexedSlices(frozen_copy(leaf.values), frozen_copy(leaf.indices), leaf.dense_shape)
+        goals = self._goals[place]
+        each = leaf if place in self._targets else [leaf] * (1 if goals is None else len(goals))
+        return each[0] if len(each) == 1 else Mirrored(each)
 
 
 async def combine(
@@ -210,18 +196,10 @@ async def combine(
     values: Sequence[Any],
     devices: tuple[str, ...],
     destinations: Sequence[Sequence[str]] | None = None,
-    bytes_per_pack: int = 0,
 ) -> list[Any]:
     """Return what an operation makes of nests; see `Combination` for the arguments, and `Combination.results`."""
     combination = Combination(operation, values, devices, destinations)
-    return combination.rebuilt(await combination.results(combination.operands, bytes_per_pack))
-
-
-def _copied(leaf: Any) -> Any:
-    """Return a copy of a leaf that is no array: of `IndexedSlices`; anything else is left as it is."""
-    if not isinstance(leaf, IndexedSlices):
-        return leaf
-    return IndexedSlices(frozen_copy(leaf.values), frozen_copy(leaf.indices), leaf.dense_shape)
+    return combination.rebuilt(await combination.results(combination.operands))
 
 
 # Waiting.
@@ -249,8 +227,10 @@ async def _finished(run: Any) -> list[list[Any]]:
     return found
 
 
-class OnHost:
-    """Operands on the host, where the arrays of some come from GPUs.
+def on_host(
+    operands: Sequence[Operand], devices: tuple[str, ...]
+) -> tuple[list[Operand], Callable[[], Awaitable[None]] | None]:
+    """Return operands as on the host, and what is awaited first, if any are on GPUs: it copies those.
 
     The memory on the host is there before anything is in it: so what is wrong with it is found at the call.
 
@@ -258,33 +238,28 @@ class OnHost:
         operands: the operands.
         devices: the strategy's, on whose replicas' streams arrays may have been made.
 
-    Attributes:
-        operands: the same on the host; what was on GPUs is there when `down` has returned.
-
     Raises:
         ImportError: what copies to and from GPUs is not installed.
     """
+    there = [operand for operand in operands if operand.on_gpus]
+    if not there:
+        return list(operands), None
+    from aiodist._collectives.device import bring_down  # loaded where there are arrays on GPUs
 
-    def __init__(self, operands: Sequence[Operand], devices: tuple[str, ...]) -> None:
-        self.operands = list(operands)
-        self._run: Any = None
-        there = [number for number, operand in enumerate(operands) if operand.on_gpus]
-        if there:
-            from aiodist._collectives.device import bring_down  # loaded where there are arrays on GPUs
+    marks: Any = [operand.mark for operand in there for _ in operand.arrays]
+    run = bring_down(marks, [[array] for operand in there for array in operand.arrays], [0], devices)
+    landed = (array for (array,) in run.landed())
 
-            marks: Any = [operands[number].mark for number in there for _ in operands[number].arrays]
-            columns = [[array] for number in there for array in operands[number].arrays]
-            self._run = bring_down(marks, columns, [0], devices)
-            landed = iter(self._run.landed())
-            for number in there:
-                arrays = [next(landed)[0] for _ in operands[number].arrays]
-                self.operands[number] = operands[number]._replace(arrays=arrays, mark=LeafType.NUMPY_ARRAY)
+    def here(operand: Operand) -> Operand:
+        if not operand.on_gpus:
+            return operand
+        return operand._replace(arrays=list(islice(landed, len(operand.arrays))), mark=LeafType.NUMPY_ARRAY)
 
-    async def down(self) -> None:
-        """Copy what is on GPUs down; the devices are waited for, whoever is cancelled."""
-        if self._run is not None:
-            await _finished(self._run)
-            await checkpoint_if_cancelled()
+    async def down() -> None:
+        await _finished(run)
+        await checkpoint_if_cancelled()
+
+    return list(map(here, operands)), down
 
 
 # Along axes.
@@ -293,30 +268,22 @@ class OnHost:
 Part: TypeAlias = tuple[Array | None, int]
 """An array, reduced along the axes, and how many elements each of its numbers is made of; None for what has none."""
 
-_ALONG: dict[ReduceOp, Callable[..., Any]] = {
-    ReduceOp.SUM: np.add.reduce,
-    ReduceOp.MEAN: np.add.reduce,
-    ReduceOp.PRODUCT: np.multiply.reduce,
-    ReduceOp.MIN: np.minimum.reduce,
-    ReduceOp.MAX: np.maximum.reduce,
-}
-
 
 def parts_along(op: ReduceOp, operand: Operand, accumulate: Accumulate) -> list[Part]:
     """Reduce each component along the axes; a MEAN is a sum until it is divided."""
-    assert operand.axes is not None
-    return [_part(op, array, operand.axes, accumulate) for array in operand.arrays]
-
-
-def _part(op: ReduceOp, array: Array, axes: tuple[int, ...], accumulate: Accumulate) -> Part:
-    count = math.prod(array.shape[axis] for axis in axes)
-    if op in (ReduceOp.MIN, ReduceOp.MAX):
-        return (np.asarray(_ALONG[op](array, axis=axes)) if count else None), count
-    dtype = kernels.result_dtype(op, array.dtype)
-    mean = op is ReduceOp.MEAN
-    wide = np.promote_types(dtype, np.float64) if mean else rule_for(op, dtype, accumulate).accumulator
-    with np.errstate(all="ignore"):  # infinities and NaN are values like others
-        return np.asarray(_ALONG[op](array, axis=axes, dtype=wide), wide), count
+    axes, result = operand.axes, kernels.result_dtype(op, operand.dtype)
+    assert axes is not None
+    rule = rule_for(op, result, accumulate)
+    ordered, wide = op in (ReduceOp.MIN, ReduceOp.MAX), rule.accumulator
+    if op is ReduceOp.MEAN:
+        wide = np.promote_types(result, np.float64)
+    parts: list[Part] = []
+    for array in operand.arrays:
+        count = math.prod(array.shape[axis] for axis in axes)
+        with np.errstate(all="ignore"):  # infinities and NaN are values like others
+            empty = ordered and not count
+            parts.append((None if empty else np.asarray(rule.ufunc.reduce(array, axis=axes, dtype=wide), wide), count))
+    return parts
 
 
 def combine_parts(op: ReduceOp, operand: Operand, parts: Sequence[Part]) -> Array:

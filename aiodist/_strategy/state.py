@@ -154,7 +154,7 @@ class State:
         op, total = spec.aggregation.reduce_op, Work([], aggregated)
         if op is not None:
             collective = Collective(ALL_REDUCE, op, None, _spec_of(spec))
-            found = executor(collective, len(values), (), options.accumulate).run(values, options.bytes_per_pack)
+            found = executor(collective, len(values), (), options.accumulate).run(values)
             total = found if type(found) is Work else Work([], lambda: found)
         work = total.then(lambda value: updated(method, old, value, fresh=op is not None))
         self._change = change = lambda: updated(method, old, aggregated())

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import aiodist_kernels as kernels
-from aiodist import CommunicationOptions
 from aiodist_kernels import KernelSpec, ReduceOp, policy
 from tests.project.paths import ROOT
 from tests.runtime.programs import Relay, here, on_each, replica
@@ -72,13 +71,12 @@ def test_every_tier_in_any_pieces(op: ReduceOp, dtype: np.dtype) -> None:
         assert digest(cut.result) == golden
 
 
-async def _each(op: ReduceOp, dtype: np.dtype, order: Sequence[int], bytes_per_pack: int) -> list[str]:
+async def _each(op: ReduceOp, dtype: np.dtype, order: Sequence[int]) -> list[str]:
     relay = Relay(order)
-    options = CommunicationOptions(bytes_per_pack=bytes_per_pack)
 
     async def program() -> np.ndarray:
         await relay.turn()
-        handle = here().all_reduce(op, {"a": part(replica(), dtype), "b": part(replica(), dtype)[:99]}, options)
+        handle = here().all_reduce(op, {"a": part(replica(), dtype), "b": part(replica(), dtype)[:99]})
         relay.pass_on()
         result: np.ndarray = (await handle)["a"]
         return result
@@ -87,9 +85,8 @@ async def _each(op: ReduceOp, dtype: np.dtype, order: Sequence[int], bytes_per_p
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:4], ids=str)
-def test_any_order_of_arrival_threads_and_packs(dtype: np.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_order_of_arrival_and_threads(dtype: np.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     golden = wanted(ReduceOp.MEAN, dtype)
     for number, order in enumerate(itertools.permutations(range(COUNT))):
         monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 1 if number % 2 else 1 << 40)
-        for bytes_per_pack in (0, 1, 1 << 20):
-            assert asyncio.run(_each(ReduceOp.MEAN, dtype, order, bytes_per_pack)) == [golden] * COUNT
+        assert asyncio.run(_each(ReduceOp.MEAN, dtype, order)) == [golden] * COUNT

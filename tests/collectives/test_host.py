@@ -14,7 +14,7 @@ import aiodist_kernels as kernels
 from aiodist import IndexedSlices
 from aiodist._collectives import host, kinds
 from aiodist._collectives.execution import Executor, executor
-from aiodist._collectives.host import HostExecutor, fold_slices, packs
+from aiodist._collectives.host import HostExecutor, fold_slices
 from aiodist._collectives.kinds import Collective
 from aiodist._collectives.work import Work
 from aiodist_kernels import KernelSpec, ReduceOp, compiled_tier, policy, pool
@@ -125,33 +125,7 @@ def test_large_results_lie_in_blocks_that_are_used_again(case: Case, blocks: lis
                 result.flags.writeable = True
 
 
-# Units of work.
-
-
-@given(st.lists(st.integers(0, 50), min_size=1), st.integers(1, 120))
-def test_pack_closes_when_it_has_more_than_was_asked_for(sizes: list[int], bytes_per_pack: int) -> None:
-    found = packs(sizes, bytes_per_pack)
-    assert [place for pack in found for place in pack] == list(range(len(sizes)))
-    for pack in found:
-        assert sum(sizes[place] for place in pack[:-1]) <= bytes_per_pack
-    for pack in found[:-1]:
-        assert sum(sizes[place] for place in pack) > bytes_per_pack
-
-
-@pytest.mark.parametrize(("sizes", "bytes_per_pack"), [([4, 4, 4], 0), ([4, None, 4], 1), ([], 1), ([], 0)])
-def test_no_size_or_an_unknown_one_means_one_pack(sizes: list[int | None], bytes_per_pack: int) -> None:
-    assert packs(sizes, bytes_per_pack) == [range(len(sizes))]
-
-
-@pytest.mark.parametrize(("bytes_per_pack", "units"), [(1, 5), (400, 3), (10_000, 1)])
-def test_pack_is_one_unit_of_work(bytes_per_pack: int, units: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 1)
-    monkeypatch.setattr(host, "LOOK_FROM", 0)
-    values = [[np.full(100, replica + leaf, np.float32) for leaf in range(5)] for replica in range(2)]
-    found = HostExecutor(Collective(kinds.ALL_REDUCE, ReduceOp.SUM, None, spec_of(values[0])), 2)
-    work = found.run(values, bytes_per_pack)
-    assert len(work.phases[0]) == units
-    assert [leaf.tolist() for leaf in work.carry_out()] == [[2 * leaf + 1] * 100 for leaf in range(5)]
+# Kernels.
 
 
 @pytest.mark.parametrize("there_is_a_compiler", [True, False])

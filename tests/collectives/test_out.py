@@ -10,7 +10,7 @@ import pytest
 from aiodist._collectives import host, kinds, out
 from aiodist._collectives.host import HostExecutor
 from aiodist._collectives.kinds import Collective
-from aiodist._collectives.out import Span, entangled, nowhere, same_leaf, same_place, span
+from aiodist._collectives.out import Span, entangled, span
 from aiodist._collectives.work import Work
 from aiodist_kernels import ReduceOp, policy
 from tests.collectives.reference import spec_of
@@ -89,19 +89,19 @@ def test_what_is_entangled() -> None:
     memory = np.zeros(20)
     a, b, c = memory[:5], memory[5:10], memory[10:15]
 
-    def tangled(columns: list[list[np.ndarray]], targets: list[np.ndarray], harmless: Any = same_leaf) -> bool:
-        inputs = {span(array, leaf) for leaf, column in enumerate(columns) for array in column}
-        return entangled(inputs, [span(array, leaf) for leaf, array in enumerate(targets)], harmless)
+    def tangled(columns: list[list[np.ndarray]], targets: list[np.ndarray], in_place: bool = True) -> bool:
+        inputs = [span(array, leaf) for leaf, column in enumerate(columns) for array in column]
+        return entangled(inputs, [span(array, leaf) for leaf, array in enumerate(targets)], in_place=in_place)
 
     assert not tangled([[a, a], [b, b]], [a, b])
     assert not tangled([[a, b], [a, b]], [c, memory[15:]])
     assert tangled([[a, a], [b, b]], [b, c])
     assert tangled([[a, a], [b, b]], [c, memory[4:9]])
     assert tangled([[a, a], [b, b]], [c, memory[12:17]])
-    assert not tangled([[a, a]], [memory[3:8]])
-    assert tangled([[a, a]], [memory[3:8]], same_place)
-    assert not tangled([[a, a]], [a], same_place)
-    assert tangled([[a, a]], [a], nowhere)
+    assert tangled([[a, a], [b, a]], [a, b])
+    assert tangled([[a, a]], [memory[3:8]])
+    assert not tangled([[a, a]], [a])
+    assert tangled([[a, a]], [a], in_place=False)
     assert not tangled([[a], [a[:0]]], [a, a[:0]])
-    assert entangled([], [Span(0, 20, 0), Span(0, 20, 0)], same_leaf)
-    assert entangled([Span(0, 100, 0), Span(20, 40, 1)], [Span(40, 60, 2)], same_place)
+    assert entangled([], [Span(0, 20, 0), Span(0, 20, 0)], in_place=True)
+    assert entangled([Span(0, 100, 0), Span(20, 40, 1)], [Span(40, 60, 2)], in_place=True)

@@ -62,7 +62,7 @@ class Source:
 
 
 def prefetch_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "aiodist prefetch"]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("aiodist prefetch")]
 
 
 @given(st.integers(0, 20), st.integers(1, 8), st.integers(1, 8))
