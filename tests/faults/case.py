@@ -9,6 +9,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from aiodist import CollectiveMismatchError, CollectiveTimeoutError, DeadlockError, IncompleteCollectiveError, Reason
@@ -57,13 +59,7 @@ class Case:
 
     def named_lines(self) -> list[str]:
         """Return the places that the report must name, as ``file.py:line``."""
-        lines, first = inspect.getsourcelines(self.program)
-        file = inspect.getsourcefile(self.program) or ""
-        return [
-            f"{file.rpartition('/')[2]}:{number}"
-            for number, line in enumerate(lines, first)
-            if line.rstrip().endswith("# named")
-        ]
+        return _named_lines(self.program)
 
     def suspects_of(self, replicas: int) -> tuple[int, ...] | None:
         """Return whom a report blames among that many replicas: all, where the odd ones are no minority."""
@@ -77,6 +73,13 @@ class Case:
             return self.program
         shared = self.shared()
         return lambda ctx: self.program(ctx, shared)
+
+
+@cache
+def _named_lines(program: Program) -> list[str]:
+    lines, first = inspect.getsourcelines(program)
+    file = Path(program.__code__.co_filename).name
+    return [f"{file}:{number}" for number, line in enumerate(lines, first) if line.rstrip().endswith("# named")]
 
 
 CASES: list[Case] = []

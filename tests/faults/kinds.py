@@ -350,7 +350,7 @@ async def sibling_task_fails(ctx: ReplicaContext, over: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(reduce())
             if odd(ctx):
-                await asyncio.sleep(1)
+                await asyncio.sleep(0.01)
                 tasks.create_task(fail())
     over.set()
     await ctx.barrier()
@@ -383,7 +383,7 @@ async def task_cancelled_by_its_own_replica(ctx: ReplicaContext, over: asyncio.E
         await over.wait()
     task = asyncio.create_task(trainer.average(ctx, LOSS))
     if odd(ctx):
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.01)
         task.cancel()
     with suppress(asyncio.CancelledError):
         await task
