@@ -16,7 +16,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -35,11 +35,11 @@ from aiodist._runtime.current import current
 from aiodist._runtime.stacks import await_chain, is_plumbing, links
 
 T = TypeVar("T")
+R = TypeVar("R")
 NewLoop: TypeAlias = Callable[[], ControlledLoop]
 Program: TypeAlias = Callable[[NewLoop], Any]
 """What can be run again and again: given a way to make loops, it runs, and returns or raises."""
 
-_MOST_REDUCING_RUNS = 500
 _REDUCING_SECONDS = 30.0
 _MOST_LINES = 8
 _NEAR = 16
@@ -281,43 +281,43 @@ def _where(step: Step) -> str:
 
 def _reduce(program: Program, failed: Result, *, seconds: float | None) -> tuple[Result, tuple[str, ...]]:
     """Return the failure with the fewest changes that fail in the same way, and what these changes do."""
-    best = failed
-    until, left = time.monotonic() + _REDUCING_SECONDS, _MOST_REDUCING_RUNS
 
-    def fails(changes: Sequence[Change]) -> bool:
-        nonlocal best, left
-        left -= 1
-        if left < 0 or time.monotonic() > until:
-            raise StopIteration
+    def failure_of(changes: Sequence[Change]) -> Result | None:
         result = run(program, Replayed(changes), seed=failed.schedule.seed, seconds=seconds)
-        same = result.error is not None and result.kind == failed.kind
-        if same:
-            best = result
-        return same
+        return result if result.error is not None and result.kind == failed.kind else None
 
-    minimise(failed.schedule.changes, fails)
+    best = minimise(failed.schedule.changes, failure_of) or failed
     again = replay(program, best.schedule, seconds=seconds)
     if again.failure is None or again.failure.kind != failed.kind:
         return best, ()  # the program is not the same each time: threads, sockets, a clock
     return again.failure, again.changes
 
 
-def minimise(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
-    """Return a part of items that fails, and of which no single item can be left out; they fail together.
+def minimise(items: Sequence[T], failure_of: Callable[[Sequence[T]], R | None], *, runs: int = 500) -> R | None:
+    """Return the failure of a part of items of which no single item can be left out; None where only all of them fail.
 
-    Large pieces are left out first, as in delta debugging (Zeller and Hildebrandt, 2002). Where `fails` raises
-    `StopIteration`, what has been found until then counts.
+    Large pieces are left out first, as in delta debugging (Zeller and Hildebrandt, 2002). After half a minute, or that
+    many runs, the failure of the smallest part that has been found counts.
+
+    Args:
+        items: what fails together.
+        failure_of: runs a part of them, and returns how it failed, or None.
+        runs: how many parts are run at most.
     """
-    found, size = list(items), (len(items) + 1) // 2
-    with suppress(StopIteration):
-        while size and len(found) > 1:
-            before, begin = len(found), 0
-            while begin < len(found):
-                rest = [*found[:begin], *found[begin + size :]]
-                if rest and fails(rest):
-                    found = rest
-                else:
-                    begin += size
-            if size > 1 or len(found) == before:
-                size //= 2
-    return found
+    until, best = time.monotonic() + _REDUCING_SECONDS, None
+    left, size = list(items), (len(items) + 1) // 2
+    while size and len(left) > 1:
+        before, begin = len(left), 0
+        while begin < len(left):
+            if not runs or time.monotonic() > until:
+                return best
+            rest = [*left[:begin], *left[begin + size :]]
+            runs -= bool(rest)
+            failure = failure_of(rest) if rest else None
+            if failure is not None:
+                best, left = failure, rest
+            else:
+                begin += size
+        if size > 1 or len(left) == before:
+            size //= 2
+    return best

@@ -38,7 +38,6 @@ if not hasattr(os, "fork"):
 _PATIENCE_SECONDS = 15.0
 _LOOK_SECONDS = 1.0
 _MOST_REDUCING_RUNS = 100
-_REDUCING_SECONDS = 30.0
 _HOLDER_BYTES = 8
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 
@@ -114,22 +113,12 @@ def check(
 
 def _reduced(request: Request, failed: Outcome) -> Outcome:
     """Return the outcome with the fewest changes to the default order that is like a failed one."""
-    best = failed
-    until, left = time.monotonic() + _REDUCING_SECONDS, _MOST_REDUCING_RUNS
 
-    def fails(changes: Sequence[Change]) -> bool:
-        nonlocal best, left
-        left -= 1
-        if left < 0 or time.monotonic() > until:
-            raise StopIteration
+    def failure_of(changes: Sequence[Change]) -> Outcome | None:
         outcome = run(request, Replayed(changes), silent=True)
-        same = outcome.like == failed.like
-        if same:
-            best = outcome
-        return same
+        return outcome if outcome.like == failed.like else None
 
-    minimise(Schedule.parse(failed.schedule).changes, fails)
-    return best
+    return minimise(Schedule.parse(failed.schedule).changes, failure_of, runs=_MOST_REDUCING_RUNS) or failed
 
 
 def run(request: Request, order: Order, output: IO[str] | None = None, *, silent: bool = False) -> Outcome:
