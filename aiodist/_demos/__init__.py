@@ -1,7 +1,7 @@
 """The demos of the command line: real training, and an error on purpose. Each module imports only earlier ones.
 
 - `interruption`: Ctrl-C ends a run in order.
-- `terminal`: where demos print, and a run's progress.
+- `terminal`: a run's progress.
 - `model`: the character language model, in plain NumPy.
 - `corpus`: the text that it learns.
 - `training`: data-parallel training of it.

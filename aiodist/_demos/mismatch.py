@@ -8,7 +8,7 @@ import numpy as np
 
 import aiodist
 from aiodist._demos import interruption
-from aiodist._demos.terminal import open_console
+from aiodist._tools.output import open_console, print_report
 
 SAMPLES = (3.0, 5.0, 2.7, 4.0)
 DEVICES = ("CPU:0", "CPU:1", "CPU:2", "CPU:3")
@@ -65,7 +65,7 @@ def run_mismatch() -> bool:
     if error is None:
         console.print("Nothing: the mismatch was not found. That is a bug.")
         return False
-    console.print(f"{type(error).__name__}: {error}", soft_wrap=True)
+    print_report(console, f"{type(error).__name__}: {error}")
     console.print(AFTER.format(guess=interruption.run(_corrected, strategy)), soft_wrap=True)
     return True
 

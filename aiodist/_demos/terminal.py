@@ -1,11 +1,11 @@
-"""Where demos print, and how far a run has come: a bar in a terminal, plain lines anywhere else."""
+"""How far a run has come: a bar in a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -16,25 +16,6 @@ _REFRESH_SECONDS = 0.1
 _SILENCE_SECONDS = 10.0
 _SMOOTHING = 0.95
 _LINES = 10
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> NoReturn:
-        """Tell the caller, instead of ending the process from within a replica."""
-        raise BrokenPipeError
-
-
-def open_console(*, quiet: bool = False, stderr: bool = False) -> Console:
-    """Return a console on standard output, or standard error, which prints what it is given as it is.
-
-    All commands print on it. What it can do is rich's decision: colour obeys NO_COLOR, FORCE_COLOR and TERM, and lines
-    are drawn anew on an interactive console alone.
-
-    Args:
-        quiet: it prints nothing, as on all workers but the first.
-        stderr: it is on standard error.
-    """
-    return _Console(highlight=False, markup=False, emoji=False, quiet=quiet, stderr=stderr)
 
 
 class Watch:

@@ -16,8 +16,9 @@ import aiodist
 from aiodist._demos import interruption
 from aiodist._demos.corpus import Corpus, load_topics, windows
 from aiodist._demos.model import LanguageModel
-from aiodist._demos.terminal import Watch, open_console
+from aiodist._demos.terminal import Watch
 from aiodist._demos.training import Plan, Trained, mean_times, train_on, weights_digest
+from aiodist._tools.output import open_console
 
 PROMPT = 'The "replica" statement\n***********************\n\nA replica is '
 SAMPLE = 300

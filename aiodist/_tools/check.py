@@ -109,7 +109,7 @@ def _run_check(arguments: Namespace) -> Exit:
 
 
 def _run_ranks(arguments: Namespace) -> Exit:
-    from aiodist._tools.output import console, print_json, print_report
+    from aiodist._tools.output import open_console, print_json, print_report
 
     if arguments.replicas is not None:
         raise UsageError("give --ranks or --replicas, not both")
@@ -132,7 +132,7 @@ def _run_ranks(arguments: Namespace) -> Exit:
     elif checked.outcome.kind == "agreed":
         print(checked.text)
     else:
-        print_report(console(), checked.text)
+        print_report(open_console(), checked.text)
     codes = {"agreed": Exit.DONE, "disagreed": Exit.FAILED, "timeout": Exit.FAILED}
     return codes.get(checked.outcome.kind, Exit.RAISED)
 
@@ -142,7 +142,7 @@ def _progress(schedules: int) -> Iterator[Callable[[int], None]]:
     """Give a function that shows, in a terminal, the number of the schedule that runs; no thread draws it."""
     from rich.live import Live
 
-    from aiodist._demos.terminal import open_console
+    from aiodist._tools.output import open_console
 
     console = open_console(stderr=True)
     line = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
@@ -160,12 +160,12 @@ def _progress(schedules: int) -> Iterator[Callable[[int], None]]:
 
 def _print(checked: Checked, *, as_json: bool) -> None:
     from aiodist._checking import text
-    from aiodist._tools.output import console, print_json, print_report, print_table
+    from aiodist._tools.output import open_console, print_json, print_report, print_table
 
     if as_json:
         print_json(text.as_json(checked))
         return
-    out = console()
+    out = open_console()
     if checked.exploration.failure is not None:
         print_report(out, text.failure_text(checked))
         print_report(out, "\n".join(["", *text.schedule_lines(checked)]))

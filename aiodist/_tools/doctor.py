@@ -66,7 +66,7 @@ def add_doctor(commands: _SubParsersAction[ArgumentParser]) -> None:
 
 
 def _run(arguments: Namespace) -> Exit:
-    from aiodist._tools.output import console, print_json, print_table
+    from aiodist._tools.output import open_console, print_json, print_table
 
     sections = {"this machine": [*this_machine()], "GPUs": [*gpu_rows()], "several workers": [*workers()]}
     rows = [row for section in sections.values() for row in section]
@@ -75,7 +75,7 @@ def _run(arguments: Namespace) -> Exit:
         found = {title: {row.name: asdict(row) for row in section} for title, section in sections.items()}
         print_json({"ok": not missing, "sections": found})
         return Exit.FAILED if missing else Exit.DONE
-    out = console()
+    out = open_console()
     out.print(f"aiodist {aiodist.__version__} on Python {platform.python_version()} ({platform.machine()})")
     columns = 3 if any(row.remedy for row in rows) else 2
     cells = [(row.name, row.value, row.remedy or "")[:columns] for row in rows]

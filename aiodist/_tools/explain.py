@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +38,7 @@ def add_explain(commands: _SubParsersAction[ArgumentParser]) -> None:
 
 
 def _run_explain(arguments: Namespace) -> Exit:
+    from aiodist._tools.output import open_console, print_json, print_report
     from aiodist._torch.dumps import DumpError, read_all
     from aiodist._torch.explain import explain
 
@@ -47,7 +47,9 @@ def _run_explain(arguments: Namespace) -> Exit:
     except DumpError as error:
         raise UsageError(str(error)) from error
     if arguments.json:
-        print(json.dumps(found.to_dict(), indent=2))
-    else:
+        print_json(found.to_dict())
+    elif found.report is None:
         print(found)
+    else:
+        print_report(open_console(), str(found))
     return Exit.DONE if found.report is None else Exit.FAILED

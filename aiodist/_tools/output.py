@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from aiodist._demos.terminal import open_console
-
 _WIDE = 200
 
 
-def console() -> Console:
-    """Return the console of a command; a pipe has no width, so its lines may be long."""
-    found = open_console()
+class _Console(Console):
+    def on_broken_pipe(self) -> NoReturn:
+        """Tell the caller, instead of ending the process from within a replica."""
+        raise BrokenPipeError
+
+
+def open_console(*, quiet: bool = False, stderr: bool = False) -> Console:
+    """Return a console on standard output, or standard error, which prints what it is given as it is.
+
+    What it can do is rich's decision: colour obeys NO_COLOR, FORCE_COLOR and TERM, and lines are drawn anew on an
+    interactive console alone. A pipe has no width, so its lines may be long.
+
+    Args:
+        quiet: it prints nothing, as on all workers but the first.
+        stderr: it is on standard error.
+    """
+    found = _Console(highlight=False, markup=False, emoji=False, quiet=quiet, stderr=stderr)
     if not found.is_terminal:
         found.width = _WIDE
     return found

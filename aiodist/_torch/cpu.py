@@ -89,6 +89,7 @@ class _Stream:
     def _do_nothing(self, *_: Any) -> None:
         """Nothing: there is nothing to wait for."""
 
+    is_capturing = _do_nothing
     synchronize = wait = wait_stream = wait_event = record_event = _do_nothing
 
 
@@ -124,6 +125,7 @@ class Door:
             **dict.fromkeys(_ZERO.split(), 0),
             "device_count": self._count,
             "stream": nullcontext(),
+            "current_stream": partial(_Stream),
         }
         cuda = {
             "current_device": index,
@@ -136,7 +138,6 @@ class Door:
             "mem_get_info": (_MEMORY, _MEMORY),
             "memory_summary": "",
             "memory_stats": {},
-            "current_stream": partial(_Stream),
             "default_stream": partial(_Stream),
             "Stream": _Stream,
             "Event": _Event,

@@ -273,6 +273,13 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         own = _list(inputs)
         return self._post("gather", own, own, _list(outputs), root=_root(opts))
 
+    def gather_single(self, output: Tensor, own: Tensor, opts: Any = None) -> RankWork:
+        """Give the root all ranks' tensors, as one."""
+        outputs = self._cut(output) if self.rank() == _root(opts) else ()
+        return self._post("gather", [own], [own], outputs, root=_root(opts), result=[output])
+
+    gather_into_tensor = gather_single
+
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> RankWork:  # noqa: ARG002
         """Give every rank one of the root's tensors."""
         own = _list(outputs)

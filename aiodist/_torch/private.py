@@ -11,7 +11,7 @@ import sys
 from importlib import import_module
 from typing import Any, Final
 
-TRIED: Final = ("2.13",)
+TRIED: Final = ("2.13", "2.15")
 """The versions of torch that this was tried with."""
 
 

@@ -26,7 +26,9 @@ from typing import Any
 from aiodist._torch.private import OF_EACH_RANK, torch
 from aiodist._torch.ranks import Ranks
 
-_SHARED = frozenset(sys.stdlib_module_names) | {"torch", "aiodist", "aiodist_kernels", "functorch", "torchgen"}
+_OF_TORCH = "torch functorch torchgen triton sympy mpmath networkx jinja2 markupsafe fsspec filelock typing_extensions"
+_SHARED = frozenset([*sys.stdlib_module_names, "aiodist", "aiodist_kernels", *_OF_TORCH.split()])
+"""Packages that ranks share; torch's own imports some only when a rank needs them, and keeps what it finds there."""
 _LOCKS: dict[str, Any] = importlib._bootstrap._module_locks  # type: ignore[attr-defined]  # noqa: SLF001
 """A module's lock while it is imported. A rank that waits for others in the middle of that keeps it to itself."""
 _ATTRIBUTES: tuple[tuple[Any, str], ...] = (

@@ -170,7 +170,7 @@ class _Run:
             f"rank {each}: {type(other).__name__}: {other}" for each, other in errors.items() if each not in alike
         ]
         report = None
-        if ("CUDA" in text or "accelerator" in text) and not self.request.cpu:
+        if any(word in text for word in ("CUDA", "NVIDIA", "accelerator")) and not self.request.cpu:
             lines.append("With --cpu, CUDA devices are taken for the CPU.")
         if self.job.error is not None:
             lines.append(self.job.error.report.text)

@@ -112,11 +112,10 @@ def _new_group(
     backend: Any,
     store: Any,
     group_name: str,
-    backend_options: Any = None,  # noqa: ARG001
-    timeout: Any = None,  # noqa: ARG001
+    *_: Any,  # options and time limits of backends
     pg_tag: str | None = None,
-    device_id: Any = None,  # noqa: ARG001
     group_desc: str | None = None,
+    **__: Any,
 ) -> tuple[Any, Any]:
     """Make a process group, as `_new_process_group_helper` does; that has the meaning of each argument."""
     found = private.existing_group(pg_tag, list(ranks))

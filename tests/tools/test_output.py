@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 
 from aiodist._core.text import duration, size
 from aiodist._tools.cli import build_parser
-from tests.tools.command import environment, in_terminal
+from tests.tools.command import environment, exit_code
+from tests.torch.recorded import Job
 
 
 def test_times_and_sizes_have_three_digits() -> None:
@@ -46,16 +48,55 @@ def test_options_mean_the_same_in_every_command() -> None:
     assert {"--replicas", "--workers", "--ranks", "--seed", "--json"} <= set(meanings)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="terminals are POSIX here")
-@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
-def test_terminal_gets_colour_unless_it_must_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str], coloured: bool
-) -> None:
+PROGRAM = """
+import asyncio, aiodist
+
+async def parts():
+    ctx = aiodist.get_replica_context()
+    await ctx.all_reduce("SUM" if ctx.replica_id_in_sync_group else "MAX", 1.0)
+
+if __name__ == "__main__":
+    try:
+        with aiodist.trace("run.json"):
+            asyncio.run(aiodist.MirroredStrategy(["CPU:0", "CPU:1"]).run(parts))
+    except aiodist.CollectiveError:
+        pass
+"""
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return commands that print a report."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "program.py").write_text("def fails():\n    raise LookupError\n")
-    ended = in_terminal(["check", "program.py:fails"], variables=variables)
-    assert "LookupError" in ended.output
-    assert ("\x1b[1;31m" in ended.output) is coloured
+    (tmp_path / "program.py").write_text(PROGRAM)
+    runpy.run_path("program.py", run_name="__main__")
+    job = Job(2)
+    job.call(0, "barrier")
+    (tmp_path / "dumps").mkdir()
+    job.write(tmp_path / "dumps")
+    return ["check program.py:parts -n 2", "explain dumps", "demo mismatch", "trace show run.json"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "coloured"),
+    [({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False), ({}, False)],
+)
+def test_reports_are_coloured_unless_they_must_not_be(
+    commands: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    variables: dict[str, str],
+    coloured: bool,
+) -> None:
+    for name in ("FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm-256color", **variables}.items():
+        monkeypatch.setenv(name, value)
+    for command in commands:
+        exit_code(*command.split())
+        said = capsys.readouterr().out
+        assert "collective #" in said, command
+        assert ("\x1b[1;31m" in said) is coloured, command
 
 
 @pytest.mark.skipif(importlib.util.find_spec("argcomplete") is None, reason="argcomplete is not installed")

@@ -33,6 +33,10 @@ VALUES = {
         parts = [torch.zeros(2) for _ in range(size)] if rank == 1 else None
         dist.gather(torch.full((2,), float(rank)), parts, dst=1)
         assert parts is None or torch.stack(parts).tolist() == [[0, 0], [1, 1], [2, 2]]
+        if hasattr(dist, "gather_single"):  # of torch 2.15
+            whole = torch.zeros(size * 2) if rank == 1 else None
+            dist.gather_single(torch.full((2,), float(rank)), whole, dst=1)
+            assert whole is None or whole.tolist() == [0, 0, 1, 1, 2, 2]
         uneven = [torch.zeros(n + 1) for n in range(size)]
         dist.all_gather(uneven, torch.ones(rank + 1))
         assert [part.tolist() for part in uneven] == [[1], [1, 1], [1, 1, 1]]

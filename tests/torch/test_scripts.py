@@ -66,6 +66,9 @@ RIGHT = {
         things = [None] * size
         dist.all_gather_object(things, keeper.Thing())
         assert all(type(thing) is keeper.Thing for thing in things)
+        import sympy  # torch's own, and some versions of torch do not load it before a rank needs it
+        dist.all_gather_object(things, id(sympy))
+        assert len(set(things)) == 1
     """,
     "objects of the script's own classes": """
         class Thing:

@@ -53,14 +53,14 @@ def _read(arguments: Namespace) -> TraceFile:
 
 
 def _show(arguments: Namespace) -> Exit:
-    from aiodist._tools.output import console, print_json
+    from aiodist._tools.output import open_console, print_json
     from aiodist._tools.trace.summary import as_json, show
 
     trace = _read(arguments)
     if arguments.json:
         print_json(as_json(trace))
     else:
-        show(trace, console())
+        show(trace, open_console())
     return Exit.DONE
 
 
