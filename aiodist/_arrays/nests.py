@@ -41,7 +41,11 @@ def flatten(value: Any) -> tuple[list[Any], Structure]:
 def flatten_with_none(value: Any) -> tuple[list[Any], Structure]:
     """Return the leaves and the structure of a nest in which None is a leaf, as it is in arguments and results."""
     leaves, structure = optree.tree_flatten(value, none_is_leaf=True, namespace=NAMESPACE)
-    return flatten_with_none(value) if _register_dicts_in(leaves) else (leaves, structure)
+    for leaf in leaves:
+        if isinstance(leaf, dict):
+            _register_dicts_in(leaves)
+            return flatten_with_none(value)
+    return leaves, structure
 
 
 def register_dicts(value: Any) -> bool:

@@ -172,34 +172,49 @@ def _formatted(component: Any, spec: str) -> str:
 
 
 def select_replica(replica_id: int, value: Any, num_replicas: int) -> Any:
-    """Return what one replica gets of ``value``: per-replica values at any depth give their component.
+    """Return what one replica gets of ``value``; see `split`."""
+    return split(value, num_replicas)[replica_id]
+
+
+def split(value: Any, num_replicas: int) -> Sequence[Any]:
+    """Return what each replica gets of ``value``: per-replica values at any depth give their components.
 
     A nest that holds none is passed as it is, the object itself.
 
     Raises:
         ValueError: a per-replica value has another number of components than there are replicas.
     """
+    if isinstance(value, DistributedValues):
+        return _components(value, num_replicas)
+    if value is None or type(value) is np.ndarray:
+        return (value,) * num_replicas
     leaves, structure = nests.flatten_with_none(value)
-    if not any(isinstance(leaf, DistributedValues) for leaf in leaves):
-        return value
-    return nests.unflatten(structure, (_component(replica_id, leaf, num_replicas) for leaf in leaves))
+    for leaf in leaves:
+        if isinstance(leaf, DistributedValues):
+            break
+    else:
+        return (value,) * num_replicas
+    repeated = [
+        _components(leaf, num_replicas) if isinstance(leaf, DistributedValues) else (leaf,) * num_replicas
+        for leaf in leaves
+    ]
+    return [nests.unflatten(structure, row) for row in zip(*repeated, strict=True)]
 
 
-def _component(replica_id: int, leaf: Any, num_replicas: int) -> Any:
-    if not isinstance(leaf, DistributedValues):
-        return leaf
-    if len(leaf.values) != num_replicas:
+def _components(value: DistributedValues[Any], num_replicas: int) -> tuple[Any, ...]:
+    if len(value.values) != num_replicas:
         raise ValueError(
             f"expected a per-replica value with {num_replicas} components, one for each replica, "
-            f"got a {type(leaf).__name__} with {len(leaf.values)}"
+            f"got a {type(value).__name__} with {len(value.values)}"
         )
-    return leaf.values[replica_id]
+    return value.values
 
 
 def _result(components: tuple[Any, ...]) -> Any:
     first = components[0]
-    own = isinstance(first, _ALWAYS_OWN) or is_foreign(first)
-    return PerReplica(components) if own or any(one is not first for one in components) else first
+    if type(first) is np.ndarray or isinstance(first, _ALWAYS_OWN) or is_foreign(first):
+        return PerReplica(components)
+    return PerReplica(components) if any(one is not first for one in components) else first
 
 
 def regroup(
@@ -223,13 +238,16 @@ def regroup(
     Raises:
         ValueError: the structures differ. The error has the values: ``error.values``, one a replica.
     """
-    if len(values) == 1 or all(value is None for value in values):
-        return values[0]
-    columns, structures = zip(*(nests.flatten_with_none(value) for value in values), strict=True)
-    first = structures[0]
-    if any(structure != first for structure in structures):
+    first = values[0]
+    if len(values) == 1 or (first is None and all(value is None for value in values)):
+        return first
+    if type(first) is np.ndarray and all(type(value) is np.ndarray for value in values):
+        return of_leaf(tuple(values))
+    flat = [nests.flatten_with_none(value) for value in values]
+    columns, structures = [leaves for leaves, _ in flat], [structure for _, structure in flat]
+    if structures.count(structures[0]) < len(structures):
         raise _different_structures(values, structures, what, range(len(values)) if replicas is None else replicas)
-    return nests.unflatten(first, map(of_leaf, zip(*columns, strict=True)))
+    return nests.unflatten(structures[0], map(of_leaf, zip(*columns, strict=True)))
 
 
 def regroup_arguments(values: Sequence[Any], replicas: Sequence[int]) -> Any:
@@ -237,8 +255,9 @@ def regroup_arguments(values: Sequence[Any], replicas: Sequence[int]) -> Any:
 
     def argument(components: tuple[Any, ...]) -> Any:
         first = components[0]
-        same = type(first) in (str, bytes) and all(type(one) is type(first) and one == first for one in components)
-        return first if same else _result(components)
+        if type(first) in (str, bytes) and all(type(one) is type(first) and one == first for one in components):
+            return first
+        return _result(components)
 
     return regroup(values, "merge_call arguments", replicas, argument)
 

@@ -86,6 +86,8 @@ def initial_array(value: Any, dtype: Any) -> Array:
 
 def converted(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> Array:
     """Return a value that is assigned, as an array of the variable's shape and dtype; it may be the value itself."""
+    if type(value) is np.ndarray and value.shape == shape and value.dtype is dtype:
+        return value
     what = f"the variable {name!r}"
     given = _as_array(value, what)
     if given.shape != shape:

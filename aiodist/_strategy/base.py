@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from aiodist._arrays import nests
 from aiodist._arrays.options import CommunicationOptions
-from aiodist._arrays.values import DistributedValues, check_awaited, regroup, regroup_data, select_replica
+from aiodist._arrays.values import check_awaited, regroup, regroup_data, split
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.recorder import RecordedRuns, Recorder
 from aiodist._runtime import requests as arguments
@@ -23,8 +23,8 @@ from aiodist._runtime.scheduler import Call, Run, new_standing_run, run_replicas
 from aiodist._strategy import creation
 from aiodist._strategy.cluster import ClusterSettings
 from aiodist._strategy.extended import StrategyExtended, bind
-from aiodist._strategy.operands import gathering, reduction
-from aiodist._strategy.reductions import combine
+from aiodist._strategy.operands import Operation, gathering, reduction
+from aiodist._strategy.reductions import Combination
 from aiodist._strategy.scope import (
     HasReplicas,
     Replicas,
@@ -170,11 +170,12 @@ class Strategy(HasReplicas):
             )
         args, kwargs = arguments.call_arguments(args, kwargs)
         size = self._replicas.local
+        of_args, of_kwargs = [split(value, size) for value in args], [split(value, size) for value in kwargs.values()]
         return [
             (
                 fn,
-                tuple([select_replica(place, value, size) for value in args]),
-                {name: select_replica(place, value, size) for name, value in kwargs.items()},
+                tuple([each[place] for each in of_args]),
+                dict(zip(kwargs, [each[place] for each in of_kwargs], strict=True)),
             )
             for place in range(size)
         ]
@@ -220,12 +221,8 @@ class Strategy(HasReplicas):
                 PRODUCT on several replicas.
         """
         require_cross_replica(self, "strategy.reduce")
-        op = arguments.reduce_op(reduce_op, value)
-        if not isinstance(value, DistributedValues):
-            arguments.check_not_all_none(value, 3)
-        operation = reduction(op, axis, replicas_here(self), self._extended.communication_options.accumulate)
-        (result,) = await combine(operation, [value], self._extended.devices)
-        return result
+        op, accumulate = arguments.reduce_op(reduce_op, value), self._extended.communication_options.accumulate
+        return await self._reduced(reduction(op, axis, replicas_here(self), accumulate), value)
 
     async def gather(self, value: Any, axis: int) -> Any:
         """Concatenate the components of a per-replica value along an axis, in replica order.
@@ -245,9 +242,13 @@ class Strategy(HasReplicas):
             ValueError: the axis is out of range, or the components differ in more than their size along it.
         """
         require_cross_replica(self, "strategy.gather")
-        if not isinstance(value, DistributedValues):
-            arguments.check_not_all_none(value, 3)
-        (result,) = await combine(gathering(axis, replicas_here(self)), [value], self._extended.devices)
+        return await self._reduced(gathering(axis, replicas_here(self)), value)
+
+    async def _reduced(self, operation: Operation, value: Any) -> Any:
+        combination = Combination(operation, [value], self._extended.devices)
+        if not combination.operands:
+            arguments.check_not_all_none(value, 4)
+        (result,) = combination.rebuilt(await combination.results(combination.operands))
         return result
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
@@ -263,11 +264,7 @@ class Strategy(HasReplicas):
         return self._components(value)
 
     def _components(self, value: Any) -> tuple[Any, ...]:
-        value = as_distributed(value)
-        size = components_here(self)
-        if isinstance(value, DistributedValues) and len(value.values) == size:
-            return value.values
-        return tuple(select_replica(replica_id, value, size) for replica_id in range(size))
+        return tuple(split(as_distributed(value), components_here(self)))
 
     # Data.
 
@@ -481,8 +478,7 @@ def _my_parts(share: Share, batches: Sequence[Any]) -> Any:
     parts = cut(batch, share.replicas)
     if len(share.mine) == share.replicas:
         return parts
-    mine = [select_replica(replica_id, parts, share.replicas) for replica_id in share.mine]
-    return regroup_data(mine, "batches", share.mine)
+    return regroup_data([*split(parts, share.replicas)[share.mine.start : share.mine.stop]], "batches", share.mine)
 
 
 def _refuse_inside_replica() -> None:

@@ -14,7 +14,7 @@ from anyio.lowlevel import checkpoint
 from aiodist._arrays.devices import resolve
 from aiodist._arrays.host import Array, ArrayLike
 from aiodist._arrays.options import CommunicationOptions
-from aiodist._arrays.values import DistributedValues, regroup, select_replica
+from aiodist._arrays.values import DistributedValues, regroup, split
 from aiodist._core.call import OrderCheck
 from aiodist._core.errors import ReplicaContextError
 from aiodist._runtime import requests as arguments
@@ -84,9 +84,8 @@ class Update:
 
     async def make(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Call a function on each component, with its part of the arguments."""
-        size = len(self.components)
-        for replica_id in range(size):
-            own_args, own_kwargs = select_replica(replica_id, (list(args), dict(kwargs)), size)
+        each = split((list(args), dict(kwargs)), len(self.components))
+        for replica_id, (own_args, own_kwargs) in enumerate(each):
             result = fn(VariableComponent(self._variable, self.components, replica_id), *own_args, **own_kwargs)
             self.results.append(await result if inspect.isawaitable(result) else result)
         self._check_unchanged()

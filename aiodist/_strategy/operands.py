@@ -89,7 +89,12 @@ def reduction(op: ReduceOp, axis: Any, replicas: Sequence[int], accumulate: Accu
     def operand(leaf: Any) -> Operand | None:
         if leaf is None:
             return None
-        shapes, dtypes, mark, arrays = _described(_components(op, as_distributed(leaf), replicas), replicas)
+        components = _components(op, as_distributed(leaf), replicas)
+        if axis is None and _are_arrays_alike(components):
+            first = components[0]
+            check_reducible(op, first.dtype, LeafType.NUMPY_ARRAY)
+            return Operand(components, first.shape, first.dtype, LeafType.NUMPY_ARRAY)
+        shapes, dtypes, mark, arrays = _described(components, replicas)
         if axis is None:
             _check_same("shape", shapes, replicas)
             _check_same("dtype", dtypes, replicas)
@@ -169,15 +174,22 @@ def _components(op: ReduceOp | None, leaf: Any, replicas: Sequence[int]) -> Sequ
     return [leaf]
 
 
+def _are_arrays_alike(parts: Sequence[Any]) -> bool:
+    """Return whether leaves are NumPy arrays of one shape and dtype, the commonest: nothing is left to describe."""
+    first = parts[0]
+    if type(first) is not np.ndarray:
+        return False
+    shape, dtype = first.shape, first.dtype
+    for part in parts:
+        if type(part) is not np.ndarray or part.dtype is not dtype or part.shape != shape:
+            return False
+    return bool(dtype.isnative)
+
+
 def _described(
     parts: Sequence[Any], replicas: Sequence[int]
 ) -> tuple[Sequence[Any], Sequence[Any], LeafMark, Sequence[Any]]:
     """Return shapes, dtypes, the mark, and what takes part of each; all in this machine's byte order."""
-    first = parts[0]
-    if type(first) is np.ndarray:  # the commonest leaves, at less than half the price
-        shape, dtype, count = first.shape, first.dtype, len(parts)
-        if dtype.isnative and all([type(x) is np.ndarray and x.dtype is dtype and x.shape == shape for x in parts]):  # noqa: C419
-            return [shape] * count, [dtype] * count, LeafType.NUMPY_ARRAY, parts
     columns: list[Sequence[Any]] = list(zip(*map(describe_leaf, parts), strict=True))
     shapes, dtypes, marks, arrays = columns
     _check_same("type", marks, replicas)

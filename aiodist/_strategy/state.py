@@ -189,20 +189,24 @@ class State:
     def assign_outside(self, method: str, value: Any) -> None:
         """Assign outside of replicas, at once; see `Variable.assign`."""
         self.settle()
-        size = len(self.present())
-        if self.mirrored and self.sharing is not None:
+        mirrored, size = self.mirrored, len(self.present())
+        if mirrored and self.sharing is not None:
             self._check_assignable(method, value)
-        if isinstance(value, DistributedValues) and len(value.values) != size:
-            raise ValueError(
-                f"the variable {self.spec.name!r} has {size} components, one for each replica, got a "
-                f"{type(value).__name__} with {len(value.values)}"
-            )
-        if isinstance(value, Mirrored):
-            value = value.values[0]  # a copy for each replica of one value, not what each of them would assign
+        if isinstance(value, DistributedValues):
+            if len(value.values) != size:
+                raise ValueError(
+                    f"the variable {self.spec.name!r} has {size} components, one for each replica, got a "
+                    f"{type(value).__name__} with {len(value.values)}"
+                )
+            if isinstance(value, Mirrored):
+                value = value.values[0]  # a copy for each replica of one value, not what each of them would assign
+        if mirrored and not isinstance(value, DistributedValues):
+            self._update_all(method, self.converted(value))
+            return
         each = [self.converted(v) for v in (value.values if isinstance(value, DistributedValues) else (value,))]
         share = None if self.strategy is None else replicas_of(self.strategy).share
         first = 0 if share is None else share.mine.start
-        if self.mirrored:
+        if mirrored:
             self._update_all(method, aggregate(self.spec.aggregation, each, self.spec.name, first=first))
             return
         if method != "assign":
