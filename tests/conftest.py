@@ -8,6 +8,7 @@ import gc
 import importlib.util
 import os
 import signal
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -133,7 +134,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Watch what runners clean up; let Ctrl-C reach the programs that tests start, also where it does not reach these.
 
     A shell lets what it starts in the background ignore it, and children inherit that.
+
+    Bytecode is kept, whatever the environment says: hundreds of programs would each compile all of aiodist.
     """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     asyncio.runners._cancel_all_tasks = _watch_then_cancel  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]

@@ -26,7 +26,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     return outcomes_of("tests.gpu.stand_in", LD_LIBRARY_PATH=str(folder))
 
 
-@pytest.mark.timeout(180)  # the first of them waits for the process
+@pytest.mark.timeout(600)  # the first of them waits for the process
 @pytest.mark.parametrize("job", stand_in.jobs())
 def test_driver_room_works_on_a_stand_in(job: str, outcomes: Outcomes) -> None:
     pass_or_fail(outcomes[job])

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from sybil import Document, Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 
-from tests.project.paths import run_python
+from tests.project.paths import run_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,7 +70,7 @@ def run_command(folder: Path, example: Example) -> str | None:
     command, _, expected = example.parsed.partition("\n")
     dollar, python, *arguments = shlex.split(command)
     assert (dollar, python) == ("$", "python"), f"an example runs Python, not {command!r}"
-    printed = run_python(arguments, folder)
+    printed = run_program(arguments, folder)
     return None if matches(expected, printed) else f"expected:\n{expected}\nprinted:\n{printed}"
 
 

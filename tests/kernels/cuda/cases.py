@@ -12,7 +12,7 @@ from aiodist_kernels.cuda.forms import DIRECT_COUNTS, Form, form_for
 from aiodist_kernels.rules import Rule, rule_for
 from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, COMPLEX, FLOATS
-from tests.kernels.test_reduce import DEFINED
+from tests.kernels.test_reduce import COMPILED, DEFINED
 
 ANY_COUNTS = (1, 5, 9, 10, 17, 20)
 """Numbers of buffers that the kernel for any number serves: below, at and beyond one and two unrolled steps."""
@@ -46,7 +46,11 @@ CASES = [
     *[Case(op, dtype, "float64") for op in WIDENED for dtype in (*FLOATS[:3], COMPLEX[0])],
 ]
 
-BY_NAME = {str(case): case for case in CASES}
+SOME_CASES = [
+    *[Case(op, dtype, "native") for op, dtype in COMPILED],
+    *[Case(ReduceOp.SUM, dtype, "float64") for dtype in (*FLOATS[:3], COMPLEX[0])],
+    Case(ReduceOp.MEAN, BFLOAT16, "float64"),
+]
 
 ONE_OF_EACH_LAYOUT = [
     Case(ReduceOp.SUM, np.dtype(np.float32), "native"),

@@ -12,23 +12,14 @@ import pytest
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.cuda.compiled import PTX_VERSION, Program, compile_form
 from aiodist_kernels.cuda.forms import Form, copying, form_for
-from aiodist_kernels.rules import components
+from aiodist_kernels.rules import Recipe, components
 from tests.kernels.cuda import ptx_machine
-from tests.kernels.cuda.cases import CASES, ONE_OF_EACH_LAYOUT, Case
+from tests.kernels.cuda.cases import ONE_OF_EACH_LAYOUT, SOME_CASES, Case
 from tests.kernels.cuda.memory import Reduction, address, copy_of, direct_arguments, pack, reduction
 from tests.kernels.cuda.ptx_text import assemble, check_text, may_be_fused
 
 CAPABILITIES = [(8, 0), (9, 0)]
 BLOCKS, THREADS = 2, 3
-
-
-def every_kernel() -> list[tuple[Case, Form, int]]:
-    """List each kernel once, whatever how many reductions it serves, with one of these and a number of buffers."""
-    found: dict[Form, tuple[Case, Form, int]] = {}
-    for case in CASES:
-        for form, count in case.forms():
-            found.setdefault(form, (case, form, count))
-    return list(found.values())
 
 
 def some_kernels() -> list[tuple[Case, Form, int, tuple[int, int]]]:
@@ -37,13 +28,12 @@ def some_kernels() -> list[tuple[Case, Form, int, tuple[int, int]]]:
     Forms, numbers of buffers and capabilities take turns.
     """
     turns = itertools.cycle([(turn, CAPABILITIES[turn % 2]) for turn in range(11)])
-    chosen = []
-    for _, group in itertools.groupby(every_kernel(), key=lambda kernel: kernel[0]):
-        kernels = list(group)
-        turn, capability = next(turns)
-        chosen.append((*kernels[turn % len(kernels)], capability))
+    found: dict[Recipe, tuple[Case, Form, int, tuple[int, int]]] = {}
+    for case, (turn, capability) in zip(SOME_CASES, turns, strict=False):
+        forms = case.forms()
+        found.setdefault(forms[0][0].recipe, (case, *forms[turn % len(forms)], capability))
     tabled = [(case, form_for(case.rule, count, leaves=2), count) for case in ONE_OF_EACH_LAYOUT for count in (4, 17)]
-    return chosen + [(*kernel, (9, 0)) for kernel in tabled]
+    return [*found.values(), *[(*kernel, (9, 0)) for kernel in tabled]]
 
 
 def name(kernel: tuple[Case, Form, int, tuple[int, int]]) -> str:

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What benchmarks share: least times of calls that take turns, tables in Markdown, what they were measured with."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import aiodist
+from aiodist import MirroredStrategy
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+def best(calls: dict[str, Callable[[], object]], seconds: float = 0.4) -> dict[str, float]:
+    """Return the least CPU time of each call, in microseconds; calls take turns."""
+    times = dict.fromkeys(calls, float("inf"))
+    loops = {}
+    for name, call in calls.items():
+        call()
+        loops[name] = max(1, int(100e-6 / max(_time(call, 1), 1e-9)))
+    end = time.perf_counter() + seconds * len(calls)
+    rounds = 0
+    while rounds < 4 or time.perf_counter() < end:
+        rounds += 1
+        for name, call in calls.items():
+            if loops[name] > 1 or times[name] < 5e-3:
+                call()  # what ran before has taken the caches
+            times[name] = min(times[name], _time(call, loops[name]) / loops[name])
+    return {name: 1e6 * least for name, least in times.items()}
+
+
+def _time(call: Callable[[], object], loops: int) -> float:
+    start = time.process_time()
+    for _ in range(loops):
+        call()
+    return time.process_time() - start
+
+
+async def least(call: Callable[[], Awaitable[Any]], repeats: int, rounds: int = 5) -> float:
+    """Return the microseconds of one call, on the clock: the least mean over the rounds."""
+    found = []
+    for _ in range(rounds):
+        begun = time.perf_counter()
+        for _ in range(repeats):
+            await call()
+        found.append((time.perf_counter() - begun) / repeats)
+    return 1e6 * min(found)
+
+
+def cpus(count: int) -> MirroredStrategy:
+    """Return a strategy of that many replicas."""
+    return MirroredStrategy([f"CPU:{index}" for index in range(count)])
+
+
+def fresh_python(*arguments: str) -> str:
+    """Return what a fresh Python prints."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.strip()
+
+
+def in_units(nbytes: int) -> str:
+    """Return a number of bytes for a person."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.4g} {name}"
+    return f"{nbytes} B"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table."""
+    return [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def show(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table."""
+    print("", *table(head, rows), sep="\n", flush=True)
+
+
+def versions() -> str:
+    """Return what the figures were measured with."""
+    what = f"Python {platform.python_version()}, NumPy {np.__version__}, aiodist {aiodist.__version__}"
+    return f"{time.strftime('%B %Y')}; {platform.machine()}, {os.cpu_count()} cores; {what}."
