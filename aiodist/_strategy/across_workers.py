@@ -40,9 +40,9 @@ from aiodist._strategy.scope import Replicas, Share, require_all_workers
 from aiodist._strategy.state import State
 from aiodist._strategy.variable import Variable, state_of
 from aiodist._workers.bootstrap import WorkerRendezvous
-from aiodist._workers.channel import Channel
 from aiodist._workers.exchange import accumulate_of, gather_objects, moved
 from aiodist._workers.record import Found
+from aiodist._workers.session import Session
 from aiodist._workers.team import Move, Pending, Settings, Team
 from aiodist._workers.transport import Steps
 
@@ -307,7 +307,7 @@ def _call(kind: str, operation: Operation, operands: Sequence[Operand]) -> Call:
 
 
 def _move(
-    operation: Operation, operands: Sequence[Operand], team: Team, channel: Channel, found: Found
+    operation: Operation, operands: Sequence[Operand], team: Team, session: Session, found: Found
 ) -> Steps[Sequence[Any]]:
     """Return the results of operands, once all workers have agreed on them."""
     if not operands:
@@ -316,15 +316,15 @@ def _move(
     if op is not None and operands[0].axes is not None:  # an axis holds for every leaf
         # Each component is reduced along its axes here; what comes of them is folded in the order of all replicas.
         own = [parts_along(op, operand, accumulate_of(found)) for operand in operands]
-        told = yield from gather_objects(channel.communicator, own)
+        told = yield from gather_objects(session.communicator, own)
         columns = [[part for worker in told for part in worker[i]] for i in range(len(operands))]
         return [combine_parts(op, operand, column) for operand, column in zip(operands, columns, strict=True)]
-    result = yield from _moved(team, channel, operation.collective(operands), values_of(operands), found)
+    result = yield from _moved(team, session, operation.collective(operands), values_of(operands), found)
     return [result] if len(operands) == 1 else result
 
 
-def _moved(team: Team, channel: Channel, collective: Collective, values: Sequence[Any], found: Found) -> Steps[Any]:
-    return moved(channel, team.plans, collective, values, found, team.threads)
+def _moved(team: Team, session: Session, collective: Collective, values: Sequence[Any], found: Found) -> Steps[Any]:
+    return moved(session, team.plans, collective, values, found, team.threads)
 
 
 # Variables.
@@ -343,9 +343,9 @@ def _call_of(state: State, kind: str, subject: str | None, name: str | None) -> 
     return Call(kind, subject=subject, name=name, shapes=shapes, dtypes=dtypes, arrays=("array",))
 
 
-def _create(team: Team, state: State, value: Array, channel: Channel, found: Found) -> Steps[None]:
+def _create(team: Team, state: State, value: Array, session: Session, found: Found) -> Steps[None]:
     local = team.layout.local
-    result = yield from _moved(team, channel, _broadcast(state), [value] * local, found)
+    result = yield from _moved(team, session, _broadcast(state), [value] * local, found)
     state.put([frozen(result)] * local)
 
 
@@ -374,8 +374,8 @@ def _digest(value: Array) -> Array:
     return np.frombuffer(found, np.uint8)
 
 
-def _compare(team: Team, name: str, components: Sequence[Array], channel: Channel, found: Found) -> Steps[None]:
-    digests = yield from _moved(team, channel, _OF_DIGESTS, _digests(components), found)
+def _compare(team: Team, name: str, components: Sequence[Array], session: Session, found: Found) -> Steps[None]:
+    digests = yield from _moved(team, session, _OF_DIGESTS, _digests(components), found)
     _check_equal(digests, partial(update_differs, name))
 
 
@@ -399,5 +399,5 @@ async def _fill_up(team: Team, batches: Sequence[Any]) -> Sequence[Any]:
     return batches or next([found] for has_batch, found in patterns if has_batch)
 
 
-def _gather(own: Any, channel: Channel, found: Found) -> Steps[list[Any]]:  # noqa: ARG001  (nothing is accumulated)
-    return (yield from gather_objects(channel.communicator, own))
+def _gather(own: Any, session: Session, found: Found) -> Steps[list[Any]]:  # noqa: ARG001  (nothing is accumulated)
+    return (yield from gather_objects(session.communicator, own))

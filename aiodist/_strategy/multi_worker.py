@@ -23,9 +23,9 @@ from aiodist._strategy.cluster import ClusterSettings
 from aiodist._strategy.extended import StrategyExtended, Update, new_extended
 from aiodist._strategy.operands import Operation, gathering, reduction
 from aiodist._strategy.scope import HasReplicas, replicas_here, replicas_of, require_cross_replica
-from aiodist._workers.channel import Channel
 from aiodist._workers.exchange import Moving
 from aiodist._workers.record import Found
+from aiodist._workers.session import Session
 from aiodist._workers.span import RunSpan
 from aiodist._workers.team import Pending, Team
 from aiodist._workers.transport import Steps
@@ -274,10 +274,10 @@ def _as_method(doing: Coroutine[Any, Any, Any]) -> CoroutineType[Any, Any, Any]:
     return cast("CoroutineType[Any, Any, Any]", doing)
 
 
-def _open(team: Team, channel: Channel, found: Found) -> Steps[tuple[int, Any, int]]:  # noqa: ARG001  (nothing is added up)
+def _open(team: Team, session: Session, found: Found) -> Steps[tuple[int, Any, int]]:  # noqa: ARG001  (nothing is added up)
     """Choose the channel of a run; return its number, its communicator and the number of the opening."""
-    of_opening = channel.session.number
-    number, communicator = yield from team.choose_channel(channel)
+    of_opening = session.number
+    number, communicator = yield from team.choose_channel()
     return number, communicator, of_opening
 
 

@@ -9,10 +9,9 @@ one, and all raise the same report. Modules, in order; each imports only from th
 - `engines`: simulated (many workers in one process, or one alone), mpi, torch.
 - `layout`: what each worker says of itself, and which replicas live on which.
 - `record`: the record that opens every step.
-- `session`: one order of steps, as a state machine: slots in; records and decisions out.
-- `messages`: what workers and the coordinator tell each other, as JSON.
 - `portable`: file names that mean the same on every machine.
-- `channel`: a session over a communicator: contributes its records and has its steps carried out.
+- `messages`: what workers and the coordinator tell each other, as JSON.
+- `session`: one order of steps over a communicator: slots in; records and what follows from them out.
 - `exchange`: what becomes of a collective's values: plan, record or transfers, result.
 - `coordinator`: worker 0's part in trouble, as a state machine: snapshots in, one report out; tags of groups.
 - `driver`: waits for requests on the event loop; nothing else here knows that there is one.

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from sys import _getframe
 from types import FrameType
 from typing import Any, Final
@@ -23,9 +24,8 @@ from aiodist._core.call import place
 from aiodist._core.report import Location
 from aiodist._core.text import shown_file
 from aiodist._workers.control import TcpControl
-from aiodist._workers.driver import Driver
 from aiodist._workers.ending import missing_workers, told_to_the_launcher
-from aiodist._workers.engines.simulated import SimulatedCommunicator, alone
+from aiodist._workers.engines.simulated import SimulatedCluster, SimulatedCommunicator, alone
 from aiodist._workers.exchange import gather_texts
 from aiodist._workers.handshake import Address, Door, connect, failure
 from aiodist._workers.layout import Hello, Layout, check_versions
@@ -36,9 +36,6 @@ from aiodist._workers.transport import Communicator, Request, Steps, T
 RENDEZVOUS_SECONDS: Final = 300.0
 _POLL_SECONDS: Final = 0.0005
 _OURS: Final = ("aiodist._workers", "aiodist._strategy")
-
-_unmet: Final[list[tuple[Steps[Communicator], Request | None]]] = []
-"""What was begun for a strategy that the others did not make in time; the next one goes on with it, as theirs will."""
 
 
 class WorkerRendezvous:
@@ -68,7 +65,7 @@ class WorkerRendezvous:
         hello = Hello.of_this_process(devices, _place_of_making()).to_bytes()
         self._found: tuple[Team, Sequence[Hello]] | None = None
         if isinstance(self.communicator, SimulatedCommunicator):
-            self.communicator.cluster.hellos[self.communicator.rank] = hello
+            self.communicator.cluster.met[self.communicator.rank] = hello, settings
         else:
             self._found = self._among_processes(hello)
 
@@ -95,16 +92,13 @@ class WorkerRendezvous:
     def _in_one_thread(self) -> tuple[Team, Sequence[Hello]]:
         communicator = self.communicator
         assert isinstance(communicator, SimulatedCommunicator)
-        told = communicator.cluster.hellos
-        if len(told) < communicator.size:
+        if len(communicator.cluster.met) < communicator.size:
             raise RuntimeError(
                 f"worker {communicator.rank} of {communicator.size} simulated ones waits for others that have not "
                 "got this far: make the strategies of all of them first"
             )
-        hellos, layout = communicator.cluster.shared("hellos", lambda: _understood(list(map(told.get, sorted(told)))))
-        switchboard = communicator.cluster.shared("switchboard", lambda: SimulatedSwitchboard(layout))
-        layout = layout.seen_from(communicator.rank)
-        return self._team(layout, SimulatedControl(switchboard, communicator.rank)), hellos
+        hellos, switchboard = communicator.cluster.shared("teams", partial(_simulated, communicator.cluster))
+        return switchboard.teams[communicator.rank], hellos
 
     def _among_processes(self, hello: bytes) -> tuple[Team, Sequence[Hello]]:
         """Meet the other workers, and connect this one: worker 0 to all others, these to worker 0.
@@ -127,12 +121,19 @@ class WorkerRendezvous:
                 told = failure(error)  # for everybody to raise
         address = Address.from_bytes(bytes(_blocking(gather_texts(communicator, told), rank, size)[0]))
         connections = door.admit_all() if door else {0: connect(address, rank)}
-        return self._team(layout, TcpControl(layout, hellos, connections)), hellos
+        connected = partial(TcpControl, hellos=hellos, connections=connections)
+        return Team(layout, self._settings, communicator, connected), hellos
 
-    def _team(self, layout: Layout, control: TcpControl | SimulatedControl) -> Team:
-        team = Team(layout, self._settings, self.communicator, control, Driver())
-        control.listen(team)
-        return team
+
+def _simulated(cluster: SimulatedCluster) -> tuple[Sequence[Hello], SimulatedSwitchboard]:
+    """Return what simulated workers say of themselves, and what connects their teams."""
+    told = [cluster.met[rank] for rank in range(len(cluster.communicators))]
+    hellos, layout = _understood([hello for hello, _ in told])
+    switchboard = SimulatedSwitchboard(layout, cluster.answer_seconds)
+    for communicator, (_, settings) in zip(cluster.communicators, told, strict=True):
+        own = layout.seen_from(communicator.rank)
+        switchboard.teams.append(Team(own, settings, communicator, partial(SimulatedControl, switchboard)))
+    return hellos, switchboard
 
 
 def _understood(told: Sequence[Any]) -> tuple[Sequence[Hello], Layout]:
@@ -142,23 +143,12 @@ def _understood(told: Sequence[Any]) -> tuple[Sequence[Hello], Layout]:
 
 
 def _communicator(given: Any) -> Communicator:
-    """Return the communicator of the workers; what others have not joined in time is gone on with by the next one."""
-    steps, request = _unmet.pop() if given is None and _unmet else (communicator_of(given), None)
+    """Return the communicator of the workers, when all have come."""
     launched = environment.launched()
     rank, size = (launched.rank, launched.workers) if launched is not None else (0, 1)
-    try:
-        while True:
-            if request is not None:
-                _wait(request, rank, size)
-            request = next(steps)
-    except StopIteration as end:
-        environment.note_worker(os.getpid())
-        found: Communicator = end.value
-        return found
-    except BaseException:
-        if given is None and request is not None:
-            _unmet.append((steps, request))
-        raise
+    found = _blocking(communicator_of(given), rank, size)
+    environment.note_worker(os.getpid())
+    return found
 
 
 # Which engine.

@@ -28,7 +28,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from aiodist._arrays import environment
 from aiodist._arrays.environment import stall_seconds
@@ -44,13 +44,11 @@ from aiodist._workers.ending import (
     tell_of_echo,
     unfinished,
 )
-from aiodist._workers.layout import Hello, Layout, made_differently
+from aiodist._workers.layout import Hello, made_differently
 from aiodist._workers.liveness import Pulse, trouble
 from aiodist._workers.messages import Ask, Beat, Farewell, Lost, Message, Report, Stalled, decode, encode
 from aiodist._workers.portable import portable
-
-if TYPE_CHECKING:
-    from aiodist._workers.team import Team
+from aiodist._workers.team import Team
 
 BEAT_SECONDS: Final = 0.25
 ANSWER_SECONDS: Final = 0.5
@@ -163,18 +161,18 @@ class TcpControl:
     """A worker's control connection.
 
     Args:
-        layout: the workers' replicas.
+        team: the worker, which is not kept.
         hellos: what the workers have said of themselves.
         connections: by rank, those of worker 0 to all others, and of another one to worker 0.
     """
 
-    def __init__(self, layout: Layout, hellos: Sequence[Hello], connections: Mapping[int, socket.socket]) -> None:
+    def __init__(self, team: Team, hellos: Sequence[Hello], connections: Mapping[int, socket.socket]) -> None:
+        layout = team.layout
+        self._team = weakref.ref(team)
         self._rank = layout.rank
         self._size = layout.workers
         self._own = frozenset(layout.own)
-        self._team: weakref.ref[Team] | None = None
         self._pulse = Pulse(self._ask_loop)
-        self._early: list[Message] = []
         self._gone: set[int] = set()
         self._unsent: set[Peer] = set()
         self._requests: deque[Callable[[], object]] = deque()
@@ -199,10 +197,6 @@ class TcpControl:
         atexit.register(self.close)
 
     # What the worker calls, in any thread.
-
-    def listen(self, team: Team) -> None:
-        """Pass messages on to this team from now on, without keeping it."""
-        self._request(self._begin, weakref.ref(team))
 
     def send(self, message: Message) -> None:
         """Tell the coordinator something."""
@@ -322,14 +316,8 @@ class TcpControl:
 
     # This worker.
 
-    def _begin(self, team: weakref.ref[Team]) -> None:
-        self._team = team
-        early, self._early = self._early, []
-        for message in early:
-            self._pass_on(message)
-
     def _ask_loop(self, fn: Callable[[], object]) -> bool:
-        team = None if self._team is None else self._team()
+        team = self._team()
         return team is not None and team.driver.ask_loop(fn)
 
     def _pass_on(self, message: Message) -> None:
@@ -339,9 +327,6 @@ class TcpControl:
             reports_of_all.append(message.report)
         elif isinstance(message, Lost) and message.why != ENDED:
             unfinished.append(WORKER_LOST)
-        if self._team is None:
-            self._early.append(message)
-            return
         team = self._team()
         if team is None:
             return
@@ -354,17 +339,13 @@ class TcpControl:
 
         Where the loop turns, its replicas may still be settling: they have a second.
         """
-        team = None if self._team is None else self._team()
+        team = self._team()
         if team is None or not team.owes_answer(run):
             return
-        if self._pulse.is_silent:
-            team.answer_for(run, self._pulse.silence())
-        elif not team.may_answer(run):
-            team.answer_for(run)
-        elif attempts:
+        if attempts and team.may_answer(run) and not self._pulse.is_silent:
             self._later(ANSWER_SECONDS, self._answer, run, attempts - 1)
         else:
-            team.driver.call(partial(team.answer_for, run))
+            team.answer_for(run, self._pulse.silence() if self._pulse.is_silent else "")
 
     def _say_farewell(self, why: str, lingers: bool) -> None:
         if self._leave_by is None:

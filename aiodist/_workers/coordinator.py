@@ -25,7 +25,6 @@ from aiodist._core.snapshot import GroupKey, MemberRecord, ReplicaFacts, Snapsho
 from aiodist._workers import messages
 from aiodist._workers.layout import Layout
 from aiodist._workers.messages import Ask, GroupTag, Lost, Message, OpenGroup, Query, Report, Trouble, Waiting
-from aiodist._workers.portable import to_local
 
 PATIENCE_SECONDS: Final = 5.0
 """How long the others have to send their parts; whoever keeps the time calls `Coordinator.conclude` then."""
@@ -72,7 +71,7 @@ class Coordinator:
                 yield from self._to_all(message, rank)
             case _ if self.outcome is not None:
                 yield rank, self.outcome
-            case messages.GaveUp():
+            case Lost():
                 yield from self.lose(rank, message.why)
             case Trouble():
                 yield from self._hear(rank, message)
@@ -175,7 +174,7 @@ def report_of(parts: Mapping[int, Trouble], layout: Layout) -> CollectiveReport:
         layout: the workers' replicas.
     """
     ranks, names = sorted(parts), layout.names
-    whole = _with_silent(merge([to_local(parts[rank].snapshot) for rank in ranks]), layout)
+    whole = _with_silent(merge([parts[rank].snapshot for rank in ranks]), layout)
     whole = replace(whole, replicas=tuple(replace(each, device=names[each.replica_id]) for each in whole.replicas))
     overdue = next((parts[rank].overdue for rank in ranks if parts[rank].overdue is not None), None)
     somebody_waits = any(group.open or group.join is not None for group in whole.groups)

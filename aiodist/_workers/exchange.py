@@ -33,9 +33,9 @@ from aiodist._collectives.transfers import Exchange, Gathering, Members, Reducti
 from aiodist._collectives.work import Work
 from aiodist._collectives.workers import Crossing, WorkerPlan
 from aiodist._core.ledger import Group
-from aiodist._workers.channel import Channel
 from aiodist._workers.layout import Layout
 from aiodist._workers.record import FLOAT64, MOST_IN_FULL, PAYLOAD, Found
+from aiodist._workers.session import Session
 from aiodist._workers.transport import (
     OF_VALUES,
     Array,
@@ -122,7 +122,7 @@ class Moving:
             self._begun.pop(slot, None)
             return b""  # every worker finds the same when it comes to moving them
 
-    def move(self, channel: Channel, slot: Rendezvous, found: Found) -> Steps[Any]:
+    def move(self, session: Session, slot: Rendezvous, found: Found) -> Steps[Any]:
         """Move the values of a slot that all workers have agreed on; return the result.
 
         Raises:
@@ -138,11 +138,11 @@ class Moving:
             crossing = plan.begin((yield from self._threads.call(work.carry_out)))
         elif crossing is None or not found.flags_alike:
             crossing = plan.begin(_contributed(slot))
-        communicator = channel.communicator
-        in_record = channel.records.in_full and found.flags_alike and not request.on_devices
+        communicator = session.communicator
+        in_record = session.records.in_full and found.flags_alike and not request.on_devices
         sizes = payload_sizes(crossing, communicator.size) if in_record else None
         if sizes is not None:
-            take_payloads(crossing, channel.records.payloads(sizes), communicator.size)
+            take_payloads(crossing, session.records.payloads(sizes), communicator.size)
             yield from carry_out_further(crossing, communicator, self._threads)
         else:
             yield from carry_out(crossing, communicator, self._threads)
@@ -154,7 +154,7 @@ class Moving:
             result = yield from self._in_place(slot, result)
         return result if request.on_devices else plan.hand_out(result)
 
-    def gather(self, channel: Channel, slot: Rendezvous | None) -> Steps[Any]:
+    def gather(self, session: Session, slot: Rendezvous | None) -> Steps[Any]:
         """Tell all workers what each replica contributes that is there; return what comes of it.
 
         The slot is None where all of this worker's replicas have joined.
@@ -171,7 +171,7 @@ class Moving:
             has_value = slot.request.collective.spec is not None
             there = [member for member in slot.group.members if member.position not in slot.absent]
             own = {member.replica_id: values[member.position] if has_value else None for member in there}
-        told = yield from gather_objects(channel.communicator, (accumulate_in, own))
+        told = yield from gather_objects(session.communicator, (accumulate_in, own))
         if slot is None:
             return None
         ids, request = slot.group.key[0], slot.request
@@ -227,11 +227,11 @@ class Moving:
 
 
 def moved(
-    channel: Channel, plans: Plans, collective: Collective, values: Sequence[Any], found: Found, threads: Threads
+    session: Session, plans: Plans, collective: Collective, values: Sequence[Any], found: Found, threads: Threads
 ) -> Steps[Any]:
     """Move values that all replicas contribute outside of runs, by local position; return the result, on the host."""
     crossing = plans.plan(collective, accumulate_of(found)).begin(values)
-    yield from carry_out(crossing, channel.communicator, threads)
+    yield from carry_out(crossing, session.communicator, threads)
     return crossing.result()
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import builtins
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, TypeAlias, get_args, get_type_hints
+from collections.abc import Mapping
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Final, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
 
 from aiodist._core import snapshot as snapshots
 from aiodist._core.report import CollectiveReport
 from aiodist._core.snapshot import GroupKey, Overdue, Snapshot, everyone
+from aiodist._workers.portable import portable, resolved, with_files
 
 OUTSIDE: Final = -1
 """The number of what is called outside of replicas, beside those of runs, which count from 0."""
@@ -32,7 +35,7 @@ class Failure(NamedTuple):
     replica_id: int
     type: str
     text: str
-    plain: tuple[Any, ...] | None = None
+    plain: tuple[str | int | float | bool | None, ...] | None = None
 
     @classmethod
     def of(cls, replica_id: int, error: BaseException) -> Failure:
@@ -90,12 +93,6 @@ class Waiting(NamedTuple):
     is_answer: bool = False
 
 
-class GaveUp(NamedTuple):
-    """The worker cannot go on: its engine has failed."""
-
-    why: str
-
-
 class OpenGroup(NamedTuple):
     """All local members of a group have made its first collective: its workers need a communicator for it."""
 
@@ -133,7 +130,7 @@ class Report(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A worker is gone."""
+    """A worker is gone, or says that it cannot go on: its engine has failed."""
 
     rank: int
     why: str
@@ -173,101 +170,69 @@ class Stalled(NamedTuple):
 
 
 Message: TypeAlias = (
-    Trouble | Waiting | GaveUp | OpenGroup | ReleaseGroup | Ask | Query | Report | Lost | GroupTag | Beat | Farewell
+    Trouble | Waiting | OpenGroup | ReleaseGroup | Ask | Query | Report | Lost | GroupTag | Beat | Farewell
     | Stalled
 )  # fmt: skip
 
 
 def encode(message: Message) -> bytes:
-    """Return a message as JSON."""
-    name = type(message).__name__
-    fields = {field: write(getattr(message, field)) for field, (write, _) in _KINDS[name][1].items()}
-    return json.dumps([name, fields], separators=(",", ":")).encode()
+    """Return a message as JSON, in which names of files mean the same on every machine."""
+    return json.dumps([type(message).__name__, *_write(message)], separators=(",", ":")).encode()
 
 
 def decode(data: bytes | bytearray | memoryview) -> Message:
-    """Return the message that `encode` gave.
+    """Return the message that `encode` gave, with the files of this machine.
 
     Raises:
         ValueError: it is none.
     """
     try:
-        name, fields = json.loads(bytes(data))
-        kind, codecs = _KINDS[name]
-        if fields.keys() != codecs.keys():
-            raise ValueError(f"the fields of a {name} are {sorted(codecs)}, got {sorted(fields)}")
-        return kind(**{field: read(fields[field]) for field, (_, read) in codecs.items()})
+        name, *fields = json.loads(bytes(data))
+        message: Message = _read(_KINDS[name], fields)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"expected a message, got something else: {error!r}") from error
+    return message
 
 
-# How fields are written and read, by type.
-
-_Codec: TypeAlias = tuple[Callable[[Any], Any], Callable[[Any], Any]]
-
-
-def _key_to_json(key: GroupKey) -> list[Any]:
-    ids, name, ordinal = key
-    return [list(ids) if ordinal >= 0 else len(ids), name, ordinal]  # a run's own group has all replicas
-
-
-def _key_from_json(value: Any) -> GroupKey:
-    ids, name, ordinal = value
-    if not (name is None or isinstance(name, str)) or not isinstance(ordinal, int):
-        raise ValueError("expected a group's key")
-    return everyone(ids) if isinstance(ids, int) else _ints(ids), name, ordinal
-
-
-def _ints(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
-        raise ValueError("expected a list of ints")
-    return tuple(value)
-
-
-def _overdue_to_json(overdue: Overdue) -> list[Any]:
-    return [_key_to_json(overdue.group), overdue.number, overdue.seconds]
-
-
-def _overdue_from_json(value: Any) -> Overdue:
-    key, number, seconds = value
-    return Overdue(_key_from_json(key), None if number is None else int(number), float(seconds))
-
-
-def _failure_from_json(value: Any) -> Failure:
-    replica_id, type_, text, plain = value
-    if plain is not None and not all(type(each) in _SCALARS for each in plain):
-        raise ValueError("expected numbers and strings")
-    return Failure(int(replica_id), str(type_), str(text), None if plain is None else tuple(plain))
-
-
-_CODECS: Final[Mapping[Any, _Codec]] = {
-    Snapshot: (snapshots.to_json, snapshots.from_json),
-    CollectiveReport: (CollectiveReport.to_dict, CollectiveReport.from_dict),
-    GroupKey: (_key_to_json, _key_from_json),
-    Overdue: (_overdue_to_json, _overdue_from_json),
-    tuple[int, ...]: (list, _ints),
-    tuple[Failure, ...]: (list, lambda rows: tuple(map(_failure_from_json, rows))),
-}
-
-
-def _codec_of(hint: Any) -> _Codec:
-    inner = [each for each in get_args(hint) if each is not type(None)]
-    if hint not in _CODECS and len(inner) == 1:  # or None
-        write, read = _codec_of(inner[0])
-        return (
-            lambda value: None if value is None else write(value),
-            lambda value: None if value is None else read(value),
-        )
-    return _CODECS.get(hint) or (lambda value: value, lambda value: _checked(hint, value))
-
-
-def _checked(kind: type, value: Any) -> Any:
-    if not isinstance(value, kind):
-        raise ValueError(f"expected {kind.__name__}, got {type(value).__name__}")  # noqa: TRY004
+def _write(value: Any) -> Any:
+    """Return a field as JSON has it."""
+    match value:
+        case Snapshot():
+            return with_files(snapshots.to_json(value), portable)
+        case CollectiveReport():
+            return value.to_dict()
+        case tuple():
+            is_everyone = len(value) > 1 and value is everyone(len(value))  # thousands, mostly
+            return len(value) if is_everyone else list(map(_write, value))
     return value
 
 
-_KINDS: Final[Mapping[str, tuple[Callable[..., Message], Mapping[str, _Codec]]]] = {
-    kind.__name__: (kind, {name: _codec_of(hint) for name, hint in get_type_hints(kind).items()})
-    for kind in get_args(Message)
-}
+def _read(kind: Any, value: Any) -> Any:
+    """Return a field of that type, of what JSON has for it."""
+    inner = get_args(kind)
+    if get_origin(kind) is UnionType:
+        return value if type(value) in inner else _read(next(each for each in inner if each is not NoneType), value)
+    if kind is Snapshot:
+        return snapshots.from_json(with_files(value, resolved))
+    if kind is CollectiveReport:
+        return CollectiveReport.from_dict(value)
+    if inner and inner[-1] is ...:
+        return everyone(value) if type(value) is int else tuple(_read(inner[0], each) for each in _checked(list, value))
+    if inner or issubclass(kind, tuple):
+        fields = [_read(*each) for each in zip(inner or _fields(kind), _checked(list, value), strict=True)]
+        return tuple(fields) if inner else kind(*fields)
+    return float(value) if kind is float and type(value) is int else _checked(kind, value)
+
+
+def _checked(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"expected {kind.__name__}, got {type(value).__name__}")
+    return value
+
+
+@cache
+def _fields(kind: type) -> tuple[Any, ...]:
+    return tuple(get_type_hints(kind).values())
+
+
+_KINDS: Final[Mapping[str, type]] = {kind.__name__: kind for kind in get_args(Message)}

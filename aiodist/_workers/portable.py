@@ -9,14 +9,11 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any
 
-from aiodist._core.call import OrderCheck, Place, Post, digest
-from aiodist._core.snapshot import GroupRecord, ReplicaFacts, SlotRecord, Snapshot
-
-Rename: TypeAlias = Callable[[str], str]
+from aiodist._core.call import OrderCheck, Post, digest
 
 
 @functools.lru_cache(maxsize=4096)
@@ -42,62 +39,38 @@ def resolved(file: str) -> str:
 
 def digest_of(order_check: OrderCheck, post: Post) -> bytes:
     """Return 16 bytes that differ where the fingerprints of two calls do, on whichever machine they are made."""
-    return digest(order_check, [_post(post, portable)])
-
-
-def to_portable(snapshot: Snapshot) -> Snapshot:
-    """Return a snapshot whose files mean the same on every machine."""
-    return _renamed(snapshot, portable)
-
-
-def to_local(snapshot: Snapshot) -> Snapshot:
-    """Return a snapshot with the files of this machine."""
-    return _renamed(snapshot, resolved)
-
-
-def _renamed(snapshot: Snapshot, rename: Rename) -> Snapshot:
-    posts: dict[Post, Post] = {}
-    return replace(
-        snapshot,
-        replicas=tuple(_facts(each, rename) for each in snapshot.replicas),
-        groups=tuple(_group(each, rename, posts) for each in snapshot.groups),
-    )
-
-
-def _facts(facts: ReplicaFacts, rename: Rename) -> ReplicaFacts:
-    return replace(
-        facts,
-        stack=tuple(at._replace(file=rename(at.file)) for at in facts.stack),
-        ended_at=None if facts.ended_at is None else facts.ended_at._replace(file=rename(facts.ended_at.file)),
-        cancelled_in=tuple((rename(file), line) for file, line in facts.cancelled_in),
-    )
-
-
-def _group(group: GroupRecord, rename: Rename, posts: dict[Post, Post]) -> GroupRecord:
-    return replace(
-        group,
-        made_at=None if group.made_at is None else _place(group.made_at, rename),
-        history=tuple(_slot(each, rename, posts) for each in group.history),
-        open=tuple(_slot(each, rename, posts) for each in group.open),
-        join=None if group.join is None else _slot(group.join, rename, posts),
-    )
-
-
-def _slot(slot: SlotRecord, rename: Rename, posts: dict[Post, Post]) -> SlotRecord:
-    found = []
-    for post, ids in slot.posts:
-        if post not in posts:
-            posts[post] = _post(post, rename)
-        found.append((posts[post], ids))
-    return slot._replace(posts=tuple(found))
-
-
-def _post(post: Post, rename: Rename) -> Post:
     call = post.call
-    if call.function is not None and call.function.file:
-        call = replace(call, function=replace(call.function, file=rename(call.function.file)))
-    return Post(call, tuple(_place(place, rename) for place in post.path))
+    if call.function is not None:
+        call = replace(call, function=replace(call.function, file=portable(call.function.file)))
+    path = tuple(place._replace(file=portable(place.file)) for place in post.path)
+    return digest(order_check, [Post(call, path)])
 
 
-def _place(place: Place, rename: Rename) -> Place:
-    return place._replace(file=rename(place.file))
+def with_files(snapshot: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
+    """Return a snapshot, as JSON has it, with other names of its files."""
+
+    def place(row: Sequence[Any]) -> list[Any]:
+        return [rename(row[0]), *row[1:]]
+
+    def call(row: Mapping[str, Any]) -> Mapping[str, Any]:
+        function = row.get("function")
+        return {**row, "function": {**function, "file": rename(function["file"])}} if function else row
+
+    def facts(row: Mapping[str, Any]) -> dict[str, Any]:
+        found = dict(row)
+        for name in ("stack", "cancelled_in"):
+            if name in row:
+                found[name] = list(map(place, row[name]))
+        if "child_calls" in row:
+            found["child_calls"] = [[place(at), text] for at, text in row["child_calls"]]
+        if row.get("ended_at"):
+            found["ended_at"] = place(row["ended_at"])
+        return found
+
+    return {
+        **snapshot,
+        "places": list(map(place, snapshot["places"])),
+        "calls": list(map(call, snapshot["calls"])),
+        "replicas": list(map(facts, snapshot["replicas"])),
+        "groups": [{**group, "made_at": group["made_at"] and place(group["made_at"])} for group in snapshot["groups"]],
+    }

@@ -1,12 +1,14 @@
-"""A session: one order of steps that several workers take together, as a state machine without engine, clock or loop.
+"""A session: one order of steps that several workers take together, over a communicator.
 
 One class serves a run, what is called outside of replicas, and a group of replicas that live on several workers. What
-goes in: steps, as all local replicas have posted them (or that all have joined, or ended); what the workers' records
-said; that a step's values have been moved. What comes out: the next record, and what follows from the records.
+goes in: steps, as all local replicas have posted them, or that all have joined, or ended. What comes out: records, and
+what follows from those of all workers, which a `Carrier` carries out. All of it is one generator that yields requests
+(`transport.Steps`), so nothing here knows how a request is waited for.
 
 **The rule.** Workers take steps one at a time. Each contributes a record, whose digest stands for all calls of the
-session up to this one. Equal digests: all are at the same call and were at all calls before, and values are moved.
-Different ones: nothing is moved, now or later; every worker sees it in the same records, and has it analysed.
+session up to this one. Equal digests: all are at the same call and were at all calls before, and values are moved, over
+the same communicator. Different ones: nothing is moved, now or later; every worker sees it in the same records, and has
+it analysed.
 
 **Callers.** The digest leaves out who has called the function that the call stands in. The sums of the ways to all
 calls at that place so far travel beside it. Workers whose sums are apart may be right; those that are as far apart as
@@ -28,13 +30,16 @@ the strategy, and so the records need no repair.
 
 from __future__ import annotations
 
-import enum
+import sys
 from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
-from aiodist._workers.record import ALIKE, ALL_FREE, NO_FLAGS, Agreement, Callers, Found, Notice, Record
+from aiodist._core.errors import CollectiveError
+from aiodist._workers.messages import Ask, GroupTag, Query
+from aiodist._workers.record import ALIKE, ALL_FREE, NO_FLAGS, Agreement, Callers, Found, Notice, Record, RecordBuffers
+from aiodist._workers.transport import Communicator, Steps
 
 _END: Final = b"end"
 _JOINED: Final = b"join"
@@ -64,22 +69,48 @@ class Step(NamedTuple):
     callers: Callers | None = None
 
 
-class State(enum.Enum):
-    """Where a session is.
+class Carrier:
+    """What a session's steps are for. The generators end when the workers have moved what there is to move.
 
     Attributes:
-        IDLE: nothing is under way.
-        AGREEING: a record has been contributed.
-        MOVING: values are being moved.
-        OVER: all have ended.
-        FROZEN: the workers have diverged, or one of them is in trouble: nothing is contributed any more.
+        told: trouble has been reported to the coordinator.
     """
 
-    IDLE = enum.auto()
-    AGREEING = enum.auto()
-    MOVING = enum.auto()
-    OVER = enum.auto()
-    FROZEN = enum.auto()
+    told = False
+
+    def move(self, session: Session, step: Step | None, found: Found) -> Steps[None]:
+        """Move the values of a step that all have agreed on; no step where all of this worker's replicas have joined.
+
+        Where some replicas have joined, ``found`` says so.
+        """
+        raise NotImplementedError
+
+    def finish_join(self, session: Session) -> Steps[None]:
+        """Find out which replica was the last to join, and let all go on."""
+        raise NotImplementedError
+
+    def compare_groups(self, session: Session) -> Steps[bool]:
+        """Return whether all workers have made the same groups."""
+        raise NotImplementedError
+
+    def diverged(self, session: Session) -> None:
+        """Hear that the workers are at different calls."""
+        raise NotImplementedError
+
+    def over(self) -> None:
+        """Hear that all replicas of all workers have ended."""
+
+    def receive(self, message: Ask | Query | GroupTag) -> None:
+        """Take what the coordinator asks or tells."""
+        raise NotImplementedError
+
+    def tell(self, *, note: str = "") -> None:
+        """Tell the coordinator this worker's part, once; from any thread."""
+        raise NotImplementedError
+
+    def fail(self, error: CollectiveError) -> None:
+        """End all that is under way."""
+        raise NotImplementedError
 
 
 class _Site:
@@ -114,25 +145,26 @@ class Session:
 
     Args:
         name: what the session is, the same on every worker, and no other session's that uses the same communicator.
+        communicator: nobody else uses it meanwhile.
+        carrier: carries the steps out.
 
     Attributes:
         number: how many steps all have agreed on and carried out.
-        state: where it is.
-        step: the step that is under way; None where there is none, or where this worker only takes part in others'.
         free: the channels that this worker has free, as its next records say.
+        records: the buffers of the records.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, communicator: Communicator, carrier: Carrier) -> None:
         self.number = 0
-        self.state = State.IDLE
-        self.step: Step | None = None
         self.free = ALL_FREE
+        self.communicator = communicator
+        self.records = RecordBuffers(communicator.rank, communicator.size)
+        self._carrier = carrier
         self._chain = blake2b(name.encode(), digest_size=16).digest()
         self._queue: deque[Step] = deque()
-        self._joined = self._ended = self._unsure = False
-        self._limit: int | None = None
+        self._joined = self._ended = self._unsure = self._over = self._advancing = False
+        self._limit = sys.maxsize
         self._sites: defaultdict[Hashable, _Site] = defaultdict(_Site)
-        self._sums = ALIKE
 
     # What the local replicas do.
 
@@ -154,71 +186,77 @@ class Session:
 
     def freeze(self, number: int | None = None) -> None:
         """Contribute nothing any more from the step of that number on; None: from now on."""
-        limit = self.number if number is None else number
-        self._limit = limit if self._limit is None else min(limit, self._limit)
-        if self.state in (State.IDLE, State.AGREEING) and self.number >= self._limit:
-            self.state = State.FROZEN
+        self._limit = min(self._limit, self.number if number is None else number)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way, and nothing wrong."""
+        return self._over or not (self._advancing or self._is_frozen())
+
+    def _is_frozen(self) -> bool:
+        """Return whether the workers have diverged, or one of them is in trouble: nothing is contributed any more."""
+        return self.number >= self._limit
 
     # What is agreed on.
 
-    def next_record(self) -> Record | None:
-        """Return the record to contribute now; None where there is none, or something is under way."""
-        if self.state is not State.IDLE:
-            return None
+    def advance(self) -> Steps[None]:
+        """Take what steps there are; at once where another call does that already."""
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while not (self._over or self._is_frozen()) and (following := self._next()) is not None:
+                record, step = following
+                yield self.records.post(record, self.communicator)
+                if self._is_frozen():
+                    return
+                yield from self._carry_out(self._checked(record, step, self.records.read()), step)
+        finally:
+            self._advancing = False
+
+    def _next(self) -> tuple[Record, Step | None] | None:
+        """Return the record to contribute now, with its step; None where there is none."""
         if self._queue:
-            step = self.step = self._queue.popleft()
+            step = self._queue.popleft()
             notice = Notice.ABSENT if step.absent else Notice.NONE
-            sums = self._sums = ALIKE if step.callers is None else self._sites[step.site].with_call(step.callers)
-            record = Record(self._after(step.digest), step.flags, notice, sums, self.free, step.payload)
-        elif self._joined:
-            record = Record(self._chain, notice=Notice.JOINED, free=self.free)
-        elif self._ended:
+            sums = ALIKE if step.callers is None else self._sites[step.site].with_call(step.callers)
+            return Record(self._after(step.digest), step.flags, notice, sums, self.free, step.payload), step
+        if self._joined:
+            return Record(self._chain, notice=Notice.JOINED, free=self.free), None
+        if self._ended:
             notice = Notice.END_UNSURE if self._unsure else Notice.END
-            record = Record(self._after(_END), notice=notice, free=self.free)
-        else:
-            return None
-        self.state = State.AGREEING
-        return record
+            return Record(self._after(_END), notice=notice, free=self.free), None
+        return None
 
     def _after(self, digest: bytes) -> bytes:
         return blake2b(self._chain + digest, digest_size=16).digest()
 
-    def take(self, found: Found) -> Agreement | None:
-        """Take what the records of all workers say; return what follows, or None where the session is frozen."""
-        if self.state is not State.AGREEING:
-            return None
-        agreement = found.agreement
-        if agreement is Agreement.ALIKE and not self._came_in_order(found.apart):
-            agreement = Agreement.DIFFERENT
-        self.state = State.MOVING
-        if agreement is Agreement.DIFFERENT:
-            self.state = State.FROZEN
-        elif agreement is Agreement.ENDED:
-            self.state = State.OVER
-        elif agreement is Agreement.ALL_JOINED:
-            self._chain = self._after(_JOINED)
-        elif agreement is not Agreement.ENDED_UNSURE:
+    def _checked(self, record: Record, step: Step | None, found: Found) -> Found:
+        """Return what the records of all workers say, callers included."""
+        if found.agreement is not Agreement.ALIKE or step is None or step.callers is None:
+            return found
+        in_order = self._sites[step.site].came_in_order(record.callers, found.apart)
+        return found if in_order else found._replace(agreement=Agreement.DIFFERENT)
+
+    def _carry_out(self, found: Found, step: Step | None) -> Steps[None]:
+        """Do what follows from the records of all workers."""
+        carrier = self._carrier
+        if found.agreement in (Agreement.ALIKE, Agreement.WITHOUT_SOME):
             self._chain = found.digest
-        return agreement
-
-    def _came_in_order(self, apart: Callers) -> bool:
-        step = self.step
-        if step is None or step.callers is None:
-            return True
-        return self._sites[step.site].came_in_order(self._sums, apart)
-
-    def moved(self) -> None:
-        """Note that the step's values have been moved, or that the join is complete."""
-        self.step = None
-        self.number += 1
-        frozen = self._limit is not None and self.number >= self._limit
-        self.state = State.FROZEN if frozen else State.IDLE
-
-    def compared(self, *, alike: bool) -> None:
-        """Note whether all workers have made the same groups: only then is the session over."""
-        self.state = State.OVER if alike else State.FROZEN
-
-    def finish_join(self) -> None:
-        """Note that all replicas of all workers have joined, and go on."""
-        self._joined = False
-        self.moved()
+            yield from carrier.move(self, step, found)
+            self.number += 1
+            return
+        if found.agreement is Agreement.ALL_JOINED:
+            self._chain = self._after(_JOINED)
+            yield from carrier.finish_join(self)
+            self._joined = False
+            self.number += 1
+            return
+        self._over = found.agreement is Agreement.ENDED
+        if found.agreement is Agreement.ENDED_UNSURE:
+            self._over = yield from carrier.compare_groups(self)
+        if self._over:
+            carrier.over()
+        else:
+            self.freeze()
+            carrier.diverged(self)

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Iterable
-from functools import partial
-from typing import TYPE_CHECKING, Final
 
 from aiodist._workers.coordinator import Coordinator
 from aiodist._workers.layout import Layout
 from aiodist._workers.messages import Ask, Message, decode, encode
-
-if TYPE_CHECKING:
-    from aiodist._workers.team import Team
-
-_ANSWER_SECONDS: Final = 1.0
+from aiodist._workers.team import Team
 
 
 class SimulatedSwitchboard:
@@ -23,22 +16,19 @@ class SimulatedSwitchboard:
 
     Args:
         layout: the workers' replicas.
+        answer_seconds: how long replicas have to settle once a run is in trouble.
+
+    Attributes:
+        teams: the workers, by rank.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, answer_seconds: float) -> None:
+        self.teams: list[Team] = []
         self._coordinator = Coordinator(layout)
-        self._teams: dict[int, weakref.ref[Team]] = {}
-        self._early: dict[int, list[Message]] = {}
+        self._answer_seconds = answer_seconds
         self._lost: set[int] = set()
         self._timers: list[threading.Timer] = []
         self._lock = threading.RLock()
-
-    def listen(self, rank: int, team: Team) -> None:
-        """Connect a worker."""
-        with self._lock:
-            self._teams[rank] = weakref.ref(team)
-            for message in self._early.pop(rank, ()):
-                team.post(message)
 
     def take(self, rank: int, message: Message) -> None:
         """Take what a worker tells the coordinator."""
@@ -54,17 +44,13 @@ class SimulatedSwitchboard:
                 self._lost.add(rank)
 
     def _send(self, sent: Iterable[tuple[int, Message]]) -> None:
-        known: dict[int, Message] = {}
+        known: dict[int, Message] = {}  # mostly one message for all
         for rank, message in sent:
             if id(message) not in known:
                 known[id(message)] = decode(encode(message))
-            team = self._teams[rank]() if rank in self._teams else None
-            if team is not None:
-                team.post(known[id(message)])
-            elif rank not in self._teams:
-                self._early.setdefault(rank, []).append(known[id(message)])
+            self.teams[rank].post(known[id(message)])
         for run in {message.run for message in known.values() if isinstance(message, Ask)}:
-            timer = threading.Timer(_ANSWER_SECONDS, self._answer_for_all, (run,))
+            timer = threading.Timer(self._answer_seconds, self._answer_for_all, (run,))
             timer.daemon = True
             timer.start()
             self._timers.append(timer)
@@ -73,29 +59,16 @@ class SimulatedSwitchboard:
                 timer.cancel()
 
     def _answer_for_all(self, run: int) -> None:
-        """Tell of a run in the place of workers that have not begun it, or whose replicas have not settled."""
-        for found in list(self._teams.values()):
-            team = found()
-            if team is None:
-                with self._lock:
-                    self._send(self._coordinator.conclude(run))
-            elif team.owes_answer(run):
-                if team.may_answer(run):
-                    team.driver.call(partial(team.answer_for, run))
-                else:
-                    team.answer_for(run)
+        for team in self.teams:
+            team.answer_for(run)
 
 
 class SimulatedControl:
     """One worker's connection."""
 
-    def __init__(self, switchboard: SimulatedSwitchboard, rank: int) -> None:
+    def __init__(self, switchboard: SimulatedSwitchboard, team: Team) -> None:
         self._switchboard = switchboard
-        self._rank = rank
-
-    def listen(self, team: Team) -> None:
-        """Pass messages on to this team from now on, without keeping it."""
-        self._switchboard.listen(self._rank, team)
+        self._rank = team.layout.rank
 
     def send(self, message: Message) -> None:
         """Tell the coordinator something."""

@@ -24,12 +24,11 @@ from aiodist._core.call import Call, Post, path_of
 from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Group
 from aiodist._core.snapshot import GroupKey, Overdue
-from aiodist._workers.channel import Carrier, Channel
 from aiodist._workers.exchange import Moving, gather_objects
-from aiodist._workers.messages import Ask, Failure, GroupTag, OpenGroup, ReleaseGroup, Trouble, Waiting
-from aiodist._workers.portable import digest_of, to_portable
-from aiodist._workers.record import FLOAT64, NO_FLAGS, Found
-from aiodist._workers.session import Session, Step
+from aiodist._workers.messages import Ask, Failure, GroupTag, OpenGroup, Query, ReleaseGroup, Trouble, Waiting
+from aiodist._workers.portable import digest_of
+from aiodist._workers.record import FLOAT64, NO_FLAGS, Agreement, Found
+from aiodist._workers.session import Carrier, Session, Step
 from aiodist._workers.team import Team
 from aiodist._workers.transport import OF_VALUES, Communicator, Steps, as_bytes
 
@@ -65,7 +64,7 @@ class RunSpan(Carrier):
         self._team = team
         self._run = run
         self._number_of_channel = channel
-        self._root = Channel(Session(f"run {number}"), communicator, self)
+        self._root = Session(f"run {number}", communicator, self)
         self._groups: dict[GroupKey, _SpannedGroup] = {}
         self._unused: dict[GroupKey, Group] = {}
         self._doomed: dict[GroupKey, int] = {}
@@ -83,13 +82,12 @@ class RunSpan(Carrier):
             self._post(self._root, slot)
             return
         spanned = self._groups.get(group.key) or self._open_group(group)
-        if spanned.channel is None:
+        if spanned.session is None:
             spanned.waiting.append(slot)
         else:
-            self._post(spanned.channel, slot)
+            self._post(spanned.session, slot)
 
-    def _post(self, channel: Channel, slot: Rendezvous) -> None:
-        session = channel.session
+    def _post(self, session: Session, slot: Rendezvous) -> None:
         if slot is slot.group.joining:
             session.join()
         else:
@@ -98,7 +96,7 @@ class RunSpan(Carrier):
             flags = FLOAT64 if slot.options.accumulate == "float64" else NO_FLAGS
             payload = b"" if slot.absent else self._moving.payload(slot)
             session.post(Step(digest, slot, flags, payload, bool(slot.absent), (slot.code, slot.offset), callers))
-        self._team.start(channel)
+        self._team.start(session)
 
     def made(self, group: Group) -> None:
         """Hear of a group with members on other workers, from the first local member that makes it."""
@@ -115,7 +113,7 @@ class RunSpan(Carrier):
         seen = tuple(sorted(replica_ids)), self._run.ledger.progress()
         if seen == self._seen:
             self._blocked = seen[0]
-            self.tell_waiting()
+            self._tell_waiting()
         self._seen = seen
 
     async def finish(self, failures: Mapping[int, BaseException]) -> None:
@@ -130,7 +128,7 @@ class RunSpan(Carrier):
         if failures or ledger.troubled or any(replica.end != "exited" for replica in ledger.replicas):
             self.tell(failures=failures)
         else:
-            self._root.session.end(unsure=bool(self._unused))
+            self._root.end(unsure=bool(self._unused))
             self._team.start(self._root)
 
     @property
@@ -150,7 +148,7 @@ class RunSpan(Carrier):
         self._left = True
         if self.is_over and not self.told:
             for spanned in self._groups.values():
-                if spanned.tag is not None and spanned.channel is not None and spanned.channel.is_idle:
+                if spanned.tag is not None and spanned.session is not None and spanned.session.is_idle:
                     self._team.control.send(ReleaseGroup(spanned.tag))  # other groups may have its communicator
             self._team.free_channel(self._number_of_channel)
 
@@ -163,44 +161,36 @@ class RunSpan(Carrier):
         self._team.control.send(OpenGroup(self.number, group.key, workers))
         return found
 
-    def tagged(self, tag: GroupTag) -> None:
-        """Make the channel of a group: all its workers do that now."""
-        spanned = self._groups.get(tag.group)
-        if spanned is not None:
-            self._team.driver.start(self._team.guarded(self._make_channel(spanned, tag)))
-
-    def _make_channel(self, spanned: _SpannedGroup, tag: GroupTag) -> Steps[None]:
+    def _make_session(self, spanned: _SpannedGroup, tag: GroupTag) -> Steps[None]:
+        """Make the communicator of a group, as all its workers do now."""
         communicator = yield from self._team.communicator_of_group(spanned.workers, tag)
-        session = Session(f"run {self.number} group {tag.group} {spanned.creation.hex()}")
+        session = Session(f"run {self.number} group {tag.group} {spanned.creation.hex()}", communicator, self)
         if self.told:
             session.freeze()
-        spanned.tag, spanned.channel = tag.tag, Channel(session, communicator, self)
+        spanned.tag, spanned.session = tag.tag, session
         waiting, spanned.waiting = spanned.waiting, []
         for slot in waiting:
-            self._post(spanned.channel, slot)
+            self._post(session, slot)
 
-    def _group_of(self, channel: Channel) -> Group:
-        if channel is self._root:
+    def _group_of(self, session: Session) -> Group:
+        if session is self._root:
             return self._run.ledger.root
-        spanned = next(each for each in self._groups.values() if each.channel is channel)
+        spanned = next(each for each in self._groups.values() if each.session is session)
         group = spanned.group()
         assert group is not None
         return group
 
     # Steps.
 
-    def move(self, channel: Channel, step: Step, found: Found) -> Steps[None]:
-        """Move the values of a step that all workers have agreed on."""
-        slot: Rendezvous = step.what
-        if slot.request.kind is kinds.MERGE_CALL:
+    def move(self, session: Session, step: Step | None, found: Found) -> Steps[None]:
+        """Move the values of a step that all workers have agreed on, and make its result."""
+        slot: Rendezvous | None = None if step is None else step.what
+        if slot is None or found.agreement is Agreement.WITHOUT_SOME:
+            yield from self._completed(slot, self._moving.gather(session, slot))
+        elif slot.request.kind is kinds.MERGE_CALL:
             self._run.start_merge(slot)
         else:
-            yield from self._completed(slot, self._moving.move(channel, slot, found))
-
-    def gather(self, channel: Channel, step: Step | None) -> Steps[None]:
-        """Make the result of a step in which replicas are absent, for they have joined."""
-        slot: Rendezvous | None = None if step is None else step.what
-        yield from self._completed(slot, self._moving.gather(channel, slot))
+            yield from self._completed(slot, self._moving.move(session, slot, found))
 
     def _completed(self, slot: Rendezvous | None, steps: Steps[Any]) -> Steps[None]:
         result, error = None, None
@@ -211,21 +201,21 @@ class RunSpan(Carrier):
         if slot is not None:
             self._run.complete(slot, result, error)
 
-    def finish_join(self, channel: Channel) -> Steps[None]:
+    def finish_join(self, session: Session) -> Steps[None]:
         """Find out which replica was the last to join, and let all go on."""
-        group = self._group_of(channel)
+        group = self._group_of(session)
         slot: Any = group.joining
         last = slot.values[0] if slot.values else group.members[-1].rank
         own = np.array([group.number_of_join(), last], np.int64)
-        everyone = np.empty((channel.communicator.size, 2), np.int64)
-        yield channel.communicator.iallgather(as_bytes(own), as_bytes(everyone))
+        everyone = np.empty((session.communicator.size, 2), np.int64)
+        yield session.communicator.iallgather(as_bytes(own), as_bytes(everyone))
         number, last = max(everyone.tolist())
         self._run.finish_join(slot, number, last)
 
-    def compare_groups(self, channel: Channel) -> Steps[bool]:
+    def compare_groups(self, session: Session) -> Steps[bool]:
         """Tell the other workers which groups have been made here and never used; return whether all have made them."""
         own = {key: _digest_of_creation(self._team, group) for key, group in self._unused.items()}
-        told = yield from gather_objects(channel.communicator, own)
+        told = yield from gather_objects(session.communicator, own)
         makers: dict[GroupKey, dict[int, bytes]] = {}
         for rank, groups in enumerate(told):
             for key, creation in groups.items():
@@ -237,15 +227,28 @@ class RunSpan(Carrier):
 
     # Trouble.
 
-    def diverged(self, channel: Channel) -> None:
+    def diverged(self, session: Session) -> None:
         """Hear that the workers are at different calls: local replicas settle, and then this worker tells."""
-        self._doom(self._group_of(channel), channel.session.number)
+        self._doom(self._group_of(session), session.number)
 
-    def over(self, channel: Channel) -> None:  # noqa: ARG002  (groups have no end)
+    def over(self) -> None:
         """Hear that all replicas of all workers have ended."""
         self.is_over = True
 
-    def asked(self, ask: Ask) -> None:
+    def receive(self, message: Ask | Query | GroupTag) -> None:
+        """Take what the coordinator asks or tells."""
+        match message:
+            case Ask():
+                self._asked(message)
+            case Query():
+                self._blocked = tuple(sorted(self._run.waiting_for_good()))
+                self._tell_waiting(is_answer=True)
+            case GroupTag():
+                spanned = self._groups.get(message.group)
+                if spanned is not None:
+                    self._team.driver.start(self._team.guarded(self._make_session(spanned, message)))
+
+    def _asked(self, ask: Ask) -> None:
         """Tell what there is to tell, once the local replicas have settled, as others are in trouble."""
         groups = {group.key: group for group in self._run.ledger.groups()}
         if ask.group is None or ask.number is None or self._finishing:
@@ -259,9 +262,9 @@ class RunSpan(Carrier):
 
     def _doom(self, group: Group, number: int) -> None:
         spanned = self._groups.get(group.key)
-        channel = self._root if group.is_root else spanned and spanned.channel
-        if channel:
-            channel.session.freeze(number)
+        session = self._root if group.is_root else spanned and spanned.session
+        if session:
+            session.freeze(number)
         if self._finishing:
             self.tell(group=group)
         elif not self.told:
@@ -283,36 +286,33 @@ class RunSpan(Carrier):
         if overdue is not None:
             number = overdue.number
         found = tuple(Failure.of(replica_id, error) for replica_id, error in (failures or {}).items())
-        snapshot = to_portable(self._run.snapshot(blocked=self._blocked))
+        snapshot = self._run.snapshot(blocked=self._blocked)
         self._team.control.send(Trouble(self.number, snapshot, key, number, overdue, found, note))
 
-    def tell_waiting(self, *, is_answer: bool = False) -> None:
+    def _tell_waiting(self, *, is_answer: bool = False) -> None:
         """Tell the coordinator what local replicas wait in, while nothing is wrong here."""
         if not self.told and not self.is_over and self.error is None:
-            if is_answer:
-                self._blocked = tuple(sorted(self._run.waiting_for_good()))
-            snapshot = to_portable(self._run.snapshot(blocked=self._blocked))
-            self._team.control.send(Waiting(self.number, snapshot, is_answer))
+            self._team.control.send(Waiting(self.number, self._run.snapshot(blocked=self._blocked), is_answer))
 
     def fail(self, error: CollectiveError) -> None:
         """End the run: the strategy has ended."""
         if self.is_over or self.error is not None:
             return
         self.error = error
-        for channel in (self._root, *(spanned.channel for spanned in self._groups.values())):
-            if channel is not None:
-                channel.session.freeze()
+        for session in (self._root, *(spanned.session for spanned in self._groups.values())):
+            if session is not None:
+                session.freeze()
         if not self._left:
             self._run.fail(error)
 
 
 class _SpannedGroup:
-    """A group with members on several workers, and its channel, once there is one; until then, its slots wait."""
+    """A group with members on several workers, and its session, once there is one; until then, its slots wait."""
 
     def __init__(self, team: Team, group: Group, workers: tuple[int, ...]) -> None:
         self.workers = workers
         self.group = weakref.ref(group)
-        self.channel: Channel | None = None
+        self.session: Session | None = None
         self.tag: int | None = None
         self.waiting: list[Rendezvous] = []
         self.creation = _digest_of_creation(team, group)

@@ -32,17 +32,16 @@ from aiodist._core.ledger import Ledger, Path, Slot
 from aiodist._core.report import CollectiveReport, Reason, ReplicaReport, ReplicaState
 from aiodist._core.snapshot import Overdue, ReplicaFacts, Snapshot
 from aiodist._core.text import ids
-from aiodist._workers.channel import Carrier, Channel
 from aiodist._workers.driver import Driver
 from aiodist._workers.exchange import Plans
 from aiodist._workers.layout import Layout
-from aiodist._workers.messages import OUTSIDE, Ask, GaveUp, GroupTag, Lost, Message, Query, Report, Stalled, Trouble
-from aiodist._workers.portable import digest_of, portable, resolved, to_portable
+from aiodist._workers.messages import OUTSIDE, Ask, GroupTag, Lost, Message, Query, Report, Stalled, Trouble
+from aiodist._workers.portable import digest_of, portable, resolved
 from aiodist._workers.record import FLOAT64, NO_FLAGS, Callers, Found
-from aiodist._workers.session import Session, Step
+from aiodist._workers.session import Carrier, Session, Step
 from aiodist._workers.transport import OF_VALUES, Communicator, Steps, T, Threads
 
-Move = Callable[[Channel, Found], Steps[Any]]
+Move = Callable[[Session, Found], Steps[Any]]
 Meaning = tuple[bytes, Callers | None]
 _MOST_DIGESTS: Final = 4096
 _CHANNELS: Final = 64
@@ -120,23 +119,22 @@ class Team:
         layout: the workers' replicas.
         settings: what all workers have in common.
         communicator: the strategy's own.
-        control: the connection to the coordinator.
-        driver: carries steps out.
+        connect: makes the connection to the coordinator, which passes on to this team what comes over it.
 
     Attributes:
+        driver: carries steps out.
         threads: fold and copy what would hold up the event loop.
         plans: what workers exchange for collectives.
         error: what has ended the strategy; None while all is well.
     """
 
     def __init__(
-        self, layout: Layout, settings: Settings, communicator: Communicator, control: Control, driver: Driver
+        self, layout: Layout, settings: Settings, communicator: Communicator, connect: Callable[[Team], Control]
     ) -> None:
         self.layout = layout
         self.settings = settings
         self.communicator = communicator
-        self.control = control
-        self.driver = driver
+        self.driver = Driver()
         self.threads = Threads()
         self.plans = Plans(layout, ordered=settings.ordered)
         self.error: CollectiveError | None = None
@@ -146,6 +144,7 @@ class Team:
         self._meanings: dict[tuple[int, int, int, Path], tuple[Meaning, Any]] = {}
         self._channels: dict[int, Communicator] = {}
         self._groups: dict[int, Communicator] = {}
+        self.control = connect(self)
 
     def check(self) -> None:
         """Check that the strategy can be used.
@@ -212,38 +211,35 @@ class Team:
         if self.error is not None:
             carrier.fail(self.error)
         elif asked is not None:
-            carrier.asked(asked)
+            carrier.receive(asked)
 
-    def choose_channel(self, channel: Channel) -> Steps[tuple[int, Communicator]]:
+    def choose_channel(self) -> Steps[tuple[int, Communicator]]:
         """Return the first communicator that all workers have free, with its number; make one where there is none."""
-        free = channel.records.free()
+        session = self.outside.session
+        free = session.records.free()
         number = next((n for n in range(_CHANNELS) if free >> n & 1), None)
         if number is None:
             raise RuntimeError(f"a strategy has at most {_CHANNELS} runs at a time")
         if number not in self._channels:  # the same on every worker: channels are made in the order of openings
-            making = channel.communicator.idup()
-            yield making
-            self._channels[number] = making.result()
-        channel.session.free &= ~(1 << number)
+            self._channels[number] = yield from self.communicator.dup()
+        session.free &= ~(1 << number)
         return number, self._channels[number]
 
     def free_channel(self, number: int) -> None:
         """Let other runs have a channel: this worker's part of what used it is over."""
-        self.outside.channel.session.free |= 1 << number
+        self.outside.session.free |= 1 << number
 
     def communicator_of_group(self, workers: Sequence[int], tag: GroupTag) -> Steps[Communicator]:
         """Return the communicator of a group that has been given that tag."""
         if tag.is_new:
-            making = self.communicator.icreate_group(workers, tag.tag)
-            yield making
-            self._groups[tag.tag] = making.result()
+            self._groups[tag.tag] = yield from self.communicator.create_group(workers, tag.tag)
         return self._groups[tag.tag]
 
     # What goes wrong.
 
-    def start(self, channel: Channel) -> None:
-        """Take what steps a channel has; an error in them, which is the engine's, ends the strategy."""
-        self.driver.start(self.guarded(channel.advance()))
+    def start(self, session: Session) -> None:
+        """Take what steps a session has; an error in them, which is the engine's, ends the strategy."""
+        self.driver.start(self.guarded(session.advance()))
 
     def guarded(self, steps: Steps[Any]) -> Steps[None]:
         """Carry out steps; an error in them, which is the engine's and may be one worker's alone, ends the strategy."""
@@ -251,7 +247,7 @@ class Team:
             yield from steps
         except Exception as error:  # noqa: BLE001  (whatever the engine raises)
             text = f"has given up: {type(error).__name__}: {error}".partition("\n")[0]
-            self.control.send(GaveUp(text))
+            self.control.send(Lost(self.layout.rank, text))
             lost = lost_worker(self.layout, self.layout.rank, text)
             lost.__cause__ = error
             self.end(lost)
@@ -285,20 +281,13 @@ class Team:
                 if self.driver.waiting_seconds >= stall_seconds() / 2:
                     warn_of_stall(message.text, resolved(message.file), message.line)
             case Ask() | Query() | GroupTag():
-                self._receive_for(self._carriers.get(message.run), message)
+                carrier = self._carriers.get(message.run)
+                if carrier is not None:
+                    carrier.receive(message)
+                elif isinstance(message, Ask):
+                    self._asked[message.run] = message
             case _:
                 raise ValueError(f"the coordinator does not send a {type(message).__name__}")
-
-    def _receive_for(self, carrier: Carrier | None, message: Ask | Query | GroupTag) -> None:
-        if carrier is None:
-            if isinstance(message, Ask):
-                self._asked[message.run] = message
-        elif isinstance(message, Ask):
-            carrier.asked(message)
-        elif isinstance(message, Query):
-            carrier.tell_waiting(is_answer=True)
-        else:
-            carrier.tagged(message)
 
     def owes_answer(self, run: int) -> bool:
         """Return whether this worker has not told the coordinator of a run in trouble."""
@@ -309,13 +298,22 @@ class Team:
         return run != OUTSIDE and run in self._carriers and self.driver.is_waited_for
 
     def answer_for(self, run: int, note: str = "") -> None:
-        """Tell of a run in the place of an event loop that has not done so; from any thread."""
-        carrier = self._carriers.get(run)
-        if carrier is not None:
-            carrier.tell(note=note)
+        """Tell of a run in trouble whose replicas have not settled, or that is not begun here; from any thread.
+
+        Args:
+            run: its number.
+            note: why the event loop, which would be asked otherwise, does not answer.
+        """
+        if not self.owes_answer(run):
             return
-        ledger = Ledger(self.layout.own, self.settings.order_check, total=self.layout.replicas)
-        self.control.send(Trouble(run, to_portable(ledger.snapshot(self.facts())), note=note))
+        carrier = self._carriers.get(run)
+        if carrier is not None and not note and self.may_answer(run):
+            self.driver.call(carrier.tell)
+        elif carrier is not None:
+            carrier.tell(note=note)
+        else:
+            ledger = Ledger(self.layout.own, self.settings.order_check, total=self.layout.replicas)
+            self.control.send(Trouble(run, ledger.snapshot(self.facts()), note=note))
 
     def facts(self, refusal: str = "") -> tuple[ReplicaFacts, ...]:
         """Return what is known of this worker's replicas outside of runs."""
@@ -343,7 +341,7 @@ class Outside(Carrier):
         self._tell_at: int | None = None
         layout = team.layout
         self._ledger = Ledger(layout.own, team.settings.order_check, total=layout.replicas, slot_type=Pending)
-        self.channel = Channel(Session("outside"), team.communicator, self)
+        self.session = Session("outside", team.communicator, self)
 
     def begin(self, call: Call, code: Any, offset: int, path: Path, move: Move, *, float64: bool = False) -> Pending:
         """Post a call for all local replicas; the steps that it takes are carried out from now on.
@@ -366,8 +364,8 @@ class Outside(Carrier):
         assert isinstance(slot, Pending)
         slot.move = move
         digest, _ = team.meaning(slot)
-        self.channel.session.post(Step(digest, slot, FLOAT64 if float64 else NO_FLAGS))
-        team.start(self.channel)
+        self.session.post(Step(digest, slot, FLOAT64 if float64 else NO_FLAGS))
+        team.start(self.session)
         return slot
 
     def refuse(self, call: Call, code: Any, offset: int, error: Exception | None) -> None:
@@ -401,43 +399,44 @@ class Outside(Carrier):
         """Note that the time is up in which the other workers were to make a call."""
         self.tell(number=pending.number, overdue=Overdue(self._ledger.root.key, pending.number, seconds))
 
-    def move(self, channel: Channel, step: Step, found: Found) -> Steps[None]:
+    def move(self, session: Session, step: Step | None, found: Found) -> Steps[None]:
         """Move the values of a call that all workers make."""
+        assert step is not None
         pending: Pending = step.what
         error = None
         try:
-            pending.value = yield from self._team.hurried(pending.move(channel, found))
+            pending.value = yield from self._team.hurried(pending.move(session, found))
         except OF_VALUES as raised:
             error = raised
         if not pending.complete:
             pending.end(error)
-        if channel.session.number + 1 == self._tell_at:
+        if session.number + 1 == self._tell_at:
             self.tell()
 
-    def diverged(self, channel: Channel) -> None:
+    def diverged(self, session: Session) -> None:
         """Hear that the workers make different calls."""
-        self.tell(number=channel.session.number)
+        self.tell(number=session.number)
 
-    def asked(self, ask: Ask) -> None:
+    def receive(self, message: Ask | Query | GroupTag) -> None:
         """Tell the coordinator what this worker calls, once it has come to a call that cannot be complete."""
-        session = self.channel.session
-        session.freeze(ask.number)
-        if ask.number is None or session.number >= ask.number:
+        assert isinstance(message, Ask)
+        self.session.freeze(message.number)
+        if message.number is None or self.session.number >= message.number:
             self.tell()
         else:
-            self._tell_at = ask.number
+            self._tell_at = message.number
 
     def tell(self, *, number: int | None = None, overdue: Overdue | None = None, note: str = "") -> None:
         """Tell the coordinator what this worker calls, once; from any thread."""
         if not self.told:
             self.told = True
-            self.channel.session.freeze(number)
-            snapshot = to_portable(_as_waiting(self._ledger.snapshot(self._team.facts(self._refusal))))
+            self.session.freeze(number)
+            snapshot = _as_waiting(self._ledger.snapshot(self._team.facts(self._refusal)))
             self._team.control.send(Trouble(OUTSIDE, snapshot, self._ledger.root.key, number, overdue, note=note))
 
     def fail(self, error: BaseException) -> None:
         """End all that is under way."""
-        self.channel.session.freeze()
+        self.session.freeze()
         for slot in list(self._ledger.root.slots()):
             assert isinstance(slot, Pending)
             slot.end(error)

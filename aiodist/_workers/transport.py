@@ -38,14 +38,6 @@ class Request(Protocol):
         ...
 
 
-class Making(Request, Protocol):
-    """A communicator that is being made."""
-
-    def result(self) -> Communicator:
-        """Return it; the request is complete."""
-        ...
-
-
 Steps: TypeAlias = Generator[Request, None, T]
 """Something that goes on when the request it has yielded is complete."""
 
@@ -119,11 +111,11 @@ class Communicator(Protocol):
         """Send the k-th part of a buffer of bytes to worker k; receive its part for this one."""
         ...
 
-    def idup(self) -> Making:
+    def dup(self) -> Steps[Communicator]:
         """Make another communicator of the same workers."""
         ...
 
-    def icreate_group(self, ranks: Sequence[int], tag: int) -> Making:
+    def create_group(self, ranks: Sequence[int], tag: int) -> Steps[Communicator]:
         """Make a communicator of some of the workers, which these alone call, for several groups in the same order.
 
         Args:
@@ -132,20 +124,6 @@ class Communicator(Protocol):
         """
         ...
 
-
-class Done:
-    """A request that is complete."""
-
-    def test(self) -> bool:
-        """Return that it is."""
-        return True
-
-    def add_done_callback(self, fn: Callable[[], object], /) -> None:
-        """Call a function at once."""
-        fn()
-
-
-DONE: Final = Done()
 
 OF_VALUES: Final = (TypeError, ValueError, OverflowError)
 """Errors of values, which every worker has alike; any other is the engine's, and may be one worker's alone."""
@@ -188,8 +166,8 @@ class Serial:
         self._name = name
         self._last: Future[Any] | None = None
 
-    def begin(self, fn: Callable[[], Any]) -> Job:
-        """Call a function when all that was to be called before has returned."""
+    def call(self, fn: Callable[[], T]) -> Steps[T]:
+        """Call a function when all that was to be called before has returned; return what it returns."""
         future: Future[Any] = Future()
         before, self._last = self._last, future
 
@@ -202,7 +180,9 @@ class Serial:
                 future.set_exception(error)
 
         threading.Thread(target=call, name=self._name, daemon=True).start()
-        return Job(future)
+        yield Job(future)
+        result: T = future.result()
+        return result
 
 
 class Threads:

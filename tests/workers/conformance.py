@@ -1,7 +1,7 @@
 """What every communicator must do, whatever engine it is of: cases that each worker goes through at the same time.
 
 A case is a generator that yields requests, to be complete before it is resumed, and asserts. Every worker knows what
-the others bring (it follows from their ranks) and works out in plain NumPy what must come of it.
+the others contribute (it follows from their ranks) and works out in plain NumPy what must come of it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ SPECIAL: Final = [np.inf, -np.inf, np.nan, -0.0, 0.0, 1.0, 2.0, -1.0]
 SIZES: Final = [0, 1, 7, 1000]
 
 
-def brought(rank: int, size: int, dtype: np.dtype) -> np.ndarray:
-    """Return what a worker brings: values of which sums and products come out the same in every order."""
+def contributed(rank: int, size: int, dtype: np.dtype) -> np.ndarray:
+    """Return what a worker contributes: values of which sums and products come out the same in every order."""
     draw = np.random.default_rng(100 * rank + size % 97)
     if dtype.kind == "b":
         return draw.random(size) < 0.5
@@ -50,9 +50,9 @@ def brought(rank: int, size: int, dtype: np.dtype) -> np.ndarray:
 
 
 def reduced(op: ReduceOp, size: int, dtype: np.dtype, ranks: Sequence[int]) -> np.ndarray:
-    """Return what comes of what these workers bring."""
+    """Return what comes of what these workers contribute."""
     with np.errstate(all="ignore"):
-        return functools.reduce(FOLDS[op], [brought(rank, size, dtype) for rank in ranks])
+        return functools.reduce(FOLDS[op], [contributed(rank, size, dtype) for rank in ranks])
 
 
 def check(op: ReduceOp, found: np.ndarray, wanted: np.ndarray) -> None:
@@ -77,10 +77,10 @@ def reductions_of_the_engine(c: Communicator) -> Iterator[Request]:
         for op in FOLDS:
             for size in SIZES if takes(op, dtype) and c.reduces(op, dtype) else ():
                 wanted = reduced(op, size, dtype, range(c.size))
-                mine = brought(c.rank, size, dtype)
+                mine = contributed(c.rank, size, dtype)
                 other = np.empty_like(mine)
                 yield c.iallreduce(op, mine, other)
-                np.testing.assert_array_equal(mine, brought(c.rank, size, dtype))
+                np.testing.assert_array_equal(mine, contributed(c.rank, size, dtype))
                 yield c.iallreduce(op, mine, mine)
                 check(op, mine, wanted)
                 check(op, other, wanted)
@@ -132,7 +132,7 @@ def reductions(c: Communicator) -> Iterator[Request]:
     for op in FOLDS:
         dtypes = [dtype for dtype in DTYPES if takes(op, dtype)]
         for size in SIZES:
-            results = yield from reduced_over_workers(op, [brought(c.rank, size, d) for d in dtypes], c)
+            results = yield from reduced_over_workers(op, [contributed(c.rank, size, d) for d in dtypes], c)
             for dtype, result in zip(dtypes, results, strict=True):
                 check(op, result, reduced(op, size, dtype, range(c.size)))
 
@@ -142,7 +142,7 @@ def reductions_at_the_edges_of_segments(c: Communicator) -> Iterator[Request]:
     for dtype, op in ((np.dtype(np.float32), ReduceOp.SUM), (np.dtype(np.int16), ReduceOp.MAX)):
         edge = SEGMENT // dtype.itemsize
         for sizes in ([edge - 1], [edge], [edge + 1], [5, edge, edge - 5, 1]):
-            results = yield from reduced_over_workers(op, [brought(c.rank, size, dtype) for size in sizes], c)
+            results = yield from reduced_over_workers(op, [contributed(c.rank, size, dtype) for size in sizes], c)
             for size, result in zip(sizes, results, strict=True):
                 check(op, result, reduced(op, size, dtype, range(c.size)))
 
@@ -242,9 +242,7 @@ def several_in_flight(c: Communicator) -> Iterator[Request]:
 
 def duplicates_are_apart(c: Communicator) -> Iterator[Request]:
     """Operations of two communicators, which half of the workers begin in the one order and half in the other."""
-    making = [c.idup(), c.idup()]
-    yield from reversed(making)
-    made = [duplication.result() for duplication in making]
+    made = [(yield from c.dup()), (yield from c.dup())]
     assert all((other.rank, other.size, other.engine) == (c.rank, c.size, c.engine) for other in made)
     values = [np.full(3, 10.0 ** (k + c.rank)) for k in (0, 8)]
     requests: dict[int, Request] = {}
@@ -257,9 +255,8 @@ def duplicates_are_apart(c: Communicator) -> Iterator[Request]:
     assert mine[0] == c.size - 1
     for k, value in zip((0, 8), values, strict=True):
         assert set(value) == {sum(10.0 ** (k + rank) for rank in range(c.size))}
-    again = made[1].idup()
-    yield again
-    yield again.result().ibcast(mine, 0)
+    again = yield from made[1].dup()
+    yield again.ibcast(mine, 0)
 
 
 def parts_of_the_workers(c: Communicator) -> Iterator[Request]:
@@ -267,9 +264,7 @@ def parts_of_the_workers(c: Communicator) -> Iterator[Request]:
     for number, members in enumerate([range(0, c.size, 2), range(1, c.size, 2), range(c.size)], 1):
         if c.rank not in members or len(members) < 2:
             continue
-        splitting = c.icreate_group(list(members), number)
-        yield splitting
-        part = splitting.result()
+        part = yield from c.create_group(list(members), number)
         assert (part.rank, part.size) == (list(members).index(c.rank), len(members))
         value = np.array([1 << c.rank])
         yield part.iallreduce(ReduceOp.SUM, value, value)
@@ -288,15 +283,15 @@ def gathered_leaves(c: Communicator) -> Iterator[Request]:
         dtypes = ["<f8", "<i2", "<f4", "<u1", "<c16"][: len(rows)]
         for axis in (0, 1):
 
-            def brings(
+            def contributes(
                 rank: int, rows: list[int] = rows, axis: int = axis, dtypes: list[str] = dtypes
             ) -> list[np.ndarray]:
                 leaves = [leaf(rank, n * (rank + 1), dtype) for n, dtype in zip(rows, dtypes, strict=True)]
                 return [array.T for array in leaves] if axis else leaves
 
-            own, axes = brings(c.rank), (axis,) * len(rows)
+            own, axes = contributes(c.rank), (axis,) * len(rows)
             found = yield from over_workers(Collective(ALL_GATHER, None, axes, spec_of(own, axes)), own, c)
-            for gathered, *parts in zip(found, *map(brings, range(c.size)), strict=True):
+            for gathered, *parts in zip(found, *map(contributes, range(c.size)), strict=True):
                 np.testing.assert_array_equal(gathered, np.concatenate(parts, axis), strict=True)
 
 
@@ -323,14 +318,14 @@ def exchanged_leaves(c: Communicator) -> Iterator[Request]:
     for rows in (1, SEGMENT // 100):
         for split, concat in ((0, 0), (0, 1), (1, 0)):
 
-            def brings(rank: int, rows: int = rows) -> np.ndarray:
+            def contributes(rank: int, rows: int = rows) -> np.ndarray:
                 whole = np.arange(rows * c.size * c.size, dtype=np.int64).reshape(rows * c.size, c.size)
                 return whole + 1_000_000 * rank
 
-            spec = spec_of([brings(0)], [None])
+            spec = spec_of([contributes(0)], [None])
             asked = Collective(ALL_TO_ALL, None, ((split, concat),), spec)
-            (found,) = yield from over_workers(asked, [brings(c.rank)], c)
-            parts = [np.split(brings(rank), c.size, split)[c.rank] for rank in range(c.size)]
+            (found,) = yield from over_workers(asked, [contributes(c.rank)], c)
+            parts = [np.split(contributes(rank), c.size, split)[c.rank] for rank in range(c.size)]
             np.testing.assert_array_equal(found, np.concatenate(parts, concat), strict=True)
 
 

@@ -176,7 +176,7 @@ def wait_until_the_others_wait() -> None:
 
 
 async def disagree(strategy: MultiWorkerMirroredStrategy, *, in_group: bool) -> None:
-    """Let the last replica bring more than the others, and catch the error."""
+    """Let the last replica contribute more than the others, and catch the error."""
 
     async def replica() -> None:
         ctx = aiodist.get_replica_context()
@@ -276,16 +276,9 @@ def conform() -> None:
         go_through(case, communicator)
     say(f"{communicator.engine} conforms in {time.perf_counter() - begun:.2f} s")
     options = CommunicationOptions(timeout_seconds=30)
-    strategy = MultiWorkerMirroredStrategy(["CPU:0", "CPU:1"], duplicate(communicator), communication_options=options)
+    strategy = MultiWorkerMirroredStrategy(["CPU:0", "CPU:1"], made(communicator.dup()), communication_options=options)
     say(f"digest {asyncio.run(all_values(strategy))}")
-    say(f"ordered {all_ordered_sums(duplicate(communicator), 4 // communicator.size)}")
-
-
-def duplicate(communicator: Communicator) -> Communicator:
-    """Return another communicator of the same workers."""
-    making = communicator.idup()
-    wait(making)
-    return making.result()
+    say(f"ordered {all_ordered_sums(made(communicator.dup()), 4 // communicator.size)}")
 
 
 def main() -> None:

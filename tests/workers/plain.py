@@ -22,15 +22,15 @@ from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Group, Ledger, Member, Slot
 from aiodist._core.report import ReplicaState
 from aiodist._core.snapshot import ReplicaFacts, Snapshot
-from aiodist._workers.channel import Channel
 from aiodist._workers.coordinator import Coordinator
 from aiodist._workers.engines.simulated import SimulatedCluster
 from aiodist._workers.layout import Layout
 from aiodist._workers.messages import Lost, Message, decode, encode
 from aiodist._workers.record import Found
+from aiodist._workers.session import Session
 from aiodist._workers.span import RunSpan
 from aiodist._workers.team import Settings, Team
-from aiodist._workers.transport import Request, Steps, as_bytes
+from aiodist._workers.transport import Steps, as_bytes
 
 
 class Op(NamedTuple):
@@ -262,57 +262,28 @@ class PlainMover:
     def payload(self, slot: Any) -> bytes:
         return np.int64(sum(slot.values)).tobytes() if self._small(slot) else b""
 
-    def move(self, channel: Channel, slot: Any, found: Found) -> Steps[Any]:
-        communicator = channel.communicator
-        if channel.records.in_full and self._small(slot):
-            parts = channel.records.payloads([8] * communicator.size)
+    def move(self, session: Session, slot: Any, found: Found) -> Steps[Any]:
+        communicator = session.communicator
+        if session.records.in_full and self._small(slot):
+            parts = session.records.payloads([8] * communicator.size)
             return sum(int.from_bytes(part, "little") for part in parts)
         everyone = np.empty(communicator.size, np.int64)
         own = np.array([sum(slot.values)], np.int64)
         yield communicator.iallgather(as_bytes(own), as_bytes(everyone))
         return int(everyone.sum())
 
-    def gather(self, channel: Channel, slot: Any) -> Steps[Any]:
+    def gather(self, session: Session, slot: Any) -> Steps[Any]:
         there = [] if slot is None else [v for p, v in enumerate(slot.values) if p not in slot.absent]
-        everyone = np.empty(channel.communicator.size, np.int64)
-        yield channel.communicator.iallgather(as_bytes(np.array([sum(there)], np.int64)), as_bytes(everyone))
+        everyone = np.empty(session.communicator.size, np.int64)
+        yield session.communicator.iallgather(as_bytes(np.array([sum(there)], np.int64)), as_bytes(everyone))
         return int(everyone.sum())
-
-
-class PlainDriver:
-    """Carries steps out, one at a time."""
-
-    def __init__(self) -> None:
-        self.processes: list[tuple[Any, Request | None]] = []
-        self.moving = 0
-
-    def start(self, steps: Steps[Any]) -> None:
-        self._advance(steps, None)
-
-    def notify(self) -> None: ...
-
-    def carry_out_calls(self) -> None: ...
-
-    def advance(self) -> None:
-        """Let go on what can."""
-        processes, self.processes = self.processes, []
-        for steps, request in processes:
-            self._advance(steps, request)
-
-    def _advance(self, steps: Any, request: Request | None) -> None:
-        try:
-            while request is None or request.test():
-                request = next(steps)
-        except StopIteration:
-            return
-        self.processes.append((steps, request))
 
 
 class PlainControl:
     """A worker's connection: messages wait until they are drawn."""
 
-    def __init__(self, job: PlainJob, rank: int) -> None:
-        self._job, self._rank = job, rank
+    def __init__(self, job: PlainJob, team: Team) -> None:
+        self._job, self._rank = job, team.layout.rank
 
     def send(self, message: Message) -> None:
         self._job.to_coordinator[self._rank].append(encode(message))
@@ -337,23 +308,16 @@ class PlainJob:
         self.coordinator = Coordinator(self.layout)
         self.to_coordinator: list[deque[bytes]] = [deque() for _ in counts]
         self.to_worker: list[deque[bytes]] = [deque() for _ in counts]
-        self.drivers: list[Any] = [PlainDriver() for _ in counts]
         self.teams: list[Team] = []
         self.runs: list[PlainRun] = []
         mover: Any = PlainMover(lambda slot: slot.number % 2 == 0)
         for rank, communicator in enumerate(self.cluster.communicators):
             layout = Layout(rank, devices)
-            team = Team(layout, Settings(), communicator, PlainControl(self, rank), self.drivers[rank])
-            run = PlainRun(layout.own, layout.replicas, program)
-            making = communicator.idup()
+            team = Team(layout, Settings(), communicator, partial(PlainControl, self))
+            run: Any = PlainRun(layout.own, layout.replicas, program)
+            run.span = RunSpan(team, 0, 0, communicator, run, mover)
             self.teams.append(team)
             self.runs.append(run)
-            self._makings = [*getattr(self, "_makings", []), making]
-        while self.cluster.held:
-            self.cluster.release(0)
-        for run, team, making in zip(self.runs, self.teams, self._makings, strict=True):
-            own: Any = run
-            run.span = RunSpan(team, 0, 0, making.result(), own, mover)
         self._ended: set[int] = set()
         self.dead: int | None = None
 
@@ -421,9 +385,10 @@ class PlainJob:
 
     def _deliver(self, index: int) -> None:
         self.cluster.release(index)
-        for rank, driver in enumerate(self.drivers):
+        for rank, team in enumerate(self.teams):
             if rank != self.dead:
-                driver.advance()
+                while team.driver._advance_all():
+                    pass
 
     def _to_coordinator(self, rank: int) -> None:
         self._send(self.coordinator.take(rank, decode(self.to_coordinator[rank].popleft())))

@@ -61,10 +61,9 @@ class Job:
             except Exception as error:  # noqa: BLE001  (it is the outcome)
                 outcomes[rank] = error
 
-        with anyio.fail_after(20):
-            async with anyio.create_task_group() as tasks:
-                for rank in range(len(self.strategies)):
-                    tasks.start_soon(one, rank)
+        async with anyio.create_task_group() as tasks:
+            for rank in range(len(self.strategies)):
+                tasks.start_soon(one, rank)
         return outcomes
 
     async def run(self, program: Program) -> list[Any]:
@@ -137,5 +136,4 @@ def _replica(program: Program) -> Awaitable[Any]:
 async def on_one_machine(program: Program, replicas: int) -> Sequence[Any]:
     """Return what each replica of a `MirroredStrategy` returns."""
     strategy = aiodist.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
-    with anyio.fail_after(20):
-        return strategy.experimental_local_results(await strategy.run(_replica, (program,)))
+    return strategy.experimental_local_results(await strategy.run(_replica, (program,)))

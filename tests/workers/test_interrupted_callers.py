@@ -143,7 +143,7 @@ _variables: WeakKeyDictionary[MultiWorkerMirroredStrategy, Variable] = WeakKeyDi
 async def _make_variable(strategy: MultiWorkerMirroredStrategy) -> None:
     with strategy.scope():
         _variables[strategy] = Variable(np.zeros(3), aggregation="mean")
-    await strategy.reduce("SUM", 1, None)  # which brings its initial value
+    await strategy.reduce("SUM", 1, None)  # which carries its initial value over
 
 
 OPERATIONS = [

