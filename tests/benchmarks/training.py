@@ -20,7 +20,7 @@ import numpy as np
 
 import aiodist
 from aiodist._demos.corpus import load_topics, windows
-from aiodist._demos.model import LanguageModel, Weights
+from aiodist._demos.model import LanguageModel
 from aiodist._demos.text import one_blas_thread
 from aiodist._demos.training import Adam, Plan, learning_rate, train_on
 
@@ -34,10 +34,12 @@ def plain(plan: Plan) -> None:
 
 def threaded(plan: Plan, count: int) -> None:
     """Train with threads that share the weights: each computes the gradients of its part, the first one the step."""
-    weights, optimiser = dict(plan.model.init(np.random.default_rng(plan.seed))), Adam(plan.decay)
+    weights = dict(plan.model.init(np.random.default_rng(plan.seed)))
+    optimisers = {name: Adam(np.full(w.shape, plan.decay * (w.ndim == 2), w.dtype)) for name, w in weights.items()}
     batches = aiodist.NumpyDataset((plan.inputs, plan.targets)).shuffle(plan.seed).batch(plan.batch).repeat()
     drawn, meeting = iter(batches), threading.Barrier(count)
-    parts: list[Weights] = [{}] * count
+    parts = [{name: np.empty_like(weight) for name, weight in weights.items()} for _ in range(count)]
+    nats = [0.0] * count
     inputs, targets = plan.inputs, plan.targets
 
     def work(thread: int) -> None:
@@ -47,14 +49,15 @@ def threaded(plan: Plan, count: int) -> None:
                 inputs, targets = next(drawn)
             meeting.wait()
             own = slice(thread * len(inputs) // count, (thread + 1) * len(inputs) // count)
-            surprise, parts[thread] = plan.model.nats_and_gradients(weights, inputs[own], targets[own])
+            nats[thread] = plan.model.nats_and_gradients(weights, inputs[own], targets[own], parts[thread])
             meeting.wait()
             if thread == 0:
-                scale, optimiser.rate = np.float32(len(targets)), learning_rate(step, plan.steps, plan.rate)
-                means = {name: reduce(np.add, [part[name] for part in parts]) / scale for name in weights}
-                for name, change in optimiser.changes(weights, means).items():
-                    weights[name] = weights[name] - change
-                float(surprise.mean())
+                scale, rate = np.float32(len(targets)), learning_rate(step, plan.steps, plan.rate)
+                for name, optimiser in optimisers.items():
+                    optimiser.rate = rate
+                    mean = reduce(np.add, [part[name] for part in parts]) / scale
+                    weights[name] = weights[name] - optimiser.change(weights[name], mean)
+                sum(nats) / len(targets)
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(1, count)]
     for thread in threads:
