@@ -374,7 +374,9 @@ class ControlledLoop(asyncio.SelectorEventLoop):
                             handle = self._choose(point - 1, handle)
                             if handle is None:
                                 continue
-                if not handle.cancelled():
+                    if not handle._cancelled:  # noqa: SLF001  (and `run`, written out, for all that a step raises ends it)
+                        handle._context.run(handle._callback, *handle._args)  # noqa: SLF001
+                elif not handle.cancelled():
                     handle.run()
         finally:
             self._end_turn()

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from inspect import isfunction
 from typing import Any, Protocol
 
@@ -79,29 +80,24 @@ class Observer:
         """All replicas of a run have ended."""
 
 
-class _Several(Observer):
-    """Several observers as one, each notified in the order in which they began to observe."""
-
-    def __init__(self, observers: tuple[Observer, ...]) -> None:
-        self.observers = observers
-        self.of_runs_alone = all(observer.of_runs_alone for observer in observers)
-
-
-def _tell_each(method: str) -> Callable[..., None]:
-    def tell(several: _Several, *args: Any) -> None:
-        for observer in several.observers:
-            getattr(observer, method)(*args)
-
-    return tell
-
-
-for _method in [name for name, value in vars(Observer).items() if isfunction(value)]:
-    setattr(_Several, _method, _tell_each(_method))
-
-
 def together(*observers: Observer) -> Observer:
-    """Return several observers as one, each notified in the order given."""
-    return observers[0] if len(observers) == 1 else _Several(observers)
+    """Return several observers as one, each notified in the order given of what it is interested in."""
+    if len(observers) == 1:
+        return observers[0]
+    several = Observer()
+    several.of_runs_alone = all(observer.of_runs_alone for observer in observers)
+    for name, notes_nothing in vars(Observer).items():
+        if isfunction(notes_nothing):
+            methods = [getattr(observer, name) for observer in observers]
+            methods = [each for each in methods if getattr(each, "__func__", None) is not notes_nothing]
+            if methods:
+                setattr(several, name, methods[0] if len(methods) == 1 else partial(_call_each, methods))
+    return several
+
+
+def _call_each(methods: list[Callable[..., None]], *args: Any) -> None:
+    for method in methods:
+        method(*args)
 
 
 _observing: ContextVar[tuple[Observer, ...]] = ContextVar("aiodist_observers", default=())

@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 
 from aiodist._core.call import Post
 from aiodist._core.instrument import Observer, together
-from aiodist._core.ledger import Member, Slot
+from aiodist._core.ledger import Member, RawPost, Slot, post_of
 from aiodist._core.report import Location
 from aiodist._core.text import place
 from aiodist._runtime.handle import CollectiveHandle
@@ -43,11 +43,16 @@ class ObservableRun(Protocol):
 
 
 class _Issued(NamedTuple):
-    """The last collective of a replica: its number, who issued it, as what, and from where."""
+    """The last collective of a replica: its number, who issued it, and what was asked for, and from where."""
 
     number: int
     task: Any
-    post: Post
+    raw: RawPost
+
+    @property
+    def post(self) -> Post:
+        """What was asked for, and the places."""
+        return post_of(self.raw)
 
     @property
     def where(self) -> Location:
@@ -68,7 +73,7 @@ class RaceWatch(Observer):
         number, task = slot.number, _current_task()
         if number < 0 or task is None:
             return
-        issued = _Issued(number, task, slot.post_of(member.position))
+        issued = _Issued(number, task, slot.raw_post_of(member.position))
         last = self._last.get(member)
         self._last[member] = issued
         known = _known.get()
