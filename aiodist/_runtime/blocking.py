@@ -1,9 +1,9 @@
-"""The watch over replicas that block their event loop: a thread looks at what the loop's own thread does.
+"""The watch over replicas that hold up their event loop: a thread looks at what the loop's own thread does.
 
-A loop that turns runs the timer of its stall watch. Where that is overdue, and the same replica runs whenever the
-thread looks, the loop is in one step of that replica. The machine may be busy, so that time counts for a second in
-which the loop's thread has computed, or has stood at one instruction without computing: then it waits for something.
-Where the time that a thread has computed cannot be asked for (macOS, Windows), there is no warning.
+While every look finds the same step of one task, nothing else goes on in the loop. The machine may be busy, so that
+time counts for a second in which the loop's thread has computed, or has stood at one instruction without computing:
+then it waits for something. Where the time that a thread has computed cannot be asked for (macOS, Windows), there is no
+warning.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import time
 from collections.abc import Callable, Sized
 from contextlib import suppress
 from types import FrameType
+from typing import Any
+from weakref import ref
 
 from aiodist._core.report import Location
 from aiodist._core.text import place
-from aiodist._runtime.stacks import drives_replica, is_plumbing, place_of
+from aiodist._runtime.stacks import is_plumbing, place_of
 
 _LIMIT_SECONDS = 1.0
 _PAUSE_SECONDS = 0.25
@@ -34,29 +36,27 @@ class BlockedLoop:
 
     Args:
         loop: returns the asyncio loop that runs in this thread; None on trio.
-        tick_seconds: how often it calls `tick` while it turns.
         tell: tells, from the watching thread, that a replica blocks the loop: the text, and the line.
+        clock: tells the time, in seconds.
+        computed: returns the seconds for which a thread has computed.
     """
 
     def __init__(
         self,
         loop: Callable[[], asyncio.AbstractEventLoop | None],
-        tick_seconds: float,
         tell: Callable[[str, Location], object],
+        clock: Callable[[], float] = time.monotonic,
+        computed: Callable[[int], float] | None = None,
     ) -> None:
         self._loop = loop
-        self._tick_seconds = tick_seconds
         self._tell = tell
+        self._clock = clock
+        self._computed = computed or (lambda thread: time.clock_gettime(time.pthread_getcpuclockid(thread)))
         self._thread = threading.get_ident()
-        self._ticked = time.monotonic()
-        self._step: tuple[object, ...] = ()
-        self._seen: tuple[object, ...] = ()
-        self._at = self._computed = self._held = 0.0
+        self._before: tuple[object, tuple[int, int], float, float] = (None, (0, 0), 0.0, 0.0)
+        self._held = 0.0
+        self._sent = self._arrived = 0  # callbacks
         self.watched = False
-
-    def tick(self) -> None:
-        """Note that the loop turns."""
-        self._ticked = time.monotonic()
 
     @property
     def over(self) -> bool:
@@ -65,44 +65,58 @@ class BlockedLoop:
         return loop is not None and loop.is_closed()
 
     def look(self) -> None:
-        """Look, from another thread, whether one replica's step has held the loop for a second."""
-        now, ticked = time.monotonic(), self._ticked
-        frame = sys._current_frames().get(self._thread) if now > ticked + self._tick_seconds else None  # noqa: SLF001
-        replica = None if frame is None else self._replica_in(frame)
-        if frame is None or replica is None:
-            self._step = ()
+        """Look, from another thread, whether one step of a replica's has held the loop for a second."""
+        frame = sys._current_frames().get(self._thread)  # noqa: SLF001  (documented, for all its name)
+        if frame is None:
             return
-        computed = time.clock_gettime(time.pthread_getcpuclockid(self._thread))
-        step, seen = (ticked, replica), (id(frame), frame.f_lasti)
-        if step != self._step:
+        now, computed = self._clock(), self._computed(self._thread)
+        task, step = self._step_in(frame)
+        at = id(frame), frame.f_lasti
+        step_before, at_before, then, computed_then = self._before
+        self._before = step, at, now, computed
+        if step is None or step != step_before:
             self._held = 0.0
         elif self._held < _LIMIT_SECONDS:
-            passed = min(now - self._at, 2 * _PAUSE_SECONDS)  # the whole process may have stood still
-            used = computed - self._computed
-            self._held += passed if seen == self._seen and used < _IDLE_SHARE * passed else used
-            where = _where(frame)
-            if self._held >= _LIMIT_SECONDS and where is not None:
-                self._tell(
-                    f"replica {replica} has held up the event loop for more than a second at {place(where)}: meanwhile "
-                    "no other replica goes on (await ctx.run_sync(function) runs it in a thread)",
-                    where,
-                )
-        self._step, self._seen, self._at, self._computed = step, seen, now, computed
+            passed = min(now - then, 2 * _PAUSE_SECONDS)  # the whole process may have stood still
+            used = computed - computed_then
+            self._held += passed if at == at_before and used < _IDLE_SHARE * passed else used
+            if self._held >= _LIMIT_SECONDS:
+                self._tell_of(task, _where(frame))
 
-    def _replica_in(self, frame: FrameType) -> int | None:
-        """Return the replica that runs: by the scheduler's frame around it, or by its child task's context."""
+    def _step_in(self, frame: FrameType) -> tuple[Any, object]:
+        """Return the task that runs, and what is another in its next step; None twice where none runs.
+
+        A task of trio counts its steps. On asyncio a callback is sent, which runs before the task's next step.
+        """
         outer: FrameType | None = frame
         while outer is not None:
-            member = drives_replica(outer)
-            if member is not None:
-                return member.replica_id
+            if outer.f_code.co_name == "unrolled_run" and outer.f_globals.get("__name__") == "trio._core._run":
+                task = outer.f_locals.get("task")
+                return task, None if task is None else (ref(task), getattr(task, "_schedule_points", object()))
             outer = outer.f_back
-        from aiodist._runtime.inspection import replica_of  # loaded when something is overdue
-
         loop = self._loop()
         task = None if loop is None else asyncio.current_task(loop)
-        replica = None if task is None else replica_of(task)
-        return None if replica is None else replica.id
+        if loop is None or task is None:
+            return None, None
+        if self._sent == self._arrived:
+            self._sent += 1
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._arrive)
+        return task, (ref(task), self._arrived)
+
+    def _arrive(self) -> None:
+        self._arrived = self._sent
+
+    def _tell_of(self, task: Any, where: Location | None) -> None:
+        from aiodist._runtime.inspection import replica_of  # loaded when something is overdue
+
+        replica = replica_of(task)
+        if replica is not None and where is not None:
+            self._tell(
+                f"replica {replica.id} has held up the event loop for more than a second at {place(where)}: meanwhile "
+                "no other replica goes on (await ctx.run_sync(function) runs it in a thread)",
+                where,
+            )
 
 
 def _where(frame: FrameType) -> Location | None:
@@ -132,7 +146,6 @@ def watch(blocked: BlockedLoop, runs: Sized) -> None:
     if not hasattr(time, "pthread_getcpuclockid"):
         return
     with _lock, suppress(RuntimeError):  # no more threads can be started: then nobody looks
-        blocked.tick()
         if blocked.watched:
             return
         if not _watched:
@@ -142,7 +155,7 @@ def watch(blocked: BlockedLoop, runs: Sized) -> None:
 
 
 class _Watcher(threading.Thread):
-    """The thread that looks, until no loop has runs. It calls into none, which `aiodist check` knows by its class."""
+    """The thread that looks, until no loop has runs; `aiodist check`, whose loop is not watched, knows its class."""
 
     def run(self) -> None:
         while True:

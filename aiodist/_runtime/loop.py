@@ -79,7 +79,7 @@ class AsyncioLoop(_TaskLoop):
     Attributes:
         handle: the class of handles.
         wakes_later: `wake` resumes nobody in the current callback of the loop, and who awaits in it is resumed, too.
-        clock: tells the time, in seconds; ``fine_clock`` in small steps, also within a turn of uvloop.
+        clock: tells the time, in seconds; ``fine_clock`` in small steps also on uvloop.
         wake: resume those who wait in a complete collective, in replica order, after what is ready now.
         call_soon, call_soon_threadsafe: call a function in the loop, after what is ready now; from any thread.
     """
@@ -93,7 +93,7 @@ class AsyncioLoop(_TaskLoop):
         self._alarm: TimerHandle | None = None
         plain = type(self.loop).time is BaseEventLoop.time
         self.clock: Callable[[], float] = time.monotonic if plain else self.loop.time  # the same, a call shorter
-        own = isinstance(self.loop, BaseEventLoop)  # uvloop's stands still within a turn, and counts milliseconds
+        own = isinstance(self.loop, BaseEventLoop)  # uvloop counts milliseconds
         self.fine_clock = self.clock if own else time.monotonic
         self.call_soon = self.loop.call_soon
         self.call_soon_threadsafe = self.loop.call_soon_threadsafe

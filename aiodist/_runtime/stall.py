@@ -121,8 +121,6 @@ class StallWatch:
 
     def _tick(self) -> None:
         self._ticks = bool(self._runs)
-        if self._blocked is not None:
-            self._blocked.tick()
         for run, seen in list(self._runs.items()):
             self._look(run, seen)
         if self._ticks:
@@ -219,11 +217,11 @@ def _new_watch(loop: Any) -> StallWatch | None:
         return None
     if isinstance(loop, asyncio.AbstractEventLoop):
         here = ref(loop)
-        blocked = BlockedLoop(here, _LONGEST_PAUSE, _show) if seconds else None
+        blocked = BlockedLoop(here, _show) if seconds else None
         return StallWatch(seconds, lambda delay, fn: _after_on_asyncio(here(), delay, fn), time.monotonic, blocked)
     from trio import current_time
 
-    blocked = BlockedLoop(lambda: None, _LONGEST_PAUSE, _show) if seconds else None
+    blocked = BlockedLoop(lambda: None, _show) if seconds else None
     return StallWatch(seconds, _after_on_trio, current_time, blocked)
 
 

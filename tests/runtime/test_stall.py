@@ -16,6 +16,8 @@ from anyio.lowlevel import checkpoint
 
 from aiodist import DeadlockError, ReplicaContext, StallWarning
 from aiodist._arrays.environment import stall_seconds
+from aiodist._runtime.blocking import BlockedLoop
+from aiodist._runtime.loop import running_on_trio
 from aiodist._runtime.stall import StallWatch, watch_here
 from tests.runtime.programs import Program, mirrored, run, still_works
 from tests.runtime.warned import Warned, warned
@@ -301,50 +303,83 @@ async def test_what_may_end_a_wait_makes_it_a_warning(
 # A replica that holds up the event loop.
 
 
-async def in_the_replica(block: Callable[[], None]) -> None:
-    block()
+class LoopThread:
+    """Looks at the thread that makes it as often as a test says, at times of the test's choosing."""
 
+    def __init__(self) -> None:
+        loop = None if running_on_trio() else asyncio.get_running_loop()
+        self.told: list[str] = []
+        self.now = self.computed = 0.0
+        self._blocked = BlockedLoop(
+            lambda: loop, lambda text, _: self.told.append(text), lambda: self.now, lambda _: self.computed
+        )
 
-async def in_a_child_task(block: Callable[[], None]) -> None:
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(in_the_replica, block)
+    def hold(self, seconds: float, share: float = 1.0) -> None:
+        """Hold up the loop; the thread computes for a share of that time, at another instruction at each look."""
+        for index in range(round(seconds * 10) + 1):
+            looker = threading.Thread(target=self._blocked.look)
+            looker.start()
+            looker.join() if index % 2 or not share else looker.join(60)
+            self.now += 0.1
+            self.computed += 0.1 * share
 
 
 @pytest.mark.every_loop
+@pytest.mark.parametrize("child", [False, True])
 @pytest.mark.parametrize(
-    ("computes", "act"), [(False, in_the_replica), (True, in_the_replica), (False, in_a_child_task)]
+    ("held", "share", "is_told"), [((1.2,), 1, True), ((1.2,), 0, True), ((1.2,), 0.5, False), ((0.9, 0.9), 1, False)]
 )
 async def test_a_replica_that_holds_up_the_loop_is_named_with_its_line(
-    computes: bool, act: Callable[[Any], Any], anyio_backend_name: str, monkeypatch: pytest.MonkeyPatch
+    held: tuple[float, ...], share: float, is_told: bool, child: bool
 ) -> None:
-    if act is in_a_child_task and anyio_backend_name == "trio":
-        pytest.skip("trio does not show another thread which task runs")
-    monkeypatch.setattr("aiodist._runtime.stall._LONGEST_PAUSE", 0.02)
-    monkeypatch.setattr("aiodist._runtime.blocking._LIMIT_SECONDS", 0.05)
+    thread = LoopThread()
+
+    async def hold(ctx: ReplicaContext) -> None:
+        for seconds in held:
+            if ctx.replica_id_in_sync_group == 1:
+                thread.hold(seconds, share)
+            await checkpoint()
+
+    async def in_tasks(ctx: ReplicaContext) -> None:
+        await ctx.barrier()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(hold, ctx)
+
+    await run(mirrored(2), in_tasks if child else hold)
+    assert len(thread.told) == is_told
+    for text in thread.told:
+        assert re.match(r"replica 1 has held up the event loop for more than a second at \S*test_stall.py:\d+: ", text)
+
+
+@pytest.mark.every_loop
+async def test_tasks_of_one_replica_that_run_one_after_the_other_do_not_add_up() -> None:
+    thread = LoopThread()
+
+    async def one(ctx: ReplicaContext, name: str) -> None:
+        await ctx.barrier(name=name)
+        thread.hold(0.9)
+
+    async def program(ctx: ReplicaContext) -> None:
+        async with anyio.create_task_group() as tasks:
+            for name in "ab":
+                tasks.start_soon(one, ctx, name)
+
+    await run(mirrored(1), program)
+    assert thread.told == []
+
+
+async def test_the_watch_looks_by_itself_while_there_are_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiodist._runtime.blocking._LIMIT_SECONDS", 0.02)
     monkeypatch.setattr("aiodist._runtime.blocking._PAUSE_SECONDS", 0.01)
     monkeypatch.setattr("aiodist._runtime.stall._watches", {})
-    told: list[str] = []
-    seen = threading.Event()
-
-    def warn(text: str, *_: object) -> None:
-        told.append(text)
-        seen.set()
-
-    def block() -> None:
-        while computes and not told:
-            pass
-        assert seen.wait(30)
+    told = threading.Event()
+    monkeypatch.setattr(warnings, "warn_explicit", lambda *_: told.set())
 
     async def program(ctx: ReplicaContext) -> None:
         await ctx.barrier()
-        if ctx.replica_id_in_sync_group == 1:
-            await act(block)
-        await ctx.barrier()
+        assert told.wait(60)
 
-    monkeypatch.setattr(warnings, "warn_explicit", warn)
-    await run(mirrored(2), program)
-    (text,) = told
-    assert re.match(r"replica 1 has held up the event loop for more than a second at \S*test_stall.py:\d+: ", text)
+    await run(mirrored(1), program)
 
 
 # When it looks.
