@@ -14,6 +14,7 @@ Modules, in order; each imports only from those above it and from lower floors:
 - `threads`: the process-wide cache of idle threads.
 - `device_thread`: the thread in which `run_sync` works.
 - `pool`: the threads that make large results.
+- `participant`: a replica in one of its groups.
 - `merge`: merge functions.
 - `context`: `ReplicaContext`.
 - `span`: what a run needs of several workers.

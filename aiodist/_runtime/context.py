@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from sys import _getframe
 from threading import get_ident
-from types import FrameType
-from typing import Any, Final, Literal, ParamSpec, Protocol, Self, TypeVar, overload
-from weakref import WeakSet
+from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
+from weakref import ref
 
 import anyio.to_thread
 import numpy as np
@@ -22,55 +20,21 @@ from aiodist._arrays.nests import Build, builder
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._collectives import kinds
 from aiodist._collectives import out as out_buffers
-from aiodist._core.errors import ReplicaContextError
-from aiodist._core.ledger import Member, Path, Replica
 from aiodist._runtime import requests
-from aiodist._runtime.current import Block, CrossReplica, get_current, standing_run
-from aiodist._runtime.device_thread import DeviceThread
-from aiodist._runtime.handle import Awaits, CollectiveHandle
+from aiodist._runtime.current import Entries, get_current, standing_run
+from aiodist._runtime.handle import CollectiveHandle, post
 from aiodist._runtime.merge import MergeCall
-from aiodist._runtime.rendezvous import Extras, OutBuffers
+from aiodist._runtime.participant import Participant
+from aiodist._runtime.rendezvous import OutBuffers
 from aiodist._runtime.requests import Request
-from aiodist._runtime.stacks import program_frame
 from aiodist_kernels import ReduceOp
 
 T = TypeVar("T")
 P = ParamSpec("P")
 Mean = Literal[ReduceOp.MEAN, "mean", "MEAN"]
 
-_RETIRED: Final = -1
-ANY_THREAD: Final = 0
-NO_RUN: Final = -2
 
-
-class RunOfReplica(Protocol):
-    """The run that a context's replica belongs to, as far as the context needs it."""
-
-    strategy: Any
-    thread: int
-    callers: Callable[[FrameType], Path]
-
-    @property
-    def post(self) -> Callable[..., CollectiveHandle[Any]]:
-        """Issues the replica's next collective."""
-        ...
-
-    def join(self, context: ReplicaContext, code: Any, offset: int) -> CollectiveHandle[Any]:
-        """Let a replica join."""
-        ...
-
-    def new_group(
-        self, member: Member, ranks: tuple[int, ...], name: str | None, code: Any, offset: int, path: Path
-    ) -> Member:
-        """Let a replica make a group."""
-        ...
-
-    def device_of(self, replica_id: int) -> str:
-        """Return a replica's device."""
-        ...
-
-
-class ReplicaContext(Block):
+class ReplicaContext:
     """One replica's view of its sync group. `Strategy.run` makes one for each replica; `get_replica_context` finds it.
 
     Calling a method issues a collective; awaiting the handle that it returns completes it. Every replica must issue the
@@ -94,7 +58,10 @@ class ReplicaContext(Block):
         replica_id_in_sync_group: the replica's id, from 0.
     """
 
-    __slots__ = ("__weakref__", "_worker", "awaits", "branches", "member", "of_run", "replica", "run", "thread")
+    __slots__ = ("__weakref__", "_entries", "_me")
+
+    _entries: Entries
+    _me: Participant
 
     def __init__(self, strategy: Any, replica_id_in_sync_group: int) -> None:
         run = standing_run(strategy)
@@ -102,58 +69,45 @@ class ReplicaContext(Block):
         index = requests.replica_id(replica_id_in_sync_group, "replica_id_in_sync_group")
         if not 0 <= index < len(members):
             raise ValueError(f"replica_id_in_sync_group must be from 0 to {len(members) - 1}, got {index}")
-        self.bind(run, members[index], None)
+        self._show(Participant(run, members[index], None))
 
-    @classmethod
-    def of(cls, run: Any, member: Member, worker: DeviceThread | None) -> Self:
-        """Return the context of a replica that runs."""
-        context = cls.__new__(cls)
-        context.bind(run, member, worker)
-        return context
+    def _show(self, participant: Participant) -> Self:
+        self._me = participant
+        self._entries = Entries()
+        participant.context = ref(self)
+        return self
 
-    def bind(self, run: Any, member: Member, worker: DeviceThread | None) -> None:
-        """Make this the context of a run's replica."""
-        Block.__init__(self)
-        self.run: RunOfReplica = run
-        self.member: Member = member
-        self._worker = worker
-        self.thread: int = run.thread
-        self.of_run: ReplicaContext | None = None
-        self.branches: WeakSet[ReplicaContext] | None = None
-        self.replica: Replica = member.replica
-        self.awaits: Awaits = Awaits()
+    def __enter__(self) -> Self:
+        self._entries.enter(self._me)
+        return self
 
-    def retire(self) -> None:
-        """Let every collective raise from now on: the replica's function has ended."""
-        self.thread = _RETIRED
-        self.awaits.frame = None
-        for branch in self.branches or ():
-            branch.thread = _RETIRED
+    def __exit__(self, *_: object) -> None:
+        self._entries.exit()
 
     def __repr__(self) -> str:
         me = f"replica {self.replica_id_in_sync_group} of {self.num_replicas_in_sync}"
-        label = self.member.group.label()
+        label = self._me.member.group.label()
         return f"<ReplicaContext: {me if label is None else f'{me} in {label}'} on {self.devices[0]}>"
 
     @property
     def replica_id_in_sync_group(self) -> int:
         """This replica's id, from 0; in a group that `new_group` made, its position there."""
-        return self.member.rank
+        return self._me.member.rank
 
     @property
     def num_replicas_in_sync(self) -> int:
         """How many replicas the sync group has."""
-        return self.member.group.size
+        return self._me.member.group.size
 
     @property
     def strategy(self) -> Any:
         """The strategy that the replica belongs to."""
-        return self.run.strategy
+        return self._me.run.strategy
 
     @property
     def devices(self) -> tuple[str, ...]:
         """The replica's devices, in canonical form."""
-        return (self.run.device_of(self.member.replica_id),)
+        return (self._me.run.device_of(self._me.member.replica_id),)
 
     @overload
     def all_reduce(
@@ -237,11 +191,13 @@ class ReplicaContext(Block):
                 type or dtype than the result.
             ValueError: an unknown reduce op; a buffer that has another shape, is read-only or overlaps.
         """
-        if get_current() is not self or self.thread != get_ident():
-            self.check("all_reduce")
-        frame, awaits = _getframe(1), self.awaits
+        me = self._me
+        if get_current() is not me or me.thread != get_ident():
+            me.check("all_reduce")
+        frame = _getframe(1)
+        awaits = me.awaits
         if frame is not awaits.frame and frame.f_code is not awaits.code:
-            frame = self._caller(frame, name)
+            frame = me.caller(frame, name)
         request: Request | None = None
         leaves: Any = value
         build: Build | None = None
@@ -260,12 +216,12 @@ class ReplicaContext(Block):
             before.following = request
         awaits.request = request
         if options is None and experimental_hints is None and out is None:
-            run = self.run
+            run = me.run
             path = () if frame is awaits.frame else run.callers(frame)
-            return run.post(self, request, frame.f_code, frame.f_lasti, path, leaves, build, None)
+            return post(run.handle(), me, request, frame.f_code, frame.f_lasti, path, leaves, build, None)
         options = requests.options(options, experimental_hints)
-        buffers = None if out is None else self._out_buffers(out, request, leaves)
-        return self.issue(frame, request, leaves, build, options=options, out=buffers)
+        buffers = None if out is None else _out_buffers(out, request, leaves)
+        return me.issue(frame, request, leaves, build, options=options, out=buffers)
 
     def all_gather(
         self, value: Any, axis: int, options: CommunicationOptions | None = None, *, name: str | None = None
@@ -284,12 +240,14 @@ class ReplicaContext(Block):
         Raises:
             ValueError: an array has no such axis.
         """
-        self.check("all_gather")
+        self._me.check("all_gather")
         name = requests.checked_name(name)
         structure, spec, leaves = requests.described(value)
         axes = kinds.axes_of(spec, axis)
         request = requests.request(kinds.ALL_GATHER, None, axes, name, structure, kinds.ragged(spec, axes))
-        return self.issue(_getframe(1), request, leaves, builder(structure), options=requests.options(options, None))
+        return self._me.issue(
+            _getframe(1), request, leaves, builder(structure), options=requests.options(options, None)
+        )
 
     def broadcast(self, value: Any, source: int = 0, *, name: str | None = None) -> CollectiveHandle[Any]:
         """Give every replica the value of one.
@@ -305,12 +263,12 @@ class ReplicaContext(Block):
         Raises:
             ValueError: there is no replica with the id ``source``; at the await, that replica has joined.
         """
-        self.check("broadcast")
+        self._me.check("broadcast")
         name = requests.checked_name(name)
         structure, spec, leaves = requests.described(value)
         source = requests.replica_id(source, "source")
         request = requests.request(kinds.BROADCAST, None, source, name, structure, spec)
-        return self.issue(_getframe(1), request, leaves, builder(structure))
+        return self._me.issue(_getframe(1), request, leaves, builder(structure))
 
     def reduce_scatter(
         self, reduce_op: ReduceOp | str, value: Any, axis: int = 0, *, name: str | None = None
@@ -332,12 +290,12 @@ class ReplicaContext(Block):
             ValueError: an unknown reduce op; an array has no such axis, or its size is not divisible by n; at the
                 await, a replica has joined.
         """
-        self.check("reduce_scatter")
+        self._me.check("reduce_scatter")
         name = requests.checked_name(name)
         op = requests.reduce_op(reduce_op, value)
         structure, spec, leaves = requests.described(value)
         request = requests.request(kinds.REDUCE_SCATTER, op, kinds.axes_of(spec, axis), name, structure, spec)
-        return self.issue(_getframe(1), request, leaves, builder(structure))
+        return self._me.issue(_getframe(1), request, leaves, builder(structure))
 
     def scan(self, reduce_op: ReduceOp | str, value: Any, *, name: str | None = None) -> CollectiveHandle[Any]:
         """Reduce a nest over the replicas up to and including this one (an inclusive prefix reduction, as MPI_Scan).
@@ -356,11 +314,11 @@ class ReplicaContext(Block):
             TypeError: a dtype that the op does not take, or `IndexedSlices`.
             ValueError: an unknown reduce op; at the await, a replica has joined.
         """
-        self.check("scan")
+        self._me.check("scan")
         op = requests.reduce_op(reduce_op, value)
         structure, spec, leaves = requests.described(value)
         request = requests.request(kinds.SCAN, op, None, requests.checked_name(name), structure, spec)
-        return self.issue(_getframe(1), request, leaves, builder(structure))
+        return self._me.issue(_getframe(1), request, leaves, builder(structure))
 
     def all_to_all(
         self, value: Any, split_axis: int = 0, concat_axis: int = 0, *, name: str | None = None
@@ -381,12 +339,12 @@ class ReplicaContext(Block):
             ValueError: an array has no such axis, or its size is not divisible by n; at the await, a replica has
                 joined.
         """
-        self.check("all_to_all")
+        self._me.check("all_to_all")
         name = requests.checked_name(name)
         structure, spec, leaves = requests.described(value)
         axes = kinds.split_axes_of(spec, split_axis, concat_axis)
         request = requests.request(kinds.ALL_TO_ALL, None, axes, name, structure, spec)
-        return self.issue(_getframe(1), request, leaves, builder(structure))
+        return self._me.issue(_getframe(1), request, leaves, builder(structure))
 
     def barrier(self, *, name: str | None = None) -> CollectiveHandle[None]:
         """Wait until every replica has called this.
@@ -397,17 +355,19 @@ class ReplicaContext(Block):
         Returns:
             A handle; its await gives None.
         """
-        if get_current() is not self or self.thread != get_ident():
-            self.check("barrier")
-        frame, awaits = _getframe(1), self.awaits
+        me = self._me
+        if get_current() is not me or me.thread != get_ident():
+            me.check("barrier")
+        frame = _getframe(1)
+        awaits = me.awaits
         if frame is not awaits.frame and frame.f_code is not awaits.code:
-            frame = self._caller(frame, name)
+            frame = me.caller(frame, name)
         if name is None:
-            run = self.run
+            run = me.run
             path = () if frame is awaits.frame else run.callers(frame)
-            return run.post(self, _BARRIER, frame.f_code, frame.f_lasti, path, None, None, None)
+            return post(run.handle(), me, _BARRIER, frame.f_code, frame.f_lasti, path, None, None, None)
         request = requests.request(kinds.BARRIER, None, None, requests.checked_name(name), None, None)
-        return self.issue(frame, request, None, None)
+        return me.issue(frame, request, None)
 
     def merge_call(
         self,
@@ -438,12 +398,12 @@ class ReplicaContext(Block):
                 has joined.
             Exception: at the await: what ``merge_fn`` raised; `Strategy.run` raises it once.
         """
-        self.check("merge_call")
+        self._me.check("merge_call")
         if not callable(merge_fn):
             raise TypeError(f"merge_call expects a function, got {merge_fn!r}")
         call = MergeCall(merge_fn, *requests.call_arguments(args, kwargs))
         request = requests.merge_request(merge_fn, call.args, call.kwargs, requests.checked_name(name))
-        return self.issue(_getframe(1), request, call, None)
+        return self._me.issue(_getframe(1), request, call)
 
     def join(self) -> CollectiveHandle[int]:
         """Take part in the others' collectives without a value, until every replica has joined.
@@ -459,9 +419,10 @@ class ReplicaContext(Block):
         Raises:
             ReplicaContextError: the replica has joined already, or the call is made outside this replica.
         """
-        self.check("join")
-        frame = self._caller(_getframe(1), "join")
-        return self.run.join(self, frame.f_code, frame.f_lasti)
+        self._me.check("join")
+        frame = self._me.caller(_getframe(1), "join")
+        handle: CollectiveHandle[int] = self._me.run.join(self._me, frame.f_code, frame.f_lasti)
+        return handle
 
     def new_group(self, replica_ids: Iterable[int], name: str | None = None) -> ReplicaContext:
         """Return this replica's context in a group of some of the replicas, with an order of collectives of its own.
@@ -484,7 +445,7 @@ class ReplicaContext(Block):
             TypeError: an argument has the wrong type.
             ValueError: there are no ids, unknown ones or duplicates; or this replica is not a member.
         """
-        self.check("new_group")
+        self._me.check("new_group")
         name = requests.checked_name(name)
         ids = requests.replica_ids(replica_ids, self.num_replicas_in_sync)
         me = self.replica_id_in_sync_group
@@ -493,14 +454,9 @@ class ReplicaContext(Block):
                 f"new_group makes a group of replicas {list(ids)}, and replica {me}, which called it, is not among "
                 f"them; let only members make it:  if ctx.replica_id_in_sync_group in {list(ids)}: ..."
             )
-        frame = self._caller(_getframe(1), name)
-        member = self.run.new_group(self.member, ids, name, frame.f_code, frame.f_lasti, self.run.callers(frame))
-        context = self.of(self.run, member, self._worker)
-        of_run = context.of_run = self.of_run or self
-        context.awaits = of_run.awaits
-        of_run.branches = of_run.branches if of_run.branches is not None else WeakSet()
-        of_run.branches.add(context)
-        return context
+        frame, run = self._me.caller(_getframe(1), name), self._me.run
+        member = run.new_group(self._me.member, ids, name, frame.f_code, frame.f_lasti, run.callers(frame))
+        return context_of(self._me.branch(member))
 
     async def run_sync(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a plain function in the worker thread of this replica's device, and wait for it.
@@ -522,115 +478,43 @@ class ReplicaContext(Block):
             TypeError: ``fn`` is not callable, or is a coroutine function.
             Exception: what ``fn`` raises.
         """
-        self.check("run_sync")
+        self._me.check("run_sync")
         requests.check_plain(fn)
         call = partial(fn, *args, **kwargs) if args or kwargs else fn
-        if self._worker is None:  # outside a run no device has a thread of its own
+        worker = self._me.worker
+        if worker is None:  # outside a run no device has a thread of its own
             return await anyio.to_thread.run_sync(call)
-        return await self._worker.run(call)
+        return await worker.run(call)
 
-    def issue(
-        self,
-        frame: FrameType,
-        request: Request,
-        leaves: Any,
-        build: Build | None,
-        *,
-        options: CommunicationOptions | None = None,
-        out: OutBuffers | None = None,
-    ) -> CollectiveHandle[Any]:
-        """Issue a collective that is called from a frame."""
-        frame = self._caller(frame, request.call.name)
-        run = self.run
-        path = run.callers(frame)
-        return run.post(self, request, frame.f_code, frame.f_lasti, path, leaves, build, Extras(options, out))
 
-    def _caller(self, frame: FrameType, name: str | None) -> FrameType:
-        """Return the frame of the program that a call comes from, be it through an event loop's own functions.
+def context_of(participant: Participant) -> ReplicaContext:
+    """Return the context of a participant: the same one as long as somebody has it."""
+    found = None if participant.context is None else participant.context()
+    context: ReplicaContext = found or ReplicaContext.__new__(ReplicaContext)._show(participant)  # noqa: SLF001
+    return context
 
-        Raises:
-            ValueError: an event loop has made the call, and there is no name to compare instead of the call site.
-        """
-        found = program_frame(frame)
-        if found is None:
-            if name is None:
-                raise ValueError(
-                    "an event loop itself has called this collective, so there is no line of the program to compare it "
-                    "by; call it in a coroutine, or give it a name: ctx.barrier(name='...')"
-                )
-            return frame
-        if found is frame:
-            self.awaits.code = frame.f_code
-        return found
 
-    def _out_buffers(self, given: Any, request: Request, leaves: Any) -> OutBuffers:
-        """Return the buffers for a result as executors take them.
+def _out_buffers(given: Any, request: Request, leaves: Any) -> OutBuffers:
+    """Return the buffers for a result as executors take them.
 
-        Raises:
-            TypeError: a buffer is not an array, of another kind than the value, or has another dtype than the result.
-            ValueError: the structure or a shape is not the result's; a buffer is read-only, on another GPU, given for
-                two leaves, or overlaps what it may not.
-        """
-        structure = request.structure
-        if type(given) is ndarray:
-            buffers, found = [given], None
-        else:
+    Raises:
+        TypeError: a buffer is not an array, of another kind than the value, or has another dtype than the result.
+        ValueError: the structure or a shape is not the result's; a buffer is read-only, on another GPU, given for
+            two leaves, or overlaps what it may not.
+    """
+    structure = request.structure
+    if type(given) is ndarray:
+        buffers, found = [given], None
+    else:
+        buffers, found = nests.flatten(given)
+        if found != structure and nests.register_dicts(given):
             buffers, found = nests.flatten(given)
-            if found != structure and nests.register_dicts(given):
-                buffers, found = nests.flatten(given)
-            found = None if len(buffers) == 1 and buffers[0] is given else found
-        if found != structure:
-            expected, got = ("a single array" if each is None else nests.text(each) for each in (structure, found))
-            raise ValueError(f"out must be a nest like the value, {expected}, got {got}")
-        own = [leaves] if structure is None else leaves
-        return OutBuffers(out_buffers.checked(request.collective, own, buffers), given)
-
-    # Collectives in the wrong place.
-
-    def check(self, what: str) -> None:
-        """Check that the replica may issue collectives through this context, here and now.
-
-        Raises:
-            ReplicaContextError: it may not.
-        """
-        thread = self.thread
-        if thread == _RETIRED:
-            raise ReplicaContextError(
-                f"{what} was called through the context of {self.who()}, whose function has ended; "
-                "a replica's collectives are issued, and its child tasks end, before its function returns"
-            )
-        if thread == NO_RUN:
-            raise ReplicaContextError(
-                f"{what} was called through a context of {self.who()} that was made by hand; the other replicas are "
-                "not running: use `await strategy.run(fn)` and, in fn, `get_replica_context()`"
-            )
-        if thread != ANY_THREAD and thread != get_ident():
-            raise ReplicaContextError(
-                f"{what} of {self.who()} was called in the thread {threading.current_thread().name!r}; "
-                "collectives are issued in the event loop's thread: return the value from run_sync and pass it there"
-            )
-        here = get_current()
-        if here is self or (here is None and thread == ANY_THREAD):
-            return
-        if isinstance(here, CrossReplica):
-            raise ReplicaContextError(
-                f"{what} of {self.who()} was called in cross-replica context (under strategy.scope() or in a merge "
-                "function); there, combine per-replica values with `await strategy.reduce(op, value, axis)` or gather"
-            )
-        if here is None:
-            raise ReplicaContextError(
-                f"{what} was called through the context of {self.who()} outside that replica; "
-                "collectives are issued inside the function that strategy.run runs"
-            )
-        if here.replica is not self.replica:  # else one is that of a group
-            raise ReplicaContextError(
-                f"{what} was called through the context of {self.who()} inside {here.who()}; "
-                "each replica uses its own: ctx = aiodist.get_replica_context()"
-            )
-
-    def who(self) -> str:
-        """Return what errors call this replica, e.g. ``replica 0 of 2``."""
-        return f"replica {self.member.replica_id} of {self.member.group.ledger.root.size}"
+        found = None if len(buffers) == 1 and buffers[0] is given else found
+    if found != structure:
+        expected, got = ("a single array" if each is None else nests.text(each) for each in (structure, found))
+        raise ValueError(f"out must be a nest like the value, {expected}, got {got}")
+    own = [leaves] if structure is None else leaves
+    return OutBuffers(out_buffers.checked(request.collective, own, buffers), given)
 
 
 _BARRIER = Request.of_kind(kinds.BARRIER)

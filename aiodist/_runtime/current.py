@@ -1,7 +1,7 @@
 """The current context: what `get_replica_context` and its family answer, in the task or thread that asks.
 
 It is a context variable, so a child task or a worker thread of a replica keeps its replica's context, and concurrent
-runs keep apart. It holds the replica's context inside a replica, a `CrossReplica` under a strategy's scope or in a
+runs keep apart. It holds the `Participant` inside a replica, a `CrossReplica` under a strategy's scope or in a
 merge function, and nothing outside: then the default strategy's only replica is the current one.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from aiodist._core.ledger import Group
 
@@ -55,24 +55,8 @@ class Entries:
                 return
 
 
-class Block:
-    """What a with-block makes the current context."""
-
-    __slots__ = ("_entries",)
-
-    def __init__(self) -> None:
-        self._entries = Entries()
-
-    def __enter__(self) -> Self:
-        self._entries.enter(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._entries.exit()
-
-
 current: ContextVar[Any] = ContextVar("aiodist_current", default=None)
-"""A `ReplicaContext`, a `CrossReplica`, or None."""
+"""A `Participant`, a `CrossReplica`, or None."""
 
 
 class MakesRuns:

@@ -21,10 +21,10 @@ from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 from aiodist._arrays.nests import Build
 from aiodist._core.call import Post
 from aiodist._core.errors import CollectiveError, ReplicaContextError
-from aiodist._core.ledger import Member, RawPost, post_of
+from aiodist._core.ledger import Member, Path, RawPost, post_of
 from aiodist._core.text import shown
 from aiodist._runtime.current import get_current
-from aiodist._runtime.rendezvous import Rendezvous
+from aiodist._runtime.rendezvous import Extras, Rendezvous
 from aiodist._runtime.requests import START, Request
 
 T = TypeVar("T")
@@ -55,11 +55,11 @@ class Awaits:
 
     def keep(self, handle: CollectiveHandle[Any]) -> None:
         """Note that the next collective is issued before a handle has been awaited."""
-        slot = handle.slot
+        slot, member = posted(handle)
         if self._earlier is None:
             self._earlier = {}
         if len(self._earlier) < _MOST_KEPT and slot is not slot.group.joining:
-            self._earlier[slot.group.serial, slot.number] = slot.raw_post_of(handle.member.position)
+            self._earlier[slot.group.serial, slot.number] = slot.raw_post_of(member.position)
 
     def note(self, handle: CollectiveHandle[Any]) -> bool:
         """Note that a handle is awaited; return whether it is for the first time."""
@@ -68,7 +68,8 @@ class Awaits:
             return True
         if not self._earlier:
             return False
-        return self._earlier.pop((handle.slot.group.serial, handle.slot.number), None) is not None
+        slot, _ = posted(handle)
+        return self._earlier.pop((slot.group.serial, slot.number), None) is not None
 
     def warn(self, replica_id: int) -> None:
         """Warn of the handles that have never been awaited."""
@@ -105,45 +106,32 @@ class CollectiveHandle(Coroutine[Any, Any, T]):
         Exception: what a merge function raised, or what went wrong while the result was computed.
     """
 
-    # One is made for every call, so it has no constructor: the scheduler fills in these three.
-    __slots__ = ("__weakref__", "_steps", "build", "context", "slot")
+    # One is made for every call, so it has no constructor: `post` fills it in. What users have no use for has an
+    # underscore, or is a function below.
+    __slots__ = ("__weakref__", "_build", "_me", "_slot", "_steps")
 
-    slot: Rendezvous
+    _slot: Rendezvous
     """The collective."""
-    context: Any
-    """The context through which it was issued."""
-    build: Build | None
+    _me: Any
+    """The `Participant` that issued it."""
+    _build: Build | None
     """Puts the leaves of the result into containers like the replica's own; None for a single leaf."""
 
     _steps: Any
 
     def done(self) -> bool:
         """Return whether the collective is complete, so that awaiting it does not wait for another replica."""
-        return self.slot.complete
-
-    @property
-    def member(self) -> Member:
-        """The replica that issued it."""
-        member: Member = self.context.member
-        return member
-
-    def detach(self) -> None:
-        """Suppress the warning that it was never awaited: nobody has to await it."""
-        self.context.awaits.note(self)
+        return self._slot.complete
 
     def __repr__(self) -> str:
-        state = "not complete" if not self.slot.complete else "complete" if self.slot.error is None else "failed"
+        state = "not complete" if not self._slot.complete else "complete" if self._slot.error is None else "failed"
         return f"<CollectiveHandle: {self._text()}, {state}>"
 
-    @property
-    def post(self) -> Post:
-        """What was called, and where."""
-        return self.slot.post_of(self.member.position)
-
     def _text(self) -> str:
-        slot, post = self.slot, self.post
+        slot, member = self._slot, self._me.member
+        post = slot.post_of(member.position)
         number = "" if slot is slot.group.joining else f" #{slot.number}"
-        return f"{post.call}{number} of replica {self.member.replica_id} at {shown(post.location)}"
+        return f"{post.call}{number} of replica {member.replica_id} at {shown(post.location)}"
 
     def __await__(self) -> Generator[Any, Any, T]:
         raise NotImplementedError  # each event loop's handle has its own
@@ -182,20 +170,21 @@ class CollectiveHandle(Coroutine[Any, Any, T]):
         Raises:
             ReplicaContextError: another replica awaits it.
         """
-        if here is None or here.replica is None or here.replica is self.context.replica:
+        me = self._me
+        if here is None or here.replica is None or here.replica is me.replica:
             return
-        self.detach()
+        me.awaits.note(self)
         raise ReplicaContextError(
-            f"replica {here.replica_id_in_sync_group} awaits a handle that replica {self.member.replica_id} was given "
-            f"by {self.post.call}; each replica issues and awaits its own"
+            f"replica {here.member.rank} awaits a handle that replica {me.member.replica_id} was given "
+            f"by {self._slot.post_of(me.member.position).call}; each replica issues and awaits its own"
         )
 
     def _outcome(self) -> Any:
         """Return the result for this replica, or raise its error."""
-        slot = self.slot
+        slot, me = self._slot, self._me
         if slot.error is None:
-            return slot.read(self.member.position, self.build)
-        self.context.run.was_told(self.member)
+            return slot.read(me.member.position, self._build)
+        me.run.was_told(me.member)
         if isinstance(slot.error, CollectiveError):
             raise type(slot.error)(slot.error.report) from slot.error.__cause__  # each has its own, for its traceback
         raise slot.error.with_traceback(slot.traceback)
@@ -203,6 +192,82 @@ class CollectiveHandle(Coroutine[Any, Any, T]):
 
 def _refuse(handle: CollectiveHandle[Any], *_: object, **__: object) -> NoReturn:
     raise TypeError(f"this is the handle of a collective, not its result; is `await` missing? {handle._text()}")  # noqa: SLF001
+
+
+def posted(handle: CollectiveHandle[Any]) -> tuple[Rendezvous, Member]:
+    """Return the collective that a handle is of, and the replica that issued it."""
+    return handle._slot, handle._me.member  # noqa: SLF001  (declared above, for this module alone)
+
+
+def post(
+    self: CollectiveHandle[Any],
+    me: Any,
+    request: Request,
+    code: Any,
+    offset: int,
+    path: Path,
+    value: Any,
+    build: Build | None,
+    extras: Extras | None,
+) -> CollectiveHandle[Any]:
+    """Let a replica issue its next collective; return the handle to await.
+
+    Args:
+        self: a handle of the event loop's class.
+        me: the `Participant`.
+        request: what it asks for.
+        code: its caller's code, with
+        offset: the offset of the call in it.
+        path: its callers, as far as they are noted.
+        value: what it contributes: a leaf, or a list of leaves for a nest.
+        build: makes a nest like the one that it contributes; None for a single leaf.
+        extras: what few calls have; None for the others.
+
+    Raises:
+        ReplicaContextError: the replica has joined.
+        TypeError, ValueError: the arguments are wrong in themselves. Nothing has changed then.
+    """
+    run = me.run
+    member = me.member
+    group = member.group
+    if request.checked_for != group.size:
+        request.check(group.size)
+    slot: Any = group.post(member, request.call, code, offset, path)
+    position = member.position
+    if slot.request is None:
+        slot.request = request
+        slot.started = run.now()
+        if run.has_options:
+            run.begin(slot)
+    if extras is not None:
+        run.add(slot, position, extras)
+    slot.values[position] = value
+    self._slot = slot  # and `fill_in`, written out
+    self._me = me
+    self._build = build
+    if run.thread:
+        awaits = me.awaits
+        if awaits.latest is not None:
+            awaits.keep(awaits.latest)
+        awaits.latest = self
+    if run.observer is not None:
+        run.observer.posted(member, slot)
+    if slot.matched and not run.closed:
+        run.carry_out(slot, position)
+    elif group.doomed is not None:
+        run.reconsider(group, member)
+    return self
+
+
+def fill_in(self: CollectiveHandle[Any], me: Any, slot: Rendezvous) -> CollectiveHandle[Any]:
+    """Make a handle that of a collective which a replica has posted."""
+    self._slot, self._me, self._build = slot, me, None
+    if me.run.thread:  # outside any run there is no end at which to report those never awaited
+        awaits = me.awaits
+        if awaits.latest is not None:
+            awaits.keep(awaits.latest)
+        awaits.latest = self
+    return self
 
 
 _BINARY = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and or xor"
@@ -283,20 +348,22 @@ class AsyncioHandle(CollectiveHandle[T]):
     __slots__ = ()
 
     def __await__(self) -> Generator[Any, Any, T]:  # noqa: C901, PLR0912  (the way of every collective, in one frame)
-        slot, context = self.slot, self.context
+        slot = self._slot
+        me = self._me
         here = get_current()
-        if here is not context:
+        if here is not me:
             self._check_owner(here)
-        awaits = context.awaits
+        awaits = me.awaits
         if awaits.latest is self:
             awaits.latest = None
         else:
             awaits.note(self)
         if slot.released:
-            if slot.error is not None and context.run.was_told(context.member):
+            if slot.error is not None and me.run.was_told(me.member):
                 yield  # a waiter that has got the error must be cancellable
         else:
-            run, member = context.run, context.member
+            run = me.run
+            member = me.member
             if run.closed and not (slot.complete or slot.under_way):
                 yield  # nobody will come; but the cancellation may be on its way
                 if not slot.complete:
@@ -324,7 +391,7 @@ class AsyncioHandle(CollectiveHandle[T]):
             finally:
                 seat.slot = None
         if slot.plain:
-            build = self.build
+            build = self._build
             result: T = slot.result if build is None else build(slot.result)
             return result
         return cast("T", self._outcome())
@@ -335,7 +402,7 @@ class AsyncioHandle(CollectiveHandle[T]):
         Raises:
             RuntimeError: another task has been given the handle, too, and waits in it.
         """
-        if self.cr_suspended and self.cr_await is None and not (self.slot.released or self.context.run.closed):
+        if self.cr_suspended and self.cr_await is None and not (self._slot.released or self._me.run.closed):
             raise RuntimeError(f"two tasks were given one handle; let each of them await it: {self._text()}")
         return super().send(value)
 
@@ -374,10 +441,10 @@ class TrioHandle(CollectiveHandle[T]):
 
     def __await__(self) -> Generator[Any, Any, T]:
         self._check_owner(get_current())
-        return self._wait(self.context.awaits.note(self)).__await__()
+        return self._wait(self._me.awaits.note(self)).__await__()
 
     async def _wait(self, first: bool) -> T:
-        slot, run, member = self.slot, self.context.run, self.member
+        slot, run, member = self._slot, self._me.run, self._me.member
         chain = run.loop.chain
         if run.closed and not slot.released and not slot.under_way:
             await checkpoint()
@@ -415,9 +482,9 @@ class TrioHandle(CollectiveHandle[T]):
         Args:
             first: whether the handle was not awaited before.
         """
-        if self.slot.error is not None:
-            return bool(self.context.run.was_told(self.member))
-        return first and self.slot.last == self.member.position
+        if self._slot.error is not None:
+            return bool(self._me.run.was_told(self._me.member))
+        return first and self._slot.last == self._me.member.position
 
 
 class SoloHandle(CollectiveHandle[T]):
@@ -425,22 +492,18 @@ class SoloHandle(CollectiveHandle[T]):
 
     __slots__ = ("_awaited",)
 
-    def detach(self) -> None:
-        """Let nobody be warned that it was never awaited."""
-        self._awaited = True
-
     def __del__(self) -> None:
-        if hasattr(self, "slot") and not (hasattr(self, "_awaited") or sys.is_finalizing()):
-            self.slot.group.open.pop(self.slot.number, None)  # a merge_call, whose function only the await runs
-            _warn(self.member.replica_id, self.post)
+        if hasattr(self, "_slot") and not (hasattr(self, "_awaited") or sys.is_finalizing()):
+            self._slot.group.open.pop(self._slot.number, None)  # a merge_call, whose function only the await runs
+            _warn(self._me.member.replica_id, self._slot.post_of(self._me.member.position))
 
     def __await__(self) -> Generator[Any, Any, T]:
-        self.detach()
+        self._awaited = True
         return self._wait().__await__()
 
     async def _wait(self) -> T:
-        if self.slot.complete:
+        if self._slot.complete:
             await checkpoint()
         else:
-            await self.context.run.loop.merge(self.slot)
+            await self._me.run.loop.merge(self._slot)
         return cast("T", self._outcome())

@@ -280,7 +280,7 @@ class WaitGraph:
         if not things:
             return ()
         if kind is Awaited.COLLECTIVE:
-            return self._once(id(things[0].slot), lambda: self._missing(things[0]))
+            return self._once(id(things[0]), lambda: self._missing(things[0]))
         if kind is Awaited.TASK:
             return self._once(id(waiter), lambda: tuple(filter(None, (self._by_task.get(id(t)) for t in things))))
         if kind in (Awaited.LOCK, Awaited.SEMAPHORE):
@@ -303,8 +303,7 @@ class WaitGraph:
             self._known[key] = find()
         return self._known[key]
 
-    def _missing(self, handle: Any) -> tuple[Waiter, ...]:
-        slot = handle.slot
+    def _missing(self, slot: Any) -> tuple[Waiter, ...]:
         if slot.matched:
             return tuple(waiter for waiter in self.waiters if waiter.merging is slot)
         missing = (member.replica for member in slot.group.members if not member.has_posted(slot))
@@ -538,7 +537,7 @@ def _blockers(graph: WaitGraph, waiter: Waiter) -> Sequence[Sequence[Any]]:
     """Return the ways in which a wait can end, each as those who must all act; empty where that is not certain."""
     kind, things = waiter.suspension.kind, waiter.suspension.things
     if kind is Awaited.COLLECTIVE and things:
-        slot = things[0].slot
+        slot = things[0]
         elsewhere = [_ELSEWHERE] if slot.group.size != len(slot.group.members) else []
         enders = graph.enders(waiter) if slot.matched else ()
         if slot.complete or (slot.matched and not enders and not elsewhere):

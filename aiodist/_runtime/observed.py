@@ -137,12 +137,12 @@ class _Observed(CollectiveHandle[Any]):
     __slots__ = ()
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        observer = self.context.run.observer
-        observer.waits(self.member, self.slot)
+        observer, member, slot = self._me.run.observer, self._me.member, self._slot
+        observer.waits(member, slot)
         try:
             return (yield from super().__await__())
         finally:
-            observer.resumed(self.member, self.slot)
+            observer.resumed(member, slot)
 
 
 @cache

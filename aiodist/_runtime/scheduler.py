@@ -43,7 +43,6 @@ from typing import Any
 from anyio import create_task_group, get_cancelled_exc_class
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from aiodist._arrays.nests import Build
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import check_awaited
 from aiodist._collectives import kinds
@@ -56,10 +55,10 @@ from aiodist._core.ledger import Group, Ledger, Member, Path
 from aiodist._core.report import CollectiveReport, Location, Reason, ReplicaState
 from aiodist._core.snapshot import Overdue, ReplicaFacts, Snapshot
 from aiodist._core.text import ids
-from aiodist._runtime.context import ANY_THREAD, NO_RUN, ReplicaContext
+from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import current
 from aiodist._runtime.device_thread import DeviceThread
-from aiodist._runtime.handle import CollectiveHandle
+from aiodist._runtime.handle import CollectiveHandle, fill_in
 from aiodist._runtime.loop import AsyncioLoop, SoloLoop, TrioLoop, new_loop
 from aiodist._runtime.merge import merge
 from aiodist._runtime.outcome import (
@@ -70,6 +69,7 @@ from aiodist._runtime.outcome import (
     without_cancellations,
     without_frames_of_ours,
 )
+from aiodist._runtime.participant import ANY_THREAD, NO_RUN, Participant
 from aiodist._runtime.pool import ReductionThreads
 from aiodist._runtime.rendezvous import Extras, Rendezvous
 from aiodist._runtime.requests import Request
@@ -93,7 +93,6 @@ class _State:
     """What a run knows of one replica beside its collectives.
 
     Attributes:
-        context: its context.
         awaitable: what it runs: its function's coroutine, while that is under way.
         returned: what its function returned, with the frame that it returned from, where that is known.
         cancelled_in: the files and lines that it was at when it was cancelled out of a collective, innermost first.
@@ -101,10 +100,9 @@ class _State:
         told: the error that ended the run has been raised in it.
     """
 
-    __slots__ = ("awaitable", "cancelled_by", "cancelled_in", "context", "returned", "told")
+    __slots__ = ("awaitable", "cancelled_by", "cancelled_in", "returned", "told")
 
     def __init__(self) -> None:
-        self.context: ReplicaContext | None = None
         self.awaitable: Any = None
         self.returned: tuple[Any, FrameType | None] | None = None
         self.cancelled_in: tuple[tuple[str, int], ...] = ()
@@ -139,8 +137,11 @@ class Run:
         over: all its tasks have ended, be it that some never began.
         error: what the order check found.
         loop: the event loop.
+        handle: the class of handles.
         threads: make results that would hold up the loop.
         thread: the loop's thread.
+        now: tells the time, on the event loop's clock.
+        has_options: it has options, which collectives begin with.
         has_groups: replicas have made groups beside the run's own.
         span: carries matched collectives to other workers; None where there are none.
         observer: is notified of what happens; None without one.
@@ -166,12 +167,13 @@ class Run:
         self.closed = self.over = False
         self.error: CollectiveError | None = None
         self.loop: Any = None
+        self.handle: type[CollectiveHandle[Any]] = CollectiveHandle
         self.threads: Any = None
         self.thread = 0
         self.has_groups = False
         self.span: Span | None = None
         self.observer: Observer | None = None
-        self._has_options = options != CommunicationOptions()
+        self.has_options = options != CommunicationOptions()
         self._states = [_State() for _ in devices]
         self._echo: CollectiveError | None = None
         self._troubles: dict[Group, _Trouble] = {}
@@ -188,15 +190,15 @@ class Run:
     def attach(self, loop: AsyncioLoop | TrioLoop | SoloLoop, threads: Any, thread: int) -> None:
         """Bind the run to the event loop, and the thread, in which its replicas run."""
         self.loop, self.threads, self.thread = loop, threads, thread
-        self._handle = loop.handle
-        self._clock = loop.clock
+        self.handle = loop.handle
+        self.now = loop.clock
         self._wake = loop.wake
         self._wakes_later = loop.wakes_later
 
     def observe(self, observer: Observer, handle: type[CollectiveHandle[Any]]) -> None:
         """Tell an observer what happens, with handles that tell it of awaits."""
         self.observer = observer
-        self._handle = handle
+        self.handle = handle
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -218,70 +220,13 @@ class Run:
 
     # The way of a collective that goes well.
 
-    def post(
-        self,
-        context: ReplicaContext,
-        request: Request,
-        code: Any,
-        offset: int,
-        path: Path,
-        value: Any,
-        build: Build | None,
-        extras: Extras | None,
-    ) -> CollectiveHandle[Any]:
-        """Let a replica issue its next collective; return the handle to await.
-
-        Args:
-            context: the replica's, for the group that it issues it in.
-            request: what it asks for.
-            code: its caller's code, with
-            offset: the offset of the call in it.
-            path: its callers, as far as they are noted.
-            value: what it contributes: a leaf, or a list of leaves for a nest.
-            build: makes a nest like the one that it contributes; None for a single leaf.
-            extras: what few calls have; None for the others.
-
-        Raises:
-            ReplicaContextError: the replica has joined.
-            TypeError, ValueError: the arguments are wrong in themselves. Nothing has changed then.
-        """
-        member = context.member
-        group = member.group
-        if request.checked_for != group.size:
-            request.check(group.size)
-        slot: Any = group.post(member, request.call, code, offset, path)
-        position = member.position
-        if slot.request is None:
-            slot.request = request
-            slot.started = self._clock()
-            if self._has_options:
-                self._begin(slot)
-        if extras is not None:
-            self._add(slot, position, extras)
-        slot.values[position] = value
-        make = self._handle
-        handle = make()  # and `_new_handle`, written out
-        handle.context, handle.slot, handle.build = context, slot, build
-        if self.thread:
-            awaits = context.awaits
-            if awaits.latest is not None:
-                awaits.keep(awaits.latest)
-            awaits.latest = handle
-        if self.observer is not None:
-            self.observer.posted(member, slot)
-        if slot.matched and not self.closed:
-            self._carry_out(slot, position)
-        elif group.doomed is not None:
-            self.reconsider(group, member)
-        return handle
-
-    def _begin(self, slot: Rendezvous) -> None:
+    def begin(self, slot: Rendezvous) -> None:
         """Note the run's options for a collective."""
         slot.options = self.options
         if self.options.timeout_seconds is not None:
             self._limit(slot, self.options.timeout_seconds)
 
-    def _add(self, slot: Rendezvous, position: int, extras: Extras) -> None:
+    def add(self, slot: Rendezvous, position: int, extras: Extras) -> None:
         """Note the options and the buffers of one post."""
         options, out = extras.options, extras.out
         if options is not None:
@@ -292,16 +237,6 @@ class Run:
         if out is not None:
             slot.outs = {**(slot.outs or {}), position: out}
 
-    def _new_handle(self, context: ReplicaContext, slot: Rendezvous) -> CollectiveHandle[Any]:
-        handle = self._handle()
-        handle.context, handle.slot, handle.build = context, slot, None
-        if self.thread:  # outside any run there is no end at which to report those never awaited
-            awaits = context.awaits
-            if awaits.latest is not None:
-                awaits.keep(awaits.latest)
-            awaits.latest = handle
-        return handle
-
     def _limit(self, slot: Rendezvous, seconds: float) -> None:
         deadline = slot.started + seconds
         if slot.deadline is None or deadline < slot.deadline:
@@ -309,7 +244,7 @@ class Run:
             heapq.heappush(self._deadlines, (deadline, next(self._count), slot))
             self._set_alarm(deadline)
 
-    def _carry_out(self, slot: Rendezvous, last: int) -> None:
+    def carry_out(self, slot: Rendezvous, last: int) -> None:
         """Take a collective on that all replicas of this process have posted alike."""
         if self.span is not None and self._spans(slot.group):
             self.span.matched(slot)
@@ -392,21 +327,21 @@ class Run:
         slot.shared = False
         self.complete(slot, results, error)
 
-    def join(self, context: ReplicaContext, code: Any, offset: int) -> CollectiveHandle[Any]:
+    def join(self, me: Participant, code: Any, offset: int) -> CollectiveHandle[Any]:
         """Let a replica join; return the handle to await.
 
         Raises:
             ReplicaContextError: it has joined already.
         """
-        member = context.member
+        member = me.member
         group = member.group
         matched = group.join(member, _JOIN, code, offset)
         slot: Any = group.joining
         if slot.request is None:
             slot.request = JOIN
-            slot.started = self._clock()
+            slot.started = self.now()
         slot.values = [member.rank]
-        handle = self._new_handle(context, slot)
+        handle = fill_in(self.handle(), me, slot)
         if self.observer is not None:
             self.observer.posted(member, slot)
         each: Any
@@ -414,7 +349,7 @@ class Run:
             if each.request is JOIN and not self._spans(group):
                 self.finish_join(each, group.number_of_join(), member.rank)
             else:
-                self._carry_out(each, -1)
+                self.carry_out(each, -1)
         if group.doomed is not None and not self.closed:
             self.reconsider(group, member)
         return handle
@@ -484,7 +419,7 @@ class Run:
             self._judge(group)
         elif trouble.fewest is None or unsettled < trouble.fewest:
             trouble.fewest = unsettled
-            trouble.until = self._clock() + _SETTLE_SECONDS
+            trouble.until = self.now() + _SETTLE_SECONDS
             self._set_alarm(trouble.until)
 
     def _judge_after_turns(self, group: Group, turns: int = _TURNS) -> None:
@@ -583,7 +518,7 @@ class Run:
     def _ring(self) -> None:
         """Look what is due: the end of a delay, a collective's own deadline, or another look at who waits for whom."""
         self._alarm = None
-        now = self._clock()
+        now = self.now()
         for group, trouble in list(self._troubles.items()):
             if self.closed:
                 return
@@ -627,7 +562,7 @@ class Run:
         """Look for replicas that wait for each other across groups, unless a report is on its way."""
         if self.closed or self.ledger.troubled:
             return
-        if self._clock() < self._not_before:
+        if self.now() < self._not_before:
             self._look_again()
             return
         began = time.perf_counter()
@@ -644,16 +579,16 @@ class Run:
                     self.fail(_error_of(snapshot))
                     return
         took = time.perf_counter() - began
-        self._not_before = self._clock() + max(_PAUSE_SECONDS if suspects else 0.0, _PAUSE_PER_LOOK * took)
+        self._not_before = self.now() + max(_PAUSE_SECONDS if suspects else 0.0, _PAUSE_PER_LOOK * took)
         if suspects:
             self._look_again()
 
     def _others_have_settled(self, certain: set[int]) -> bool:
         """Whether who is not on a cycle has ended, or has had the time to show where it goes."""
         if self._cycle_until is None:
-            self._cycle_until = self._clock() + _SETTLE_SECONDS
+            self._cycle_until = self.now() + _SETTLE_SECONDS
         running = (each.id for each in self.ledger.replicas if each.end is None)
-        return certain.issuperset(running) or self._clock() >= self._cycle_until
+        return certain.issuperset(running) or self.now() >= self._cycle_until
 
     def waiting_for_good(self) -> set[int]:
         """Return the ids of local replicas of which it is certain that they do nothing but wait for other ones."""
@@ -663,7 +598,7 @@ class Run:
 
     def _has_been_quiet(self) -> bool:
         """Whether no replica has got further for a second: a timer that the event loop does not show may end a wait."""
-        progress, now = self.ledger.progress(), self._clock()
+        progress, now = self.ledger.progress(), self.now()
         if self._quiet is None or self._quiet[0] != progress:
             self._quiet = (progress, now)
         return now - self._quiet[1] >= PROOF_SECONDS
@@ -865,7 +800,7 @@ class _Replicas:
         run = self._run
         threads = ReductionThreads(loop.call_plainly, loop.call_soon_threadsafe)
         run.attach(loop, threads, get_ident())
-        loop.hold_interrupts_back(ReplicaContext, loop.handle)
+        loop.hold_interrupts_back(ReplicaContext, Participant, loop.handle)
         if self._watch is not None:
             self._watch.add(run)
         if observer is not None:
@@ -878,23 +813,23 @@ class _Replicas:
     async def _drive(self, member: Member) -> None:
         """Run one replica's function to its end, and note how it ended."""
         run = self._run
-        context = self._context(member)
+        me = self._participant(member)
         state = run.state_of(member)
         end = ReplicaState.CANCELLED
         frame = None
         try:
             if not run.closed:
-                result = self._call(member, context)
+                result = self._call(me)
                 if inspect.isawaitable(result):
                     state.awaitable = result
                     frame = getattr(result, "cr_frame", None)  # held, it knows when it is over where it returned
                     if frame is not None and not is_plumbing(frame):
-                        context.awaits.frame = frame
+                        me.awaits.frame = frame
                     result = await result
                 check_awaited(result, "result")
                 state.returned = (result, frame)
                 self._results[member.position] = result
-                self._tell_unawaited(context)
+                self._tell_unawaited(me)
                 end = ReplicaState.EXITED
         except GeneratorExit:
             run.ledger.end(member.replica, ReplicaState.FAILED)  # its task is being destroyed
@@ -903,7 +838,7 @@ class _Replicas:
             end = self._note(member, error)
         finally:
             frame = None
-            context.retire()
+            me.retire()
             state.awaitable = None
             self._running -= 1
             if not self._running:
@@ -914,9 +849,9 @@ class _Replicas:
         if run.threads.under_way:  # what it has not awaited: its arrays are its own again when the run is over
             await run.threads.settle()
 
-    def _tell_unawaited(self, context: ReplicaContext) -> None:
+    def _tell_unawaited(self, me: Participant) -> None:
         if not (self._run.closed or self._run.loop.ending):  # cancelled replicas await nothing more
-            context.awaits.warn(context.member.replica_id)
+            me.awaits.warn(me.member.replica_id)
 
     def _end(self, member: Member, end: ReplicaState) -> None:
         run = self._run
@@ -930,11 +865,11 @@ class _Replicas:
             for group in sorted(run.ledger.troubled, key=lambda group: group.serial):
                 run.reconsider(group)
 
-    def _call(self, member: Member, context: ReplicaContext) -> Any:
-        current.set(context)
+    def _call(self, me: Participant) -> Any:
+        current.set(me)
         if self._run.observer is not None:
-            self._run.observer.started(member)
-        fn, args, kwargs = self._calls[member.position]
+            self._run.observer.started(me.member)
+        fn, args, kwargs = self._calls[me.member.position]
         return fn(*args, **kwargs)
 
     def _note(self, member: Member, error: BaseException) -> ReplicaState:
@@ -967,13 +902,11 @@ class _Replicas:
         self._failures[member.replica_id] = error
         return ReplicaState.FAILED
 
-    def _context(self, member: Member) -> ReplicaContext:
+    def _participant(self, member: Member) -> Participant:
         run = self._run
         thread = DeviceThread(run.device_of(member.replica_id), member.replica_id, run.loop, self._threads)
         self._threads.append(thread)
-        context = ReplicaContext.of(run, member, thread)
-        run.state_of(member).context = context
-        return context
+        return Participant(run, member, thread)
 
 
 def _name(fn: Any) -> str:

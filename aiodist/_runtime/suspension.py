@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from aiodist._core.ledger import Member
 from aiodist._core.report import Location
 from aiodist._core.text import place
-from aiodist._runtime.handle import CollectiveHandle
+from aiodist._runtime.handle import CollectiveHandle, posted
 from aiodist._runtime.stacks import Link, await_chain, drives_replica, frames_of, is_plumbing, links
 from aiodist._runtime.waits import Awaited
 
@@ -34,7 +34,7 @@ class Suspension:
     Attributes:
         kind: what kind of thing it waits for; `Awaited.NOTHING` when it runs, or is about to.
         what: that, as the words after "waits": ``for an asyncio.Lock``, ``in all_reduce #3``.
-        things: what it waits for: the collective's handle, the lock, the event, the tasks; empty where unknown.
+        things: what it waits for: the collective, the lock, the event, the tasks; empty where unknown.
         stack: the program's places in the chain of awaits, innermost last.
     """
 
@@ -183,6 +183,8 @@ def _things(kind: Awaited, thing: Any) -> tuple[Any, ...]:
     if kind is not Awaited.TASK:
         if kind is Awaited.QUEUE:  # the two ends of a channel are two objects with one state
             return (getattr(thing, "_state", thing),)
+        if kind is Awaited.COLLECTIVE:
+            return (posted(thing)[0],)
         return () if kind in (Awaited.SLEEP, Awaited.THREAD) else (thing,)
     tasks = thing if isinstance(thing, (set, frozenset, list, tuple)) else [thing]
     return tuple(task for task in tasks if not _is_over(task))
@@ -215,8 +217,8 @@ def _a_thing(thing: Any) -> str:
 
 
 def _collective(handle: CollectiveHandle[Any]) -> str:
-    slot = handle.slot
-    kind = slot.post_of(handle.member.position).call.kind
+    slot, member = posted(handle)
+    kind = slot.post_of(member.position).call.kind
     label = None if slot.group.is_root else slot.group.label()
     call = kind if slot is slot.group.joining else f"{kind} #{slot.number}"
     return call if label is None else f"{call} of {label}"
@@ -250,7 +252,9 @@ def task_text(task: Any) -> str:
         return f"the task {name!r}"
     coroutine = coroutine_of(task)
     if isinstance(coroutine, CollectiveHandle):
-        return f"the task of {coroutine.post.call.kind} at {place(coroutine.post.location)}"
+        slot, member = posted(coroutine)
+        post = slot.post_of(member.position)
+        return f"the task of {post.call.kind} at {place(post.location)}"
     code = _program_of(coroutine)
     function = code.co_qualname.rpartition("<locals>.")[2]
     return f"the task of {function}() at {place(Location(code.co_filename, code.co_firstlineno, function))}"

@@ -28,7 +28,7 @@ from aiodist._core.call import LEAF, Call, OrderCheck
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.ledger import Path
 from aiodist._data.batches import without_rows
-from aiodist._runtime.context import ReplicaContext
+from aiodist._runtime.participant import Participant
 from aiodist._runtime.requests import OverWorkers, Request, array_text, dtype_text
 from aiodist._runtime.stacks import all_callers
 from aiodist._strategy.aggregation import VariableAggregation, differ, update_differs
@@ -232,19 +232,17 @@ class Workers(Replicas):
         )
         state.subject = f"outside {pending.number}"
 
-    def created_in_replica(
-        self, state: State, context: ReplicaContext, value: Array, site: Site, frame: FrameType
-    ) -> None:
+    def created_in_replica(self, state: State, here: Participant, value: Array, site: Site, frame: FrameType) -> None:
         """Let a replica create a variable, and all others with it."""
         name = state.spec.name if site.named else None
         key = "create", name
         if key not in state.requests:
-            member = context.member
+            member = here.member
             state.subject = f"run {self.run_numbers[member.group.ledger]} {member.group.key} {member.sequence}"
             collective, put = _broadcast(state), partial(_put, state, self.team.layout.local)
             over = OverWorkers(collective, list, put)
             state.requests[key] = Request(collective, _call_of(state, "Variable", None, name), put, over_workers=over)
-        context.issue(frame, state.requests[key], value, None).detach()
+        here.contribute(frame, state.requests[key], value)
 
     def over_workers(self, state: State, apply: Callable[[Any], Any]) -> OverWorkers:
         """Return how the workers make one value of what replicas assign to a mirrored variable, and apply it."""

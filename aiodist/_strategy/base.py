@@ -19,6 +19,7 @@ from aiodist._core.recorder import RecordedRuns, Recorder
 from aiodist._runtime import requests as arguments
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import current
+from aiodist._runtime.participant import Participant
 from aiodist._runtime.scheduler import Call, Run, new_standing_run, run_replicas
 from aiodist._strategy import creation
 from aiodist._strategy.cluster import ClusterSettings
@@ -483,9 +484,9 @@ def _my_parts(share: Share, batches: Sequence[Any]) -> Any:
 
 def _refuse_inside_replica() -> None:
     here = current.get()
-    if isinstance(here, ReplicaContext) and strategy_in_force(here) is not None:
+    if isinstance(here, Participant) and strategy_in_force(here) is not None:
         raise ReplicaContextError(
-            f"a distributed dataset was iterated inside replica {here.replica_id_in_sync_group}; "
+            f"a distributed dataset was iterated inside replica {here.member.rank}; "
             "each of its batches is one step for all replicas, so a replica that takes one takes the others' parts "
             "away: iterate outside, and pass the batch, "
             "`async for batch in dataset: await strategy.run(step, args=(batch,))`"

@@ -18,8 +18,8 @@ from aiodist._arrays.values import DistributedValues, regroup, split
 from aiodist._core.call import OrderCheck
 from aiodist._core.errors import ReplicaContextError
 from aiodist._runtime import requests as arguments
-from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import current
+from aiodist._runtime.participant import Participant
 from aiodist._strategy.aggregation import check_equal, update_differs, updated
 from aiodist._strategy.cross_device_ops import CrossDeviceOps, options_of
 from aiodist._strategy.operands import COPY, reduction
@@ -318,7 +318,7 @@ class StrategyExtended:
         """
         self._check_own(variable)
         here = current.get()
-        in_replica = isinstance(here, ReplicaContext) and here.strategy is self._strategy
+        in_replica = isinstance(here, Participant) and here.strategy is self._strategy
         return nullcontext() if in_replica or self._strategy is None else Scope(self._strategy)
 
     def _check_own(self, variable: Any) -> None:

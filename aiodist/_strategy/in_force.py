@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from aiodist._core.errors import ReplicaContextError
-from aiodist._runtime.context import ReplicaContext
+from aiodist._runtime.context import ReplicaContext, context_of
 from aiodist._runtime.current import CrossReplica, current
+from aiodist._runtime.participant import Participant
 from aiodist._strategy.base import Strategy, default_replica_context, default_strategy
 from aiodist._strategy.scope import replicas_of, strategy_in_force
 
@@ -33,12 +34,11 @@ def get_replica_context() -> ReplicaContext:
 
     The return type omits None, so that replica functions need not check for it.
     """
-    here: Any = current.get()
-    if isinstance(here, CrossReplica):
-        here = None
-    elif here is None:
-        here = default_replica_context()
-    return here  # type: ignore[no-any-return]
+    here = current.get()
+    if isinstance(here, Participant):
+        return context_of(here)
+    context: Any = None if here is not None else default_replica_context()
+    return context  # type: ignore[no-any-return]
 
 
 def experimental_set_strategy(strategy: Strategy | None) -> None:
@@ -55,7 +55,7 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
         raise TypeError(f"expected a strategy or None, got {strategy!r}")
     here = current.get()
     if strategy_in_force(here) is not None:
-        if isinstance(here, ReplicaContext):
+        if isinstance(here, Participant):
             raise ReplicaContextError(f"a strategy cannot be set inside replica {here.replica.id}")
         if not here.lasting:
             raise ReplicaContextError(

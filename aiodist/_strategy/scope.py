@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from aiodist._core.errors import ReplicaContextError
-from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import CrossReplica, Entries, MakesRuns, current
+from aiodist._runtime.participant import Participant
 
 
 class Share(NamedTuple):
@@ -69,7 +69,7 @@ def replicas_of(strategy: HasReplicas) -> Replicas:
     return strategy._replicas  # noqa: SLF001  (declared above, for this module alone)
 
 
-def strategy_in_force(here: ReplicaContext | CrossReplica | None) -> Any:
+def strategy_in_force(here: Participant | CrossReplica | None) -> Any:
     """Return the strategy of a current context; None for the default one."""
     return None if here is None or replicas_of(here.strategy).is_default else here.strategy
 
@@ -129,7 +129,7 @@ def require_cross_replica(strategy: object, what: str) -> None:
             f"{what} was called under another strategy, {here.strategy!r}; strategies do not nest: "
             "leave the other one's scope, or its replica function, first"
         )
-    if isinstance(here, ReplicaContext):
+    if isinstance(here, Participant):
         raise ReplicaContextError(
             f"{what} was called inside replica {here.replica.id}; it belongs outside, or in a function "
             "passed to `await ctx.merge_call(fn)`"

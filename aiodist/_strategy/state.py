@@ -29,8 +29,8 @@ from aiodist._collectives.kinds import ALL_REDUCE, Collective
 from aiodist._collectives.work import Work
 from aiodist._core.call import Call
 from aiodist._core.errors import ReplicaContextError
-from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import current
+from aiodist._runtime.participant import Participant
 from aiodist._runtime.requests import Request
 from aiodist._strategy.aggregation import (
     VariableAggregation,
@@ -82,7 +82,7 @@ class State:
     def present(self) -> list[Array]:
         """Return the components."""
         if not self._components:
-            inside = isinstance(current.get(), ReplicaContext)
+            inside = isinstance(current.get(), Participant)
             how = "with any awaited call of the strategy, e.g. `await strategy.run(fn)`"
             raise ReplicaContextError(
                 f"the variable {self.spec.name!r} gets replica 0's initial value, which has not come yet; wait for it "

@@ -13,8 +13,8 @@ from aiodist._arrays.host import Array, ArrayLike
 from aiodist._arrays.values import Mirrored, PerReplica
 from aiodist._core.errors import ReplicaContextError
 from aiodist._runtime import requests as arguments
-from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import current
+from aiodist._runtime.participant import Participant
 from aiodist._strategy import aggregation as aggregating
 from aiodist._strategy.aggregation import VariableAggregation, VariableSynchronization, initial_array
 from aiodist._strategy.creation import Site, Spec, creations_of
@@ -86,7 +86,7 @@ class Variable(ArrayLike):
         here = current.get()
         strategy = strategy_in_force(here)
         replicas = Replicas(1) if strategy is None else replicas_of(strategy)
-        if not isinstance(here, ReplicaContext):
+        if not isinstance(here, Participant):
             if replicas.sharing is not None:
                 state = State(spec, strategy, [])
                 replicas.sharing.created_outside(state, value, name, _getframe(1))
@@ -94,7 +94,7 @@ class Variable(ArrayLike):
             return cls._made(State(spec, strategy, [value] * replicas.local))
         here.check("Variable(…)")
         here = here.of_run or here
-        if here.num_replicas_in_sync == 1:
+        if here.member.group.size == 1:
             return cls._made(State(spec, strategy, [value]))
         frame, member = _getframe(1), here.member
         site = Site(member.replica_id, member.position, frame.f_code, frame.f_lasti, name is not None)
@@ -168,15 +168,15 @@ class Variable(ArrayLike):
         state = self._state
         if state.strategy is None:
             return state.present()[0]
-        context = self._replica("read")
-        if context is not None:
-            return state.present()[context.member.position]
+        here = self._replica("read")
+        if here is not None:
+            return state.present()[here.member.position]
         return state.total()
 
-    def _replica(self, verb: str) -> ReplicaContext | None:
-        """Return the current replica's context; None outside of replicas."""
+    def _replica(self, verb: str) -> Participant | None:
+        """Return the current replica; None outside of replicas."""
         here, owner = current.get(), self._state.strategy
-        in_replica = isinstance(here, ReplicaContext)
+        in_replica = isinstance(here, Participant)
         if here is not None and here.strategy is not owner:
             in_force = strategy_in_force(here)
             if in_force is not owner and (in_replica or (owner is not None and in_force is not None)):
@@ -234,13 +234,13 @@ class Variable(ArrayLike):
 
     def _assign(self, method: str, value: Any, name: str | None, frame: FrameType) -> Any:
         name, state = arguments.checked_name(name), self._state
-        context = self._replica("assigned to")
-        if context is not None:
-            context.check(f"variable.{method}")
+        here = self._replica("assigned to")
+        if here is not None:
+            here.check(f"variable.{method}")
             array = state.converted(value)
             if state.mirrored:
-                return context.issue(frame, state.request(self, method, name), array, None)
-            state.update_own(context.member.position, method, array)
+                return here.issue(frame, state.request(self, method, name), array)
+            state.update_own(here.member.position, method, array)
             return self
         state.assign_outside(method, value)
         return self
@@ -258,7 +258,7 @@ class Variable(ArrayLike):
         Raises:
             ReplicaContextError: called in a replica, where each would make a variable of its own.
         """
-        if isinstance(current.get(), ReplicaContext):
+        if isinstance(current.get(), Participant):
             raise ReplicaContextError(
                 f"the variable {self.name!r} was copied in a replica, where each replica would make another variable; "
                 "copy it outside, or write Variable(variable.read_value()), which replicas make together"

@@ -156,7 +156,7 @@ def executed_lines(replicas: int) -> Iterator[dict[int, set[str]]]:
         executed[-1].add(place)
         context: ReplicaContext | None = get_replica_context()
         if context is not None and context.strategy.num_replicas_in_sync == replicas:  # no default one
-            executed[context.member.replica_id].add(place)
+            executed[context._me.member.replica_id].add(place)
         return note
 
     before = sys.gettrace()

@@ -232,7 +232,7 @@ LOCKS: WeakKeyDictionary[Any, anyio.Lock] = WeakKeyDictionary()
 
 
 def one_lock(ctx: ReplicaContext) -> anyio.Lock:
-    return LOCKS.setdefault(ctx.member.group, anyio.Lock())
+    return LOCKS.setdefault(ctx._me.member.group, anyio.Lock())
 
 
 async def queues_in_a_ring(ctx: ReplicaContext) -> None:
@@ -248,7 +248,7 @@ RINGS: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
 
 
 def one_ring(ctx: ReplicaContext) -> list[Any]:
-    group = ctx.member.group
+    group = ctx._me.member.group
     if group not in RINGS:
         RINGS[group] = ring = [anyio.create_memory_object_stream[int](1) for _ in range(2)]
         finalize(group, lambda: [end.close() for ends in ring for end in ends])

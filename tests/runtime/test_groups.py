@@ -277,14 +277,14 @@ async def test_groups_made_at_every_step_leave_nothing() -> None:
     async def program(ctx: ReplicaContext) -> None:
         async def one(name: str) -> None:
             group = ctx.new_group([0, 1], name)
-            alive.append(weakref.ref(group.member.group))
+            alive.append(weakref.ref(group._me.member.group))
             await group.barrier()
 
         for step in range(1_000):
             await one(f"step {step}")
         await ctx.barrier()
         gc.collect()
-        assert not ctx.member.group.ledger.has_groups
+        assert not ctx._me.member.group.ledger.has_groups
         assert not any(ref() for ref in alive)
 
     await run(mirrored(2), program)

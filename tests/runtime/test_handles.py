@@ -209,8 +209,31 @@ async def test_handles_that_a_failed_or_cancelled_run_leaves_are_not_complained_
 
 async def test_a_merge_call_dropped_outside_any_run_leaves_nothing_open() -> None:
     ctx = get_replica_context()
-    before = dict(ctx.member.group.open)
+    before = dict(ctx._me.member.group.open)
     with warned() as told:
         ctx.merge_call(len)
     assert ["never awaited merge_call" in warning.text for warning in told] == [True]
-    assert ctx.member.group.open == before
+    assert ctx._me.member.group.open == before
+
+
+# What a person's editor offers.
+
+CONTEXT = (
+    "replica_id_in_sync_group num_replicas_in_sync strategy devices all_reduce all_gather merge_call broadcast "
+    "reduce_scatter scan all_to_all barrier run_sync new_group join"
+)
+COROUTINE = "send throw close cr_await cr_code cr_frame cr_running cr_suspended"
+
+
+async def test_contexts_and_handles_have_the_names_that_are_documented() -> None:
+    async def program() -> None:
+        ctx = here()
+        handle = ctx.barrier()
+        assert {name for name in dir(ctx) if name[0] != "_"} == set(CONTEXT.split())
+        assert {name for name in dir(handle) if name[0] != "_"} == {"done", *COROUTINE.split()}
+        await handle
+        assert here() is ctx
+        with ctx.new_group([0]) as group:
+            assert here() is group
+
+    await mirrored(1).run(program)

@@ -165,6 +165,6 @@ async def test_many_joins_leave_nothing() -> None:
             if step % 2 == ctx.replica_id_in_sync_group:
                 await ctx.barrier()
             await ctx.join()
-        assert not ctx.member.group.open
+        assert not ctx._me.member.group.open
 
     await run(mirrored(2), program)

@@ -130,7 +130,7 @@ async def epochs(ctx: ReplicaContext) -> Any:
         sums += [await ctx.all_reduce("SUM", np.full(1000, me), name="step") for _ in range((me + epoch) % 4)]
         last = await ctx.join()
         sums.append((last, await ctx.broadcast(me, last), await ctx.all_reduce("SUM", 1)))
-    return [np.asarray(value).tolist() for value in sums], ctx.member.sequence
+    return [np.asarray(value).tolist() for value in sums], ctx._me.member.sequence
 
 
 async def rows_and_buffers(ctx: ReplicaContext) -> Any:
