@@ -333,7 +333,6 @@ class Gathering:
         columns: by leaf, the values of this worker's sources.
 
     Attributes:
-        root: the rank of the only worker that has any; None where there are several.
         length_counts: by rank, how many numbers say what a worker contributes; 0 where its plan says that.
         lengths: these numbers, of this worker.
         values: by leaf, the values by position, once they are taken. Those of a single leaf lie where they came to.
@@ -346,8 +345,6 @@ class Gathering:
         columns: Sequence[Sequence[Any]],
     ) -> None:
         self._sources, self._codecs, self._columns = sources, codecs, columns
-        givers = [worker for worker, positions in enumerate(sources) if positions]
-        self.root = givers[0] if len(givers) == 1 < len(sources) else None
         told = sum(codec.told for codec in codecs)
         self.length_counts: Sequence[int] = _alike(0, len(sources))
         self.lengths = _NO_LENGTHS

@@ -45,14 +45,6 @@ class WorkerRendezvous:
         given: the workers: one of mpi4py's communicators; an engine's; None for all that a launcher has started.
         devices: this worker's replicas' devices.
         settings: what all workers have in common.
-
-    Raises:
-        ImportError: the library of the engine is not installed.
-        ConnectionError: worker 0 cannot be reached, or others do not come to it.
-        RuntimeError: the engine does not know of all workers; a worker has started this process; torchrun has.
-        TimeoutError: another worker has not come for five minutes.
-        TypeError: ``given`` is no communicator.
-        ValueError: it is none that this process is in, or one between two groups.
     """
 
     def __init__(self, given: Any, devices: Sequence[str], settings: Settings) -> None:
@@ -101,12 +93,7 @@ class WorkerRendezvous:
         return switchboard.teams[communicator.rank], hellos
 
     def _among_processes(self, hello: bytes) -> tuple[Team, Sequence[Hello]]:
-        """Meet the other workers, and connect this one: worker 0 to all others, these to worker 0.
-
-        Raises:
-            ConnectionError: worker 0 cannot be reached, or others do not come to it.
-            RuntimeError: the workers have different versions of aiodist.
-        """
+        """Meet the other workers, and connect this one: worker 0 to all others, these to worker 0."""
         communicator = self.communicator
         rank, size = communicator.rank, communicator.size
         hellos, layout = _understood(_blocking(gather_texts(communicator, hello), rank, size))
@@ -163,17 +150,7 @@ _MPIEXEC: Final = "`aiodist run -n {workers} program.py`, which finds the mpiexe
 
 
 def communicator_of(given: Any) -> Steps[Communicator]:
-    """Make the communicator of a strategy's workers.
-
-    Args:
-        given: one of mpi4py's communicators; None for the workers that a launcher has started.
-
-    Raises:
-        ImportError: the library of the engine is not installed.
-        RuntimeError: the engine does not know of all workers; a worker has started this process.
-        TypeError: ``given`` is no communicator.
-        ValueError: it is none that this process is in, or one between two groups; ``TF_CONFIG`` is misspelled.
-    """
+    """Make the communicator of a strategy's workers."""
     if given is None:
         return (yield from _of_launcher())
     mpi = sys.modules.get("mpi4py.MPI")
@@ -221,12 +198,7 @@ def _alone() -> Steps[Communicator]:
 
 
 def check(found: Communicator, launched: Launched | None) -> None:
-    """Compare what was started with what the engine sees, and with ``TF_CONFIG``.
-
-    Raises:
-        RuntimeError: they differ.
-        ValueError: ``TF_CONFIG`` is misspelled.
-    """
+    """Compare what was started with what the engine sees, and with ``TF_CONFIG``."""
     if launched is not None and launched.workers > 1 and found.size != launched.workers:
         to_type = _TO_TYPE.get(launched.by, _MPIEXEC).format(workers=launched.workers)
         raise RuntimeError(

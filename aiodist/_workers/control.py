@@ -102,11 +102,7 @@ class Peer:
         self._to_send += data
 
     def flush(self) -> bool:
-        """Give the system as much as it takes; return whether that was all.
-
-        Raises:
-            OSError: the connection is lost.
-        """
+        """Give the system as much as it takes; return whether that was all."""
         try:
             while self._to_send:
                 sent = self.connection.send(self._to_send)
@@ -158,13 +154,7 @@ _BEAT: Final = packed(Beat())
 
 
 class TcpControl:
-    """A worker's control connection.
-
-    Args:
-        team: the worker, which is not kept.
-        hellos: what the workers have said of themselves.
-        connections: by rank, those of worker 0 to all others, and of another one to worker 0.
-    """
+    """A worker's control connection."""
 
     def __init__(self, team: Team, hellos: Sequence[Hello], connections: Mapping[int, socket.socket]) -> None:
         layout = team.layout

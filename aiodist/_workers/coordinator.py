@@ -34,11 +34,7 @@ Sent: TypeAlias = Iterator[tuple[int, Message]]
 
 
 class Coordinator:
-    """Hears all workers.
-
-    Args:
-        layout: the workers' replicas.
-        origin: what reports say of where the workers have made the strategy; empty where that goes without saying.
+    """Hears all workers; reports say at their end where the workers have made the strategy, if that is a question.
 
     Attributes:
         outcome: what all workers raise, once that is known.
@@ -167,12 +163,7 @@ class Coordinator:
 
 
 def report_of(parts: Mapping[int, Trouble], layout: Layout) -> CollectiveReport:
-    """Return what the workers' parts of a run say together.
-
-    Args:
-        parts: by rank; a worker that has told nothing is left out.
-        layout: the workers' replicas.
-    """
+    """Return what the workers' parts of a run say together."""
     ranks, names = sorted(parts), layout.names
     whole = _with_silent(merge([parts[rank].snapshot for rank in ranks]), layout)
     whole = replace(whole, replicas=tuple(replace(each, device=names[each.replica_id]) for each in whole.replicas))

@@ -62,12 +62,7 @@ _NO_LENGTHS: Final = np.empty(0, np.int64)
 
 
 class Plans:
-    """A worker's plans, which are kept, since most calls come again.
-
-    Args:
-        layout: the workers' replicas.
-        ordered: reductions give the same bits for every layout.
-    """
+    """A worker's plans, which are kept, since most calls come again."""
 
     def __init__(self, layout: Layout, *, ordered: bool) -> None:
         self._layout = layout
@@ -93,13 +88,7 @@ class Plans:
 
 
 class Moving:
-    """Moves the values of one run's collectives.
-
-    Args:
-        plans: this worker's.
-        device_of: by replica id, the devices of local replicas.
-        threads: fold and copy what would hold up the event loop.
-    """
+    """Moves the values of one run's collectives."""
 
     def __init__(self, plans: Plans, device_of: Mapping[int, str], threads: Threads) -> None:
         self._plans = plans
@@ -123,11 +112,7 @@ class Moving:
             return b""  # every worker finds the same when it comes to moving them
 
     def move(self, session: Session, slot: Rendezvous, found: Found) -> Steps[Any]:
-        """Move the values of a slot that all workers have agreed on; return the result.
-
-        Raises:
-            TypeError, ValueError, OverflowError: the values cannot be combined, as all workers find.
-        """
+        """Move the values of a slot that all workers have agreed on; return the result."""
         crossing, request = self._begun.pop(slot, None), slot.request
         slot.shared = True
         if request.collective.spec is None:
@@ -158,9 +143,6 @@ class Moving:
         """Tell all workers what each replica contributes that is there; return what comes of it.
 
         The slot is None where all of this worker's replicas have joined.
-
-        Raises:
-            TypeError, ValueError, OverflowError: it cannot be made without those who have joined.
         """
         own: dict[int, Any] = {}
         accumulate_in = ""
@@ -330,10 +312,8 @@ def _carry_out(transfer: Transfer, communicator: Communicator, threads: Threads)
         yield from _Reducing(transfer, communicator, threads).carry_out()
     elif isinstance(transfer, Exchange):
         yield from _exchange(transfer, communicator, threads)
-    elif transfer.root is None:
-        yield from _gather(transfer, communicator, threads)
     else:
-        yield from _broadcast(transfer, transfer.root, communicator, threads)
+        yield from _gather(transfer, communicator, threads)
 
 
 class _Ring:
@@ -463,26 +443,13 @@ class _Reducing:
 def _gather(transfer: Gathering, communicator: Communicator, threads: Threads) -> Steps[None]:
     lengths = [_NO_LENGTHS] * communicator.size
     if any(transfer.length_counts):
-        counts = [8 * count for count in transfer.length_counts]
-        received = np.empty(sum(transfer.length_counts), np.int64)
-        yield communicator.iallgatherv(as_bytes(transfer.lengths), Parts(as_bytes(received), counts))
-        lengths = Parts(received, transfer.length_counts).views()
+        sizes = [8 * count for count in transfer.length_counts]
+        told = yield from gather_bytes(communicator, as_bytes(transfer.lengths), sizes)
+        lengths = [part.view(np.int64) for part in told]
     sizes = transfer.sizes(lengths)
     own = yield from _by_size(threads, sizes[communicator.rank], transfer.data)
     parts = yield from gather_bytes(communicator, own, sizes)
     yield from _by_size(threads, sum(sizes), transfer.take, lengths, parts)
-
-
-def _broadcast(transfer: Gathering, root: int, communicator: Communicator, threads: Threads) -> Steps[None]:
-    is_root, lengths = root == communicator.rank, [_NO_LENGTHS] * communicator.size
-    if any(transfer.length_counts):
-        lengths[root] = transfer.lengths if is_root else np.empty(transfer.length_counts[root], np.int64)
-        yield communicator.ibcast(as_bytes(lengths[root]), root)
-    nbytes = transfer.sizes(lengths)[root]
-    data = transfer.data() if is_root else np.empty(nbytes, np.uint8)
-    yield from _in_turns(communicator.ibcast(data[at : at + SEGMENT], root) for at in range(0, nbytes, SEGMENT))
-    parts = [data if rank == root else data[:0] for rank in range(communicator.size)]
-    yield from _by_size(threads, nbytes, transfer.take, lengths, parts)
 
 
 def _exchange(transfer: Exchange, communicator: Communicator, threads: Threads) -> Steps[None]:
@@ -506,22 +473,19 @@ def _exchange(transfer: Exchange, communicator: Communicator, threads: Threads) 
 
 def gather_bytes(communicator: Communicator, own: Array, sizes: Sequence[int]) -> Steps[list[Array]]:
     """Return the bytes of all workers, by rank, who have so many each."""
-    whole = np.empty(sum(sizes), np.uint8)
-    parts = Parts(whole, sizes).views()
-    if len(whole) > _FARTHEST:
-        for root, part in enumerate(parts):
-            if root == communicator.rank:
-                part[...] = own
-            yield from _in_turns(
-                communicator.ibcast(part[at : at + SEGMENT], root) for at in range(0, len(part), SEGMENT)
-            )
+    givers = [rank for rank, size in enumerate(sizes) if size]
+    if len(givers) == 1 < len(sizes) or sum(sizes) > _FARTHEST:
+        parts = [own if rank == communicator.rank else np.empty(size, np.uint8) for rank, size in enumerate(sizes)]
+        for root in givers:
+            segments = (parts[root][at : at + SEGMENT] for at in range(0, sizes[root], SEGMENT))
+            yield from _in_turns(communicator.ibcast(segment, root) for segment in segments)
         return parts
-    step = max(1, SEGMENT // communicator.size)
+    whole, step = np.empty(sum(sizes), np.uint8), max(1, SEGMENT // communicator.size)
     yield from _in_turns(
         communicator.iallgatherv(own[at : at + step], _segment(whole, sizes, at, step))
         for at in range(0, max(sizes), step)
     )
-    return parts
+    return Parts(whole, sizes).views()
 
 
 def gather_texts(communicator: Communicator, own: bytes) -> Steps[list[Array]]:

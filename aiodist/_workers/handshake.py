@@ -58,11 +58,7 @@ class Address(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Address:
-        """Return what `to_bytes` gave.
-
-        Raises:
-            ConnectionError: it is what `failure` gave.
-        """
+        """Return what `to_bytes` gave."""
         host, port, secret = json.loads(data)
         if not port:
             raise ConnectionError(host)
@@ -93,11 +89,7 @@ def own_address() -> str:
 
 
 def allow_connections(count: int) -> None:
-    """Let this process have so many connections, beside what it has open.
-
-    Raises:
-        OSError: the system does not let it.
-    """
+    """Let this process have so many connections, beside what it has open."""
     if sys.platform == "win32":  # which has no such limit
         return
     import resource
@@ -135,12 +127,7 @@ class _Claim:
         connection.send(self._challenge)
 
     def read(self, secret: bytes) -> int | None:
-        """Read what has come; return the rank once that is proved.
-
-        Raises:
-            OSError: the connection is lost.
-            ValueError: what came is no proof.
-        """
+        """Read what has come; return the rank once that is proved."""
         try:
             data = self.connection.recv(_CLAIM - len(self._said))
         except BlockingIOError:
@@ -161,16 +148,10 @@ class _Claim:
 class Door:
     """Worker 0's listening socket: lets in the workers that are expected, and nobody else.
 
-    Args:
-        hellos: what the workers have said of themselves.
-
     Attributes:
         address: where it is, with a new secret.
         connections: by rank, the connections of those who have proved who they are.
         unproven: those of which nothing is known yet, in the order in which they came.
-
-    Raises:
-        OSError: it cannot listen there, or the system allows too few connections.
     """
 
     def __init__(self, hellos: Sequence[Hello]) -> None:
@@ -196,11 +177,7 @@ class Door:
         self._selector.register(self._socket, selectors.EVENT_READ, self._accept)
 
     def admit_all(self) -> dict[int, socket.socket]:
-        """Return the connections of all others, by rank, once they have come.
-
-        Raises:
-            ConnectionError: some have not come for a minute.
-        """
+        """Return the connections of all others, by rank, once they have come."""
         give_up = time.monotonic() + CONNECT_SECONDS
         try:
             while len(self.connections) < self._size - 1:
@@ -259,11 +236,7 @@ class Door:
 
 
 def connect(address: Address, rank: int) -> socket.socket:
-    """Return this worker's connection to worker 0; one that is cut off before the proofs is tried again.
-
-    Raises:
-        ConnectionError: worker 0 cannot be reached, or who listens there does not know the secret.
-    """
+    """Return this worker's connection to worker 0; one that is cut off before the proofs is tried again."""
     give_up = time.monotonic() + CONNECT_SECONDS
     while True:
         try:

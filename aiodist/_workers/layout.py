@@ -21,10 +21,6 @@ from aiodist._version import __version__
 class Layout:
     """Replicas by worker: worker 0's first, then worker 1's, and so on. Workers may have different numbers of them.
 
-    Args:
-        rank: this worker.
-        devices: by worker, the devices of its replicas.
-
     Attributes:
         workers, replicas: how many there are in all.
         counts, ids, positions: by worker, how many replicas it has, and their ids, as ranges and as tuples.
@@ -68,11 +64,7 @@ class Layout:
         return self.counts[self.rank]
 
     def worker_of(self, replica_id: int) -> int:
-        """Return the worker that a replica lives on.
-
-        Raises:
-            IndexError: there is no such replica.
-        """
+        """Return the worker that a replica lives on."""
         if not 0 <= replica_id < self.replicas:
             raise IndexError(replica_id)
         return bisect_right(self._offsets, replica_id) - 1
@@ -132,11 +124,7 @@ def this_machine() -> str:
 
 
 def check_versions(hellos: Sequence[Hello]) -> None:
-    """Refuse workers with another aiodist: what they tell each other would not fit.
-
-    Raises:
-        RuntimeError: there are some.
-    """
+    """Refuse workers with another aiodist: what they tell each other would not fit."""
     found = _alike([hello.version for hello in hellos])
     if len(found) > 1:
         who = "; ".join(f"{version} on {workers}" for version, workers in found.items())

@@ -48,8 +48,7 @@ def _is_stopped(pid: int) -> bool:
 class Pulse:
     """Asks this worker's event loop now and then whether it still turns, from another thread.
 
-    Args:
-        ask_loop: has the loop call a function; returns whether there is a loop.
+    ``ask_loop`` has the loop call a function, and returns whether there is a loop.
     """
 
     def __init__(self, ask_loop: Callable[[Callable[[], object]], bool]) -> None:

@@ -181,11 +181,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview) -> Message:
-    """Return the message that `encode` gave, with the files of this machine.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return the message that `encode` gave, with the files of this machine."""
     try:
         name, *fields = json.loads(bytes(data))
         message: Message = _read(_KINDS[name], fields)

@@ -137,10 +137,6 @@ class Found(NamedTuple):
 class RecordBuffers:
     """The buffers of a communicator's records, used again for every step.
 
-    Args:
-        rank: this worker, in the communicator.
-        size: how many workers it has.
-
     Attributes:
         in_full: every worker receives every record.
     """

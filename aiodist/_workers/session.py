@@ -141,12 +141,7 @@ class _Site:
 
 
 class Session:
-    """One order of steps.
-
-    Args:
-        name: what the session is, the same on every worker, and no other session's that uses the same communicator.
-        communicator: nobody else uses it meanwhile.
-        carrier: carries the steps out.
+    """One order of steps; its name is the same on every worker, and no other session's over that communicator.
 
     Attributes:
         number: how many steps all have agreed on and carried out.
@@ -177,11 +172,7 @@ class Session:
         self._joined = True
 
     def end(self, *, unsure: bool = False) -> None:
-        """Note that all local replicas have ended, behind the steps posted so far.
-
-        Args:
-            unsure: they have made groups of which it is not known that others have.
-        """
+        """Note that all local replicas have ended; unsure: others may not have made the groups that they have made."""
         self._ended, self._unsure = True, unsure
 
     def freeze(self, number: int | None = None) -> None:

@@ -14,10 +14,6 @@ from aiodist._workers.team import Team
 class SimulatedSwitchboard:
     """What the control connections of all workers of a strategy share.
 
-    Args:
-        layout: the workers' replicas.
-        answer_seconds: how long replicas have to settle once a run is in trouble.
-
     Attributes:
         teams: the workers, by rank.
     """

@@ -40,14 +40,6 @@ if TYPE_CHECKING:
 class RunSpan(Carrier):
     """What one run has to do with the other workers.
 
-    Args:
-        team: the workers.
-        number: the run's number.
-        channel: the number of its channel, with
-        communicator: that channel's.
-        run: the run.
-        moving: moves its values.
-
     Attributes:
         takes_all: groups whose members are all here make reductions with the bits of every other layout, too.
         is_over: all replicas of all workers have ended.

@@ -79,12 +79,7 @@ class Pending(Slot):
         self.group.complete(self)
 
     def result(self) -> Any:
-        """Return the result.
-
-        Raises:
-            CollectiveError: the workers do not meet in it, or the strategy has ended.
-            TypeError, ValueError, OverflowError: the values cannot be combined.
-        """
+        """Return the result."""
         if self.error is not None:
             raise _anew(self.error)
         return self.value
@@ -113,13 +108,7 @@ class Settings:
 
 
 class Team:
-    """This worker's part in a strategy.
-
-    Args:
-        layout: the workers' replicas.
-        settings: what all workers have in common.
-        communicator: the strategy's own.
-        connect: makes the connection to the coordinator, which passes on to this team what comes over it.
+    """This worker's part in a strategy; what comes over the connection, that ``connect`` makes, is passed on to it.
 
     Attributes:
         driver: carries steps out.
@@ -147,11 +136,7 @@ class Team:
         self.control = connect(self)
 
     def check(self) -> None:
-        """Check that the strategy can be used.
-
-        Raises:
-            CollectiveError: something has ended it.
-        """
+        """Check that the strategy can be used."""
         self.driver.carry_out_calls()
         if self.error is not None:
             raise _anew(self.error)
@@ -170,15 +155,7 @@ class Team:
         return found[0]
 
     async def awaited(self, pending: Pending, seconds: float | None = None) -> Any:
-        """Wait for a call outside of replicas; return its result.
-
-        Args:
-            pending: the call.
-            seconds: how long the other workers have to make it, too; None for as long as it takes.
-
-        Raises:
-            CollectiveError, TypeError, ValueError, OverflowError: see `Pending.result`.
-        """
+        """Wait for a call outside of replicas, for which the others have so many seconds; return its result."""
         limits = [(stall_seconds(), self.outside.warn), (seconds or 0.0, self.outside.expire)]
         waited = 0.0
         try:
@@ -300,9 +277,7 @@ class Team:
     def answer_for(self, run: int, note: str = "") -> None:
         """Tell of a run in trouble whose replicas have not settled, or that is not begun here; from any thread.
 
-        Args:
-            run: its number.
-            note: why the event loop, which would be asked otherwise, does not answer.
+        A note says why the event loop, which would be asked otherwise, does not answer.
         """
         if not self.owes_answer(run):
             return
@@ -329,11 +304,7 @@ class Team:
 
 
 class Outside(Carrier):
-    """What is called outside of replicas, in the order in which all workers call it.
-
-    Args:
-        team: the workers.
-    """
+    """What is called outside of replicas, in the order in which all workers call it."""
 
     def __init__(self, team: Team) -> None:
         self._team = team
@@ -346,16 +317,7 @@ class Outside(Carrier):
     def begin(self, call: Call, code: Any, offset: int, path: Path, move: Move, *, float64: bool = False) -> Pending:
         """Post a call for all local replicas; the steps that it takes are carried out from now on.
 
-        Args:
-            call: what is asked for.
-            code: the caller's code, with
-            offset: the offset of the call in it.
-            path: its callers, as far as they are noted.
-            move: moves its values, once all workers have agreed on it, and returns the result.
-            float64: float32 sums accumulate in float64.
-
-        Raises:
-            CollectiveError: the strategy has ended.
+        ``move`` moves its values, once all workers have agreed on it, and returns the result.
         """
         team = self._team
         team.check()

@@ -30,11 +30,7 @@ class Request(Protocol):
     """
 
     def test(self) -> bool:
-        """Return whether it is complete; help it on.
-
-        Raises:
-            Exception: what went wrong in the engine.
-        """
+        """Return whether it is complete; help it on."""
         ...
 
 
@@ -118,9 +114,7 @@ class Communicator(Protocol):
     def create_group(self, ranks: Sequence[int], tag: int) -> Steps[Communicator]:
         """Make a communicator of some of the workers, which these alone call, for several groups in the same order.
 
-        Args:
-            ranks: those workers, ascending; a worker's place here is its rank in the new communicator.
-            tag: tells it from others that are being made at the same time.
+        The ranks ascend; the tag tells it from others that are being made at the same time.
         """
         ...
 
@@ -157,9 +151,6 @@ class Serial:
     """Calls one function after the other, each in a thread of its own.
 
     The threads are daemons: one that waits for a worker that has died waits for ever, and nobody waits for it then.
-
-    Args:
-        name: the threads'.
     """
 
     def __init__(self, name: str) -> None:

@@ -58,8 +58,8 @@ def move(transfers: Sequence[Any], dice: random.Random) -> None:
             for part in parts:
                 own.append(whole[at : at + len(part)])
                 at += len(part)
-            if rank == first.root:
-                own = parts  # its own bytes, where they lie
+            if dice.random() < 0.5:
+                own[rank] = parts[rank]  # its own bytes, where they lie
             elif dice.random() < 0.5:
                 own = [part.copy() for part in parts]
             transfer.take(lengths, own)

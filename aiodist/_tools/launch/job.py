@@ -31,15 +31,7 @@ _FAREWELL_SECONDS: Final = 1.0
 
 
 def follow(process: subprocess.Popen[bytes], notes: Notes) -> int:
-    """Wait for the end of a job, or bring it about; return the exit code of the worker that failed first, or 0.
-
-    Args:
-        process: mpiexec, or the agent of the only worker.
-        notes: the job's.
-
-    Raises:
-        KeyboardInterrupt: the user has asked for the end, and it has come.
-    """
+    """Wait for the end of a job, or bring it about; return the exit code of the worker that failed first, or 0."""
     with _noted_signals() as signals:
         job = _Job(process, notes, signals)
         try:

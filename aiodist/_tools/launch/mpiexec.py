@@ -49,12 +49,6 @@ def find_mpiexec(given: str | None) -> Mpiexec:
     """Return the mpiexec to use: that of MPI's wheel, else one beside the interpreter or on the path.
 
     The wheel may be that of an environment which this one was made in, so that its files are asked where they are.
-
-    Args:
-        given: the path or name of the one that the user wants; None for none.
-
-    Raises:
-        UsageError: there is none, or it is not known whose it is.
     """
     if given is not None:
         found = shutil.which(given)

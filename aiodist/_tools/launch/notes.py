@@ -25,11 +25,7 @@ _PATIENCE: Final = 0.5
 
 
 class Notes:
-    """A job's folder of notes, as the launcher reads it.
-
-    Args:
-        folder: where it is.
-    """
+    """A job's folder of notes, as the launcher reads it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -47,12 +43,10 @@ class Notes:
         return next(own, next(iter(codes.values()), 0))
 
     def waiting_in_vain(self) -> tuple[int, str] | None:
-        """Return whether workers wait to make a strategy with one that has ended.
+        """Return what is to be said where workers wait to make a strategy with one that has ended; else None.
 
-        All meet at once: one that has ended, and has met the others no more often than one that waits, never comes.
-
-        Returns:
-            How many strategies the one that has ended has made, and what is to be said; None if nobody waits in vain.
+        Before it stands how many strategies the one that has ended has made. All meet at once: one that has ended, and
+        has met the others no more often than one that waits, never comes.
         """
         ended = {*self._read("ended"), *self._read("leaving")}
         if not ended:
@@ -89,11 +83,7 @@ class Notes:
 
 @contextmanager
 def folder_of_notes() -> Iterator[Notes]:
-    """Make a job's folder, into which nobody else can look, and remove it in the end.
-
-    Raises:
-        UsageError: there is no place for it.
-    """
+    """Make a job's folder, into which nobody else can look, and remove it in the end."""
     try:
         made = tempfile.TemporaryDirectory(prefix="aiodist-run-", ignore_cleanup_errors=True)
     except OSError as error:
@@ -110,9 +100,6 @@ class SharedMemory:
     An MPI removes it when it is finalised, which a killed worker never does; in a container, where there is little of
     it, some failed jobs use up all. What workers have mapped is seen while they run; one that ends without finalising
     MPI notes it itself.
-
-    Args:
-        notes: the job's.
     """
 
     def __init__(self, notes: Notes) -> None:

@@ -67,17 +67,7 @@ def _program(name: str, *, is_module: bool) -> list[str]:
 
 
 def launch(workers: int, program: Sequence[str], *, launcher: str | None = None) -> int:
-    """Run a command on several workers; return the exit code of the first that failed, or 0.
-
-    Args:
-        workers: how many.
-        program: the command, the same for all.
-        launcher: the mpiexec to use; None: that of mpi4py's MPI.
-
-    Raises:
-        KeyboardInterrupt: the user has asked for the end, and it has come.
-        UsageError: there is no mpiexec, or it is none that is known; there is no place for notes.
-    """
+    """Run a command on several workers; return the exit code of the first that failed, or 0."""
     start, rank = [], "none: there is one worker"
     if workers > 1 or launcher is not None:
         mpiexec = find_mpiexec(launcher)

@@ -29,12 +29,7 @@ _TAGS: Final = 32768  # those that every MPI has
 
 
 def load_mpi() -> Any:
-    """Return mpi4py's MPI module, initialised.
-
-    Raises:
-        ImportError: mpi4py, or the MPI that it needs, is not installed.
-        RuntimeError: the program has finalised MPI.
-    """
+    """Return mpi4py's MPI module, initialised."""
     if "mpi4py.MPI" not in sys.modules:
         try:
             import mpi4py
@@ -73,22 +68,13 @@ def _initialise(mpi: Any) -> None:
 
 
 def library() -> str:
-    """Return the name and version of the MPI library, e.g. ``MPICH 5.0.2``.
-
-    Raises:
-        ImportError: there is none.
-    """
+    """Return the name and version of the MPI library, e.g. ``MPICH 5.0.2``."""
     name, version = load_mpi().get_vendor()
     return f"{name} {'.'.join(map(str, version))}"
 
 
 class MpiRequest:
-    """An operation of MPI's, and the buffers that it uses.
-
-    Args:
-        request: MPI's own.
-        buffers: those.
-    """
+    """An operation of MPI's, and the buffers that it uses."""
 
     __slots__ = ("_buffers", "_done", "_request")
 
@@ -109,11 +95,7 @@ class MpiRequest:
 
 
 class MpiCommunicator:
-    """Workers that MPI connects.
-
-    Args:
-        communicator: one of mpi4py's.
-    """
+    """Workers that MPI connects."""
 
     engine = "mpi"
 
@@ -142,12 +124,7 @@ class MpiCommunicator:
 
     @classmethod
     def of_program(cls, given: Any) -> Steps[Communicator]:
-        """Make a communicator of the same workers as one of mpi4py's, which stays the program's own.
-
-        Raises:
-            RuntimeError: MPI is for a single thread.
-            ValueError: this process is not in it; it is between two groups.
-        """
+        """Make a communicator of the same workers as one of mpi4py's, which stays the program's own."""
         mpi = load_mpi()
         if given == mpi.COMM_NULL:
             raise ValueError(
@@ -199,11 +176,7 @@ class MpiCommunicator:
         return MpiCommunicator(made)
 
     def create_group(self, ranks: Sequence[int], tag: int) -> Steps[Communicator]:
-        """Make a communicator of some of the workers; MPI can only block in that, so a thread does it.
-
-        Raises:
-            RuntimeError: this MPI is not for several threads at a time.
-        """
+        """Make a communicator of some of the workers; MPI can only block in that, so a thread does it."""
         if self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
             raise RuntimeError(f"groups across workers need an MPI with THREAD_MULTIPLE, which {library()} here is not")
         members = self._handle.Get_group().Incl(list(ranks))

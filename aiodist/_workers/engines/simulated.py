@@ -118,11 +118,7 @@ class SimulatedCommunicator:
         return self.size == 1 or dtype.kind in "iu" or (dtype.kind in "fc" and op in (ReduceOp.SUM, ReduceOp.PRODUCT))
 
     def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> SimulatedRequest:
-        """Reduce buffers over the workers, in the order of their ranks.
-
-        Raises:
-            ValueError: a buffer is one that engines do not take.
-        """
+        """Reduce buffers over the workers, in the order of their ranks."""
         if not all(buffer.flags.c_contiguous and buffer.flags.aligned for buffer in (send, receive)):
             raise ValueError("expected buffers in one piece whose numbers lie where the machine wants them")
 
@@ -218,11 +214,7 @@ class SimulatedCluster:
             return self._shared[name]  # type: ignore[no-any-return]
 
     def lose(self, rank: int, why: str) -> None:
-        """Let a worker be lost, and say how: it has died, or is cut off, say.
-
-        Raises:
-            RuntimeError: the workers have not met yet.
-        """
+        """Let a worker be lost, and say how: it has died, or is cut off, say."""
         if "teams" not in self._shared:
             raise RuntimeError("a worker can be lost once the workers have met")
         self._shared["teams"][1].lose(rank, why)

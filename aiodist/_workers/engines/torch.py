@@ -23,11 +23,7 @@ _NEWS_SECONDS: Final = 2.0
 
 
 def load_torch() -> tuple[ModuleType, ModuleType]:
-    """Return torch and torch.distributed.
-
-    Raises:
-        ImportError: PyTorch is not installed, or has no distributed package.
-    """
+    """Return torch and torch.distributed."""
     try:
         import torch
         import torch.distributed as dist  # pyright: ignore[reportMissingImports]
@@ -39,13 +35,7 @@ def load_torch() -> tuple[ModuleType, ModuleType]:
 
 
 class TorchRequest:
-    """Operations of torch's that are complete together, and the buffers that they use.
-
-    Args:
-        works: torch's own.
-        finish: called once they are complete.
-        buffers: those.
-    """
+    """Operations of torch's that are complete together, what is to be done then, and the buffers that they use."""
 
     def __init__(self, works: Sequence[Any], finish: Callable[[], object] | None, *buffers: object) -> None:
         self._works = list(works)
@@ -54,11 +44,7 @@ class TorchRequest:
         self._failed_at: float | None = None
 
     def test(self) -> bool:
-        """Return whether they are complete.
-
-        Raises:
-            RuntimeError: one has failed.
-        """
+        """Return whether they are complete."""
         while self._works and self._works[0].is_completed():
             try:
                 self._works[0].wait()
@@ -81,12 +67,7 @@ class TorchRequest:
 
 
 class TorchCommunicator:
-    """Workers that torch.distributed connects.
-
-    Args:
-        group: a process group with gloo; None for that of all processes.
-        ranks: its members, among all.
-    """
+    """Workers that torch.distributed connects."""
 
     engine = "torch"
     depth = 2
