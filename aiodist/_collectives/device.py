@@ -418,11 +418,7 @@ def to_host(
 
 
 def from_host(
-    collective: Collective,
-    values: Sequence[Any],
-    result: Any,
-    devices: Sequence[str] = (),
-    outs: Outs | None = None,
+    collective: Collective, values: Sequence[Any], result: Any, devices: Sequence[str] = (), outs: Outs | None = None
 ) -> Work:
     """Return the work that gives each replica its result, on the GPUs that its own arrays came from.
 

@@ -339,10 +339,7 @@ class Gathering:
     """
 
     def __init__(
-        self,
-        sources: Sequence[Sequence[int]],
-        codecs: Sequence[Codec],
-        columns: Sequence[Sequence[Any]],
+        self, sources: Sequence[Sequence[int]], codecs: Sequence[Codec], columns: Sequence[Sequence[Any]]
     ) -> None:
         self._sources, self._codecs, self._columns = sources, codecs, columns
         told = sum(codec.told for codec in codecs)

@@ -66,11 +66,7 @@ TASK = "/job:worker/replica:0/task:1/device:CPU:0"
         ({"CPU:0", "CPU:1"}, TypeError, "for replicas have an order"),
         ([], ValueError, "at least one device"),
         (["CPU:1", "CPU:0", "/cpu:1"], ValueError, r"each replica needs a device of its own, got 'CPU:\d' twice"),
-        (
-            ["CPU:0", "cuda:63"],
-            DeviceNotFoundError,
-            r"no device 'GPU:63' here; these exist: .*CPU:k for every k",
-        ),
+        (["CPU:0", "cuda:63"], DeviceNotFoundError, r"no device 'GPU:63' here; these exist: .*CPU:k for every k"),
         ([TASK], DeviceNotFoundError, "is a device of another task"),
         (["/job:a/replica:1/task:0/GPU:0"], DeviceNotFoundError, "is a device of another task"),
         *((number, ValueError, "must be a number of replicas, at least 1") for number in (0, -1, True, 2.5)),

@@ -66,10 +66,7 @@ def test_gpus_of_a_driver(machine: Any) -> None:
     assert MirroredStrategy().num_replicas_in_sync == 2
 
 
-@pytest.mark.parametrize(
-    ("error", "why"),
-    [(100, "sees no GPU"), (999, "does not start .*999")],
-)
+@pytest.mark.parametrize(("error", "why"), [(100, "sees no GPU"), (999, "does not start .*999")])
 def test_driver_without_gpus(machine: Any, error: int, why: str) -> None:
     machine(error=error)
     assert resolve(None) == ("CPU:0",)

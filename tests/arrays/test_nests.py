@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, defaultdict
 from typing import Any, NamedTuple
 
 import optree
@@ -31,28 +31,6 @@ class Ordered(OrderedDict[str, Any]):
 
 class Grouped(defaultdict[str, Any]):
     pass
-
-
-@pytest.mark.parametrize(
-    "nest",
-    [
-        1,
-        [1, (2, {"a": 3})],
-        {"b": 1, "a": {"c": [2]}},
-        OrderedDict(z=1, a=2),
-        defaultdict(int, a=1),
-        deque([1, 2], maxlen=3),
-        (),
-        {"x": ()},
-    ],
-)
-def test_unflatten_undoes_flatten(nest: Any) -> None:
-    for flatten in (nests.flatten, nests.flatten_with_none):
-        leaves, structure = flatten(nest)
-        again = nests.unflatten(structure, leaves)
-        assert again == nest
-        assert type(again) is type(nest)
-    assert nests.flatten([None, nest])[1].num_leaves == nests.flatten_with_none([None, nest])[1].num_leaves - 1
 
 
 def test_paths_are_code() -> None:
@@ -112,17 +90,6 @@ def test_order_of_keys_does_not_matter_and_type_does() -> None:
     assert hash(structures[0]) == hash(structures[1])
     assert structures[0] not in structures[2:]
     assert nests.flatten_with_none(Grouped(int))[1] != nests.flatten_with_none(Grouped(list))[1]
-
-
-def test_dict_in_a_collective_is_met_when_it_is_described() -> None:
-    class Fresh(dict[str, Any]):
-        pass
-
-    value = [Fresh(a=1)]
-    assert nests.flatten(value)[0] == value
-    assert nests.register_dicts(value)
-    assert nests.flatten(value)[0] == [1]
-    assert not nests.register_dicts(value)
 
 
 def test_registration_of_the_users_own_holds() -> None:

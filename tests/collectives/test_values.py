@@ -141,10 +141,6 @@ async def test_gathers_scatters_and_exchanges(name: str) -> None:
     )
 
 
-async def test_barrier_gives_none() -> None:
-    assert await results(3, lambda ctx: ctx.barrier()) == (None,) * 3
-
-
 @pytest.mark.parametrize("count", [1, 2, 5])
 async def test_same_object_passed_by_all_is_counted_for_each(count: int) -> None:
     shared = np.ones(3)
@@ -273,15 +269,6 @@ async def test_out_of_every_replica_may_be_its_value_and_lie_among_the_others() 
         return value.tolist()
 
     assert await on_each(3, in_place) == ([6, 6, 6],) * 3
-
-
-async def test_out_of_a_mean_of_integers_is_float64() -> None:
-    async def program() -> Any:
-        out = np.zeros(2)
-        await here().all_reduce("MEAN", np.full(2, replica()), out=out)
-        return out.tolist()
-
-    assert await on_each(2, program) == ([0.5, 0.5],) * 2
 
 
 # options

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist import NumpyDataset
-from tests.data.sources import collected
 from tests.runtime.programs import mirrored
 
 
@@ -20,11 +19,6 @@ def dataset(size: int = 10) -> NumpyDataset:
 
 def values(of: NumpyDataset) -> list[Any]:
     return [element.tolist() for element in of]
-
-
-def test_elements_are_examples() -> None:
-    rows = list(NumpyDataset({"x": np.arange(6).reshape(3, 2), "y": np.arange(3)}))
-    assert [(row["x"].tolist(), row["y"]) for row in rows] == [([0, 1], 0), ([2, 3], 1), ([4, 5], 2)]
 
 
 def test_elements_are_copies() -> None:
@@ -63,11 +57,6 @@ def test_batch_and_repeat_are_those_of_a_list(size: int, stages: list[Any]) -> N
     else:
         with pytest.raises(ValueError, match=text):
             values(made)
-
-
-@given(st.integers(0, 30), st.integers(0, 2**70))
-def test_shuffle_keeps_every_element(size: int, seed: int) -> None:
-    assert sorted(values(dataset(size).shuffle(seed))) == list(range(size))
 
 
 def test_shuffle_is_anew_at_each_iteration_and_the_same_from_the_same_seed() -> None:
@@ -121,12 +110,6 @@ def test_endless_repeat_goes_on_unless_there_is_nothing() -> None:
     assert values(dataset(3).batch(4, drop_remainder=True).repeat()) == []
 
 
-@pytest.mark.anyio
-async def test_asynchronous_iteration_gives_the_same() -> None:
-    expected = values(dataset(9).shuffle(3).batch(2))
-    assert [batch.tolist() for batch in await collected(dataset(9).shuffle(3).batch(2))] == expected
-
-
 def test_repr_tells_the_stages_and_how_many_batches_are_made_ahead() -> None:
     stages = "Shuffle(seed=1), Batch(size=2, drop_remainder=False), Repeat(count=3)"
     for first, then in ((0, 2), (3, 0)):
@@ -165,8 +148,5 @@ def test_what_is_no_dataset_is_refused(arrays: Any, error: type[Exception], text
 def test_arguments_are_checked_at_the_call(method: str, argument: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         getattr(dataset(), method)(argument)
-
-
-def test_endless_dataset_cannot_be_shuffled() -> None:
     with pytest.raises(ValueError, match=r"shuffle\(seed\) before \.repeat"):
         dataset().repeat().batch(2).shuffle(0)

@@ -63,12 +63,6 @@ def test_each_gets_memory_of_its_own_of_which_one_is_no_copy(framework: Framewor
         assert not any(part.flags.writeable for part in parts)
 
 
-def test_array_that_cannot_be_changed_is_shared() -> None:
-    jax = pytest.importorskip("jax", reason="JAX is not installed")
-    first, second = whose(jax.numpy.ones(2)).give_each(np.ones(2, np.float32), 2)
-    assert first is second
-
-
 @pytest.mark.anyio
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all"])
 async def test_replica_that_changes_its_result_changes_nobody_elses(framework: Framework, collective: str) -> None:

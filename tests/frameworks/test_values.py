@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import aiodist
 from aiodist import CollectiveMismatchError, PerReplica
 from tests.collectives.kinds_of_values import Pair
 from tests.frameworks import toy
@@ -78,13 +77,6 @@ async def test_arrays_without_dimension_and_with_strides(framework: Framework) -
     assert await on_each(2, program) == ((1.0, [[12, 14], [28, 30]], (0, 2)),) * 2
 
 
-async def test_single_replica_gets_its_result_in_its_own_kind(framework: Framework) -> None:
-    ctx = aiodist.get_replica_context()
-    assert isinstance(ctx, aiodist.ReplicaContext)
-    given = framework.make(np.ones(2, np.float32))
-    assert to_list(framework, await ctx.all_reduce("SUM", given)) == [1, 1]
-
-
 async def test_another_array_type_on_one_replica_is_a_mismatch(framework: Framework) -> None:
     async def program() -> None:
         mine = np.ones(3, np.float32)
@@ -140,18 +132,6 @@ async def test_extended_puts_copies_on_each_destination(framework: Framework) ->
         if framework.mutable:
             first, second = map(seen, mirrored_value.values)
             assert not np.shares_memory(first, second)
-
-
-async def test_variable_takes_and_gathers_them(framework: Framework) -> None:
-    strategy = mirrored(2)
-    with strategy.scope():
-        variable = aiodist.Variable(framework.make(np.zeros(2, np.float32)), aggregation="sum")
-
-    async def program() -> None:
-        await variable.assign_add(framework.make(numbers(replica(), 2)))
-
-    await strategy.run(program)
-    assert variable.numpy().tolist() == [10, 12]
 
 
 async def test_bfloat16_comes_back_as_bfloat16() -> None:

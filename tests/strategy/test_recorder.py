@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 
-import anyio
 import numpy as np
 import pytest
 
@@ -55,27 +54,6 @@ async def test_run_in_progress_is_recorded_as_it_stands() -> None:
     await run(strategy, program)
     assert seen == [[(0, "barrier()", True), (1, "all_reduce(SUM, float)", False)], [(0, "barrier()", True)]]
     assert strategy.recorder.running == ()
-
-
-async def test_runs_beside_each_other_are_recorded_apart() -> None:
-    strategy = mirrored(2)
-    inside = anyio.Event()
-
-    async def waits(ctx: ReplicaContext) -> None:
-        await inside.wait()
-        await ctx.barrier()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run, strategy, waits)
-        await anyio.lowlevel.checkpoint()
-        await run(strategy, two_calls)
-        assert len(strategy.recorder.running) == 1
-        assert strategy.recorder.last is not None
-        assert len(strategy.recorder.last.calls(0)) == 2
-        inside.set()
-    record = strategy.recorder.last
-    assert record is not None
-    assert told(record.calls(0)) == [(0, "barrier()", True)]
 
 
 async def test_groups_are_recorded_by_their_names() -> None:

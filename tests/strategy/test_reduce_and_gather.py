@@ -51,28 +51,6 @@ async def test_reduce_over_replicas(op: Any, wanted: np.ndarray) -> None:
     assert not np.shares_memory(result, A)
 
 
-@pytest.mark.parametrize("op", list(ReduceOp), ids=lambda op: str(op.name))
-async def test_reduce_along_axes(op: ReduceOp) -> None:
-    local: Any = {
-        ReduceOp.SUM: np.sum,
-        ReduceOp.MEAN: np.mean,
-        ReduceOp.MIN: np.min,
-        ReduceOp.MAX: np.max,
-        ReduceOp.PRODUCT: np.prod,
-    }[op]
-    axis: Any
-    for axis in (0, 1, -1, (0,), (0, 1), (-1, 0), (), [1]):
-        axes = axis if isinstance(axis, list | tuple) else (axis,)
-        wanted = local(np.stack([A, B]), axis=(0, *(a % 2 + 1 for a in axes)))
-        np.testing.assert_allclose(await reduced(op, per_replica(A, B), axis), wanted, rtol=1e-14)
-
-
-@pytest.mark.parametrize(("op", "values"), [("MEAN", [np.inf, -np.inf]), ("SUM", [6e4, 6e4]), ("PRODUCT", [6e4, 6e4])])
-async def test_infinity_and_nan_along_an_axis_are_results_without_a_warning(op: str, values: list[float]) -> None:
-    result = await reduced(op, per_replica(np.array(values, np.float16), np.ones(2, np.float16)), 0)
-    assert not np.isfinite(result)
-
-
 NONE = np.zeros(0)
 TINY = 1 + np.finfo(np.longdouble).eps
 ALONG: dict[str, tuple[str, list[Any], Any, Any]] = {
@@ -91,6 +69,10 @@ ALONG: dict[str, tuple[str, list[Any], Any, Any]] = {
     "byte orders may differ": ("SUM", [np.ones(2, ">f4"), np.ones(2, "<f4")], None, [2, 2]),
     "byte orders along an axis": ("SUM", [np.ones(2, ">f4"), np.ones(2, "<f4")], 0, 4),
     "numbers along no axis": ("MEAN", [1, 2], (), 1.5),
+    "infinities are results": ("MEAN", [np.array([np.inf, -np.inf]), np.ones(2)], 0, np.nan),
+    "along several axes": ("PRODUCT", [A, A], [1, -2], 0),
+    "along an axis from the end": ("MAX", [A, B], (-1,), [12, 15]),
+    "numbers": ("SUM", [1, 2], None, 3),
     "left fold": ("SUM", [np.float32(1e8), np.float32(1), np.float32(-1e8)], None, 0),
 }
 
@@ -122,17 +104,15 @@ async def test_dtype_of_the_result(dtype: Any, op: str, wanted: Any, axis: Any) 
     assert result.dtype.isnative
 
 
-async def test_python_numbers_and_scalars_keep_their_type() -> None:
-    assert await reduced("SUM", per_replica(1, 2)) == 3
-    assert type(await reduced("SUM", per_replica(1, 2))) is int
-    assert type(await reduced("MEAN", per_replica(1, 2))) is float
-    assert type(await reduced("SUM", per_replica(np.float32(1), np.float32(2)))) is np.float32
-    assert await reduced("MAX", per_replica(True, False)) is True
-
-
-async def test_nests() -> None:
-    result = await reduced("SUM", {"a": per_replica(1, 2), "b": [per_replica(A, B)], "none": None})
-    assert result["a"] == 3
+async def test_nests_and_types_of_leaves() -> None:
+    nest = {
+        "a": per_replica(1, 2),
+        "b": [per_replica(A, B)],
+        "c": per_replica(np.float32(1), np.float32(2)),
+        "none": None,
+    }
+    result = await reduced("SUM", nest)
+    assert (type(result["a"]), type(result["c"])) == (int, np.float32)
     np.testing.assert_array_equal(result["b"][0], A + B)
     assert result["none"] is None
 
@@ -160,6 +140,14 @@ BAD: list[tuple[str, Any, Any, Any, type[Exception], str]] = [
     ("bool arrays along", "MEAN", per_replica(A > 0, B > 0), 0, TypeError, "MEAN of bool"),
     ("complex", "MAX", per_replica(1j, 2j), None, TypeError, "MAX of complex"),
     ("strings", "SUM", per_replica("a", "b"), None, TypeError, "got an object of type"),
+    (
+        "arrays of strings",
+        "MEAN",
+        per_replica(*[np.array(["a"])] * 2),
+        None,
+        TypeError,
+        "expected numbers, got strings",
+    ),
     ("axis out of range", "SUM", per_replica(A, B), 2, ValueError, "axis must be from -2 to 1"),
     ("axis of a scalar", "SUM", per_replica(1, 2), 0, ValueError, "at least one axis"),
     ("axis twice", "SUM", per_replica(A, B), (0, -2), ValueError, "names an axis twice"),
@@ -257,15 +245,6 @@ def test_gather_is_numpys(batch: tuple[list[np.ndarray], int]) -> None:
     assert not got.flags.writeable
 
 
-@given(st.lists(hnp.arrays(np.float32, 3, elements=st.floats(-1e6, 1e6, width=32)), min_size=1, max_size=5))
-def test_sum_over_replicas_is_a_left_fold(parts: list[np.ndarray]) -> None:
-    got = asyncio.run(mirrored(len(parts)).reduce("SUM", PerReplica(parts), None))
-    wanted = parts[0].copy()
-    for part in parts[1:]:
-        wanted = wanted + part
-    assert got.tobytes() == wanted.tobytes()
-
-
 async def test_accumulator_holds_here_too() -> None:
     wide = CommunicationOptions(accumulate="float64")
     parts = PerReplica([np.array([x], np.float32) for x in (1e8, 1, -1e8)])
@@ -348,12 +327,6 @@ async def test_strings_of_different_widths_are_gathered(kind: str) -> None:
         *[each["w"] for each in [*await run(strategy, gathered), *await Job(1, 2).values(gathered)]],
     ]:
         np.testing.assert_array_equal(found, wanted, strict=True)
-
-
-async def test_reductions_that_are_not_defined_say_what_they_expect() -> None:
-    for value, got in ((np.ones(2, bool), "bool"), (np.array(["a"]), "strings"), (np.array([None]), "objects")):
-        with pytest.raises(TypeError, match=rf"MEAN of .*: expected numbers, got {got}"):
-            await reduced("MEAN", per_replica(value, value))
 
 
 @pytest.mark.parametrize("size", [3, 300_000])

@@ -55,11 +55,8 @@ async def test_regrouped_results() -> None:
     assert (result["none"], result["marker"]) == (None, marker)
 
 
-@pytest.mark.parametrize(
-    "results", [({"a": 1}, {"b": 1}), ((1,), (1, 2)), ([1], (1,)), (None, (1,)), (1, 2, [3])], ids=str
-)
-async def test_results_of_different_structure(results: tuple[Any, ...]) -> None:
-    strategy = mirrored(len(results))
+async def test_results_of_different_structure() -> None:
+    strategy, results = mirrored(3), (1, 2, [3])
     with pytest.raises(ValueError, match="the replicas' results must have the same structure") as caught:
         await strategy.run(lambda: results[replica()])
     assert caught.value.values == results  # type: ignore[attr-defined]
