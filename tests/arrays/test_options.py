@@ -67,8 +67,8 @@ def test_merge_puts_what_is_not_default_over_the_rest(
 def test_settings_of_a_strategy() -> None:
     assert CommunicationOptions(implementation="Nccl").implementation == "nccl"
     for check in ("call_site", "call_path", "signature"):
-        for given in (check, OrderCheck(check)):
-            assert MirroredStrategy(order_check=given).extended.order_check is OrderCheck(check)
+        for either in (check, OrderCheck(check)):
+            assert MirroredStrategy(order_check=either).extended.order_check is OrderCheck(check)
     wrong: Any
     for wrong in ("callsite", "", None, 3):
         with pytest.raises(ValueError, match="order_check must be one of 'call_site', 'call_path', 'signature', got"):
