@@ -200,7 +200,7 @@ class Exported:
         copy: bool | None = None,
     ) -> Any:
         if copy or (dl_device is not None and tuple(dl_device) != self._device):
-            raise BufferError("this memory is handed over where it lies, and not copied")
+            raise BufferError("this memory is shared as it is and cannot be copied")
         versioned = {} if max_version is None or max_version[0] < 1 else {"max_version": (1, 0)}
         capsule = np.asarray(self._memory).__dlpack__(**versioned)  # type: ignore[arg-type]
         tensor = _tensor(capsule)

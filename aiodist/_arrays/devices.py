@@ -127,7 +127,7 @@ def set_logical_devices(device: str, count: int) -> None:
         raise ValueError(f"count must be at least 1, got {count}")
     if gpus.logical.in_use:
         raise RuntimeError(
-            "the GPUs are in use by the names that they have now; call set_logical_devices before the first strategy"
+            "the GPUs are already in use under their present names; call set_logical_devices before the first strategy"
         )
     ordinal = int(name.removeprefix("GPU:"))
     physical = [gpu.ordinal for gpu in gpus.find().gpus]

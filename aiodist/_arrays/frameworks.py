@@ -83,7 +83,7 @@ def _of_torch(dtype: Any) -> DType:
     try:
         return np.dtype(name)
     except TypeError:
-        raise TypeError(f"expected numbers that NumPy has a name for, got {dtype}; convert them first") from None
+        raise TypeError(f"expected a dtype that NumPy has, too, got {dtype}; convert the values first") from None
 
 
 @cache
@@ -211,7 +211,7 @@ class Jax(DeviceType):
         try:
             kind, ordinal = leaf.__dlpack_device__()
         except BufferError as error:
-            raise TypeError(f"expected an array on one GPU, got a JAX array that is not: {error}") from error
+            raise TypeError(f"expected a JAX array on a single GPU: {error}") from error
         if kind != CUDA:
             raise TypeError(f"expected an array in a GPU's memory, got a JAX array on DLPack's device type {kind}")
         capsule = leaf.__dlpack__(stream=LEGACY_DEFAULT_STREAM)

@@ -70,7 +70,7 @@ class IndexedSlices:
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError(
-            "IndexedSlices are not made an array of silently: pass .values and .indices, or write "
+            "IndexedSlices do not turn into an array by themselves: pass .values and .indices, or write "
             "dense = np.zeros(slices.dense_shape, slices.dtype); np.add.at(dense, slices.indices, slices.values)"
         )
 

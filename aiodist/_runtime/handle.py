@@ -403,7 +403,7 @@ class AsyncioHandle(CollectiveHandle[T]):
             RuntimeError: another task has been given the handle, too, and waits in it.
         """
         if self.cr_suspended and self.cr_await is None and not (self._slot.released or self._me.run.closed):
-            raise RuntimeError(f"two tasks were given one handle; let each of them await it: {self._text()}")
+            raise RuntimeError(f"two tasks were given the same handle; let each of them await it: {self._text()}")
         return super().send(value)
 
     # What asks for the state of a coroutine, as anyio before it cancels a task, reads these.

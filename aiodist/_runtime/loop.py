@@ -430,7 +430,7 @@ def current_loop() -> tuple[Any, Callable[..., object]]:
     try:
         loop = get_running_loop()
     except RuntimeError as error:
-        raise ReplicaContextError("replicas run on asyncio or trio, and neither runs here") from error
+        raise ReplicaContextError("replicas run on asyncio or trio, and neither is running here") from error
     return loop, loop.call_soon_threadsafe
 
 

@@ -384,7 +384,7 @@ def options(value: Any, hints: Any) -> CommunicationOptions | None:
         ValueError: they were given under both names.
     """
     if value is not None and hints is not None:
-        raise ValueError("options and experimental_hints are two names of one argument; give options alone")
+        raise ValueError("options and experimental_hints are two names for the same argument; give options alone")
     given = value if value is not None else hints
     if given is not None and not isinstance(given, CommunicationOptions):
         raise TypeError(f"options must be CommunicationOptions or None, got {given!r}")

@@ -150,7 +150,7 @@ def check(aggregation: VariableAggregation, dtype: np.dtype[Any]) -> None:
     op = aggregation.reduce_op
     if op is ReduceOp.MEAN and dtype.kind in "iu":
         raise ValueError(
-            f"aggregation MEAN needs a variable of floating-point numbers, got {dtype}: a mean of integers is none; "
+            f"aggregation MEAN needs a variable of floating-point numbers, got {dtype}: integers have no exact mean; "
             "pass dtype=np.float64, or aggregate by SUM and divide where it is read"
         )
     if op is not None:

@@ -70,7 +70,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     ) -> None:
         if hasattr(devices, "Get_rank"):
             raise TypeError(
-                f"the devices come first, got the communicator {devices!r}; write "
+                f"the devices are the first argument, got the communicator {devices!r}; write "
                 "MultiWorkerMirroredStrategy(communicator=comm), or give the devices, too: "
                 'MultiWorkerMirroredStrategy(["CPU:0"], comm)'
             )
@@ -114,7 +114,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         tasks = len(settings.spec[settings.task_type])
         if (tasks, settings.task_id) != (layout.workers, layout.rank):
             raise ValueError(
-                f"the workers have found each other already: this is worker {layout.rank} of {layout.workers}, got "
+                f"the workers are already connected: this is worker {layout.rank} of {layout.workers}, got "
                 f"{settings.task_type!r} {settings.task_id} of {tasks}; the launcher decides, so leave the settings out"
             )
         self._cluster = settings

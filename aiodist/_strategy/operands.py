@@ -225,7 +225,7 @@ def _text(found: Any) -> str:
 def _axes(axis: Any, rank: int) -> tuple[int, ...]:
     axes = tuple(normalized_axis(a, rank) for a in (axis if isinstance(axis, (tuple, list)) else (axis,)))
     if len(set(axes)) != len(axes):
-        raise ValueError(f"axis names an axis twice: {axis!r}")
+        raise ValueError(f"axis must name each axis once, got {axis!r}")
     return axes
 
 

@@ -96,8 +96,8 @@ class Combination:
         for name in goals:
             if not name.startswith("GPU:"):
                 raise TypeError(
-                    f"an array on a GPU goes to GPUs, got the destination {name!r}; copy what it becomes to the host, "
-                    "or what it is before"
+                    f"an array on a GPU can only go to GPUs, got the destination {name!r}; copy the array to the host "
+                    "first, or the result afterwards"
                 )
         return tuple([gpus.logical.ordinal(name) for name in goals])
 

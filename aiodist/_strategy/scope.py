@@ -141,7 +141,7 @@ def require_all_workers() -> None:
     here = current.get()
     if isinstance(here, CrossReplica) and here.group is not None:
         raise ReplicaContextError(
-            "what all workers do together was asked for in the merge function of "
-            f"{here.group.label()}, which only the workers with members of it run; combine values in the "
-            "group first, e.g.  await group.all_reduce(op, value)"
+            "an operation of all workers cannot be called in the merge function of "
+            f"{here.group.label()}, which runs only on the workers of its members; combine values in the group first, "
+            "e.g. await group.all_reduce(op, value)"
         )

@@ -323,7 +323,7 @@ def _check_plain(raw: bytes) -> None:
             at += 1 + size + int.from_bytes(raw[at + 1 : at + 1 + size], "little")
         elif raw[at : at + 1] == b".":
             if at + 1 < end:
-                raise DumpError("has something behind its end")
+                raise DumpError("has data after its end")
             return
         elif at < end:
             what = next((op.name for op in pickletools.opcodes if op.code == chr(raw[at])), f"{raw[at]:#x}")
@@ -347,7 +347,7 @@ def _dump(data: Any, size: int, dump: Dump, calls: Calls) -> Dump:
         try:
             take(entry)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise DumpError(f"entry {index} is not as it should be: {error!r:.200}") from error
+            raise DumpError(f"entry {index} is malformed: {error!r:.200}") from error
     if entries:
         dump.dropped = entries[0].get("record_id", 0) != 0
         newest = entries[-1].get("time_created_ns")

@@ -163,10 +163,10 @@ def test_parts_of_the_value() -> None:
 
 
 def test_nothing_makes_an_array_of_it() -> None:
-    with pytest.raises(TypeError, match="not made an array of silently"):
+    with pytest.raises(TypeError, match="do not turn into an array by themselves"):
         np.asarray(PARTS[0])
     for use in (lambda s: np.ones(2) + s, lambda s: np.add(1, s), np.sum):
-        with pytest.raises(TypeError, match="not made an array of silently"):
+        with pytest.raises(TypeError, match="do not turn into an array by themselves"):
             use(PARTS[0])
 
 

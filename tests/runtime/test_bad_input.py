@@ -70,7 +70,7 @@ CALLS: list[Call] = [
     (
         lambda c: c.all_reduce("SUM", X, CommunicationOptions(), experimental_hints=CommunicationOptions()),
         ValueError,
-        "two names of one argument",
+        "two names for the same argument",
     ),
     # out=
     (lambda c: c.all_reduce("SUM", X, out=[X]), ValueError, "out must be a nest like the value"),

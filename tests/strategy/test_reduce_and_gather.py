@@ -150,7 +150,7 @@ BAD: list[tuple[str, Any, Any, Any, type[Exception], str]] = [
     ),
     ("axis out of range", "SUM", per_replica(A, B), 2, ValueError, "axis must be from -2 to 1"),
     ("axis of a scalar", "SUM", per_replica(1, 2), 0, ValueError, "at least one axis"),
-    ("axis twice", "SUM", per_replica(A, B), (0, -2), ValueError, "names an axis twice"),
+    ("axis twice", "SUM", per_replica(A, B), (0, -2), ValueError, "must name each axis once"),
     ("axis no int", "SUM", per_replica(A, B), 0.5, TypeError, "axis must be an int"),
     ("ragged elsewhere", "SUM", per_replica(A, A[:, :2]), 0, ValueError, "may differ along axis 0 only"),
     ("ranks", "SUM", per_replica(A, A[0]), 0, ValueError, "may differ along axis 0 only"),

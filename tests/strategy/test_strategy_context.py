@@ -231,5 +231,7 @@ def test_communicator_in_the_place_of_the_devices() -> None:
         def Get_rank(self) -> int:  # noqa: N802  (mpi4py's)
             return 0
 
-    with pytest.raises(TypeError, match=r"devices come first, got .*MultiWorkerMirroredStrategy\(communicator=comm\)"):
+    with pytest.raises(
+        TypeError, match=r"devices are the first argument.*MultiWorkerMirroredStrategy\(communicator=comm\)"
+    ):
         MultiWorkerMirroredStrategy(Communicator())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

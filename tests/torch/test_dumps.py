@@ -340,7 +340,7 @@ _BROKEN: list[tuple[str, bytes, str]] = [
     ("a memo of a billion", b"\x80\x02}r\x00\x00\x00\x40.", "has LONG_BINPUT at byte 3"),
     ("a string of 4 GB", b"\x80\x02X\xff\xff\xff\xff.", "not all of it is there"),
     ("cut pickle", pickle.dumps(_DUMP, 2)[:-40], "is a broken pickle"),
-    ("two dumps", pickle.dumps(_DUMP, 2) * 2, "something behind its end"),
+    ("two dumps", pickle.dumps(_DUMP, 2) * 2, "data after its end"),
     ("cut JSON", as_bytes(_DUMP, as_json=True)[:-40], "is not JSON, or is truncated"),
     ("deep JSON", b'{"entries": ' + b"[" * 200_000, "nested too deeply"),
     ("deep pickle", _nested(200_000), "expected a dump as a dict"),

@@ -164,7 +164,7 @@ async def failure_of(call: Callable[[], Awaitable[Any]]) -> Any:
         return error
 
 
-GPU_WANTED = "an array on a GPU goes to GPUs, got the destination 'CPU:0'"
+GPU_WANTED = "an array on a GPU can only go to GPUs, got the destination 'CPU:0'"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ GPU_WANTED = "an array on a GPU goes to GPUs, got the destination 'CPU:0'"
         (1, TypeError, GPU_WANTED),
         (0, ValueError, "expected 1 components"),
         (1, ValueError, "expected 2 components"),
-        (1, TypeError, "let all of them be of one kind"),
+        (1, ValueError, "must have the same type"),
     ],
 )
 async def test_call_that_is_refused_on_one_worker_fails_on_all(

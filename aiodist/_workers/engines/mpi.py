@@ -132,7 +132,7 @@ class MpiCommunicator:
                 "communicator != MPI.COMM_NULL alone"
             )
         if given.Is_inter():
-            raise ValueError("communicator is between two groups, expected one group's; pass communicator.Merge()")
+            raise ValueError("expected an intracommunicator, got an intercommunicator; pass communicator.Merge()")
         if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
             raise RuntimeError(
                 "the program has had MPI initialised for a single thread; leave mpi4py.rc.threads and "
@@ -178,6 +178,6 @@ class MpiCommunicator:
     def create_group(self, ranks: Sequence[int], tag: int) -> Steps[Communicator]:
         """Make a communicator of some of the workers; MPI can only block in that, so a thread does it."""
         if self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
-            raise RuntimeError(f"groups across workers need an MPI with THREAD_MULTIPLE, which {library()} here is not")
+            raise RuntimeError(f"groups across workers need an MPI with THREAD_MULTIPLE, which {library()} lacks here")
         members = self._handle.Get_group().Incl(list(ranks))
         return (yield from self._maker.call(lambda: MpiCommunicator(self._handle.Create_group(members, tag % _TAGS))))

@@ -120,7 +120,7 @@ class SimulatedCommunicator:
     def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> SimulatedRequest:
         """Reduce buffers over the workers, in the order of their ranks."""
         if not all(buffer.flags.c_contiguous and buffer.flags.aligned for buffer in (send, receive)):
-            raise ValueError("expected buffers in one piece whose numbers lie where the machine wants them")
+            raise ValueError("expected contiguous, aligned buffers")
 
         def carry_out(parts: list[Any]) -> None:
             total = kernels.reduce(op, [mine for mine, _ in parts]) if len(parts) > 1 else parts[0][0]
@@ -216,7 +216,7 @@ class SimulatedCluster:
     def lose(self, rank: int, why: str) -> None:
         """Let a worker be lost, and say how: it has died, or is cut off, say."""
         if "teams" not in self._shared:
-            raise RuntimeError("a worker can be lost once the workers have met")
+            raise RuntimeError("a worker can only be lost after all workers have connected")
         self._shared["teams"][1].lose(rank, why)
 
     def deliver(self, request: SimulatedRequest) -> None:

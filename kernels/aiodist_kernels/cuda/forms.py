@@ -78,7 +78,7 @@ def form_for(rule: Rule, count: int, *, leaves: int = 1) -> Form:
     """
     recipe = recipe_for(rule, max(count, 2))
     if recipe is None:
-        raise TypeError(f"{rule.op.name} of {rule.dtype}: GPUs have no such numbers; cast first, e.g. to float64")
+        raise TypeError(f"{rule.op.name} of {rule.dtype}: GPUs do not support this dtype; cast first, e.g. to float64")
     if count not in DIRECT_COUNTS:
         return Form(dataclasses.replace(recipe, count=0), tabled=True)
     return Form(recipe, tabled=leaves > 1)
