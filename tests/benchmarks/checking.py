@@ -1,15 +1,11 @@
 """What checking costs: schedules explored a second, and the check of thousands of replicas.
 
-Run it on a quiet machine: ``python tests/benchmarks/checking.py``.
+Run it on a quiet machine, from a checkout: ``python -m tests.benchmarks.checking``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import platform
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,23 +14,12 @@ from typing import Any
 
 import numpy as np
 
-import aiodist
-from aiodist import MirroredStrategy, get_replica_context
+from aiodist import get_replica_context
 from aiodist.testing import explore, run_replicas
+from tests.benchmarks.timing import cpus, fresh_python, versions
 
 VALUE = np.ones(4)
 COLLECTIVES = 100
-TARGET = """
-import numpy as np
-from aiodist import get_replica_context
-
-VALUE = np.ones(4)
-
-async def replica():
-    ctx = get_replica_context()
-    for _ in range(100):
-        await ctx.all_reduce("SUM", VALUE)
-"""
 
 
 async def replica() -> None:
@@ -44,13 +29,8 @@ async def replica() -> None:
         await ctx.all_reduce("SUM", VALUE)
 
 
-def cpus(count: int) -> MirroredStrategy:
-    """Return a strategy of that many replicas."""
-    return MirroredStrategy([f"CPU:{index}" for index in range(count)])
-
-
-def least(fn: Callable[[], Any], repeats: int) -> float:
-    """Return the least time that a call takes, in seconds."""
+def least_seconds(fn: Callable[[], Any], repeats: int) -> float:
+    """Return the least time that a call takes."""
     took = []
     for _ in range(repeats):
         begin = time.perf_counter()
@@ -62,9 +42,9 @@ def least(fn: Callable[[], Any], repeats: int) -> float:
 def exploring(replicas: int, schedules: int) -> None:
     """Print how many schedules a second are explored, and what the same runs take on asyncio's own loop."""
     strategy = cpus(replicas)
-    plain = least(lambda: asyncio.run(strategy.run(replica)), 30)
-    controlled = least(lambda: run_replicas(replica, strategy), 30)
-    explored = least(lambda: explore(replica, strategy, schedules=schedules), 3) / schedules
+    plain = least_seconds(lambda: asyncio.run(strategy.run(replica)), 30)
+    controlled = least_seconds(lambda: run_replicas(replica, strategy), 30)
+    explored = least_seconds(lambda: explore(replica, strategy, schedules=schedules), 3) / schedules
     print(f"{replicas} replicas, {COLLECTIVES} collectives each, ms a run:")
     print(f"  asyncio's own loop   {plain * 1e3:6.2f}")
     print(f"  controlled, plain    {controlled * 1e3:6.2f}")
@@ -74,20 +54,15 @@ def exploring(replicas: int, schedules: int) -> None:
 def checking(replicas: int) -> None:
     """Print how long `aiodist check` takes, from the start of the process to its end."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "many.py").write_text(TARGET)
-        command = [sys.executable, "-m", "aiodist", "check", "many.py:replica", "--replicas", str(replicas)]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        begin = time.perf_counter()
-        subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
-    print(f"aiodist check of {replicas} replicas, {COLLECTIVES} collectives each: {time.perf_counter() - begin:.1f} s")
-
-
-def main() -> None:
-    """Print everything."""
-    print(f"Python {platform.python_version()}, NumPy {np.__version__}, aiodist {aiodist.__version__}\n")
-    exploring(8, 200)
-    checking(4096)
+        target = Path(folder) / "many.py"
+        target.write_text(f"from {__spec__.name} import replica")
+        took = least_seconds(
+            lambda: fresh_python("-m", "aiodist", "check", f"{target}:replica", "--replicas", str(replicas)), 1
+        )
+    print(f"aiodist check of {replicas} replicas, {COLLECTIVES} collectives each: {took:.1f} s")
 
 
 if __name__ == "__main__":
-    main()
+    print(versions())
+    exploring(8, 200)
+    checking(4096)

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import platform
 import statistics
-import subprocess
-import sys
 import threading
 import time
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
-import aiodist
-from aiodist import CollectiveMismatchError, MirroredStrategy, ReduceOp, get_replica_context
+from aiodist import CollectiveMismatchError, ReduceOp, get_replica_context
+from tests.benchmarks.timing import cpus, fresh_python, show, versions
 
-Round = Callable[[int, int], Awaitable[float]]
+Program = Callable[[int], Awaitable[float]]
 SIZES = (2, 8, 64, 512)
 TURNS = 7
 GATES = "array 2.6× at n = 2 and 2.3× from 8 on, nest of three arrays 4×, barrier 2×"
@@ -73,34 +71,24 @@ async def _time_tasks(wait: Callable[[], Awaitable[object]], size: int, rounds: 
     return statistics.median(took) / rounds
 
 
-Program = Callable[[int], Awaitable[float]]
-
-
-def ours(program: Program) -> Round:
-    """Return a loop that gives the seconds of one collective of a program, once all its replicas run."""
-
-    async def run(size: int, rounds: int) -> float:
-        strategy = MirroredStrategy([f"CPU:{i}" for i in range(size)])
-        took = await strategy.run(program, (rounds,))
-        seconds: float = statistics.median(strategy.experimental_local_results(took))
-        return seconds / rounds
-
-    return run
+def seconds(program: Program, size: int, rounds: int) -> float:
+    """Return the seconds of one collective of a program on that many replicas, once all of them run."""
+    strategy = cpus(size)
+    took = strategy.experimental_local_results(asyncio.run(strategy.run(program, (rounds,))))
+    return statistics.median(map(float, took)) / rounds
 
 
 async def array(rounds: int) -> float:
-    ctx = get_replica_context()
-    value = np.ones(1, np.float32)
-    await ctx.barrier()
-    begin = time.process_time()
-    for _ in range(rounds):
-        await ctx.all_reduce(ReduceOp.SUM, value)
-    return time.process_time() - begin
+    return await _all_reduces(np.ones(1, np.float32), rounds)
 
 
 async def nest(rounds: int) -> float:
-    ctx = get_replica_context()
     value = {"a": np.ones(4, np.float32), "b": [np.ones(2, np.float32), np.ones((), np.float32)]}
+    return await _all_reduces(value, rounds)
+
+
+async def _all_reduces(value: object, rounds: int) -> float:
+    ctx = get_replica_context()
     await ctx.barrier()
     begin = time.process_time()
     for _ in range(rounds):
@@ -117,48 +105,48 @@ async def barrier(rounds: int) -> float:
     return time.process_time() - begin
 
 
-PROGRAMS: dict[str, Round] = {"array": ours(array), "nest": ours(nest), "barrier": ours(barrier)}
-
-
 def collectives_table() -> None:
     """Print the cost of a collective per replica, and its ratio to the bare rendezvous."""
-    print("| n | bare future | array | nest, 3 arrays | barrier | asyncio.Barrier |")
-    print("|---|---|---|---|---|---|")
+    rows = []
     for size in SIZES:
         rounds = max(40, 24_000 // size)
-        loops: dict[str, Round] = {"bare": bare, **PROGRAMS, "asyncio.Barrier": asyncio_barrier}
-        seconds: dict[str, list[float]] = {name: [] for name in loops}
+        few = max(5, rounds // 20) if size > 64 else rounds
+        loops: dict[str, Callable[[], float]] = {
+            "bare": lambda size=size, rounds=rounds: asyncio.run(bare(size, rounds)),  # type: ignore[misc]
+            **{name: partial(seconds, program, size, rounds) for name, program in PROGRAMS.items()},
+            "asyncio.Barrier": lambda size=size, few=few: asyncio.run(asyncio_barrier(size, few)),  # type: ignore[misc]
+        }
+        took: dict[str, list[float]] = {name: [] for name in loops}
         for _ in range(TURNS):
             for name, loop in loops.items():
-                few = max(5, rounds // 20) if name == "asyncio.Barrier" and size > 64 else rounds
-                seconds[name].append(asyncio.run(_timed(loop, size, few)) / size * 1e6)
-        base = seconds.pop("bare")
+                took[name].append(loop() / size * 1e6)
+        base = took.pop("bare")
         cells = [f"{statistics.median(base):.2f} µs"]
-        for values in seconds.values():
+        for values in took.values():
             ratio = statistics.median(v / b for v, b in zip(values, base, strict=True))
             cells.append(f"{statistics.median(values):.2f} µs, {ratio:.2f}×")
-        print(f"| {size} | {' | '.join(cells)} |", flush=True)
+        rows.append([str(size), *cells])
+    show(("n", "bare future", "array", "nest, 3 arrays", "barrier", "asyncio.Barrier"), rows)
     print(f"\nTo reach: {GATES}.\n")
 
 
-async def _timed(loop: Round, size: int, rounds: int) -> float:
-    return await loop(size, rounds)
+PROGRAMS: dict[str, Program] = {"array": array, "nest": nest, "barrier": barrier}
 
 
 def many_replicas() -> None:
     """Print cost and memory per replica for 10,000 replicas, beside the cost for 64."""
     few, many = [], []
     for _ in range(3):
-        few.append(asyncio.run(_timed(PROGRAMS["array"], 64, 1500)) / 64 * 1e6)
-        many.append(asyncio.run(_timed(ours(array), 10_000, 20)) / 10_000 * 1e6)
+        few.append(seconds(array, 64, 1500) / 64 * 1e6)
+        many.append(seconds(array, 10_000, 20) / 10_000 * 1e6)
     ratio = statistics.median(m / f for m, f in zip(many, few, strict=True))
-    script = "from tests.benchmarks.collectives import memory; memory()"
-    kib = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
-    print("| 10,000 replicas | measured | to reach |")
-    print("|---|---|---|")
-    print(f"| array all_reduce, per replica | {statistics.median(many):.2f} µs | |")
-    print(f"| beside that at n = 64 | {ratio:.2f}× | 1.3× |")
-    print(f"| memory per replica | {kib} KiB | 10 KiB |\n", flush=True)
+    kib = fresh_python("-c", "from tests.benchmarks.collectives import memory; memory()")
+    rows = [
+        ("array all_reduce, per replica", f"{statistics.median(many):.2f} µs", ""),
+        ("beside that at n = 64", f"{ratio:.2f}×", "1.3×"),
+        ("memory per replica", f"{kib} KiB", "10 KiB"),
+    ]
+    show(("10,000 replicas", "measured", "to reach"), rows)
 
 
 def memory() -> None:
@@ -172,7 +160,7 @@ def memory() -> None:
         await ctx.all_reduce(ReduceOp.SUM, np.ones(1, np.float32))
 
     async def main() -> None:
-        strategy = MirroredStrategy([f"CPU:{i}" for i in range(10_000)])
+        strategy = cpus(10_000)
         tracemalloc.start()
         await strategy.run(replica, (tracemalloc.get_traced_memory()[0],))
         print(f"{taken[0]:.1f}")
@@ -194,7 +182,7 @@ def mismatch() -> None:
         await ctx.all_reduce(ReduceOp.SUM, 2.0)
 
     async def main() -> list[float]:
-        strategy = MirroredStrategy([f"CPU:{i}" for i in range(512)])
+        strategy = cpus(512)
         took = []
         for _ in range(9):
             with suppress(CollectiveMismatchError):
@@ -203,10 +191,11 @@ def mismatch() -> None:
         return took
 
     took = asyncio.run(main())
-    print("| 512 replicas, one differs | measured | to reach |")
-    print("|---|---|---|")
-    print(f"| mismatching call to exception out of `run`, first | {took[0]:.1f} ms | 50 ms |")
-    print(f"| the same, median | {statistics.median(took):.1f} ms | 50 ms |\n", flush=True)
+    rows = [
+        ("mismatching call to exception out of `run`, first", f"{took[0]:.1f} ms", "50 ms"),
+        ("the same, median", f"{statistics.median(took):.1f} ms", "50 ms"),
+    ]
+    show(("512 replicas, one differs", "measured", "to reach"), rows)
 
 
 IMPORT = "import time; b = time.perf_counter(); import {}; print(time.perf_counter() - b)"
@@ -225,37 +214,32 @@ asyncio.run(main())
 
 def cold_start() -> None:
     """Print the time of the import and of the first tiny all_reduce, each in fresh processes."""
-    rows = {"import numpy, anyio": [], "import aiodist": [], "first": []}  # type: ignore[var-annotated]
+    took: dict[str, list[float]] = {"numpy, anyio": [], "aiodist": [], "first": []}
     compiler = "False"
     for _ in range(7):
-        rows["import numpy, anyio"].append(float(_python(IMPORT.format("numpy, anyio"))))
-        rows["import aiodist"].append(float(_python(IMPORT.format("aiodist"))))
-        seconds, compiler = _python(FIRST).split()
-        rows["first"].append(float(seconds))
-    median = {name: statistics.median(values) * 1e3 for name, values in rows.items()}
-    print("| fresh process | measured | to reach |")
-    print("|---|---|---|")
-    print(f"| `import numpy, anyio` | {median['import numpy, anyio']:.0f} ms | |")
-    print(f"| `import aiodist` | {median['import aiodist']:.0f} ms | |")
-    print(f"| first run with a tiny all_reduce | {median['first']:.1f} ms | 5 ms |")
-    print(f"| compiler imported by then | {compiler} | False |\n", flush=True)
-
-
-def _python(script: str) -> str:
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+        for packages in ("numpy, anyio", "aiodist"):
+            took[packages].append(float(fresh_python("-c", IMPORT.format(packages))))
+        first, compiler = fresh_python("-c", FIRST).split()
+        took["first"].append(float(first))
+    median = {name: statistics.median(values) * 1e3 for name, values in took.items()}
+    rows = [
+        ("`import numpy, anyio`", f"{median['numpy, anyio']:.0f} ms", ""),
+        ("`import aiodist`", f"{median['aiodist']:.0f} ms", ""),
+        ("first run with a tiny all_reduce", f"{median['first']:.1f} ms", "5 ms"),
+        ("compiler imported by then", compiler, "False"),
+    ]
+    show(("fresh process", "measured", "to reach"), rows)
 
 
 def peers() -> None:
     """Print what torch's threaded process group and jax's psum take for one tiny all-reduce, where installed."""
-    print("| one tiny all-reduce, per call | " + " | ".join(f"n = {n}" for n in (2, 8)) + " |")
-    print("|---|---|---|")
-    mine = [asyncio.run(_timed(ours(array), n, 4000)) * 1e6 for n in (2, 8)]
-    print("| aiodist | " + " | ".join(f"{value:.1f} µs" for value in mine) + " |")
+    rows = [["aiodist", *(f"{seconds(array, n, 4000) * 1e6:.1f} µs" for n in (2, 8))]]
     for name, timer in (("torch", _torch_threaded), ("jax", _jax_psum)):
         if importlib.util.find_spec(name) is None:
-            print(f"| {name} | not installed | not installed |")
-            continue
-        print(f"| {timer.__doc__} | " + " | ".join(f"{timer(n) * 1e6:.0f} µs" for n in (2, 8)) + " |", flush=True)
+            rows.append([name, "not installed", "not installed"])
+        else:
+            rows.append([str(timer.__doc__), *(f"{timer(n) * 1e6:.0f} µs" for n in (2, 8))])
+    show(("one tiny all-reduce, per call", "n = 2", "n = 8"), rows)
 
 
 def _torch_threaded(size: int) -> float:
@@ -303,18 +287,13 @@ b = time.perf_counter()
 for _ in range(1000): f(x).block_until_ready()
 print((time.perf_counter() - b) / 1000)
 """
-    return float(_python(script))
+    return float(fresh_python("-c", script))
 
 
-def main() -> None:
-    """Print every table."""
-    print(f"Python {platform.python_version()}, NumPy {np.__version__}, aiodist {aiodist.__version__}\n")
+if __name__ == "__main__":
+    print(versions())
     collectives_table()
     many_replicas()
     mismatch()
     cold_start()
     peers()
-
-
-if __name__ == "__main__":
-    main()

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiodist import MirroredStrategy, get_replica_context
+from aiodist import get_replica_context
 from aiodist._collectives.host import fold
 from aiodist_kernels import KernelSpec, ReduceOp, pool, reduce, reduce_alike, warm
-from tests.benchmarks.cpu_reductions import MIB, SINGLE, SUM, best, random_buffers, size_name, table
+from tests.benchmarks.cpu_reductions import HALF, SINGLE, SUM, random_buffers
+from tests.benchmarks.timing import MIB, best, cpus, in_units, show
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -53,7 +54,7 @@ async def all_reduces(arrays: Sequence[np.ndarray], op: str = "SUM") -> None:
         for _ in range(STEPS):
             await ctx.all_reduce(op, arrays[ctx.replica_id_in_sync_group])
 
-    await MirroredStrategy([f"CPU:{k}" for k in range(len(arrays))]).run(replica)
+    await cpus(len(arrays)).run(replica)
 
 
 async def chains_on_the_loop(arrays: Sequence[np.ndarray]) -> None:
@@ -62,20 +63,21 @@ async def chains_on_the_loop(arrays: Sequence[np.ndarray]) -> None:
         await asyncio.sleep(0)
 
 
-def tickers() -> list[tuple[str, list[float], float]]:
-    """Return how late a ticker was beside each kind of work, in each of three turns, and the least usual lateness."""
-    rows = []
+def tickers() -> None:
+    """Print how late a ticker was beside each kind of work, in each of three turns, and the least usual lateness."""
     cases: list[tuple[str, Callable[[], Awaitable[None]]]] = [("nothing", lambda: asyncio.sleep(0.5))]
     for count, dtype, op in ((2, "f4", "SUM"), (4, "f4", "SUM"), (8, "f4", "MEAN"), (8, "f2", "SUM"), (4, "i2", "SUM")):
         arrays = random_buffers(count, 256 * MIB // count, np.dtype(dtype))
-        name = f"{op} {np.dtype(dtype).name}, n = {count}, {size_name(arrays[0].nbytes)} each"
+        name = f"{op} {np.dtype(dtype).name}, n = {count}, {in_units(arrays[0].nbytes)} each"
         cases.append((name, functools.partial(all_reduces, arrays, op)))
     arrays = random_buffers(4, 64 * MIB, SINGLE)
     cases.append(("beside: `np.add` chain on the loop, n = 4, 64 MiB each", lambda: chains_on_the_loop(arrays)))
+    rows = []
     for name, work in cases:
         turns = [asyncio.run(lateness(work)) for _ in range(3)]
-        rows.append((name, [worst for worst, _ in turns], min(usual for _, usual in turns)))
-    return rows
+        rows.append((name, ", ".join(f"{worst:.1f}" for worst, _ in turns), f"{min(usual for _, usual in turns):.1f}"))
+    late = "a 1 ms ticker was late by at most, three turns, ms"
+    show(("all_reduce of 256 MiB, again and again", late, "99 % of ticks"), rows)
 
 
 async def whole_calls(nbytes: int, rounds: int) -> tuple[float, float, float]:
@@ -104,14 +106,14 @@ async def whole_calls(nbytes: int, rounds: int) -> tuple[float, float, float]:
             if first:
                 whole.append(time.perf_counter() - begin)
 
-    await MirroredStrategy(["CPU:0", "CPU:1"]).run(replica)
+    await cpus(2).run(replica)
     ratios = [one / other for one, other in zip(whole, alone, strict=True)]
     return 1e6 * statistics.median(whole), 1e6 * statistics.median(alone), statistics.median(ratios)
 
 
-def nests() -> dict[str, dict[str, float]]:
-    """Time 160 leaves of one dtype: one by one, as collectives do, and packed into one buffer first."""
-    results = {}
+def nests() -> None:
+    """Print what 160 leaves of one dtype take: one by one, as collectives do, and packed into one buffer first."""
+    rows = []
     for elements in (16, 64, 256, 1000, 10_000):
         replicas = [random_buffers(160, 4 * elements, SINGLE) for _ in range(4)]
         columns = list(zip(*replicas, strict=True))
@@ -119,23 +121,23 @@ def nests() -> dict[str, dict[str, float]]:
             "one by one": functools.partial(_one_by_one, columns),
             "packed": functools.partial(_packed, replicas),
         }
-        results[f"{elements}"] = best(calls, 0.5)
-    return results
+        rows.append((str(elements), *(f"{took:.0f}" for took in best(calls, 0.5).values())))
+    show(("160 float32 leaves, n = 4, elements each", "one by one, µs", "packed first, µs"), rows)
 
 
-def _one_by_one(columns: Sequence[Sequence[np.ndarray]]) -> list[Any]:
+def _one_by_one(columns: Sequence[Sequence[np.ndarray]]) -> object:
     return [fold(SUM, column, None, among=True) for column in columns]
 
 
-def _packed(replicas: Sequence[Sequence[np.ndarray]]) -> list[Any]:
+def _packed(replicas: Sequence[Sequence[np.ndarray]]) -> object:
     """Copy every replica's leaves into one buffer, reduce these, and cut the result."""
     whole = reduce(SUM, [np.concatenate(leaves) for leaves in replicas])
     return np.split(whole, np.cumsum([leaf.size for leaf in replicas[0]])[:-1])
 
 
-def memory() -> dict[int, dict[str, float]]:
-    """Time sums of two buffers into memory of each kind; a result is dropped when the next one is there."""
-    results = {}
+def memory() -> None:
+    """Print sums of two buffers into memory of each kind; a result is dropped when the next one is there."""
+    rows = []
     for nbytes in (MIB // 4, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB):
         one, other = random_buffers(2, nbytes, SINGLE)
         out = np.zeros_like(one)
@@ -148,39 +150,23 @@ def memory() -> dict[int, dict[str, float]]:
         def pooled(a: np.ndarray = one, b: np.ndarray = other, kept: list[np.ndarray] = kept) -> None:
             kept[:] = [np.add(a, b, out=blocks.empty(a.shape, SINGLE))]  # noqa: B023
 
-        results[nbytes] = best(
-            {"fresh": fresh, "pool": pooled, "`out=`": functools.partial(np.add, one, other, out=out)}
-        )
-    return results
+        times = best({"fresh": fresh, "pool": pooled, "`out=`": functools.partial(np.add, one, other, out=out)})
+        rows.append((in_units(nbytes), *(f"{took:.0f}" for took in times.values())))
+    show(("sum of two, µs", "fresh", "pool", "`out=`"), rows)
 
 
 def main() -> None:
     """Warm up, measure, print."""
     warm(KernelSpec(op, SINGLE, n) for op, n in ((SUM, 2), (SUM, 4), (ReduceOp.MEAN, 8)))
-    warm([KernelSpec(SUM, np.dtype(np.float16), 8)])  # and none for int16: that one is compiled meanwhile
-    table(
-        (
-            "all_reduce of 256 MiB, again and again",
-            "a 1 ms ticker was late by at most, three turns, ms",
-            "99 % of ticks",
-        ),
-        [(name, ", ".join(f"{turn:.1f}" for turn in worst), f"{usual:.1f}") for name, worst, usual in tickers()],
-    )
-    rows_of_calls = []
+    warm([KernelSpec(SUM, HALF, 8)])  # and none for int16: that one is compiled meanwhile
+    tickers()
+    rows = []
     for nbytes in (MIB // 4, MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 64 * MIB):
         whole, alone, ratio = asyncio.run(whole_calls(nbytes, max(40, 400 * MIB // nbytes)))
-        rows_of_calls.append((size_name(nbytes), f"{whole:.0f}", f"{alone:.0f}", f"{ratio:.2f}"))
-    table(("SUM float32, n = 2", "all_reduce, µs", "the reduction alone, µs", "ratio"), rows_of_calls)
-    table(
-        ("160 float32 leaves, n = 4, elements each", "one by one, µs", "packed first, µs"),
-        [(name, f"{t['one by one']:.0f}", f"{t['packed']:.0f}") for name, t in nests().items()],
-    )
-    rows = memory()
-    kinds = list(next(iter(rows.values())))
-    table(
-        ("sum of two, µs", *kinds),
-        [(size_name(nbytes), *(f"{t[kind]:.0f}" for kind in kinds)) for nbytes, t in rows.items()],
-    )
+        rows.append((in_units(nbytes), f"{whole:.0f}", f"{alone:.0f}", f"{ratio:.2f}"))
+    show(("SUM float32, n = 2", "all_reduce, µs", "the reduction alone, µs", "ratio"), rows)
+    nests()
+    memory()
 
 
 if __name__ == "__main__":

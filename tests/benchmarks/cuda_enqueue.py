@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from time import process_time
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -27,8 +28,8 @@ from aiodist._gpu import enqueue
 from aiodist._gpu.enqueue import Queue
 from aiodist._gpu.schedule import Batch, symbol
 from aiodist._gpu.steps import Job, Place
-from aiodist_kernels.cuda.forms import Form
 from aiodist_kernels.rules import rule_for
+from tests.benchmarks.timing import best
 
 REPLICAS = 4
 SETS = 100
@@ -36,69 +37,18 @@ REPEATS = 15
 STREAMS = [0, 1, 2, 3, 4]
 
 
-class Memory:
-    """Memory that is nowhere."""
-
-    address = 1 << 12
-
-
-class IdleDriver:
-    """A driver that does nothing, at once."""
-
-    def using(self) -> nullcontext[None]:
-        return nullcontext()
-
-    def stream(self, device: int) -> int:
-        return device
-
-    def replica_stream(self, name: str, device: int) -> int:
-        return device
-
-    def used_stream(self, name: str) -> None:
-        return None
-
-    def foreign_stream(self, device: int, handle: int) -> int:
-        return handle
-
-    def record(self, stream: int) -> None:
-        return None
-
-    def release(self, event: None) -> None: ...
-
-    def wait(self, stream: int, event: None) -> None: ...
-
-    def is_done(self, event: None) -> bool:
-        return True
-
-    def wait_for(self, event: None) -> None: ...
-
-    def allocate(self, device: int, nbytes: int) -> Memory:
-        return Memory()
-
-    def host_memory(self, nbytes: int) -> Memory:
-        return Memory()
-
-    def upload(self, device: int, words: np.ndarray) -> Memory:
-        return Memory()
-
-    def copy(self, device: int, target: int, source_device: int, source: int, nbytes: int) -> None: ...
-
-    def copy_out(self, device: int, target_device: int, target: int, source: int, nbytes: int) -> None: ...
-
-    def copy_rows(
-        self, device: int, target: int, target_pitch: int, source: int, source_pitch: int, width: int, count: int
-    ) -> None: ...
-
-    def is_loaded(self, device: int, form: Form) -> bool:
-        return True
-
-    def load(self, device: int, form: Form) -> None: ...
-
-    def launcher(self, device: int, form: Form, work: int) -> Callable[..., object]:
-        return lambda *arguments: None
-
-    def reaches(self, device: int, other: int) -> bool:
-        return True
+def idle_driver() -> Any:
+    """Return a driver that does nothing, at once."""
+    nothing, memory = nullcontext(), SimpleNamespace(address=1 << 12)
+    methods = {
+        **dict.fromkeys(("stream", "foreign_stream"), lambda device, *_: device),
+        **dict.fromkeys(("used_stream", "record", "release", "wait", "copy", "copy_out"), lambda *_: None),
+        **dict.fromkeys(("is_done", "is_loaded", "reaches"), lambda *_: True),
+        "using": lambda: nothing,
+        "upload": lambda *_: memory,
+        "launcher": lambda *_: lambda *_: None,
+    }
+    return SimpleNamespace(**methods)
 
 
 def batch(leaves: int) -> Batch:
@@ -149,7 +99,7 @@ class Quickly(DeviceType):
 
 def whole_way(leaves: int, times: int, *, elsewhere: bool) -> float:
     """Return the microseconds of an ``all_reduce`` of four replicas, as the least of some means."""
-    queue, logical = Queue(IdleDriver()), gpus.LogicalGpus()
+    queue, logical = Queue(idle_driver()), gpus.LogicalGpus()
     logical.split[0] = REPLICAS
     find = itertools.repeat(gpus.Found((gpus.Gpu(0, "idle", (9, 0)),), "13.0")).__next__  # a mock would take its time
     took: list[float] = []
@@ -174,26 +124,14 @@ def whole_way(leaves: int, times: int, *, elsewhere: bool) -> float:
     return 1e6 * min(took)
 
 
-def microseconds(call: Callable[[], Any], times: int) -> float:
-    """Return how long a call takes, as the least of some means."""
-
-    def once() -> float:
-        start = process_time()
-        for _ in range(times):
-            call()
-        return (process_time() - start) / times
-
-    return 1e6 * min(once() for _ in range(REPEATS))
-
-
 def main() -> None:
     """Measure, and print."""
     for leaves, times in ((1, 500), (160, 20)):
         for text, shift in (("where others lay", 0), ("elsewhere", 16)):
-            queue = Queue(IdleDriver())
+            queue = Queue(idle_driver())
             schedule = queue.schedule([batch(leaves)], arrays=2 * REPLICAS * leaves)
             turns = itertools.cycle([begins(leaves, shift * k) for k in range(SETS)])
-            took = microseconds(lambda e=queue, s=schedule, t=turns: e.run(s, STREAMS, [], next(t)), times)  # type: ignore[misc]
+            took = best({"run": lambda e=queue, s=schedule, t=turns: e.run(s, STREAMS, [], next(t))})["run"]  # type: ignore[misc]
             whole = whole_way(leaves, times, elsewhere=bool(shift))
             print(f"{leaves:4} leaves, {text}: {took:.1f} µs, the whole way {whole:.0f} µs")
 

@@ -13,16 +13,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from aiodist import MultiWorkerMirroredStrategy, PerReplica, ReplicaContext, get_replica_context
 from aiodist._arrays import environment, gpus
 from aiodist._workers.engines.simulated import SimulatedCluster
+from tests.benchmarks.timing import least
 
 SIZES = {
     "4 B": (1, 100),
@@ -37,19 +37,8 @@ LEAVES = 160, 1 << 10, 10
 ROUNDS = 3
 
 
-class Lab(Protocol):
-    """The GPUs as the benchmark needs them."""
-
-    def put(self, values: np.ndarray, ordinal: int) -> Any:
-        """Return an array on a GPU."""
-
-    def get(self, array: Any) -> np.ndarray:
-        """Return an array of the host's, with the values of one on a GPU."""
-        ...
-
-
 class Gpu:
-    """Numba's arrays."""
+    """Arrays on GPUs: Numba's."""
 
     def __init__(self) -> None:
         self._cuda: Any = importlib.import_module("numba.cuda")
@@ -87,16 +76,9 @@ class Row:
         return f"{self.what:24} host {self.host:10.0f}   gpu {self.gpu:10.0f}   {self.wrong or 'same bits'}"
 
 
-async def least(call: Callable[[], Awaitable[Any]], repeats: int) -> tuple[float, Any]:
-    """Return the least microseconds that a call takes, and what it has returned last."""
-    result = await call()
-    times = []
-    for _ in range(ROUNDS):
-        begun = time.perf_counter()
-        for _ in range(repeats):
-            result = await call()
-        times.append((time.perf_counter() - begun) / repeats)
-    return 1e6 * min(times), result
+async def measured(call: Callable[[], Awaitable[Any]], repeats: int) -> tuple[float, Any]:
+    """Return the least microseconds that a call takes, and what it returns."""
+    return await least(call, repeats, ROUNDS), await call()
 
 
 def of(rank: int, size: int) -> np.ndarray:
@@ -117,7 +99,7 @@ def differ(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> str:
     return ""
 
 
-async def replica(lab: Lab, ordinal: int, sizes: dict[str, tuple[int, int]], leaves: tuple[int, int, int]) -> list[Row]:
+async def replica(lab: Gpu, ordinal: int, sizes: dict[str, tuple[int, int]], leaves: tuple[int, int, int]) -> list[Row]:
     """Measure collectives of a run."""
     ctx = get_replica_context()
     me, rows = ctx.replica_id_in_sync_group, []
@@ -133,27 +115,27 @@ async def replica(lab: Lab, ordinal: int, sizes: dict[str, tuple[int, int]], lea
 
 
 async def beside(
-    lab: Lab, what: str, ctx: ReplicaContext, call: Call, values: list[np.ndarray], ordinal: int, repeats: int
+    lab: Gpu, what: str, ctx: ReplicaContext, call: Call, values: list[np.ndarray], ordinal: int, repeats: int
 ) -> Row:
     """Measure a collective of host arrays, and of the same on a GPU."""
     there = [lab.put(value, ordinal) for value in values]
-    host, wanted = await least(lambda: call(ctx, values), repeats)
-    gpu, found = await least(lambda: call(ctx, there), repeats)
+    host, wanted = await measured(lambda: call(ctx, values), repeats)
+    gpu, found = await measured(lambda: call(ctx, there), repeats)
     return Row(what, host, gpu, differ([lab.get(array) for array in found], wanted))
 
 
-async def outside(lab: Lab, strategy: MultiWorkerMirroredStrategy, rank: int, ordinal: int, size: int) -> Row:
+async def outside(lab: Gpu, strategy: MultiWorkerMirroredStrategy, rank: int, ordinal: int, size: int) -> Row:
     """Measure what is called outside of replicas."""
     value = of(rank, size)
     on_host, there = PerReplica([value]), PerReplica([lab.put(value, ordinal)])
     to = strategy.extended.worker_devices[0]
-    host, wanted = await least(lambda: strategy.extended.reduce_to("SUM", on_host, to), 20)
-    gpu, found = await least(lambda: strategy.extended.reduce_to("SUM", there, to), 20)
+    host, wanted = await measured(lambda: strategy.extended.reduce_to("SUM", on_host, to), 20)
+    gpu, found = await measured(lambda: strategy.extended.reduce_to("SUM", there, to), 20)
     return Row(f"reduce_to {4 * size >> 10} KiB", host, gpu, differ([lab.get(found)], [wanted]))
 
 
 async def measure(
-    lab: Lab,
+    lab: Gpu,
     strategy: MultiWorkerMirroredStrategy,
     rank: int,
     sizes: dict[str, tuple[int, int]] = SIZES,
@@ -173,7 +155,7 @@ def show(strategy: MultiWorkerMirroredStrategy, rows: Sequence[Row]) -> None:
 
 
 async def simulated(
-    lab: Lab, sizes: dict[str, tuple[int, int]] = SIZES, leaves: tuple[int, int, int] = LEAVES
+    lab: Gpu, sizes: dict[str, tuple[int, int]] = SIZES, leaves: tuple[int, int, int] = LEAVES
 ) -> tuple[MultiWorkerMirroredStrategy, list[Row]]:
     """Measure with two workers in this process."""
     strategies = [MultiWorkerMirroredStrategy(["GPU:0"], each) for each in SimulatedCluster(2).communicators]

@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -83,41 +82,28 @@ def ours(fault: str, seconds: float) -> None:
         sys.exit(1)  # tracebacks of several workers would run into each other, and into these lines
 
 
-def bare(fault: str, seconds: float, rank: int, size: int, calls: Calls) -> None:
-    """Run it on an engine alone; a worker that gets through says what it got."""
-    odd = rank == size - 1
-    calls["barrier"]()
+def with_mpi(fault: str, seconds: float) -> None:
+    """Run it on mpi4py alone; a worker that gets through says what it got."""
+    mpi = importlib.import_module("mpi4py.MPI")
+    world = mpi.COMM_WORLD
+    odd = world.rank == world.size - 1
+    world.Barrier()
     if odd:
         go_wrong(fault, seconds)
     if odd and fault == "never arrives":
         time.sleep(60)
     if odd and fault == "returns early":
         return
-    first, second = (np.zeros(5), np.ones(5)) if fault == "swapped order" else (np.ones(5), None)
     if odd and fault == "other kind":
-        calls["barrier"]()
+        world.Barrier()
         return
-    if odd and second is not None:
-        first, second = second, first
-    op = "MAX" if odd and fault == "other op" else "SUM"
-    for value in (value_of(fault, first, odd=odd), *([] if second is None else [second])):
-        say("got", rank, *calls["all_reduce"](op, value))
-
-
-Calls = dict[str, Callable[..., Any]]
-
-
-def with_mpi(fault: str, seconds: float) -> None:
-    """Run it on mpi4py."""
-    mpi = importlib.import_module("mpi4py.MPI")
-    world = mpi.COMM_WORLD
-
-    def all_reduce(op: str, value: Any) -> Any:
+    values = [value_of(fault, np.zeros(5) if fault == "swapped order" else np.ones(5), odd=odd)]
+    if fault == "swapped order":
+        values.insert(0 if odd else 1, np.ones(5))
+    for value in values:
         out = np.empty_like(value)
-        world.Allreduce(value, out, getattr(mpi, op))
-        return out
-
-    bare(fault, seconds, world.rank, world.size, {"barrier": world.Barrier, "all_reduce": all_reduce})
+        world.Allreduce(value, out, mpi.MAX if odd and fault == "other op" else mpi.SUM)
+        say("got", world.rank, *out)
 
 
 if __name__ == "__main__":

@@ -1,47 +1,60 @@
-"""What collectives between workers cost: `aiodist run -n 2 tests/benchmarks/workers.py`, on an idle machine.
+"""What collectives between workers cost, on an idle machine, in microseconds.
 
-Each size is reduced in four ways, one after the other and again: by mpi4py's Allreduce, which blocks (blocking); by its
+    aiodist run -n 2 tests/benchmarks/workers.py              sums beside MPI's own, stalls of the loop, waiting
+    aiodist run -n 2 tests/benchmarks/workers.py terms        the terms of the cost model; and with other numbers
+    aiodist run -n 8 tests/benchmarks/workers.py layout       eight replicas on 1, 2, 4 or 8 workers, and their bits
+
+**Sums** are reduced in four ways, one after the other and again: by mpi4py's Allreduce, which blocks (blocking); by its
 Iallreduce, asked at every turn of the event loop (by hand); by `ctx.all_reduce`; and by that with
-``reduction="ordered"``. Minimum and median of the rounds are shown, in microseconds. Then, for values of 64 MiB: how
-long the event loop stood still, at most, between two of its turns, by the clock and by the processor time that its
-thread took meanwhile (the rest was other processes'), beside how long mpi4py takes for the same, blocking; and the
-share of a core that waiting takes.
+``reduction="ordered"``. Minimum and median of the rounds are shown. Then, for values of 64 MiB: how long the event loop
+stood still, at most, between two of its turns, by the clock and by the processor time that its thread took meanwhile
+(the rest was other processes'), beside how long mpi4py takes for the same, blocking; and the share of a core that
+waiting takes.
+
+**Terms** are minima over the rounds, as the first worker sees them: `barrier` is a step with nothing but its record;
+`128 B` travels in the record; the larger ones follow.
+
+**Layouts** show a digest of all sums, too: with ``reduction="ordered"`` it is the same for each, and for every engine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from statistics import median
 from typing import Any, TypeAlias
 
 import numpy as np
-from mpi4py import MPI
 
 from aiodist import MultiWorkerMirroredStrategy, get_replica_context
+from aiodist._arrays import environment
+from tests.benchmarks.timing import in_units, least
 
-SIZES = {"4 B": 1, "64 KiB": 1 << 14, "1 MiB": 1 << 18, "8 MiB": 1 << 21}
 ROUNDS = 9
 WAYS = ["blocking", "by hand", "all_reduce", "ordered"]
 
-Rows: TypeAlias = dict[str, dict[str, list[float]]]
+Rows: TypeAlias = dict[int, dict[str, list[float]]]
 Stalls: TypeAlias = dict[str, tuple[float, float, float]]
 
 
-async def mean(fn: Callable[[], Awaitable[Any]], repeats: int) -> float:
-    """Return the seconds of one call."""
-    begun = time.perf_counter()
-    for _ in range(repeats):
-        await fn()
-    return (time.perf_counter() - begun) / repeats
+def repeats_of(nbytes: int) -> int:
+    """Return how often to reduce a value in a round."""
+    return max(4, min(200, (1 << 23) // nbytes))
 
 
-async def replica(rows: Rows, way: str) -> None:
+# Sums, stalls, waiting.
+
+
+async def sums(rows: Rows, way: str) -> None:
     """Measure the sums of one worker, once."""
+    from mpi4py import MPI
+
     ctx, world = get_replica_context(), MPI.COMM_WORLD
-    for name, size in SIZES.items():
+    for size in (1, 1 << 14, 1 << 18, 1 << 21):
         value, out = np.ones(size, np.float32), np.empty(size, np.float32)
 
         async def blocking(value: Any = value, out: Any = out) -> None:
@@ -61,30 +74,8 @@ async def replica(rows: Rows, way: str) -> None:
         for shown, fn in ways.items():
             for _ in range(2):
                 await checked()
-            repeats = max(4, min(200, (1 << 23) // (4 * size)))
-            rows.setdefault(name, {}).setdefault(shown, []).append(await mean(fn, repeats))
-
-
-def blocking(value: Any) -> dict[str, float]:
-    """Return, by collective, the seconds that mpi4py takes, blocking; the least of three."""
-    world = MPI.COMM_WORLD
-    out, whole = np.empty_like(value), np.empty((world.size, *value.shape), value.dtype)
-    calls: dict[str, Callable[[], object]] = {
-        "all_reduce": lambda: world.Allreduce(value, out),
-        "all_gather": lambda: world.Allgather(value, whole),
-        "broadcast": lambda: world.Bcast(out, 0),
-        "all_to_all": lambda: world.Alltoall(value, out),
-    }
-    found = {}
-    for name, call in calls.items():
-        took = []
-        for _ in range(4):
-            world.Barrier()
-            begun = time.perf_counter()
-            call()
-            took.append(time.perf_counter() - begun)
-        found[name] = min(took[1:])
-    return found
+            took = await least(fn, repeats_of(value.nbytes), rounds=1)
+            rows.setdefault(value.nbytes, {}).setdefault(shown, []).append(took)
 
 
 async def stalls() -> tuple[Stalls, dict[str, float]]:
@@ -92,8 +83,17 @@ async def stalls() -> tuple[Stalls, dict[str, float]]:
 
     And the seconds of mpi4py alone.
     """
-    ctx = get_replica_context()
+    from mpi4py import MPI
+
+    ctx, world = get_replica_context(), MPI.COMM_WORLD
     value = np.ones(1 << 24, np.float32)
+    out, whole = np.empty_like(value), np.empty((world.size, *value.shape), value.dtype)
+    bare: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: world.Allreduce(value, out),
+        "all_gather": lambda: world.Allgather(value, whole),
+        "broadcast": lambda: world.Bcast(out, 0),
+        "all_to_all": lambda: world.Alltoall(value, out),
+    }
     calls: dict[str, Callable[[], Any]] = {
         "all_reduce": lambda: ctx.all_reduce("SUM", value),
         "mean": lambda: ctx.all_reduce("MEAN", value),
@@ -102,7 +102,15 @@ async def stalls() -> tuple[Stalls, dict[str, float]]:
         "broadcast": lambda: ctx.broadcast(value, 0),
         "all_to_all": lambda: ctx.all_to_all(value),
     }
-    alone = blocking(value)
+    alone = {}
+    for name, call in bare.items():
+        took = []
+        for _ in range(4):
+            world.Barrier()
+            begun = time.perf_counter()
+            call()
+            took.append(time.perf_counter() - begun)
+        alone[name] = min(took[1:])
     return {name: await stall(call) for name, call in calls.items()}, alone
 
 
@@ -123,9 +131,8 @@ async def stall(call: Callable[[], Awaitable[Any]]) -> tuple[float, float, float
         turns.append((time.perf_counter(), time.thread_time()))
         await call()
         turns.append((time.perf_counter(), time.thread_time()))
-        took = turns[-1][0] - turns[0][0]
         ticking.cancel()
-        found.append((took, *np.diff(turns, axis=0).max(axis=0)))
+        found.append((turns[-1][0] - turns[0][0], *np.diff(turns, axis=0).max(axis=0)))
     return min(found)
 
 
@@ -140,33 +147,106 @@ async def wait_for_the_other() -> float:
     return (time.process_time() - cpu) / (time.perf_counter() - wall)
 
 
-def text(seconds: list[float] | None) -> str:
-    """Return minimum and median in microseconds."""
-    return f"{min(seconds) * 1e6:.0f}, {median(seconds) * 1e6:.0f}" if seconds else "-"
-
-
-def main() -> None:
-    """Print the tables."""
-    gc.disable()
+def beside_mpi() -> None:
+    """Print sums, stalls, and what waiting takes."""
     rows: Rows = {}
     strategy = MultiWorkerMirroredStrategy(devices=["CPU:0"])
     ordered = MultiWorkerMirroredStrategy(devices=["CPU:0"], reduction="ordered")
     for _ in range(ROUNDS):
-        asyncio.run(strategy.run(replica, (rows, "all_reduce")))
-        asyncio.run(ordered.run(replica, (rows, "ordered")))
+        asyncio.run(strategy.run(sums, (rows, "all_reduce")))
+        asyncio.run(ordered.run(sums, (rows, "ordered")))
     longest, alone = asyncio.run(strategy.run(stalls))
     longest["ordered"] = asyncio.run(ordered.run(stalls))[0]["all_reduce"]
     share = asyncio.run(strategy.run(wait_for_the_other))
+    if strategy.cluster_resolver.task_id:
+        return
+    print(" " * 8 + "".join(f"{way:>16}" for way in WAYS))
+    for nbytes, found in rows.items():
+        cells = [f"{min(found[way]):.0f}, {median(found[way]):.0f}" for way in WAYS]
+        print(f"{in_units(nbytes):8}" + "".join(f"{cell:>16}" for cell in cells))
+    print(f"{'64 MiB':14}{'ms':>8}{'stall':>8}{'of it own':>11}{'blocking':>10}")
+    for name, seconds in longest.items():
+        shown = "".join(f"{1e3 * s:{width}.1f}" for s, width in zip(seconds, (8, 8, 11), strict=True))
+        print(f"{name:14}{shown}" + (f"{1e3 * alone[name]:10.1f}" if name in alone else f"{'-':>10}"))
+    print(f"waiting takes {share:.0%} of a core")
+
+
+# The terms of the cost model.
+
+
+async def steps() -> dict[str, float]:
+    """Measure the steps of one worker."""
+    ctx = get_replica_context()
+    found = {"barrier": await least(ctx.barrier, 100)}
+    for size in (16, 1 << 13, 1 << 17, 1 << 20):
+        value = np.ones(size)
+
+        async def reduce(value: Any = value) -> None:
+            await ctx.all_reduce("SUM", value)
+
+        found[in_units(value.nbytes)] = await least(reduce, repeats_of(value.nbytes))
+    return found
+
+
+async def mpi_alone() -> dict[str, float]:
+    """Measure MPI's own blocking operations."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    record, records = np.zeros(512, np.uint8), np.zeros(512 * world.size, np.uint8)
+    small, large, out = np.zeros(12), np.ones(1 << 17), np.ones(1 << 17)
+
+    async def call(operation: Callable[..., object], *args: object) -> None:
+        operation(*args)
+
+    return {
+        "MPI Allgather 512 B": await least(lambda: call(world.Allgather, record, records), 200),
+        "MPI Allreduce 96 B": await least(lambda: call(world.Allreduce, small, small.copy()), 200),
+        "MPI Allreduce 1 MiB": await least(lambda: call(world.Allreduce, large, out), 5),
+    }
+
+
+def terms() -> None:
+    """Print the terms."""
+    strategy = MultiWorkerMirroredStrategy(devices=["CPU:0"])
+    found, workers = asyncio.run(strategy.run(steps)), strategy.num_replicas_in_sync
+    bare = asyncio.run(mpi_alone()) if workers > 1 else {}
     if strategy.cluster_resolver.task_id == 0:
-        print(" " * 8 + "".join(f"{way:>16}" for way in WAYS))
-        for name, found in rows.items():
-            print(f"{name:8}" + "".join(f"{text(found.get(way)):>16}" for way in WAYS))
-        print(f"{'64 MiB':14}{'ms':>8}{'stall':>8}{'of it own':>11}{'blocking':>10}")
-        for name, seconds in longest.items():
-            shown = "".join(f"{1e3 * s:{width}.1f}" for s, width in zip(seconds, (8, 8, 11), strict=True))
-            print(f"{name:14}{shown}" + (f"{1e3 * alone[name]:10.1f}" if name in alone else f"{'-':>10}"))
-        print(f"waiting takes {share:.0%} of a core")
+        print(f"{workers} workers")
+        for name, micros in {**bare, **found}.items():
+            print(f"  {name:22}{micros:12.1f}")
+
+
+# Layouts.
+
+
+async def digested() -> tuple[dict[str, float], str]:
+    """Return the microseconds of a sum by its size, and a digest of the sums."""
+    ctx = get_replica_context()
+    found, bits = {}, hashlib.sha256()
+    for size in (1, 1 << 14, 1 << 18):
+        value: Any = np.random.default_rng(ctx.replica_id_in_sync_group).normal(size=size).astype(np.float32)
+        bits.update((await ctx.all_reduce("SUM", value)).tobytes())
+
+        async def reduce(value: Any = value) -> None:
+            await ctx.all_reduce("SUM", value)
+
+        found[in_units(value.nbytes)] = await least(reduce, repeats_of(4 * value.nbytes) // 4)
+    return found, bits.hexdigest()[:12]
+
+
+def layout(replicas: int = 8) -> None:
+    """Print a line for each way to reduce."""
+    workers = environment.launched_workers() or 1
+    devices = [f"CPU:{i}" for i in range(replicas // workers)]
+    for reduction in ("fast", "ordered"):
+        strategy = MultiWorkerMirroredStrategy(devices, reduction=reduction)
+        found, bits = strategy.experimental_local_results(asyncio.run(strategy.run(digested)))[0]
+        if strategy.cluster_resolver.task_id == 0:
+            shown = "  ".join(f"{name} {micros:.0f}" for name, micros in found.items())
+            print(f"{workers}x{replicas // workers} {reduction:8} {shown}  µs  bits {bits}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    gc.disable()
+    {"terms": terms, "layout": layout}.get("".join(sys.argv[1:]), beside_mpi)()

@@ -19,7 +19,7 @@ SIZES = {"4 B": (1, 2), "2 KiB": (512, 2)}
 LEAVES = 5, 40, 1
 
 
-class PlantedLab:
+class PlantedLab(cuda_workers.Gpu):
     """The planted framework's arrays; ``spoils`` what is taken from them."""
 
     def __init__(self, machine: Machine, *, spoils: bool = False) -> None:
