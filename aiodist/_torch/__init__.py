@@ -12,8 +12,7 @@ lower floors:
 - `process`: what a process has once and each rank needs for itself: environment, arguments, modules, random state.
 - `kinds`: what each collective asks for, and what it computes.
 - `job`: the order check of a script's ranks, and who waits for what.
-- `group`: process groups as torch sees them.
-- `store`: what ranks have in common beside collectives, and the making of groups.
+- `group`: what torch has of it: process groups and stores.
 - `cpu`: CUDA devices taken for the CPU.
 - `script`: a script on its ranks, and what came of it.
 - `run`: a fork for each run, schedules, and what is said when it dies.

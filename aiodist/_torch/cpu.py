@@ -26,6 +26,7 @@ _NOTHING = (
 )
 _ZERO = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved utilization"
 _MEMORY = 80 << 30
+_NAMES = (str, torch.device)
 _PROPERTIES = SimpleNamespace(
     total_memory=_MEMORY, major=8, minor=0, name="CPU taken for CUDA", multi_processor_count=1
 )  # fmt: skip
@@ -59,9 +60,6 @@ class _Mode(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         return func(*args, **kwargs)
 
 
-_NAMES = (str, torch.device)
-
-
 class _Stream:
     """Stands for a stream or an event of CUDA: everything is done when it is called."""
 
@@ -72,33 +70,29 @@ class _Stream:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing."""
+        pass
 
     def record(self, *_: Any) -> None:
-        """Note the time."""
         self.time = time.perf_counter()
 
     def elapsed_time(self, other: _Stream) -> float:
-        """Return the milliseconds to another event."""
         return (other.time - self.time) * 1000.0
 
     def query(self) -> bool:
-        """Return True: everything is done."""
         return True
 
-    def _do_nothing(self, *_: Any) -> None:
-        """Nothing: there is nothing to wait for."""
+    def synchronize(self, *_: Any) -> None:
+        pass
 
-    is_capturing = _do_nothing
-    synchronize = wait = wait_stream = wait_event = record_event = _do_nothing
+    is_capturing = wait = wait_stream = wait_event = record_event = synchronize
 
 
 class _Event(_Stream):
-    """Stands for an event."""
+    pass
 
 
 def _replace(module: Any, stand_ins: dict[str, Any]) -> None:
-    """Replace a module's names by classes, functions, and what is returned whatever they are given.
+    """Replace a module's names by classes, and by functions that call a stand-in, or return it.
 
     Each gets an object of its own: torch._dynamo wants to tell them apart.
     """
@@ -108,9 +102,7 @@ def _replace(module: Any, stand_ins: dict[str, Any]) -> None:
 
 
 def _function(stand_in: Any) -> Callable[..., Any]:
-    if callable(stand_in):
-        return lambda *_, **__: stand_in()
-    return lambda *_, **__: stand_in
+    return lambda *_, **__: stand_in() if callable(stand_in) else stand_in
 
 
 class Door:
@@ -167,8 +159,8 @@ class Door:
         """Return what was taken for what, in words."""
         if not self._taken:
             return ["--cpu: the script names no CUDA devices."]
-        told = [f"{where} ({', '.join(sorted(what))})" for where, what in sorted(self._taken.items())]
-        return [f"--cpu: CUDA devices were taken for the CPU in {', '.join(told)}."]
+        taken = [f"{where} ({', '.join(sorted(what))})" for where, what in sorted(self._taken.items())]
+        return [f"--cpu: CUDA devices were taken for the CPU in {', '.join(taken)}."]
 
     def cpu(self, device: Any, where: str) -> Any:
         """Return the CPU for a CUDA device, and anything else as it is."""

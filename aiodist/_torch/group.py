@@ -1,14 +1,21 @@
-"""Process groups as torch sees them: their collectives are posted to the order check of the job."""
+"""What `torch.distributed` has of a job: process groups whose collectives are posted to the order check, and stores.
+
+The base classes and `_new_process_group_helper` say what each method is given and does. Time limits are of no use: what
+can never be complete is found without a clock.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from urllib.parse import parse_qs, urlparse
 
 from aiodist._core.ledger import Member
-from aiodist._torch.job import AnySource, Job, Pending
+from aiodist._torch import private
+from aiodist._torch.job import Job, Pending
 from aiodist._torch.kinds import Contribution, Tensor, call, op_name, parts
 from aiodist._torch.private import bindings, c10d, torch
 
@@ -20,54 +27,39 @@ class RankFuture(torch.futures.Future):  # type: ignore[misc]
     pending: Pending
 
     def wait(self) -> Any:
-        """Return the outputs once they are there."""
-        self.job.wait(*self.pending)
+        self.job.wait(self.pending)
         return super().wait()
 
 
 class RankWork(bindings.Work):  # type: ignore[misc]
     """A collective that a rank has issued, and the tensors that its future is to have."""
 
-    def __init__(self, job: Job, pending: Pending | AnySource, outputs: Sequence[Tensor]) -> None:
+    def __init__(self, job: Job, pending: Pending, outputs: Sequence[Tensor]) -> None:
         super().__init__()
         self._job = job
         self._pending = pending
         self._outputs = list(outputs)
 
-    def _found(self) -> Pending:
-        """Return what is waited for; of a receive from anybody, once somebody has sent."""
-        if isinstance(self._pending, Pending):
-            return self._pending
-        bound = self._pending
-        self._job.wait_elsewhere(bound.signal, lambda: bound.pending is not None, "waits for a message of any rank")
-        assert bound.pending is not None
-        return bound.pending
-
-    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002  (nothing here takes time)
-        """Let other ranks run until it is complete."""
-        self._job.wait(*self._found())
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._job.wait(self._pending)
         return True
 
     def synchronize(self) -> None:
-        """Let other ranks run until it is complete."""
         self.wait()
 
     def get_future(self) -> Any:
-        """Return a future with the outputs."""
-        pending = self._found()
-        self._job.wait(*pending, for_future=True)
+        slot = self._job.wait(self._pending, for_future=True)
         future = RankFuture()
-        future.job, future.pending = self._job, pending
-        if pending.slot.complete:
+        future.job, future.pending = self._job, self._pending
+        if slot.complete:
             future.set_result(self._outputs)
         else:
-            pending.slot.futures.append(partial(future.set_result, self._outputs))
+            slot.futures.append(partial(future.set_result, self._outputs))
         return future
 
     def is_completed(self) -> bool:
-        """Return whether it is complete; if not, other ranks get a turn, for a program may ask until it is."""
-        pending = self._pending if isinstance(self._pending, Pending) else self._pending.pending
-        complete = pending is not None and pending.slot.complete
+        """If not, other ranks get a turn, for a program may ask until it is."""
+        complete = self._pending.slot is not None and self._pending.slot.complete
         if not complete:
             self._job.ranks.sleep(0.0)
         return complete
@@ -75,17 +67,15 @@ class RankWork(bindings.Work):  # type: ignore[misc]
     is_success = is_completed
 
     def exception(self) -> None:
-        """Return None: what goes wrong is raised where a rank waits."""
+        """None: what goes wrong is raised where a rank waits."""
 
     def result(self) -> list[Tensor]:
-        """Return the outputs."""
         return self._outputs
 
-    def _source_rank(self) -> int:
-        source = self._pending.source if isinstance(self._pending, AnySource) else None
-        return -1 if source is None else source
+    def source_rank(self) -> int:
+        return self._pending.source
 
-    source_rank = _source_rank
+    _source_rank = source_rank
 
 
 def _list(tensors: Any) -> list[Tensor]:
@@ -115,22 +105,15 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._store = store
         self._set_group_desc(desc)
 
-    def begin(self) -> None:
-        """Wait until all ranks have made it."""
-        self._post("init_process_group").wait()
-
     # What it is.
 
     def rank(self) -> int:
-        """Return this rank's rank in the group."""
         return self._member.rank
 
     def size(self) -> int:
-        """Return how many members there are."""
         return self._size
 
     def name(self) -> str:
-        """Return the backend that the script has asked for."""
         return self._backend
 
     _get_backend_name = name
@@ -141,52 +124,47 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     @property
     def group_name(self) -> str:
-        """What torch knows the group by."""
         return self._name
 
     pg_name = group_name
 
     @property
     def group_desc(self) -> str:
-        """Its description."""
         return self._desc
 
     @property
     def _device_types(self) -> list[Any]:
         return [torch.device("cpu")]
 
-    def _get_backend(self, device: Any) -> Any:  # noqa: ARG002
+    def _get_backend(self, device: Any) -> Any:
         return self
 
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
     def get_group_store(self) -> Any:
-        """Return its store."""
         return self._store
 
     def _get_sequence_number_for_group(self) -> int:
         return self._member.sequence
 
     def _nothing(self, *_: Any, **__: Any) -> None:
-        """Nothing: what can never be complete is found without a clock, and there is nothing to close."""
+        """There is nothing to limit or to close, and what is issued as one is posted one by one."""
 
     set_timeout = _set_default_timeout = _set_sequence_number_for_group = shutdown = abort = _nothing
-    _start_coalescing = _end_coalescing = _nothing  # what is issued in between is posted one by one
+    _start_coalescing = _end_coalescing = _nothing
 
     def split_group(self, *_: Any, **__: Any) -> Any:
-        """Refuse."""
         raise NotImplementedError("aiodist check cannot carry out ProcessGroup.split_group: make groups by new_group")
 
     def merge_remote_group(self, *_: Any, **__: Any) -> Any:
-        """Refuse."""
         raise NotImplementedError("aiodist check cannot carry out ProcessGroup.merge_remote_group")
 
     def __repr__(self) -> str:
         return f"<process group {self._name} of {self._size} ranks, checked by aiodist>"
 
-    # Collectives. Options give op and root; timeouts are of no use.
+    # Collectives. Options give op and root.
 
-    def _post(
+    def post(
         self,
         kind: str,
         compared: Sequence[Tensor] = (),
@@ -221,125 +199,219 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         rows = [tensor if tensor.dim() else tensor.view(-1) for tensor in tensors]
         return [part for tensor in rows for part in parts(tensor, (), self._size)]
 
-    def allreduce(self, tensors: Any, opts: Any = c10d.ReduceOp.SUM, timeout: Any = None) -> RankWork:  # noqa: ARG002
-        """Reduce tensors; every rank gets the results."""
+    def allreduce(self, tensors: Any, opts: Any = c10d.ReduceOp.SUM, timeout: Any = None) -> RankWork:
         tensors = _list(tensors)
-        return self._post("all_reduce", tensors, tensors, tensors, op=opts)
+        return self.post("all_reduce", tensors, tensors, tensors, op=opts)
 
     allreduce_coalesced = allreduce
 
-    def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> RankWork:  # noqa: ARG002
-        """Give all ranks the root's tensors."""
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> RankWork:
         tensors, root = _list(tensors), _root(opts)
         written = tensors if self.rank() != root else ()
-        return self._post("broadcast", tensors, tensors, written, root=root, result=tensors)
+        return self.post("broadcast", tensors, tensors, written, root=root, result=tensors)
 
     def reduce(
-        self, tensors: Any, opts: Any = None, op: Any = c10d.ReduceOp.SUM, timeout: Any = None  # noqa: ARG002
+        self, tensors: Any, opts: Any = None, op: Any = c10d.ReduceOp.SUM, timeout: Any = None
     ) -> RankWork:  # fmt: skip
-        """Reduce tensors; the root gets the results."""
         tensors, root, op = _list(tensors), _root(opts), getattr(opts, "reduceOp", op)
         written = tensors if self.rank() == root else ()
-        return self._post("reduce", tensors, tensors, written, op=op, root=root, result=tensors)
+        return self.post("reduce", tensors, tensors, written, op=op, root=root, result=tensors)
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> RankWork:  # noqa: ARG002
-        """Give all ranks all ranks' tensors."""
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> RankWork:
         own, outputs = _list(inputs)[0], _list(outputs)
         mine = outputs[self.rank()]
         if mine.shape != own.shape:
             shapes = f"output {self.rank()} has shape {tuple(mine.shape)}, the input {tuple(own.shape)}"
             raise ValueError(f"all_gather: {shapes}")
         alike = all(output.shape == own.shape for output in outputs)
-        return self._post("all_gather", [own] if alike else outputs, [own], outputs)
+        return self.post("all_gather", [own] if alike else outputs, [own], outputs)
 
-    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RankWork:  # noqa: ARG002
-        """Give all ranks all ranks' lists of tensors."""
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RankWork:
         flat = [each[index] for index in range(len(inputs)) for each in outputs]
-        return self._post("all_gather", inputs, inputs, flat)
+        return self.post("all_gather", inputs, inputs, flat)
 
     def all_gather_single(self, output: Tensor, own: Tensor, opts: Any = None) -> RankWork:
-        """Give all ranks all ranks' tensors, as one."""
         return self.all_gather_single_coalesced([output], [own], opts)
 
-    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RankWork:  # noqa: ARG002
-        """Give all ranks several tensors of all ranks, each as one."""
-        return self._post("all_gather", inputs, inputs, self._cut(*outputs), result=outputs)
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RankWork:
+        return self.post("all_gather", inputs, inputs, self._cut(*outputs), result=outputs)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> RankWork:  # noqa: ARG002
-        """Give the root all ranks' tensors."""
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> RankWork:
         own = _list(inputs)
-        return self._post("gather", own, own, _list(outputs), root=_root(opts))
+        return self.post("gather", own, own, _list(outputs), root=_root(opts))
 
     def gather_single(self, output: Tensor, own: Tensor, opts: Any = None) -> RankWork:
-        """Give the root all ranks' tensors, as one."""
         outputs = self._cut(output) if self.rank() == _root(opts) else ()
-        return self._post("gather", [own], [own], outputs, root=_root(opts), result=[output])
+        return self.post("gather", [own], [own], outputs, root=_root(opts), result=[output])
 
     gather_into_tensor = gather_single
 
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> RankWork:  # noqa: ARG002
-        """Give every rank one of the root's tensors."""
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> RankWork:
         own = _list(outputs)
-        return self._post("scatter", own, _list(inputs), own, root=_root(opts))
+        return self.post("scatter", own, _list(inputs), own, root=_root(opts))
 
     def reduce_scatter(
-        self, outputs: Any, inputs: Any, opts: Any = c10d.ReduceOp.SUM, timeout: Any = None  # noqa: ARG002
+        self, outputs: Any, inputs: Any, opts: Any = c10d.ReduceOp.SUM, timeout: Any = None
     ) -> RankWork:  # fmt: skip
-        """Reduce lists of tensors; every rank gets one of the results."""
         own, values = _list(outputs), _list(inputs)
         alike = all(value.shape == own[0].shape for value in values)
-        return self._post("reduce_scatter", own if alike else values, values, own, op=opts)
+        return self.post("reduce_scatter", own if alike else values, values, own, op=opts)
 
     def reduce_scatter_single(self, output: Tensor, value: Tensor, opts: Any = c10d.ReduceOp.SUM) -> RankWork:
-        """Reduce a tensor; every rank gets a part of the result."""
         return self.reduce_scatter_single_coalesced([output], [value], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = c10d.ReduceOp.SUM) -> RankWork:
-        """Reduce several tensors; every rank gets a part of each result."""
-        return self._post("reduce_scatter", outputs, self._cut(*inputs), outputs, op=opts)
+        return self.post("reduce_scatter", outputs, self._cut(*inputs), outputs, op=opts)
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> RankWork:  # noqa: ARG002
-        """Give every rank one of each rank's tensors."""
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> RankWork:
         own, values = _list(outputs), _list(inputs)
         alike = len({tuple(each.shape) for each in (*own, *values)}) == 1
-        return self._post("all_to_all", values if alike else values[:1], values, own, rows=alike)
+        return self.post("all_to_all", values if alike else values[:1], values, own, rows=alike)
 
     def all_to_all_single(
-        self, output: Tensor, value: Tensor, output_sizes: Any = (), input_sizes: Any = (), opts: Any = None,  # noqa: ARG002
-        timeout: Any = None,  # noqa: ARG002
-    ) -> RankWork:  # fmt: skip
-        """Give every rank a part of each rank's tensor."""
+        self, output: Tensor, value: Tensor, output_sizes: Any = (), input_sizes: Any = (), *_: Any, **__: Any
+    ) -> RankWork:
         own = parts(output, output_sizes or (), self._size)
         values = parts(value, input_sizes or (), self._size)
         even = not (output_sizes or input_sizes)
-        return self._post("all_to_all", [value], values, own, rows=even, result=[output])
+        return self.post("all_to_all", [value], values, own, rows=even, result=[output])
 
     alltoall_base = all_to_all_single
 
-    def barrier(self, opts: Any = None, timeout: Any = None) -> RankWork:  # noqa: ARG002
-        """Wait for all ranks."""
-        return self._post("barrier")
+    def barrier(self, opts: Any = None, timeout: Any = None) -> RankWork:
+        return self.post("barrier")
 
-    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:  # noqa: ARG002
-        """Wait for all ranks."""
-        self._post("monitored_barrier").wait()
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        self.post("monitored_barrier").wait()
 
     # Messages.
 
     def send(self, tensors: Any, to: int, tag: int = 0) -> RankWork:
-        """Send tensors to a rank."""
         return RankWork(self._job, self._job.send(self._member, to, tag, tensors), ())
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> RankWork:
-        """Receive tensors from a rank."""
         return RankWork(self._job, self._job.receive(self._member, source, tag, tensors), tensors)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> RankWork:
-        """Receive tensors from whoever sends some."""
         return RankWork(self._job, self._job.receive_any(self._member, tag, tensors), tensors)
+
+
+class RankStore(c10d.Store):  # type: ignore[misc]
+    """A store of the ranks that know it by one name; a rank that waits for a key lets others run."""
+
+    def __init__(self, job: Job, name: str) -> None:
+        super().__init__()
+        self._job = job
+        job.kept.append(self)
+        self._values = job.stores.setdefault(name, {})
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._values[key] = _bytes(value)
+        self._job.ranks.notify(self._job.changed)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._values[key]
+
+    def add(self, key: str, number: int) -> int:
+        total = int(self._values.get(key, b"0")) + number
+        self.set(key, str(total))
+        return total
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        if self._values.get(key, b"") == _bytes(expected):
+            self.set(key, desired)
+        return self._values.get(key, _bytes(expected))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """If not all are set, other ranks get a turn, for a program may ask until they are."""
+        there = all(key in self._values for key in keys)
+        if not there:
+            self._job.ranks.sleep(0.0)
+        return there
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        missing = next((key for key in keys if key not in self._values), None)
+        if missing is not None:
+            what = f"waits for key {missing!r} of the store"
+            self._job.wait_elsewhere(lambda: all(key in self._values for key in keys), what)
+
+    def delete_key(self, key: str) -> bool:
+        return self._values.pop(key, None) is not None
+
+    def num_keys(self) -> int:
+        return len(self._values)
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def install(job: Job) -> None:
+    """Let `torch.distributed` make groups and stores of a job."""
+
+    def rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:
+        query = parse_qs(urlparse(url).query)
+        if rank < 0:
+            rank = int(query.get("rank", [os.environ.get("RANK", "-1")])[0])
+        if world_size < 0:
+            world_size = int(query.get("world_size", [os.environ.get("WORLD_SIZE", "-1")])[0])
+        _check(job, rank, world_size)
+        yield RankStore(job, "default"), rank, world_size
+
+    def tcp_store(host: str = "", port: int = 0, *_: Any, **__: Any) -> RankStore:
+        return RankStore(job, f"{host}:{port}")
+
+    private.install(partial(_new_group, job), rendezvous)
+    torch.distributed.TCPStore = tcp_store
+
+
+def _check(job: Job, rank: int, size: int) -> None:
+    if size != job.size:
+        raise RuntimeError(f"the script asks for {size} ranks: run aiodist check with --ranks {size}")
+    if rank != job.rank():
+        raise RuntimeError(
+            f"the script calls this rank {rank}, but it is rank {job.rank()}: RANK and LOCAL_RANK in the environment "
+            "say which"
+        )
+
+
+def _new_group(
+    job: Job,
+    group_size: int,
+    group_rank: int | None,
+    ranks: Sequence[int],
+    backend: Any,
+    store: Any,
+    group_name: str,
+    *_: Any,  # options and time limits of backends
+    pg_tag: str | None = None,
+    group_desc: str | None = None,
+    **__: Any,
+) -> tuple[Any, Any]:
+    """Make a process group, as `_new_process_group_helper` does; that has the meaning of each argument."""
+    found = private.existing_group(pg_tag, list(ranks))
+    if found is not None:
+        return found  # type: ignore[no-any-return]
+    rank = job.rank()
+    if not ranks:
+        _check(job, rank if group_rank is None else group_rank, group_size)
+    member = job.new_group(rank, tuple(ranks), group_name) if ranks else job.ledger.root.member_of(rank)
+    if member is None:
+        return c10d.GroupMember.NON_GROUP_MEMBER, None
+    own_store = c10d.PrefixStore(f"{group_name}/", store)
+    group = RankGroup(job, member, group_size, group_name, group_desc or "undefined", str(backend), own_store)
+    tag = {"add_to_default_tag": True} if not pg_tag else {"pg_tag": f"user:{pg_tag}"}
+    private.register(
+        group, backend_name=backend, store=own_store, group_name=group_name,
+        backend_config=str(c10d.BackendConfig(c10d.Backend(backend))), **tag,
+    )  # fmt: skip
+    if not ranks:  # torch's own waits for all ranks here, too
+        group.post("init_process_group").wait()
+    return group, own_store

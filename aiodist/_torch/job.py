@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
@@ -82,7 +82,7 @@ class Collective(Slot):
     """A collective of a job's ranks.
 
     Attributes:
-        brought: what each member contributes, by position; None before it has come.
+        contributions: what each member contributes, by position; None before it has come.
         sites: from where, by position.
         signal: what its waiters wait for.
         futures: what is to have its outputs once it is complete.
@@ -90,7 +90,7 @@ class Collective(Slot):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.brought: list[Contribution | None] = [None] * self.missing
+        self.contributions: list[Contribution | None] = [None] * self.missing
         self.sites: list[Sites | None] = [None] * self.missing
         self.signal = Signal()
         self.futures: list[Callable[[], object]] = []
@@ -98,37 +98,25 @@ class Collective(Slot):
     @property
     def values(self) -> list[Sequence[Tensor]]:
         """By position, what members that have come contribute; what a trace measures."""
-        return [() if each is None else each.inputs for each in self.brought]
+        return [() if each is None else each.inputs for each in self.contributions]
 
 
-class Pending(NamedTuple):
-    """A collective that a member has issued."""
+@dataclass(slots=True)
+class Pending:
+    """A collective that a member issued; of a receive from anybody, None until there is a message, from `source`."""
 
     member: Member
-    slot: Collective
+    slot: Collective | None
+    source: int = -1
 
 
-class AnySource:
-    """A receive from whoever sends.
+class _AnySource(NamedTuple):
+    """A receive from whoever sends: the group, the receiver's rank in it and the tag, and what `Job.receive` needs."""
 
-    Attributes:
-        channel: the group, the receiver's rank in it, and the tag.
-        member: the receiver.
-        tensors: what is received.
-        sites: where it was called.
-        signal: what whoever waits for its sender waits for.
-        source: the sender's rank in the group, and
-        pending: the message; None before there is one.
-    """
-
-    def __init__(self, group: Group, member: Member, tag: int, tensors: Sequence[Tensor], sites: Sites) -> None:
-        self.channel = group, member.rank, tag
-        self.member = member
-        self.tensors = tensors
-        self.sites = sites
-        self.signal = Signal()
-        self.source: int | None = None
-        self.pending: Pending | None = None
+    channel: tuple[Group, int, int]
+    pending: Pending
+    tensors: Sequence[Tensor]
+    sites: Sites
 
 
 class Job:
@@ -141,6 +129,7 @@ class Job:
         error: why the job cannot go on; None while it can.
         stores: what ranks have stored, by what they know the store by.
         kept: what C++ calls back, and which must be there as long as the job.
+        changed: what those wait for who wait for a key of a store, or for a message of any rank.
         collectives: how many have been completed.
     """
 
@@ -154,14 +143,14 @@ class Job:
         self.error: CollectiveError | None = None
         self.stores: dict[str, dict[str, bytes]] = {}
         self.kept: list[Any] = []
-        self.store_signal = Signal()
+        self.changed = Signal()
         self.collectives = 0
         self._orders: dict[Group, PlaceOrder] = {}
         self._swapped: tuple[GroupKey, int, int] | None = None
         self._made: list[list[Post]] = [[] for _ in range(size)]
         self._future_waits: dict[int, Collective] = {}
         self._channels: dict[tuple[Group, int, int, int], Group] = {}
-        self._any_source: list[AnySource] = []
+        self._any_source: list[_AnySource] = []
         self._elsewhere: dict[int, str] = {}
         self.observer.run_begun(self, SimpleNamespace(__qualname__=name))  # type: ignore[arg-type]
 
@@ -189,7 +178,7 @@ class Job:
         self._check_order(group, member, contribution.call, sites)
         slot = group.post(member, contribution.call, sites[0], 0, sites[1])
         assert isinstance(slot, Collective)
-        slot.brought[member.position] = contribution
+        slot.contributions[member.position] = contribution
         slot.sites[member.position] = sites
         self.observer.posted(member, slot)
         if slot.matched:
@@ -210,30 +199,35 @@ class Job:
 
     def _complete(self, group: Group, slot: Collective) -> None:
         try:
-            compute([each for each in slot.brought if each is not None])
+            compute([each for each in slot.contributions if each is not None])
         except Exception as error:  # noqa: BLE001  (what torch raises for these tensors, all ranks get)
             slot.error = error
         group.complete(slot)
         self.collectives += 1
         self.observer.completed(slot)
-        slot.brought.clear()
+        slot.contributions.clear()
         self.ranks.notify(slot.signal)
         for fulfil in slot.futures:
             fulfil()
 
-    def wait(self, member: Member, slot: Collective, *, for_future: bool = False) -> None:
+    def wait(self, pending: Pending, *, for_future: bool = False) -> Collective:
         """Let other ranks run until a collective is complete; for a future, until no other rank can go on.
 
         Raises:
             CollectiveError: it never will be.
             Exception: what carrying it out has raised.
         """
+        if pending.slot is None:
+            self.wait_elsewhere(lambda: pending.slot is not None, "waits for a message of any rank")
+        member, slot = pending.member, pending.slot
+        assert slot is not None
         self.observer.waits(member, slot)
         if not slot.complete:
             self._wait(member, slot, for_future=for_future)
         self.observer.resumed(member, slot)
         if slot.error is not None:
             raise slot.error.with_traceback(None)
+        return slot
 
     def _wait(self, member: Member, slot: Collective, *, for_future: bool) -> None:
         self._check()
@@ -253,12 +247,12 @@ class Job:
         if not slot.complete:
             self._check()
 
-    def wait_elsewhere(self, signal: Signal, until: Callable[[], bool], what: str) -> None:
-        """Let other ranks run until something holds that is no collective; ``what`` says what the rank does."""
+    def wait_elsewhere(self, until: Callable[[], bool], what: str) -> None:
+        """Let other ranks run until something holds that `changed` is notified of; ``what`` says what the rank does."""
         self._check()
         rank = self.rank()
         self._elsewhere[rank] = f"{what} at {shown_place(_here()[0].location)}"
-        self.ranks.wait(signal, lambda: until() or self.error is not None)
+        self.ranks.wait(self.changed, lambda: until() or self.error is not None)
         del self._elsewhere[rank]
         if not until():
             self._check()
@@ -297,12 +291,12 @@ class Job:
         asked = call(MESSAGE, tensors, role=f"recv(src={member.group.key[0][source]})")
         return Pending(end, self.post(channel, end, Contribution(asked, outputs=tensors), sites))
 
-    def receive_any(self, member: Member, tag: int, tensors: Sequence[Tensor]) -> AnySource:
+    def receive_any(self, member: Member, tag: int, tensors: Sequence[Tensor]) -> Pending:
         """Let a member receive tensors from whoever sends some."""
-        waiting = AnySource(member.group, member, tag, tensors, _here())
-        self._any_source.append(waiting)
+        pending = Pending(member, None)
+        self._any_source.append(_AnySource((member.group, member.rank, tag), pending, tensors, _here()))
         self._bind_any_source()
-        return waiting
+        return pending
 
     def _bind_any_source(self) -> None:
         """Give receives from anybody, the oldest first, the messages that are there."""
@@ -311,9 +305,10 @@ class Job:
                 sent, received = (end.sequence for end in channel.members)
                 if waiting.channel == (group, to, tag) and sent > received:
                     self._any_source.remove(waiting)
-                    waiting.source = source
-                    waiting.pending = self.receive(waiting.member, source, tag, waiting.tensors, waiting.sites)
-                    self.ranks.notify(waiting.signal)
+                    pending = waiting.pending
+                    found = self.receive(pending.member, source, tag, waiting.tensors, waiting.sites)
+                    pending.member, pending.slot, pending.source = found.member, found.slot, source
+                    self.ranks.notify(self.changed)
                     break
 
     def _channel(self, group: Group, source: int, to: int, tag: int) -> Group:
@@ -339,7 +334,7 @@ class Job:
         for member in sorted(members, key=lambda each: each.group.serial):
             for number, slot in sorted(member.group.open.items()):
                 if 0 <= number < member.sequence and isinstance(slot, Collective):
-                    self.wait(member, slot)
+                    self.wait(Pending(member, slot))
 
     def end(self, rank: int, state: ReplicaState, error: BaseException | None = None) -> None:
         """Note how a rank has ended, and with what error of its own."""

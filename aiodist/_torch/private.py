@@ -29,32 +29,31 @@ def load(name: str) -> Any:
         ) from None
 
 
-def _require(module: Any, names: str) -> None:
-    missing = [name for name in names.split() if not hasattr(module, name)]
-    if missing:
-        raise ImportError(
-            f"torch {torch.__version__} has no {module.__name__}.{missing[0]}: this was tried with torch "
-            f"{', '.join(TRIED)}"
-        )
-
-
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks run one at a time, and processes are forked
 torch: Final[Any] = load("torch")
 c10d: Final[Any] = load("torch.distributed.distributed_c10d")
 bindings: Final[Any] = load("torch._C._distributed_c10d")
 
-# What a process group is made by, and where it is registered: `init_process_group` and `new_group` call these by name.
-_require(c10d, "_new_process_group_helper _register_pg_in_world _find_pg_by_ranks_and_tag rendezvous _WorldMeta _world")
-# Registers of process groups in C++ that are one a thread.
-_require(bindings, "_set_thread_isolation_mode")
-
 _OF_MODULE: Final = "_pg_map _pg_names _pg_group_ranks _pg_backend_config _group_count _tags_to_pg _pg_to_tag"
 _OF_WORLD: Final = "_default_pg _pg_coalesce_state _comms"
-_require(c10d, _OF_MODULE)
-_require(c10d._world, _OF_WORLD)
-OF_EACH_RANK: Final = (
-    *((c10d, name) for name in _OF_MODULE.split()), *((c10d._world, name) for name in _OF_WORLD.split())
-)  # fmt: skip
+_NEEDED: Final = [
+    # What a process group is made by, and where it is registered: torch calls these by name.
+    (c10d, "_new_process_group_helper _register_pg_in_world _find_pg_by_ranks_and_tag rendezvous _WorldMeta _world"),
+    # Registers of process groups in C++ that are one a thread.
+    (bindings, "_set_thread_isolation_mode"),
+    (c10d, _OF_MODULE),
+    (getattr(c10d, "_world", None), _OF_WORLD),
+]
+for _owner, _names in _NEEDED:
+    for _name in _names.split():
+        if not hasattr(_owner, _name):
+            raise ImportError(
+                f"torch {torch.__version__} has no {_name} in torch.distributed: this was tried with torch "
+                f"{' and '.join(TRIED)}"
+            )
+OF_EACH_RANK: Final = tuple(
+    (owner, name) for owner, names in ((c10d, _OF_MODULE), (c10d._world, _OF_WORLD)) for name in names.split()
+)
 """Where `torch.distributed` keeps what it knows of a process's groups, as owners and names."""
 
 

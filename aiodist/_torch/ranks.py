@@ -193,7 +193,7 @@ class Ranks:
     def _wake_up(self) -> int:
         """Return the rank that sleeps shortest; a short pause lets threads and processes of the program's work on."""
         rank = min(self._sleeping, key=lambda each: (self._sleeping[each], each))
-        until = self._sleeping.pop(rank)
-        _pause(min(max(until - self._now, 0.0), _LONGEST_PAUSE))
-        self._now = max(self._now, until)
+        seconds = max(self._sleeping.pop(rank) - self._now, 0.0)
+        _pause(min(seconds, _LONGEST_PAUSE))
+        self._now += seconds
         return rank

@@ -15,8 +15,8 @@ from aiodist._checking.schedule import Order, Schedule
 from aiodist._core.errors import CollectiveError
 from aiodist._core.report import ReplicaState
 from aiodist._core.text import ids
-from aiodist._torch import store
 from aiodist._torch.cpu import Door
+from aiodist._torch.group import install
 from aiodist._torch.job import Job, is_plumbing
 from aiodist._torch.private import torch
 from aiodist._torch.process import Ended, Process
@@ -102,7 +102,7 @@ class _Run:
             self.code = compile(self.script.read_bytes(), str(self.script), "exec")
         except (SyntaxError, ValueError) as error:
             return Outcome("failed", "".join(traceback.format_exception_only(error)).rstrip())
-        store.install(self.job)
+        install(self.job)
         if self.request.cpu:
             self.door = Door(self.request.ranks, self.job.rank)
         sys.path[:] = [str(self.script.resolve().parent), *(path for path in sys.path if path)]
