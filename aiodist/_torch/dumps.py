@@ -3,8 +3,7 @@
 A dump says, for one rank, which collectives it has issued last: name, process group, sequence number, sizes and dtypes,
 how far each has come, and in pickles from where. It is what a broken job left, or what somebody sends, so nothing of it
 is believed before it is checked: a pickle whose instructions make more than plain containers is not loaded, and every
-field that is used must be what it should be. Equal calls are one object for all dumps of a job (`Calls`), because ranks
-mostly do the same.
+field that is used must be what it should be. Equal calls are mostly one object for all dumps.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class State(IntEnum):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Entry:
-    """A call, and how far it has come. Those that are equal are one object, for all ranks of a job.
+    """A call, and how far it has come.
 
     Attributes:
         post: the call and the places it was made from, the innermost of the program first.
@@ -136,42 +135,23 @@ class Dump:
 
 
 _Sizes: TypeAlias = tuple[tuple[int, ...], ...]
-_Key: TypeAlias = tuple[str, _Sizes, tuple[str, ...], _Sizes, tuple[str, ...]]
-
-
+_Recorded: TypeAlias = tuple[str, _Sizes, tuple[str, ...], _Sizes, tuple[str, ...]]
+"""A call as dumps have it: its kind, and the sizes and dtypes of its inputs and outputs."""
 _ByState: TypeAlias = tuple[Entry, ...]
 
 
-class Calls:
-    """All calls of a job's dumps, each once."""
+@lru_cache(maxsize=1 << 16)
+def _entries_of(call: Call, path: tuple[Place, ...]) -> _ByState:
+    """Return a call from some places, the innermost first: an entry for each state."""
+    meaning = call.kind, call.dtypes, tuple(map(_elements, call.shapes or ()))
+    return tuple(Entry(Post(call, path), meaning, state) for state in State)
 
-    def __init__(self) -> None:
-        self._known: dict[Hashable, _ByState] = {}
-        self._joined: dict[tuple[Entry, Entry], Entry] = {}
 
-    def entries(self, key: _Key, path: tuple[Place, ...]) -> _ByState:
-        """Return a call from some places, the innermost first: an entry for each state."""
-        found = self._known.get((key, path))
-        if found is None:
-            found = self._known[key, path] = self._add(_call(key), path)
-        return found
-
-    def _add(self, call: Call, path: tuple[Place, ...]) -> _ByState:
-        found = self._known.get((call, path))
-        if found is None:
-            meaning = call.kind, call.dtypes, tuple(map(_elements, call.shapes or ()))
-            entries = tuple(Entry(Post(call, path), meaning, state) for state in State)
-            found = self._known[call, path] = entries
-        return found
-
-    def join(self, first: Entry, second: Entry) -> Entry:
-        """Return calls that were issued as one collective: they have one sequence number."""
-        found = self._joined.get((first, second))
-        if found is None:
-            call = _as_one(first.post.call, second.post.call)
-            found = self._add(call, first.post.path)[min(first.state, second.state)]
-            self._joined[first, second] = found
-        return found
+@lru_cache(maxsize=1 << 16)
+def _join(first: Entry, second: Entry) -> Entry:
+    """Return calls that were issued as one collective: they have one sequence number."""
+    call = _as_one(first.post.call, second.post.call)
+    return _entries_of(call, first.post.path)[min(first.state, second.state)]
 
 
 def _elements(shape: Sequence[int | None]) -> int | None:
@@ -179,8 +159,9 @@ def _elements(shape: Sequence[int | None]) -> int | None:
     return prod(known) if len(known) == len(shape) else None
 
 
-def _call(key: _Key) -> Call:
-    kind, inputs, input_dtypes, outputs, output_dtypes = key
+@lru_cache(maxsize=1 << 16)
+def _call(recorded: _Recorded) -> Call:
+    kind, inputs, input_dtypes, outputs, output_dtypes = recorded
     if kind in _BARRIERS:
         return Call("barrier")
     by_output = kind in _BY_OUTPUT or not inputs
@@ -213,10 +194,10 @@ def read_all(paths: Iterable[Path]) -> list[Dump]:
     Raises:
         DumpError: a file is no dump that can be read, or two are of one rank.
     """
-    calls, found = Calls(), dict[int, Dump]()
+    found: dict[int, Dump] = {}
     with _no_collection():  # millions of containers are made, and none is a part of a circle
         for path in _files(paths):
-            dump = read(path, calls)
+            dump = read(path)
             other = found.setdefault(dump.rank, dump)
             if other is not dump:
                 raise DumpError(f"{other.file} and {path} are both of rank {dump.rank}: give one dump a rank")
@@ -254,8 +235,8 @@ def _rank(path: Path) -> int | None:
     return int(digits[0]) if digits is not None else None
 
 
-def read(path: Path, calls: Calls) -> Dump:
-    """Return the dump in a file, its calls added to the others.
+def read(path: Path) -> Dump:
+    """Return the dump in a file.
 
     Raises:
         DumpError: it is none that can be read.
@@ -268,7 +249,7 @@ def read(path: Path, calls: Calls) -> Dump:
     try:
         raw = path.read_bytes()
         is_json = raw[:64].lstrip()[:1] == b"{"
-        return _dump(_plain(raw, is_json=is_json), len(raw), Dump(rank, path, is_json), calls)
+        return _dump(_plain(raw, is_json=is_json), len(raw), Dump(rank, path, is_json))
     except DumpError as error:
         raise DumpError(f"{path}: {error}") from error
     except OSError as error:
@@ -334,7 +315,7 @@ def _check_plain(raw: bytes) -> None:
 # One dump.
 
 
-def _dump(data: Any, size: int, dump: Dump, calls: Calls) -> Dump:
+def _dump(data: Any, size: int, dump: Dump) -> Dump:
     entries = _the(data, dict, "a dump").get("entries")
     version = data.get("version")
     if not isinstance(version, str) or version.partition(".")[0] != str(KNOWN_VERSION):
@@ -342,7 +323,7 @@ def _dump(data: Any, size: int, dump: Dump, calls: Calls) -> Dump:
     if entries is None:
         raise DumpError("has no entries: it was made without collectives")
     dump.groups = dict(_groups(_the(data.get("pg_config", {}), dict, "pg_config")))
-    take = _Entries(dump, calls, size).take
+    take = _Entries(dump, size).take
     for index, entry in enumerate(_the(entries, list, "entries")):
         try:
             take(entry)
@@ -377,32 +358,13 @@ _NOWHERE = (Place("", 0, None, ""),)
 _STATES = {"scheduled": State.SCHEDULED, "started": State.STARTED, "completed": State.DONE}
 
 
-class _Known(NamedTuple):
-    """What entries have in common that differ in number and state alone.
-
-    Attributes:
-        entries: the call, by how far it has come.
-        group: the name of its process group.
-        own: the collectives of that group; None for a message, and for the end of several that are issued as one.
-        message: the message, if it is one.
-        of_gloo: gloo records it.
-    """
-
-    entries: _ByState
-    group: str
-    own: dict[int, Entry] | None
-    message: Message | None
-    of_gloo: bool
-
-
 class _Entries:
     """Takes the entries of one dump, in the order in which they were recorded."""
 
-    def __init__(self, dump: Dump, calls: Calls, size: int) -> None:
+    def __init__(self, dump: Dump, size: int) -> None:
         self._dump = dump
-        self._calls = calls
         self._left = size
-        self._known: dict[Hashable, _Known] = {}
+        self._known: dict[Hashable, tuple[_ByState, dict[int, Entry] | None, Message | None]] = {}
 
     def take(self, entry: Any) -> None:
         """Take one entry."""
@@ -416,19 +378,20 @@ class _Entries:
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = self._learn(call, name, description, frames, is_p2p=entry.get("is_p2p") is True)
+        by_state, collectives, message = known
         state = _STATES[entry["state"]]
-        if known.of_gloo and entry.get("retired") is True:  # all that gloo says
+        if entry.get("retired") is True and call[0].startswith("gloo:"):  # all that gloo says
             state = State.DONE
-        found = known.entries[state]
-        self._dump.last = known.group, found
-        if known.own is not None:
+        found = by_state[state]
+        self._dump.last = name, found
+        if collectives is not None:
             sequence = entry["collective_seq_id"]
             if type(sequence) is not int or sequence < 0:
                 raise TypeError("collective_seq_id must be a number")
-            before = known.own.get(sequence)
-            known.own[sequence] = found if before is None else self._calls.join(before, found)
-        elif known.message is not None and state is not State.DONE:
-            self._dump.messages.append(known.message)
+            before = collectives.get(sequence)
+            collectives[sequence] = found if before is None else _join(before, found)
+        elif message is not None and state is not State.DONE:
+            self._dump.messages.append(message)
 
     def _check_size(self, inputs: Sequence[Any], outputs: Sequence[Any], frames: Sequence[Any]) -> None:
         """Check that tensors and frames are not more than the file has bytes, as with lists that are shared by many."""
@@ -439,23 +402,27 @@ class _Entries:
             if len(dimensions) > _MOST_DIMENSIONS:
                 raise ValueError(f"a tensor has more than {_MOST_DIMENSIONS} dimensions")
 
-    def _learn(self, call: _Key, name: Any, description: Any, frames: Sequence[Any], *, is_p2p: bool) -> _Known:
+    def _learn(
+        self, recorded: _Recorded, name: Any, description: Any, frames: Sequence[Any], *, is_p2p: bool
+    ) -> tuple[_ByState, dict[int, Entry] | None, Message | None]:
+        """Return a call by its states, and the collectives of its group, or the message that it is.
+
+        The end of several messages that were issued as one is neither.
+        """
         if type(name) is not str or type(description) is not str:
             raise TypeError("a process group has a name and a description")
-        backend, _, kind = call[0].rpartition(":")
+        backend, _, kind = recorded[0].rpartition(":")
         message = _SEND_OR_RECV.fullmatch(kind)
         path = tuple(_own_frames(frames)) or _NOWHERE
-        entries = self._calls.entries((kind if message is None else MESSAGE, *call[1:]), path)
+        by_state = _entries_of(_call((kind if message is None else MESSAGE, *recorded[1:])), path)
         self._dump.backends.add(backend)
         self._dump.groups.setdefault(name, GroupConfig(description, None))
         if message is None:
             ends_messages = kind in _ENDS and is_p2p
-            into = None if ends_messages else self._dump.calls.setdefault(name, {})
-            return _Known(entries, name, into, None, backend == "gloo")
+            return by_state, None if ends_messages else self._dump.calls.setdefault(name, {}), None
         sends = message[1] is not None
         source, target = (message[1], message[2]) if sends else (message[4], message[3])
-        sent = Message(name, int(source), int(target), sends, entries[0].post)
-        return _Known(entries, name, None, sent, backend == "gloo")
+        return by_state, None, Message(name, int(source), int(target), sends, by_state[0].post)
 
 
 def _own_frames(frames: Sequence[Mapping[str, Any]]) -> list[Place]:

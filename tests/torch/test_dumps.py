@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aiodist._torch.dumps import Calls, DumpError, read, read_all
+from aiodist._torch.dumps import DumpError, read, read_all
 from aiodist._torch.explain import Explanation, explain
 from tests.project.paths import ROOT
 from tests.tools.command import exit_code
@@ -376,7 +376,7 @@ def test_what_is_no_dump(raw: bytes, error: str, tmp_path: Path, capsys: pytest.
 def test_names_that_tell_no_rank_or_the_same(tmp_path: Path) -> None:
     (tmp_path / "dump").write_bytes(b"")
     with pytest.raises(DumpError, match="the name must end in the rank"):
-        read(tmp_path / "dump", Calls())
+        read(tmp_path / "dump")
     with pytest.raises(DumpError, match="no file whose name ends in a rank"):
         read_all([tmp_path])
     files = [*late().write(tmp_path), *late().write(tmp_path, as_json=True)]
