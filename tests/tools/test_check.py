@@ -332,11 +332,11 @@ def test_interruption_ends_in_one_line() -> None:
     assert "Traceback" not in ended.output
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="terminals are POSIX here")
-def test_terminal_gets_progress() -> None:
-    ended = in_terminal(["check", "program.py:race", "-n", "4", "--schedules", "60"])
-    assert ended.code == 1
-    assert "schedule 2 of 60" in ended.output
+def test_terminal_gets_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what is printed goes to a terminal
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert main(["check", "program.py:race", "-n", "4", "--schedules", "60"]) == 1
+    assert "schedule 2 of 60" in capsys.readouterr().err
 
 
 def test_thread_that_never_ends_does_not_keep_the_process() -> None:

@@ -1,9 +1,10 @@
-"""Scripts of torch.distributed on ranks: a process with torch serves the tests of a file; without torch they skip."""
+"""Scripts of torch.distributed on ranks: a process with torch serves all tests; without torch they skip."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -29,6 +30,8 @@ rank, size = dist.get_rank(), dist.get_world_size()
 
 def _serve(connection: Connection) -> None:
     os.chdir(ROOT)
+    for name in ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor"):  # once, not in every fork
+        import_module(name)
     from aiodist._torch.run import check
     from aiodist._torch.script import Request
 
@@ -37,7 +40,7 @@ def _serve(connection: Connection) -> None:
         connection.send(check(Request(**fields), schedules))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server() -> Iterator[Connection]:
     if find_spec("torch") is None:
         pytest.skip("torch is not installed (the extra torch)")

@@ -251,13 +251,14 @@ def test_a_failing_schedule_is_reduced_to_few_changes(checked: Run) -> None:
     assert again.outcome.report == found.outcome.report
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/torch.md"])
-def test_page_shows_what_is_said_of_its_example(page: str, server: Connection) -> None:
+def test_pages_show_what_is_said_of_their_example(server: Connection) -> None:
     script = "docs/examples/ddp_that_hangs.py"
-    shown = (ROOT / page).read_text().partition(f"$ aiodist check --ranks 3 {script}\n")[2].partition("...\n```")[0]
     server.send(({"script": script, "ranks": 3}, 1))
-    assert shown.count("\n") > 5
-    assert server.recv().text.startswith(shown)
+    said = server.recv().text
+    for page in ("README.md", "docs/torch.md"):
+        shown = (ROOT / page).read_text().partition(f"$ aiodist check --ranks 3 {script}\n")[2].partition("...\n```")[0]
+        assert shown.count("\n") > 5
+        assert said.startswith(shown)
 
 
 def test_cuda_devices_are_taken_for_the_cpu_where_that_is_asked_for(run: Run) -> None:

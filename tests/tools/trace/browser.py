@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import json
 import os
@@ -11,7 +10,6 @@ import signal
 import subprocess
 import tempfile
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -23,14 +21,9 @@ FLAGS = (
 
 
 class Browser:
-    """One page in a Chromium of its own.
+    """One page in a Chromium of its own."""
 
-    Args:
-        width, height: the window's size.
-        dark: prefer a dark color scheme.
-    """
-
-    def __init__(self, width: int = 1280, height: int = 800, *, dark: bool = False) -> None:
+    def __init__(self, width: int = 1280, height: int = 800) -> None:
         assert CHROMIUM
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         low_in, self._out = os.pipe()
@@ -57,15 +50,12 @@ class Browser:
         self._ask("Runtime.enable")
         self._ask("Page.enable")
         self._ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        scheme = "dark" if dark else "light"
-        self._ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.prefer("light")
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         os.close(self._in)
@@ -105,9 +95,9 @@ class Browser:
         self._ask("Input.dispatchKeyEvent", type="keyUp", key=key)
         self.frame()
 
-    def screenshot(self, path: Path) -> None:
-        """Write what is seen as a PNG file."""
-        path.write_bytes(base64.b64decode(self._ask("Page.captureScreenshot", format="png")["data"]))
+    def prefer(self, scheme: str) -> None:
+        """Prefer a colour scheme, dark or light."""
+        self._ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def _ask(self, method: str, **params: Any) -> dict[str, Any]:
         self._number += 1

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -20,8 +24,17 @@ from tests.tools.trace.browser import CHROMIUM, Browser
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: apt install chromium)")
 
 
-def page(folder: Path, replicas: int, rounds: int = 4, *, name: str = "x", parts_ways: bool = False) -> Path:
-    """Write the page of a program in which replica 1 comes last, each time by a second."""
+@cache
+def pages() -> Path:
+    """Return a folder for pages that several tests look at; it goes when the process ends."""
+    folder = TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
+
+
+@cache
+def page(replicas: int, rounds: int = 4, *, name: str = "x", parts_ways: bool = False) -> Path:
+    """Write the page of a program in which replica 1 comes last, each time by a second; return it."""
 
     async def step() -> None:
         ctx = aiodist.get_replica_context()
@@ -32,13 +45,11 @@ def page(folder: Path, replicas: int, rounds: int = 4, *, name: str = "x", parts
             await ctx.all_reduce("SUM", 1.0)
         await ctx.all_reduce("MAX", 1.0)
 
-    with aiodist.trace(folder / "run.json"):
-        try:
-            run_replicas(step, replicas)
-        except CollectiveError:
-            assert parts_ways
-    write_page(read_trace(folder / "run.json"), "run.json", folder / "page.html")
-    return folder / "page.html"
+    written = pages() / f"{replicas}-{rounds}-{len(name)}-{parts_ways}.html"
+    with suppress(CollectiveError), aiodist.trace(written.with_suffix(".json")):
+        run_replicas(step, replicas)
+    write_page(read_trace(written.with_suffix(".json")), "run.json", written)
+    return written
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +92,9 @@ def color_at(browser: Browser, x: float, y: float) -> list[int]:
     return found
 
 
-def test_page_needs_nothing_from_elsewhere_and_data_cannot_end_its_script(tmp_path: Path) -> None:
-    page(tmp_path, 2, name="</script><script>alert(1)</script><!--")
-    written = page_of(read_trace(tmp_path / "run.json"), "<b>run</b>.json")
+def test_page_needs_nothing_from_elsewhere_and_data_cannot_end_its_script() -> None:
+    made = page(2, name="</script><script>alert(1)</script><!--").with_suffix(".json")
+    written = page_of(read_trace(made), "<b>run</b>.json")
     assert re.findall(r"""(?:src|href)\s*=|url\(|@import|https?://|fetch\(|import\(""", written) == []
     assert written.count("<script") == 2
     assert "<!--" not in written
@@ -102,8 +113,8 @@ def test_trace_without_a_run_says_so(browser: Browser, tmp_path: Path) -> None:
 
 
 @needs_chromium
-def test_facts_and_tables_are_told_and_names_are_text(browser: Browser, tmp_path: Path) -> None:
-    browser.open(page(tmp_path, 4, name="</script><img src=x onerror=alert(1)>"))
+def test_facts_and_tables_are_told_and_names_are_text(browser: Browser) -> None:
+    browser.open(page(4, name="</script><img src=x onerror=alert(1)>"))
     assert text(browser, "#title") == "run.json"
     assert text(browser, "#facts").startswith("1 run · 5 collectives · 20 calls")
     first = text(browser, "#stragglers tbody tr").split()
@@ -117,9 +128,9 @@ def test_facts_and_tables_are_told_and_names_are_text(browser: Browser, tmp_path
 
 
 @needs_chromium
-@pytest.mark.parametrize("replicas", [2, 64, 4096])
-def test_waits_are_shaded_in_every_size(browser: Browser, tmp_path: Path, replicas: int) -> None:
-    browser.open(page(tmp_path, replicas, 2))
+@pytest.mark.parametrize("replicas", [2, 64, 2000])
+def test_waits_are_shaded_in_every_size(browser: Browser, replicas: int) -> None:
+    browser.open(page(replicas, 2, parts_ways=replicas == 2000))
     red, green, blue = color_at(browser, *place(browser, 1, 0))
     assert red > green > blue
     x, y = place(browser, 1, 1 if replicas < 100 else 0)
@@ -129,8 +140,8 @@ def test_waits_are_shaded_in_every_size(browser: Browser, tmp_path: Path, replic
 
 
 @needs_chromium
-def test_pointer_tells_what_is_under_it(browser: Browser, tmp_path: Path) -> None:
-    browser.open(page(tmp_path, 4))
+def test_pointer_tells_what_is_under_it(browser: Browser) -> None:
+    browser.open(page(4))
     browser.mouse("mouseMoved", *place(browser, 2, 3))
     assert text(browser, "#tip").splitlines()[0] == "barrier(name='x') #2"
     assert "replica 3 waited 1.00 s" in text(browser, "#tip")
@@ -140,8 +151,8 @@ def test_pointer_tells_what_is_under_it(browser: Browser, tmp_path: Path) -> Non
 
 
 @needs_chromium
-def test_click_selects_and_keys_go_on(browser: Browser, tmp_path: Path) -> None:
-    browser.open(page(tmp_path, 4))
+def test_click_selects_and_keys_go_on(browser: Browser) -> None:
+    browser.open(page(4))
     browser.click(*place(browser, 1, 0))
     assert "barrier(name='x') #1" in text(browser, "#chosen")
     assert "replica 1, 1.00 s later" in text(browser, "#chosen")
@@ -158,8 +169,8 @@ def test_click_selects_and_keys_go_on(browser: Browser, tmp_path: Path) -> None:
 
 
 @needs_chromium
-def test_search_marks_hits_and_enter_goes_on(browser: Browser, tmp_path: Path) -> None:
-    browser.open(page(tmp_path, 4))
+def test_search_marks_hits_and_enter_goes_on(browser: Browser) -> None:
+    browser.open(page(4))
     browser.press("/")
     assert browser.js("document.activeElement.id") == "search"
     browser.js("document.activeElement.value = 'BARRIER'; document.activeElement.dispatchEvent(new Event('input'))")
@@ -170,8 +181,8 @@ def test_search_marks_hits_and_enter_goes_on(browser: Browser, tmp_path: Path) -
 
 
 @needs_chromium
-def test_zoom_keeps_what_is_under_the_pointer(browser: Browser, tmp_path: Path) -> None:
-    browser.open(page(tmp_path, 4))
+def test_zoom_keeps_what_is_under_the_pointer(browser: Browser) -> None:
+    browser.open(page(4))
     x, y = place(browser, 2, 0)
     before = view(browser)
     browser.mouse("mouseWheel", x, y, deltaX=0, deltaY=-300)
@@ -181,8 +192,8 @@ def test_zoom_keeps_what_is_under_the_pointer(browser: Browser, tmp_path: Path) 
 
 
 @needs_chromium
-def test_drag_and_arrows_move(browser: Browser, tmp_path: Path) -> None:
-    browser.open(page(tmp_path, 4))
+def test_drag_and_arrows_move(browser: Browser) -> None:
+    browser.open(page(4))
     browser.press("+")
     browser.js("document.querySelector('#timeline').focus(); document.querySelector('#zoom-in').click()")
     x, _ = place(browser, 2, 0)
@@ -195,8 +206,8 @@ def test_drag_and_arrows_move(browser: Browser, tmp_path: Path) -> None:
 
 
 @needs_chromium
-def test_disagreement_is_marked_and_found(browser: Browser, tmp_path: Path) -> None:
-    browser.open(page(tmp_path, 8, parts_ways=True))
+def test_disagreement_is_marked_and_found(browser: Browser) -> None:
+    browser.open(page(8, parts_ways=True))
     assert text(browser, "#trouble summary strong") == "CollectiveMismatchError: replicas disagree at collective #4"
     assert "> replica 1           CPU:1       all_reduce(SUM, float)" in text(browser, "#trouble pre")
     browser.js("document.querySelector('#trouble summary button').click()")
@@ -208,10 +219,10 @@ def test_disagreement_is_marked_and_found(browser: Browser, tmp_path: Path) -> N
 
 
 @needs_chromium
-def test_lanes_of_thousands_scroll(browser: Browser, tmp_path: Path) -> None:
-    browser.open(page(tmp_path, 4096, 1))
+def test_lanes_of_thousands_scroll(browser: Browser) -> None:
+    browser.open(page(2000, 2, parts_ways=True))
     drawn: Any = "(() => { const [a, b] = aiodistPage.view.lanes; return [a, b]; })()"
-    assert browser.js(drawn) == [0, 4096]
+    assert browser.js(drawn) == [0, 2000]
     browser.js("document.querySelector('#stragglers tbody tr').click()")
     browser.js("document.querySelector('#timeline').focus()")
     for _ in range(3):
@@ -222,8 +233,8 @@ def test_lanes_of_thousands_scroll(browser: Browser, tmp_path: Path) -> None:
 
 
 @needs_chromium
-def test_everything_has_a_name_and_can_be_reached_by_keys(browser: Browser, tmp_path: Path) -> None:
-    browser.open(page(tmp_path, 2))
+def test_everything_has_a_name_and_can_be_reached_by_keys(browser: Browser) -> None:
+    browser.open(page(2))
     named = "[...document.querySelectorAll('button, canvas:not([aria-hidden]), section, select, [role]')]"
     has_name = "one => one.innerText || one.ariaLabel || one.closest('label')"
     nameless = f"{named}.filter(one => !({has_name})(one)).map(one => one.outerHTML)"
@@ -236,20 +247,21 @@ def test_everything_has_a_name_and_can_be_reached_by_keys(browser: Browser, tmp_
 
 
 @needs_chromium
-def test_dark_scheme_is_followed(tmp_path: Path) -> None:
-    with Browser(dark=True) as dark:
-        dark.open(page(tmp_path, 2))
-        assert dark.js("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 29)"
-        assert dark.js("aiodistPage.painter.colors.paper") == "#14171d"
+@pytest.mark.parametrize(("scheme", "paper"), [("dark", [20, 23, 29]), ("light", [251, 251, 250])])
+def test_colour_scheme_is_followed(browser: Browser, scheme: str, paper: list[int]) -> None:
+    browser.prefer(scheme)
+    browser.open(page(2))
+    assert browser.js("getComputedStyle(document.body).backgroundColor") == f"rgb({', '.join(map(str, paper))})"
+    assert browser.js("aiodistPage.painter.colors.paper") == f"#{bytes(paper).hex()}"
 
 
 @needs_chromium
 @pytest.mark.parametrize("replicas", [4, 2000])
-def test_disagreement_is_red_in_every_size(browser: Browser, tmp_path: Path, replicas: int) -> None:
-    browser.open(page(tmp_path, replicas, 1, parts_ways=True))
+def test_disagreement_is_red_in_every_size(browser: Browser, replicas: int) -> None:
+    browser.open(page(replicas, 2, parts_ways=True))
     browser.press("e")
     browser.press("Escape")
-    red, green, blue = color_at(browser, *place(browser, 1, 0))
+    red, green, blue = color_at(browser, *place(browser, 2, 0))
     assert red > 2 * green
     assert blue < red / 2
     assert browser.js("aiodistPage.state.lane") == 1

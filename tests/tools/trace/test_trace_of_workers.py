@@ -35,32 +35,26 @@ async def part(ctx: ReplicaContext) -> None:
     await ctx.all_reduce("MAX", 1.0)
 
 
-async def traced(path: Path, program: Any) -> tuple[Job, TraceFile]:
-    job = Job(1, 2)
+async def traced(path: Path, program: Any) -> TraceFile:
     with aiodist.trace(path):
-        outcomes = await job.run(program)
+        outcomes = await Job(1, 2).run(program)
     assert program is part or not any(isinstance(outcome, Exception) for outcome in outcomes)
     events_of(path)
-    return job, read_trace(path)
+    return read_trace(path)
 
 
 async def test_every_worker_s_replicas_have_their_ids(tmp_path: Path) -> None:
-    _, trace = await traced(tmp_path / "run.json", meet)
+    trace = await traced(tmp_path / "run.json", meet)
     assert sorted(trace.devices.values(), key=min) == [{0: "CPU:0"}, {1: "CPU:0", 2: "CPU:1"}]
     assert sorted(sorted(run.functions) for run in trace.runs.values()) == [[0], [1, 2]]
-    assert sorted(sorted(each.replica for each in one.arrivals) for one in trace.collectives) == [
-        [0],
-        [0],
-        [1, 2],
-        [1, 2],
-        [1, 2],
-    ]
+    arrived = sorted(sorted(each.replica for each in one.arrivals) for one in trace.collectives)
+    assert arrived == [[0], [0], [1, 2], [1, 2], [1, 2]]
     rows = count_up(trace).replicas
     assert sorted((row.replica, row.collectives) for row in rows) == [(0, 2), (1, 3), (2, 3)]
 
 
 async def test_page_counts_lanes_from_the_first_replica(tmp_path: Path) -> None:
-    _, trace = await traced(tmp_path / "run.json", part)
+    trace = await traced(tmp_path / "run.json", part)
     page = page_of(trace, "run.json")
     data = json.loads(page.partition('<script type="application/json" id="data">')[2].partition("</script>")[0])
     assert sorted((track["base"], len(track["devices"])) for track in data["tracks"]) == [(0, 1), (1, 2)]
