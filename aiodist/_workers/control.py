@@ -1,33 +1,29 @@
 """The control connection of separate processes: a thread a worker, with a TCP connection to worker 0.
 
-It works while the engine hangs and while the event loop is blocked. Every worker says every quarter of a second that
-it lives. **Dead** is whose connection has ended without a farewell. **Stopped** is a silent process that is found to be
-so (`liveness`). **Cut off** is whose system does not acknowledge what is sent to it: so a program that holds the
-interpreter lock for seconds is not taken for lost, since its system answers for it.
+It works while the engine hangs and while the program's event loop is blocked: the thread has a loop of its own. Every
+worker says every quarter of a second that it lives. **Dead** is whose connection has ended without a farewell.
+**Stopped** is a silent process that is found to be so (`liveness`). **Cut off** is whose system does not acknowledge
+for some seconds what is sent to it (``TCP_USER_TIMEOUT``): so a program that holds the interpreter lock for seconds is
+not taken for lost, since its system answers for it.
 
 Worker 0's thread hears everyone, and has the coordinator. It is the one that keeps the coordinator's time, and that
-loses workers; the others hear of that from it, and lose worker 0 themselves.
-
-Messages travel as JSON behind their length, and nothing blocks. The system gives a connection up whose other end does
-not acknowledge for some seconds what was sent (``TCP_USER_TIMEOUT``); that end's system does so, whatever its program
-is at.
+loses workers; the others hear of that from it, and lose worker 0 themselves. Messages travel as JSON behind their
+length.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import os
-import selectors
 import socket
 import struct
 import threading
 import time
 import warnings
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from aiodist._arrays import environment
@@ -55,8 +51,7 @@ ANSWER_SECONDS: Final = 0.5
 _ATTEMPTS: Final = 1
 FAREWELL_SECONDS: Final = 1.0
 LEAVE_SECONDS: Final = 2.0
-
-
+_LOOK_SECONDS: Final = 0.005
 CUT_OFF_SECONDS: Final = 10.0
 MOST_BYTES: Final = 1 << 26
 """How long a message may be."""
@@ -75,86 +70,89 @@ def packed(message: Message) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-class Peer:
+_BEAT: Final = packed(Beat())
+
+
+class Peer(asyncio.Protocol):
     """A worker at the other end of a connection.
 
-    Attributes:
+    Args:
         rank: which.
-        connection: the connection.
+        take: is given its messages.
+        hang_up: is called when the connection has ended, with its error, or what came is no message.
+
+    Attributes:
         heard: when something came last, by the monotonic clock.
         farewell: why it ends, once it has said so.
     """
 
-    def __init__(self, rank: int, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(cut_off_seconds() * 1000))
+    def __init__(
+        self, rank: int, take: Callable[[Peer, Message], None], hang_up: Callable[[Peer, Exception | None], None]
+    ) -> None:
         self.rank = rank
-        self.connection = connection
         self.heard = time.monotonic()
         self.farewell: str | None = None
+        self._take, self._hang_up = take, hang_up
         self._received = bytearray()
-        self._to_send = bytearray()
+        self._transport: Any = None
 
-    def put(self, data: bytes) -> None:
-        """Let a message, as `packed` gave it, be sent at the next `flush`."""
-        self._to_send += data
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection."""
+        self._transport = transport
 
-    def flush(self) -> bool:
-        """Give the system as much as it takes; return whether that was all."""
-        try:
-            while self._to_send:
-                sent = self.connection.send(self._to_send)
-                del self._to_send[:sent]
-        except BlockingIOError:
-            return False
-        return True
+    def send(self, data: bytes) -> None:
+        """Let a message, as `packed` gave it, be sent."""
+        self._transport.write(data)
 
-    def messages(self) -> Iterator[Message]:
-        """Yield the messages that have come.
+    @property
+    def is_sending(self) -> bool:
+        """Whether the system has not taken all that is to be sent."""
+        return bool(self._transport.get_write_buffer_size())
 
-        Raises:
-            EOFError: the other end is closed.
-            OSError: the connection is lost.
-            ValueError: what came is no message.
-        """
-        try:
-            data = self.connection.recv(1 << 16)
-        except BlockingIOError:
-            return
-        if not data:
-            raise EOFError
+    def close(self) -> None:
+        """End the connection."""
+        self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has come."""
         self.heard = time.monotonic()
         self._received += data
-        while len(self._received) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._received)
-            if length > MOST_BYTES:
-                raise ValueError(f"a message of {length} bytes")
-            if len(self._received) < _LENGTH.size + length:
-                return
-            taken = decode(self._received[_LENGTH.size : _LENGTH.size + length])
-            del self._received[: _LENGTH.size + length]
-            yield taken
+        try:
+            while len(self._received) >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(self._received)
+                if length > MOST_BYTES:
+                    raise ValueError(f"a message of {length} bytes")  # noqa: TRY301  (an error like those of `decode`)
+                if len(self._received) < _LENGTH.size + length:
+                    return
+                message = decode(self._received[_LENGTH.size : _LENGTH.size + length])
+                del self._received[: _LENGTH.size + length]
+                self._take(self, message)
+        except Exception as error:  # noqa: BLE001  (whatever a peer sends, the others are heard)
+            self._hang_up(self, error)
 
-    def why_lost(self, error: Exception) -> str:
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell of the end of the connection."""
+        self._hang_up(self, exc)
+
+    def why_lost(self, error: Exception | None) -> str:
         """Return what to report of a worker whose connection has ended so."""
-        if self.farewell is not None:
-            return self.farewell
         if isinstance(error, TimeoutError):
             return f"is cut off: its machine has not answered for {cut_off_seconds():.0f} s"
-        if isinstance(error, (EOFError, ConnectionError)):
+        if error is None or isinstance(error, ConnectionError):
             return "has died: its connection was closed without a farewell"
         if isinstance(error, OSError):
             return f"is cut off: {error}"
         return f"has sent something that is not a message: {error}"
 
 
-_BEAT: Final = packed(Beat())
-
-
 class TcpControl:
-    """A worker's control connection."""
+    """A worker's control connection.
+
+    Args:
+        team: the worker, which is not kept.
+        hellos: what the workers have said of themselves.
+        connections: by rank, those of worker 0 to all others, and of another one to worker 0.
+    """
 
     def __init__(self, team: Team, hellos: Sequence[Hello], connections: Mapping[int, socket.socket]) -> None:
         layout = team.layout
@@ -162,28 +160,23 @@ class TcpControl:
         self._rank = layout.rank
         self._size = layout.workers
         self._own = frozenset(layout.own)
+        self._hellos = hellos
+        self._coordinator = Coordinator(layout, made_differently(hellos)) if self._rank == 0 else None
         self._pulse = Pulse(self._ask_loop)
+        self._peers: dict[int, Peer] = {}
         self._gone: set[int] = set()
-        self._unsent: set[Peer] = set()
-        self._requests: deque[Callable[[], object]] = deque()
-        self._timers: list[tuple[float, Callable[[], object]]] = []
+        self._stall = stall_seconds()
+        self._stalled: dict[int, float] = {}
         self._packed: tuple[Message | None, bytes] = None, b""
         self._leave_by: float | None = None
         self._lingers = False
-        self._waking = threading.RLock()  # a garbage collection in here may let go
-        self._left = threading.Event()
         self._process = os.getpid()
-        self._coordinator = Coordinator(layout, made_differently(hellos)) if self._rank == 0 else None
-        self._peers = {rank: Peer(rank, connection) for rank, connection in connections.items()}
-        self._wake_reader, self._wake_writer = socket.socketpair()
-        self._wake_reader.setblocking(False)
-        self._wake_writer.setblocking(False)
-        self._selector = selectors.DefaultSelector()
-        self._hellos = hellos
-        self._stall = stall_seconds()
-        self._stalled: dict[int, float] = {}
+        self._loop = asyncio.SelectorEventLoop()
+        self._leaving = asyncio.Event()
+        self._connected, self._left = threading.Event(), threading.Event()
         shorten_reports(self._rank)
-        threading.Thread(target=self._serve, name="aiodist control", daemon=True).start()
+        threading.Thread(target=self._serve, args=(connections,), name="aiodist control", daemon=True).start()
+        self._connected.wait()
         atexit.register(self.close)
 
     # What the worker calls, in any thread.
@@ -219,55 +212,46 @@ class TcpControl:
         self._request(self._say_farewell, why, lingers)
 
     def _request(self, fn: Callable[..., object], *arguments: Any) -> None:
-        self._requests.append(partial(fn, *arguments))
-        with contextlib.suppress(OSError), self._waking:
-            self._wake_writer.send(b"\0")
+        with contextlib.suppress(RuntimeError):  # the thread has ended
+            self._loop.call_soon_threadsafe(fn, *arguments)
 
     # The thread.
 
-    def _serve(self) -> None:
-        selector = self._selector
-        selector.register(self._wake_reader, selectors.EVENT_READ, self._awake)
-        for peer in self._peers.values():
-            selector.register(peer.connection, selectors.EVENT_READ, partial(self._receive, peer))
-        next_beat = time.monotonic()
-        while not self._may_leave():
-            now = time.monotonic()
-            if now >= next_beat:
-                next_beat = now + BEAT_SECONDS
-                self._beat(now)
-            self._call_due(now)
-            due = min([next_beat, *(at for at, _ in self._timers)])
-            for key, _ in selector.select(max(0.0, due - time.monotonic())):
-                key.data()
-            while self._requests:
-                self._requests.popleft()()
-            for peer in list(self._unsent):
-                self._flush(peer)
-        for peer in self._peers.values():
-            peer.connection.close()
-        selector.close()
-        with self._waking:
-            self._wake_reader.close()
-            self._wake_writer.close()
+    def _serve(self, connections: Mapping[int, socket.socket]) -> None:
+        self._loop.run_until_complete(self._until_left(connections))
+        self._loop.close()
         self._left.set()
 
-    def _awake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._wake_reader.recv(4096)
+    async def _until_left(self, connections: Mapping[int, socket.socket]) -> None:
+        for rank, connection in connections.items():
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(cut_off_seconds() * 1000))
+            connection.setblocking(False)
+            peer = self._peers[rank] = Peer(rank, self._take, self._hang_up)
+            await self._loop.connect_accepted_socket(lambda peer=peer: peer, connection)  # type: ignore[misc]
+        self._connected.set()
+        self._beat()
+        await self._leaving.wait()
+        while not self._may_leave():  # noqa: ASYNC110  (much may let it leave, and time alone, too)
+            await asyncio.sleep(_LOOK_SECONDS)
+        for rank in list(self._peers):
+            self._forget(rank)
+        await asyncio.sleep(0)  # in which the connections are closed
 
     def _may_leave(self) -> bool:
-        if self._leave_by is None:
-            return False
+        assert self._leave_by is not None
         if time.monotonic() >= self._leave_by or all(peer.farewell is not None for peer in self._peers.values()):
             return True
         analysing = self._coordinator is not None and self._coordinator.pending
-        return not (self._lingers or analysing or self._unsent)
+        return not (self._lingers or analysing or any(peer.is_sending for peer in self._peers.values()))
 
-    def _beat(self, now: float) -> None:
+    def _beat(self) -> None:
+        now = time.monotonic()
+        self._loop.call_later(BEAT_SECONDS, self._beat)
         self._pulse.beat(now)
         for peer in list(self._peers.values()):
-            self._put(peer, _BEAT)
+            peer.send(_BEAT)
             why = trouble(self._hellos[peer.rank], now - peer.heard)
             if why is not None:
                 self._lose(peer.rank, why)
@@ -295,15 +279,6 @@ class TcpControl:
             else:  # it is the coordinator that is silent
                 self._pass_on(message)
 
-    def _later(self, seconds: float, fn: Callable[..., object], *arguments: Any) -> None:
-        self._timers.append((time.monotonic() + seconds, partial(fn, *arguments)))
-
-    def _call_due(self, now: float) -> None:
-        due = [fn for at, fn in self._timers if at <= now]
-        self._timers = [(at, fn) for at, fn in self._timers if at > now]
-        for fn in due:
-            fn()
-
     # This worker.
 
     def _ask_loop(self, fn: Callable[[], object]) -> bool:
@@ -322,7 +297,7 @@ class TcpControl:
             return
         team.post(message)
         if isinstance(message, Ask):
-            self._later(ANSWER_SECONDS, self._answer, message.run, _ATTEMPTS)
+            self._loop.call_later(ANSWER_SECONDS, self._answer, message.run, _ATTEMPTS)
 
     def _answer(self, run: int, attempts: int) -> None:
         """Tell of a run in the place of an event loop that is blocked, or of a worker that has not begun it.
@@ -333,7 +308,7 @@ class TcpControl:
         if team is None or not team.owes_answer(run):
             return
         if attempts and team.may_answer(run) and not self._pulse.is_silent:
-            self._later(ANSWER_SECONDS, self._answer, run, attempts - 1)
+            self._loop.call_later(ANSWER_SECONDS, self._answer, run, attempts - 1)
         else:
             team.answer_for(run, self._pulse.silence() if self._pulse.is_silent else "")
 
@@ -342,8 +317,8 @@ class TcpControl:
             self._lingers = lingers
             self._leave_by = time.monotonic() + LEAVE_SECONDS
             for peer in list(self._peers.values()):
-                self._put(peer, packed(Farewell(why)))
-                self._flush(peer)
+                peer.send(packed(Farewell(why)))
+            self._leaving.set()
 
     # The coordinator.
 
@@ -351,7 +326,7 @@ class TcpControl:
         if self._coordinator is not None:
             self._coordinate(0, message)
         elif 0 in self._peers:
-            self._put(self._peers[0], packed(message))
+            self._peers[0].send(packed(message))
 
     def _coordinate(self, rank: int, message: Message) -> None:
         assert self._coordinator is not None
@@ -359,7 +334,7 @@ class TcpControl:
         self._send_all(self._coordinator.take(rank, message))
         for run in self._coordinator.pending:
             if run not in known:
-                self._later(PATIENCE_SECONDS, self._conclude, run)
+                self._loop.call_later(PATIENCE_SECONDS, self._conclude, run)
 
     def _conclude(self, run: int) -> None:
         assert self._coordinator is not None
@@ -372,14 +347,12 @@ class TcpControl:
             elif rank in self._peers:
                 if self._packed[0] is not message:  # which may be long, and is the same for all
                     self._packed = message, packed(message)
-                self._put(self._peers[rank], self._packed[1])
+                self._peers[rank].send(self._packed[1])
 
     def _forget(self, rank: int) -> None:
         peer = self._peers.pop(rank, None)
         if peer is not None:
-            self._selector.unregister(peer.connection)
-            peer.connection.close()
-            self._unsent.discard(peer)
+            peer.close()
 
     def _lose(self, rank: int, why: str) -> None:
         """Note that a worker is gone."""
@@ -392,25 +365,7 @@ class TcpControl:
         else:
             self._pass_on(Lost(rank, why))
 
-    # Bytes.
-
-    def _put(self, peer: Peer, data: bytes) -> None:
-        peer.put(data)
-        self._unsent.add(peer)
-
-    def _flush(self, peer: Peer) -> None:
-        try:
-            if peer.flush():
-                self._unsent.discard(peer)
-        except OSError as error:
-            self._hang_up(peer, error)
-
-    def _receive(self, peer: Peer) -> None:
-        try:
-            for message in peer.messages():
-                self._take(peer, message)
-        except Exception as error:  # noqa: BLE001  (whatever a peer sends, the others are heard)
-            self._hang_up(peer, error)
+    # What comes.
 
     def _take(self, peer: Peer, message: Message) -> None:
         match message:
@@ -418,14 +373,16 @@ class TcpControl:
                 pass
             case Farewell():
                 peer.farewell = message.why
-                self._later(FAREWELL_SECONDS, self._lose, peer.rank, message.why)
+                self._loop.call_later(FAREWELL_SECONDS, self._lose, peer.rank, message.why)
             case _ if self._coordinator is not None:
                 self._coordinate(peer.rank, message)
             case _:
                 self._pass_on(message)
 
-    def _hang_up(self, peer: Peer, error: Exception) -> None:
+    def _hang_up(self, peer: Peer, error: Exception | None) -> None:
         """Forget a connection; who has said farewell is lost a little later, when what was in flight has arrived."""
+        if self._peers.get(peer.rank) is not peer:  # it was ended here
+            return
         if peer.farewell is None:
             self._lose(peer.rank, peer.why_lost(error))
         else:

@@ -37,6 +37,7 @@ def resolved(file: str) -> str:
     return file
 
 
+@functools.lru_cache(maxsize=4096)  # workers in one process, of which there may be thousands, share it
 def digest_of(order_check: OrderCheck, post: Post) -> bytes:
     """Return 16 bytes that differ where the fingerprints of two calls do, on whichever machine they are made."""
     call = post.call

@@ -202,19 +202,14 @@ def test_who_says_nothing_is_turned_away_after_some_seconds(monkeypatch: pytest.
 
 
 def received(data: bytes) -> list[Message]:
-    """Return what a peer makes of these bytes, behind which the connection is closed."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        peer = object.__new__(Peer)
-        peer.connection, peer.heard, peer._received = ours, 0.0, bytearray()
-        theirs.sendall(data)
-        theirs.shutdown(socket.SHUT_WR)
-        found = []
-        while True:
-            try:
-                found += list(peer.messages())
-            except EOFError:
-                return found
+    """Return what a peer makes of these bytes."""
+    found: list[Message] = []
+    errors: list[Exception | None] = []
+    Peer(1, lambda _, message: found.append(message), lambda _, error: errors.append(error)).data_received(data)
+    for error in errors:
+        assert error is not None
+        raise error
+    return found
 
 
 def framed(text: bytes) -> bytes:
