@@ -34,25 +34,15 @@ Spec: TypeAlias = tuple[tuple[int, ...], DType]
 
 @dataclass(slots=True, eq=False)
 class DeviceArray:
-    """What of a device array takes part in a collective, or an array on a device that a result is written into.
+    """What of a device array takes part in a collective, or an array on a device that a result is written into."""
 
-    Attributes:
-        address: of its first element.
-        shape: its shape.
-        dtype: as NumPy names it.
-        ordinal: the driver's number for its GPU.
-        stream: the handle of the stream on which its owner works.
-        owner: keeps the memory.
-        strides: in bytes; None where elements lie without gaps, in C's order, as they do in what takes part.
-    """
-
-    address: int
+    address: int  # of its first element
     shape: tuple[int, ...]
-    dtype: DType
-    ordinal: int
-    stream: int
-    owner: Any
-    strides: tuple[int, ...] | None = None
+    dtype: DType  # as NumPy names it
+    ordinal: int  # the driver's number for its GPU
+    stream: int  # the handle of the stream on which its owner works
+    owner: Any  # keeps the memory
+    strides: tuple[int, ...] | None = None  # in bytes; None where elements lie without gaps, in C's order
 
     @property
     def nbytes(self) -> int:
@@ -64,13 +54,9 @@ class DeviceType:
     """A framework's arrays in GPU memory, on whichever GPU: there is one for each framework.
 
     No abstract base class: whether a leaf's type is one is asked too often for what that costs.
-
-    Attributes:
-        name: what the framework is called.
-        finishes: what `make` returns is no array of the framework's yet.
     """
 
-    name: str
+    name: str  # what the framework is called
     finishes = False
 
     def is_on_gpu(self, leaf: Any) -> bool:
@@ -78,30 +64,15 @@ class DeviceType:
         raise NotImplementedError
 
     def view(self, leaf: Any) -> DeviceArray:
-        """Return what of an array takes part in a collective.
-
-        Raises:
-            TypeError: it takes part in differentiation, has a dtype that NumPy has no name for, or gaps that the
-                framework does not close.
-        """
+        """Return what of an array takes part in a collective; a TypeError says why it cannot."""
         raise NotImplementedError
 
     def buffer(self, leaf: Any) -> DeviceArray:
-        """Return an array as one to write into.
-
-        Raises:
-            TypeError: it cannot be written into.
-        """
+        """Return an array as one to write into; a TypeError says why it cannot be."""
         raise NotImplementedError
 
     def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
-        """Return new arrays, or what `finish` makes them of, each with its address.
-
-        Args:
-            specs: shape and dtype of each.
-            ordinal: the GPU's.
-            allocate: returns memory, for a framework that does not give any out before it is written.
-        """
+        """Return new arrays, or what `finish` makes them of, each with its address; ``allocate`` may give memory."""
         raise NotImplementedError
 
     def stream(self, ordinal: int) -> int:
@@ -127,11 +98,7 @@ def has_gaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) ->
 
 
 def write_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
-    """Return strides to write by; None for an array without gaps, in C's order.
-
-    Raises:
-        TypeError: elements lie in one place, or in backward order.
-    """
+    """Return strides to write by, None for C's order without gaps; elements must lie apart, in forward order."""
     if not has_gaps(shape, strides, itemsize):
         return None
     reach = itemsize
@@ -178,7 +145,7 @@ class Exported:
         shape: its shape; elements lie without gaps, in C's order.
         dtype: as NumPy or ml_dtypes names it, in native byte order.
         device: DLPack's type and number of the device.
-        owner: keeps the memory; it is dropped when nobody has taken it, or by the last one who has.
+        owner: keeps the memory, until nobody has taken it, or the last one who has drops it.
     """
 
     def __init__(

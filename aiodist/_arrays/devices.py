@@ -29,9 +29,6 @@ _KINDS = {"cpu": "CPU", "gpu": "GPU", "cuda": "GPU"}
 def canonical(device: str) -> str:
     """Return the canonical form of a device's name, e.g. ``"CPU:0"`` for ``"/cpu:0"``.
 
-    Args:
-        device: "CPU:0", "/cpu:1", "GPU:0", "cuda:0", "/job:localhost/replica:0/task:0/device:GPU:0"; in any case.
-
     Raises:
         TypeError: ``device`` is not a string.
         ValueError: it is not spelled as a device, or its kind is unknown.
@@ -62,11 +59,6 @@ def resolve(devices: int | Sequence[str] | None) -> tuple[str, ...]:
     """Return the canonical names of ``devices``, which exist and differ.
 
     For n that is CPU:0 to CPU:n-1, for None all GPUs, or CPU:0 without any.
-
-    Raises:
-        TypeError: ``devices`` is a single string, a set, which has no order, or holds something else than strings.
-        ValueError: none are given, one is misspelled, of an unknown kind, or given twice; a number that is no count.
-        DeviceNotFoundError: one does not exist on this machine.
     """
     if devices is None:
         return _used(gpus.logical.names()) or ("CPU:0",)

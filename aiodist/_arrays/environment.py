@@ -36,19 +36,12 @@ TORCHRUN = "torchrun"
 
 
 class Launched(NamedTuple):
-    """What has started this process as one of several, or of one.
+    """What has started this process as one of several, or of one."""
 
-    Attributes:
-        by: the launcher, as a person calls it.
-        variable: what says so.
-        workers: how many it has started.
-        rank: which of them this is.
-    """
-
-    by: str
-    variable: str
-    workers: int
-    rank: int
+    by: str  # the launcher, as a person calls it
+    variable: str  # what says so
+    workers: int  # how many it has started
+    rank: int  # which of them this is
 
 
 _LAUNCHERS: Sequence[tuple[str, str, Sequence[str], str | None]] = (
@@ -63,21 +56,13 @@ _LAUNCHERS: Sequence[tuple[str, str, Sequence[str], str | None]] = (
 
 
 def stall_seconds() -> float:
-    """Return how long replicas may stand still before a warning reports it; 0 for no warning.
-
-    Raises:
-        ValueError: ``AIODIST_STALL_SECONDS`` is no such number.
-    """
+    """Return how long replicas may stand still before a warning reports it; 0 for no warning."""
     seconds = _seconds("AIODIST_STALL_SECONDS", ", 0 for no stall report")
     return _STALL_SECONDS if seconds is None else seconds
 
 
 def lost_seconds() -> float | None:
-    """Return how long a worker may be stopped or cut off before it counts as lost; None for what is usual.
-
-    Raises:
-        ValueError: ``AIODIST_LOST_SECONDS`` is no such number.
-    """
+    """Return how long a worker may be stopped or cut off before it counts as lost; None for what is usual."""
     return _seconds("AIODIST_LOST_SECONDS") or None
 
 
@@ -143,17 +128,11 @@ def worker_rank() -> int:
 
 
 class TfConfig(NamedTuple):
-    """What ``TF_CONFIG`` says.
+    """What ``TF_CONFIG`` says."""
 
-    Attributes:
-        cluster: the addresses of each job's tasks, by job name.
-        task_type: this process's job.
-        task_id: its index in the job.
-    """
-
-    cluster: Mapping[str, Sequence[str]]
-    task_type: str
-    task_id: int
+    cluster: Mapping[str, Sequence[str]]  # the addresses of each job's tasks, by job name
+    task_type: str  # this process's job
+    task_id: int  # its index in the job
 
     @property
     def workers(self) -> int:
@@ -170,11 +149,7 @@ _CHIEFS = ("chief", "master")
 
 
 def tf_config() -> TfConfig | None:
-    """Return what ``TF_CONFIG`` says; None where it names no cluster.
-
-    Raises:
-        ValueError: it is not as tf.distribute has it.
-    """
+    """Return what ``TF_CONFIG`` says; None where it names no cluster. A ValueError says how it must be."""
     text = os.environ.get("TF_CONFIG")
     import json  # nothing else of what every program imports needs it
 
@@ -225,13 +200,9 @@ def control_address() -> str | None:
 
 
 def with_workers(workers: int, notes: str) -> dict[str, str]:
-    """Return the environment for the workers that ``aiodist run`` starts.
+    """Return the environment for the workers that ``aiodist run`` starts, with their folder of notes.
 
     Open MPI's launcher leaves its folder when it is killed: it keeps that among the notes, which somebody removes.
-
-    Args:
-        workers: how many.
-        notes: the folder of notes.
     """
     inherited = {name: value for name, value in os.environ.items() if name != _WORKER_PROCESS}  # of a job around it
     inherited.setdefault(_OPEN_MPI_FOLDER, notes)

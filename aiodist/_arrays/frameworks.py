@@ -244,11 +244,7 @@ TYPES: dict[str, DeviceType] = {"torch": Torch(), "cupy": CuPy(), "numba": Numba
 
 
 def device_type_of(leaf: Any) -> DeviceType | None:
-    """Return whose array it is; None if it is none in GPU memory.
-
-    Raises:
-        TypeError: aiodist does not know how to make arrays of its kind.
-    """
+    """Return whose array it is; None if it is none in GPU memory. One of an unknown framework is a TypeError."""
     kind: Any = type(leaf)
     for package in packages(kind):
         if package in TYPES:
@@ -269,10 +265,7 @@ def likely_type_of(kind: type) -> DeviceType | None:
 
 
 def views_on_gpu(leaves: Sequence[Any]) -> tuple[DeviceType, list[DeviceArray]] | None:
-    """Return what of leaves takes part, and whose arrays they are, if all are arrays on GPUs of one framework.
-
-    None: they are not, or one of them cannot take part, for which who looks at them one by one finds the words.
-    """
+    """Return what of leaves takes part, and whose they are, if all are arrays on GPUs of one framework that can."""
     frameworks = {likely_type_of(kind) for kind in set(map(type, leaves))}
     mark = frameworks.pop()
     if mark is None or frameworks or not all(map(mark.is_on_gpu, leaves)):

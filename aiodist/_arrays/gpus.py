@@ -18,33 +18,20 @@ _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
 
 class Gpu(NamedTuple):
-    """One physical GPU.
+    """One physical GPU."""
 
-    Attributes:
-        ordinal: the driver's number for it.
-        name: what its maker calls it.
-        capability: its compute capability, e.g. (9, 0).
-        uuid: tells it from every other; parts of one GPU (MIG) have the same.
-    """
-
-    ordinal: int
-    name: str
-    capability: tuple[int, int]
-    uuid: str = ""
+    ordinal: int  # the driver's number for it
+    name: str  # what its maker calls it
+    capability: tuple[int, int]  # its compute capability, e.g. (9, 0)
+    uuid: str = ""  # tells it from every other; parts of one GPU (MIG) have the same
 
 
 class Found(NamedTuple):
-    """What the driver says.
+    """What the driver says."""
 
-    Attributes:
-        gpus: in its order.
-        driver: the CUDA version that it supports, e.g. "13.0"; None where there is no driver.
-        missing: why there are no GPUs, for a person; empty where there are some.
-    """
-
-    gpus: tuple[Gpu, ...] = ()
-    driver: str | None = None
-    missing: str = ""
+    gpus: tuple[Gpu, ...] = ()  # in its order
+    driver: str | None = None  # the CUDA version that it supports, e.g. "13.0"; None where there is no driver
+    missing: str = ""  # why there are no GPUs, for a person
 
 
 @cache
@@ -86,12 +73,7 @@ def _describe(library: Any, ordinal: int) -> Gpu:
 
 
 class LogicalGpus:
-    """The devices ``GPU:0``, ``GPU:1`` …: each a physical GPU, or one of several on the same.
-
-    Attributes:
-        split: into how many logical devices a physical GPU is split, by its ordinal; 1 where nothing is said.
-        in_use: a strategy has been made of them: they stay as they are.
-    """
+    """The devices ``GPU:0``, ``GPU:1`` …: each a physical GPU, or one of several on the same."""
 
     def __init__(self) -> None:
         self.split: dict[int, int] = {}

@@ -94,13 +94,9 @@ class ArrayLike(NDArrayOperatorsMixin):
 
 @dataclass(frozen=True, slots=True)
 class HostType:
-    """A framework's arrays in host memory; equal for all arrays of that framework.
+    """A framework's arrays in host memory; equal for all arrays of that framework."""
 
-    Attributes:
-        framework: the module that has the framework's ``from_dlpack``.
-    """
-
-    framework: ModuleType
+    framework: ModuleType  # the module that has the framework's ``from_dlpack``
 
     @property
     def name(self) -> str:
@@ -108,12 +104,7 @@ class HostType:
         return self.framework.__name__.partition(".")[0]
 
     def view(self, leaf: Any) -> Array:
-        """Return a NumPy array over the memory of a foreign one.
-
-        Raises:
-            ImportError: it holds bfloat16, and ml_dtypes is not installed.
-            TypeError: it takes part in differentiation, or NumPy cannot look at it.
-        """
+        """Return a NumPy array over the memory of a foreign one; a TypeError says why there is none."""
         if getattr(leaf, "requires_grad", False):
             refuse_gradient(leaf)
         if self._is_bfloat16(leaf):
@@ -142,11 +133,7 @@ class HostType:
 
 
 def host_type_of(leaf: Any) -> HostType | None:
-    """Return whose array it is; None if it is no foreign array, or one whose framework cannot take a result over.
-
-    Raises:
-        TypeError: it is one on a device that is not known here.
-    """
+    """Return whose array it is; None if it is no foreign array, or one whose framework cannot take a result over."""
     framework = _framework_of(leaf) if is_foreign(leaf) else None
     if framework is None:
         return None
@@ -193,11 +180,7 @@ def class_name(leaf: Any) -> str:
 
 
 def refuse_gradient(leaf: Any) -> NoReturn:
-    """Refuse a tensor that takes part in differentiation.
-
-    Raises:
-        TypeError: always.
-    """
+    """Refuse a tensor that takes part in differentiation."""
     raise TypeError(
         f"expected an array of numbers, got a {class_name(leaf)} that requires grad, which a collective would cut "
         "from its graph; pass value.detach(), or the gradient itself: parameter.grad"
@@ -205,11 +188,7 @@ def refuse_gradient(leaf: Any) -> NoReturn:
 
 
 def bfloat16() -> np.dtype[Any]:
-    """Return NumPy's dtype for bfloat16.
-
-    Raises:
-        ImportError: ml_dtypes is not installed.
-    """
+    """Return NumPy's dtype for bfloat16, if ml_dtypes is installed."""
     try:
         found: np.dtype[Any] = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
     except ImportError:

@@ -40,10 +40,6 @@ def describe(value: Any) -> tuple[Any, Any, Any, Any, Any]:
     For a single leaf, the commonest value, the structure is None and the rest is the leaf's own; for a nest there is an
     item for each leaf in the rest, except that the marks are None where all leaves are NumPy arrays. The leaves are
     what takes part in the collective: see `describe_leaf`.
-
-    Raises:
-        ImportError: a foreign array of bfloat16, and ml_dtypes is not installed.
-        TypeError: a leaf is no array, NumPy scalar, Python number or IndexedSlices.
     """
     if isinstance(value, (np.ndarray, np.generic, int, float, complex)):
         return None, *describe_leaf(value)
@@ -96,11 +92,7 @@ def describe_leaf(leaf: Any) -> Leaf:  # noqa: PLR0911  (one return a type)
     """Return a leaf's shape, dtype (for a Python number its type), mark, and what of it takes part in a collective.
 
     The shape has None for a size that is not known; the mark is what `LeafType` says; what takes part is the leaf, the
-    array that it reads as, a NumPy array over its memory, or its `DeviceArray`.
-
-    Raises:
-        ImportError: it is a foreign array of bfloat16, and ml_dtypes is not installed.
-        TypeError: it is no array, NumPy scalar, Python number or IndexedSlices.
+    array that it reads as, a NumPy array over its memory, or its `DeviceArray`. Anything else is a TypeError.
     """
     kind: Any = type(leaf)
     if kind is np.ndarray or kind is np.memmap:
@@ -150,19 +142,12 @@ def _short(value: object, limit: int = 60) -> str:
 
 
 class Spec(NamedTuple):
-    """What a replica's value is, without its numbers: an item for each leaf.
+    """What a replica's value is, without its numbers: an item for each leaf."""
 
-    Attributes:
-        shapes: their shapes. A size is None where it may differ between replicas.
-        dtypes: their dtypes; the type of a Python number.
-        marks: what they are beside that, see `LeafType`.
-        single: the value is its only leaf, and no nest.
-    """
-
-    shapes: tuple[tuple[int | None, ...], ...]
-    dtypes: tuple[Any, ...]
-    marks: tuple[LeafMark, ...]
-    single: bool = False
+    shapes: tuple[tuple[int | None, ...], ...]  # a size is None where it may differ between replicas
+    dtypes: tuple[Any, ...]  # the type of a Python number
+    marks: tuple[LeafMark, ...]  # what they are beside that, see `LeafType`
+    single: bool = False  # the value is its only leaf, and no nest
 
     def of(self, places: Sequence[int]) -> Spec:
         """Return the spec of some of the leaves, as a nest."""

@@ -30,10 +30,7 @@ Build: TypeAlias = Callable[[Iterable[Any]], Any]
 
 
 def flatten(value: Any) -> tuple[list[Any], Structure]:
-    """Return the leaves and the structure of a nest in which None is empty, as it is in a collective.
-
-    An instance of a subclass of dict that has not been registered is a leaf here: see `register_dicts`.
-    """
+    """Return the leaves and the structure of a nest where None is empty, as in a collective; see `register_dicts`."""
     leaves, structure = optree.tree_flatten(value, namespace=NAMESPACE)
     return leaves, structure
 
@@ -84,17 +81,10 @@ def leaf_paths(structure: Structure, root: str) -> list[str]:
 
 
 def difference(a: Structure, b: Structure, root: str, here: str, there: str) -> str:
-    """Say briefly where two structures first differ, and which keys only one of them has.
+    """Say briefly where structures first differ, ``a`` of ``here`` and ``b`` of ``there``, and which keys one lacks.
 
-    Args:
-        a: a structure.
-        b: another one.
-        root: what the nest is called.
-        here: whose structure ``a`` is, e.g. ``replica 0``.
-        there: whose ``b`` is.
-
-    Returns:
-        E.g. ``value['w'] is on replica 1 only, value['b'][0] is (*, *) on replica 0 and * on replica 1``.
+    E.g. ``value['w'] is on replica 1 only, value['b'][0] is (*, *) on replica 0 and * on replica 1``, where ``root`` is
+    "value", ``here`` is "replica 0" and ``there`` is "replica 1".
     """
     found = [*islice(_differences(a, b, root, here, there), _MOST_DIFFERENCES + 1)]
     more = ", …" if len(found) > _MOST_DIFFERENCES else ""
@@ -214,13 +204,7 @@ def template(nest: Any) -> Template | None:
 
 
 class _Writer:
-    """Writes the code of a template.
-
-    Attributes:
-        lines: what tells whether a nest is like the first, with a variable for each of its parts.
-        leaves: the variables of the leaves.
-        names: the objects that the code refers to.
-    """
+    """Writes the code that tells whether a nest is like the first, with a variable for each of its parts."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -61,17 +61,7 @@ class CommunicationOptions:
 
 
 def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
-    """Return an option's value in lower case.
-
-    Args:
-        name: the option's name.
-        value: its value, in any case.
-        choices: the values that there are.
-
-    Raises:
-        TypeError: the value is not a string.
-        ValueError: it is unknown.
-    """
+    """Return an option's value in lower case, if it is one of the choices."""
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a string, one of {', '.join(map(repr, choices))}, got {value!r}")
     if value.lower() not in choices:

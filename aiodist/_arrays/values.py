@@ -180,9 +180,6 @@ def split(value: Any, num_replicas: int) -> Sequence[Any]:
     """Return what each replica gets of ``value``: per-replica values at any depth give their components.
 
     A nest that holds none is passed as it is, the object itself.
-
-    Raises:
-        ValueError: a per-replica value has another number of components than there are replicas.
     """
     if isinstance(value, DistributedValues):
         return _components(value, num_replicas)
@@ -223,20 +220,17 @@ def regroup(
     replicas: Sequence[int] | None = None,
     of_leaf: Callable[[tuple[Any, ...]], Any] = _result,
 ) -> Any:
-    """Return one nest for the replicas' values, leaf by leaf; the inverse of `select_replica`.
+    """Return one nest for the replicas' values, leaf by leaf; the inverse of `split`.
 
     Arrays, `IndexedSlices`, numbers, strings and bytes become `PerReplica` whatever their values, so that a result's
     type never depends on them. None, a leaf here, and any other object come back bare where every replica has the
     identical one. The value of a single replica comes back as it is.
 
     Args:
-        values: one nest a replica, of equal structure.
+        values: one nest a replica, of equal structure; else there is a ValueError that has them as ``values``.
         what: what they are, for the error's text.
         replicas: the replicas' ids, likewise; None: they count from 0.
         of_leaf: makes one leaf of the replicas'.
-
-    Raises:
-        ValueError: the structures differ. The error has the values: ``error.values``, one a replica.
     """
     first = values[0]
     if len(values) == 1 or (first is None and all(value is None for value in values)):
@@ -288,12 +282,7 @@ def _different_structures(
 def check_awaited(value: Any, called: str) -> None:
     """Check that no leaf of a nest is a coroutine or the handle of a collective: nobody would await it any more.
 
-    Args:
-        value: the nest.
-        called: what errors call it.
-
-    Raises:
-        TypeError: there is one. It is closed, so that there is one complaint.
+    One that is found is closed, so that there is one complaint.
     """
     if isinstance(value, (np.ndarray, Number, str)) or value is None:
         return

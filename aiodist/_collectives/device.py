@@ -25,6 +25,7 @@ from aiodist._arrays.device import DeviceArray, DeviceType, DType, Spec
 from aiodist._arrays.frameworks import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM
 from aiodist._arrays.host import HostType
 from aiodist._arrays.leaves import LeafMark
+from aiodist._collectives import plan as plans
 from aiodist._collectives.device_plan import BYTE, Buffers, Column, DevicePlan, Leaf, Planner, room
 from aiodist._collectives.host import HostExecutor
 from aiodist._collectives.kinds import Collective
@@ -73,23 +74,14 @@ def staged(leaves: Sequence[Array]) -> list[DeviceArray]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeafExecutor:
-    """What becomes of some leaves on devices, again and again.
-
-    Attributes:
-        leaves: the leaves.
-        op: how they are folded, where they are.
-        accumulate: the accumulator.
-        devices: the names of logical devices on whose streams inputs may have been made.
-        partial: folds are parts of larger ones: they stay in the accumulator.
-        ragged: inputs of one leaf may differ in shape.
-    """
+    """What becomes of some leaves on devices, again and again: it stands for their plans."""
 
     leaves: Sequence[Leaf]
     op: ReduceOp | None = None
     accumulate: Accumulate = "native"
-    devices: Sequence[str] = ()
-    partial: bool = False
-    ragged: bool = False
+    devices: Sequence[str] = ()  # on whose streams inputs may have been made
+    partial: bool = False  # folds are parts of larger ones: they stay in the accumulator
+    ragged: bool = False  # inputs of one leaf may differ in shape
 
     def rule(self, dtype: DType) -> Rule:
         """Return the rule by which leaves of a dtype are folded."""
@@ -106,9 +98,6 @@ class DeviceRun:
         columns: by leaf, the inputs.
         takers: by leaf, the GPU, or the host, of each who gets a result.
         outs: by leaf and taker, a buffer for the result; None where the taker passed none.
-
-    Raises:
-        ImportError: what compiles or launches kernels is not installed.
     """
 
     def __init__(
@@ -129,9 +118,9 @@ class DeviceRun:
 
     def _known_plan(self, takers: Sequence[Sequence[int]]) -> DevicePlan:
         executor, known, buffers = self._executor, self._queue.known, self._buffers
-        shapes = tuple([array.shape for array in self._inputs]) if executor.ragged else None
+        specs = tuple([(array.shape, array.dtype) for array in self._inputs]) if executor.ragged else None
         layout = None if buffers is None else buffers.layout()
-        key = executor, tuple([array.ordinal for array in self._inputs]), shapes, tuple(map(tuple, takers)), layout
+        key = executor, tuple([array.ordinal for array in self._inputs]), specs, tuple(map(tuple, takers)), layout
         found: DevicePlan | None = known.get(key)
         if found is None:
             found = known[key] = Planner(executor.leaves, self._columns, takers, executor.rule, buffers).plan()
@@ -209,18 +198,9 @@ class DeviceRun:
 
 
 class DeviceExecutor:
-    """Carries out one collective with arrays on GPUs among its leaves; see `HostExecutor`.
+    """Carries out one collective with arrays on GPUs among its leaves; for the arguments see `execution.executor`.
 
-    Args:
-        collective: what is asked for.
-        size: how many positions there are.
-        absent: those that take part with nothing.
-        accumulate: as in `aiodist_kernels.reduce`.
-        devices: by position, the replicas' logical devices.
-        targets: the GPUs that get a result each, instead of those that contribute something.
-
-    Attributes:
-        shared: False: there is a result for each position, or target.
+    There is a result for each position, or target.
     """
 
     shared = False
@@ -241,18 +221,14 @@ class DeviceExecutor:
         self._size, self._targets, self._single = size, targets, spec.single
         self._there = [place for place, mark in enumerate(marks) if isinstance(mark, DeviceType)]
         self._here = [place for place, mark in enumerate(marks) if not isinstance(mark, DeviceType)]
-        plans = collective.without(absent).plans(len(self._positions))
-        leaves = [Leaf(mark, plans[place]) for place, mark in enumerate(marks) if isinstance(mark, DeviceType)]
+        of_leaves = collective.without(absent).plans(len(self._positions))
+        leaves = [Leaf(mark, of_leaves[place]) for place, mark in enumerate(marks) if isinstance(mark, DeviceType)]
         ragged = any(None in shape for shape in spec.shapes)
         self._leaves = LeafExecutor(leaves, collective.op, accumulate, devices, ragged=ragged)
         self._host = HostExecutor(collective.of(self._here), size, absent, accumulate) if self._here else None
 
     def run(self, values: Sequence[Any], outs: Outs | None = None) -> Work:
-        """Carry it out; what it takes and gives is as `HostExecutor.general` says.
-
-        Raises:
-            ImportError: what compiles or launches kernels is not installed.
-        """
+        """Carry it out; what it takes and gives is as `HostExecutor.general` says."""
         rows = [[value] for value in values] if self._single else values
         present = [rows[position] for position in self._positions]
         columns = [[row[place] for row in present] for place in self._there]
@@ -329,12 +305,8 @@ def bring_down(
         accumulate: the accumulator.
     """
     size = len(columns[0])
-    if taken is None:
-        plan = LeafPlan(size, (range(size),), (Result((size,)),))
-    else:
-        plan = LeafPlan(size, (), tuple([Result((place,)) for place in taken]))
-    specs = tuple([(array.shape, array.dtype) for column in columns for array in column])
-    made = _leaves_between(tuple([Leaf(mark, plan) for mark in marks]), specs, tuple(devices), op, accumulate)
+    plan = plans.all_reduce(size) if taken is None else LeafPlan(size, (), tuple([Result((n,)) for n in taken]))
+    made = _leaves_between(tuple([Leaf(mark, plan) for mark in marks]), tuple(devices), op, accumulate)
     return DeviceRun(made, columns, [[HOST] * len(plan.results)] * len(columns))
 
 
@@ -354,21 +326,17 @@ def bring_up(
         devices: the names of logical devices on whose streams buffers may be used.
         outs: by leaf and taker, a buffer for the result; None where the taker passed none.
     """
-    plans = [LeafPlan(len(column), (), tuple([Result((place,)) for place in range(len(column))])) for column in columns]
-    specs = tuple([(array.shape, array.dtype) for column in columns for array in column])
-    made = _leaves_between(tuple(map(Leaf, marks, plans)), specs, tuple(devices), None, "native")
-    return DeviceRun(made, columns, takers, outs)
+    each = [LeafPlan(len(column), (), tuple([Result((n,)) for n in range(len(column))])) for column in columns]
+    return DeviceRun(
+        _leaves_between(tuple(map(Leaf, marks, each)), tuple(devices), None, "native"), columns, takers, outs
+    )
 
 
 @lru_cache(maxsize=KEPT)
 def _leaves_between(
-    leaves: tuple[Leaf, ...],
-    specs: tuple[Spec, ...],  # noqa: ARG001  (what a plan depends on, beside the leaves)
-    devices: tuple[str, ...],
-    op: ReduceOp | None,
-    accumulate: Accumulate,
+    leaves: tuple[Leaf, ...], devices: tuple[str, ...], op: ReduceOp | None, accumulate: Accumulate
 ) -> LeafExecutor:
-    return LeafExecutor(leaves, op, accumulate, devices, partial=True)
+    return LeafExecutor(leaves, op, accumulate, devices, partial=True, ragged=True)
 
 
 def to_host(
@@ -380,13 +348,13 @@ def to_host(
     folded: bool = False,
     needed: Sequence[int] | None = None,
 ) -> Work:
-    """Return the work that gives values as on the host.
+    """Return the work that gives values, by position, as on the host; None of those that contribute nothing.
 
     Args:
         collective: what is asked for.
-        values: by position, what replicas contribute, with arrays on GPUs; None for those that contribute nothing.
+        values: by position, what replicas contribute, with arrays on GPUs.
         devices: their logical devices.
-        accumulate: as in `aiodist_kernels.reduce`.
+        accumulate: the accumulator.
         folded: arrays of GPUs are folded to one, a `Folded` in the first place, with None in the others.
         needed: the positions of those whose arrays on GPUs are needed; None: of all.
     """

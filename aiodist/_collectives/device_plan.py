@@ -32,19 +32,12 @@ BYTE: Final = np.dtype(np.uint8)
 
 
 class _Known(NamedTuple):
-    """An array by its number.
+    """An array by its number."""
 
-    Attributes:
-        place: where it begins, by its number.
-        shape: its shape.
-        dtype: its dtype.
-        strides: in bytes; None for an array without gaps, in C's order.
-    """
-
-    place: Place
+    place: Place  # where it begins, by its number
     shape: tuple[int, ...]
     dtype: DType
-    strides: tuple[int, ...] | None = None
+    strides: tuple[int, ...] | None = None  # in bytes; None for an array without gaps, in C's order
 
     def view(self) -> View:
         if self.strides is not None:
@@ -53,39 +46,22 @@ class _Known(NamedTuple):
 
 
 class Makes(NamedTuple):
-    """Arrays to be made of one framework, on one GPU.
+    """Arrays to be made of one framework, on one GPU."""
 
-    Attributes:
-        mark: the framework.
-        ordinal: the GPU's.
-        specs: shape and dtype of each.
-        places: of each, among all that are made.
-    """
-
-    mark: DeviceType
+    mark: DeviceType  # the framework
     ordinal: int
-    specs: Sequence[Spec]
-    places: Sequence[int]
+    specs: Sequence[Spec]  # shape and dtype of each
+    places: Sequence[int]  # of each, among all that are made
 
 
 class DevicePlan(NamedTuple):
-    """What leaves on devices come to.
+    """What leaves on devices come to."""
 
-    Attributes:
-        landing: shape and dtype of each result in the host's memory. They are in one piece, whose number follows those
-            of inputs and buffers.
-        makes: arrays to be made, whose numbers follow.
-        total: how many they are.
-        results: for each leaf and taker, which of those it gets, or which in the host's memory: -1 for the first. None
-            for a taker that passed a buffer.
-        schedule: what is enqueued.
-    """
-
-    landing: Sequence[Spec]
-    makes: Sequence[Makes]
-    total: int
-    results: Sequence[Sequence[int | None]]
-    schedule: Schedule
+    landing: Sequence[Spec]  # of results in the host's memory: one piece, numbered behind inputs and buffers
+    makes: Sequence[Makes]  # arrays to be made, whose numbers follow
+    total: int  # how many they are
+    results: Sequence[Sequence[int | None]]  # by leaf and taker: which it gets; -1 the first landed; None: has a buffer
+    schedule: Schedule  # what is enqueued
 
 
 class Leaf(NamedTuple):
@@ -96,11 +72,7 @@ class Leaf(NamedTuple):
 
 
 class Buffers:
-    """The buffers on devices that takers passed for their results.
-
-    Args:
-        outs: by leaf and taker, a buffer; None where a taker passed none.
-        columns: by leaf, the inputs.
+    """The buffers on devices that takers passed for their results, by leaf and taker; None where they passed none.
 
     Attributes:
         arrays: the buffers, in the order of their numbers.

@@ -44,15 +44,7 @@ _QUICK: Final = {LeafType.NUMPY_ARRAY, LeafType.NUMPY_SCALAR, LeafType.PYTHON_NU
 
 
 def fold(op: ReduceOp, column: Column, mark: LeafMark, accumulate: Accumulate = "native", among: bool = False) -> Any:
-    """Return a left fold of leaves in their order, of the type that they have; foreign arrays as NumPy's.
-
-    Args:
-        op: the reduce op.
-        column: the leaves, of one shape and dtype.
-        mark: what they are.
-        accumulate: as in `aiodist_kernels.reduce`.
-        among: the leaf is one of a nest.
-    """
+    """Return a left fold of leaves, in their order, as the type that they have; foreign arrays as NumPy's."""
     if is_array(mark):
         return kernels.reduce_alike(op, column, accumulate, among)
     if mark == LeafType.PYTHON_NUMBER:
@@ -85,13 +77,7 @@ def fold_slices(op: ReduceOp, column: Sequence[IndexedSlices], accumulate: Accum
 
 
 def made(result: Result, arrays: Sequence[Any] | Mapping[int, Any], inputs: int) -> Any:
-    """Return what a plan's result is made of these arrays, in memory of its own.
-
-    Args:
-        result: the result.
-        arrays: the inputs, and behind them the totals of folds, which nobody else sees.
-        inputs: how many inputs there are.
-    """
+    """Return what a result is made of inputs and, behind them, totals that nobody else sees; in memory of its own."""
     parts = [arrays[source] for source in result.sources]
     if result.cut is not None:
         parts = [part(array, result.cut) for array in parts]
@@ -164,19 +150,12 @@ def in_native_order(value: Any) -> Any:
 
 
 class _Leaf(NamedTuple):
-    """One leaf of a collective.
+    """One leaf of a collective."""
 
-    Attributes:
-        plan: what becomes of it.
-        mark: what it is.
-        whole: its one result is a fold of all inputs.
-        nbytes: the bytes of one input; None where that differs between replicas.
-    """
-
-    plan: LeafPlan
-    mark: LeafMark
-    whole: bool
-    nbytes: int | None
+    plan: LeafPlan  # what becomes of it
+    mark: LeafMark  # what it is
+    whole: bool  # its one result is a fold of all inputs
+    nbytes: int | None  # of one input; None where that differs between replicas
 
 
 def _leaf(plan: LeafPlan, shape: Sequence[int | None], dtype: Any, mark: LeafMark) -> _Leaf:

@@ -43,24 +43,17 @@ class Detail(enum.Enum):
 class Kind:
     """A kind of collective.
 
-    Attributes:
-        name: as it is called on a replica context.
-        plan: makes the plan of a leaf of the number of inputs and what the call's detail says of the leaf. None where
-            nothing is computed of values, as in a barrier, or a function of the user's does it.
-        detail: what the call's detail is.
-        reduces: it takes a reduce op, and leaves that the op is defined for; else leaves of any dtype but objects.
-        takes_slices: it takes `IndexedSlices`.
-        cut: what the axis is called along which every leaf must have equal parts for all replicas; None for none.
-        shared: one result serves all replicas; else there is one for each.
+    ``plan`` makes the plan of a leaf of the number of inputs and what the call's detail says of the leaf. There is none
+    where nothing is computed of values, as in a barrier, or where a function of the user's does it.
     """
 
-    name: str
+    name: str  # as it is called on a replica context
     plan: Callable[[int, Any], LeafPlan] | None = None
-    detail: Detail = Detail.NONE
-    reduces: bool = False
-    takes_slices: bool = False
-    cut: str | None = None
-    shared: bool = True
+    detail: Detail = Detail.NONE  # what the call's detail is
+    reduces: bool = False  # it takes an op, and leaves that are numbers; else of any dtype but objects
+    takes_slices: bool = False  # it takes `IndexedSlices`
+    cut: str | None = None  # the axis along which all replicas get equal parts, by its name
+    shared: bool = True  # one result serves all replicas; else there is one for each
 
     def __repr__(self) -> str:
         return self.name
@@ -86,29 +79,15 @@ BY_NAME: Final = {
 
 
 class Collective(NamedTuple):
-    """What replicas ask for together.
-
-    Attributes:
-        kind: the kind.
-        op: the reduce op, for kinds that take one.
-        detail: what the kind says: for AXIS and AXES a tuple with an item for each leaf, counted from the front; for
-            SOURCE the position of the replica whose value counts.
-        spec: what each of them contributes; None for nothing.
-    """
+    """What replicas ask for together."""
 
     kind: Kind
-    op: ReduceOp | None = None
-    detail: Any = None
-    spec: Spec | None = None
+    op: ReduceOp | None = None  # for kinds that take one
+    detail: Any = None  # AXIS, AXES: by leaf, counted from the front; SOURCE: the position whose value counts
+    spec: Spec | None = None  # what each of them contributes; None for nothing
 
     def check(self, size: int) -> None:
-        """Check that so many replicas can carry it out.
-
-        Raises:
-            TypeError: the op does not take a leaf's dtype, or the kind a leaf.
-            ValueError: a size that cannot be cut into equal parts; a source that is no replica; an op that does not
-                combine `IndexedSlices`.
-        """
+        """Check that so many replicas can carry it out."""
         kind, spec = self.kind, self.spec
         if spec is None:
             return
@@ -131,14 +110,7 @@ class Collective(NamedTuple):
             raise ValueError(f"source must be a replica id from 0 to {size - 1}, got {self.detail}")
 
     def check_present(self, absent: Sequence[int]) -> None:
-        """Check that it can be carried out without some replicas.
-
-        Args:
-            absent: the positions of those that have joined.
-
-        Raises:
-            ValueError: it takes a value of one of them.
-        """
+        """Check that it can be carried out without the replicas at some positions, which have joined."""
         kind, is_from_one = self.kind, self.kind.detail is Detail.SOURCE
         if kind.shared and not (is_from_one and self.detail in absent):
             return
@@ -170,12 +142,7 @@ class Collective(NamedTuple):
 
 
 def check_reducible(op: ReduceOp, dtype: Any, mark: Any) -> None:
-    """Check that an op takes leaves of a dtype.
-
-    Raises:
-        TypeError: it does not.
-        ValueError: `IndexedSlices`, and the op is neither SUM nor MEAN.
-    """
+    """Check that an op takes leaves of a dtype; `IndexedSlices` are reduced by SUM and MEAN alone."""
     if mark == LeafType.PYTHON_NUMBER:
         kernels.check_number(op, dtype)
     elif mark != LeafType.INDEXED_SLICES:
@@ -201,12 +168,7 @@ def _check_divisible(shape: Sequence[int | None], axis: int, size: int, what: st
 
 
 def normalized_axis(axis: Any, rank: int, what: str = "axis") -> int:
-    """Return an axis counted from the front.
-
-    Raises:
-        TypeError: ``axis`` is no integer.
-        ValueError: it is out of range, or the value has no axes.
-    """
+    """Return an axis counted from the front."""
     if isinstance(axis, bool) or not hasattr(axis, "__index__"):
         raise TypeError(f"{what} must be an int, got {axis!r}")
     index: int = axis.__index__()
@@ -218,12 +180,7 @@ def normalized_axis(axis: Any, rank: int, what: str = "axis") -> int:
 
 
 def axes_of(spec: Spec, axis: Any, what: str = "axis") -> tuple[int, ...]:
-    """Return the axis of each leaf, counted from the front.
-
-    Raises:
-        TypeError: ``axis`` is no integer.
-        ValueError: it is out of range for a leaf.
-    """
+    """Return the axis of each leaf, counted from the front."""
     return tuple([normalized_axis(axis, len(shape), what) for shape in spec.shapes])
 
 

@@ -27,11 +27,7 @@ _Node: TypeAlias = tuple[int, int]
 
 
 class Forest:
-    """What each worker contributes to an ordered fold, and how it goes up the tree.
-
-    Attributes:
-        rows: by rank, how many nodes a worker contributes.
-    """
+    """What each worker contributes to an ordered fold, by rank ``rows`` nodes, and how it goes up the tree."""
 
     def __init__(self, ids: Sequence[Sequence[int]]) -> None:
         size = sum(map(len, ids))

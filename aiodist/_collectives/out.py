@@ -31,17 +31,7 @@ _MOST_WORK = 1_000
 
 
 def checked(collective: Collective, leaves: Sequence[Any], buffers: Sequence[Any]) -> list[Any]:
-    """Return a replica's buffers for its results as they are written into.
-
-    Args:
-        collective: what is asked for; a reduction.
-        leaves: what the replica contributes, as it takes part.
-        buffers: the buffers as they were given, one for each leaf.
-
-    Raises:
-        TypeError: one is no array, of another kind than the leaf, or has another dtype than the result.
-        ValueError: it has another shape than the result, is read-only, on another GPU, or overlaps what it may not.
-    """
+    """Return a replica's buffers, one for each leaf that it contributes to a reduction, as they are written into."""
     spec, op = collective.spec, collective.op
     assert spec is not None
     assert op is not None
@@ -143,10 +133,7 @@ def span(array: Array | DeviceArray, leaf: int) -> Span:
 def entangled(inputs: Iterable[Span], outs: Sequence[Span], *, in_place: bool) -> bool:
     """Return whether writing results may change what others are made of, or other results.
 
-    Args:
-        inputs: the memory that is read.
-        outs: the memory that is written.
-        in_place: a result may lie in the very place of what it is itself made of.
+    ``in_place``: a result may lie in the very place of what it is itself made of.
     """
     reads = set(inputs) - set(outs) if in_place else set(inputs)
     found = [(*each, False) for each in reads] + [(*each, True) for each in outs]

@@ -29,44 +29,26 @@ class Cut(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What one result is made of.
+    """What one result is made of."""
 
-    Attributes:
-        sources: arrays, in the order in which they are put together. An input is its replica's place among those that
-            take part; behind the inputs come the totals of the plan's folds.
-        cut: which part of each is taken; None for the whole.
-        axis: along which they are put together, where they may be several.
-    """
-
-    sources: Sequence[int]
-    cut: Cut | None = None
-    axis: int | None = None
+    sources: Sequence[int]  # places of inputs among those that take part, behind them the plan's folds
+    cut: Cut | None = None  # which part of each is taken; None for the whole
+    axis: int | None = None  # along which they are put together, where they may be several
 
 
 class Folded(NamedTuple):
-    """What several replicas contributed of a leaf, folded already; it stands in the first one's place.
+    """What several replicas contributed of a leaf, folded already; it stands in the first one's place."""
 
-    Attributes:
-        array: the fold, in the accumulator's dtype.
-        dtype: of what they contributed.
-    """
-
-    array: np.ndarray[Any, Any]
-    dtype: np.dtype[Any]
+    array: np.ndarray[Any, Any]  # in the accumulator's dtype
+    dtype: np.dtype[Any]  # of what they contributed
 
 
 class LeafPlan(NamedTuple):
-    """What becomes of one leaf.
+    """What becomes of one leaf."""
 
-    Attributes:
-        size: how many inputs there are.
-        folds: for each total, the inputs that are folded into it, in this order.
-        results: one for all replicas, or one for each.
-    """
-
-    size: int
-    folds: tuple[Sequence[int], ...]
-    results: tuple[Result, ...]
+    size: int  # how many inputs there are
+    folds: tuple[Sequence[int], ...]  # for each total, the inputs that are folded into it, in this order
+    results: tuple[Result, ...]  # one for all replicas, or one for each
 
     @property
     def is_one_fold(self) -> bool:

@@ -43,15 +43,10 @@ _FEW: Final = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class Members:
-    """Who takes part.
+    """Who takes part."""
 
-    Attributes:
-        rank: this worker's place among those that have replicas in it.
-        ids: by rank, the positions of a worker's replicas among all, ascending; all of them are somewhere.
-    """
-
-    rank: int
-    ids: tuple[tuple[int, ...], ...]
+    rank: int  # this worker's place among those that have replicas in it
+    ids: tuple[tuple[int, ...], ...]  # by rank, the positions of a worker's replicas among all, ascending
 
     @property
     def own(self) -> tuple[int, ...]:
@@ -73,15 +68,10 @@ def _alike(count: int, workers: int) -> tuple[int, ...]:
 
 
 class Part(NamedTuple):
-    """A leaf of a reduction.
+    """A leaf of a reduction."""
 
-    Attributes:
-        rule: how it is reduced.
-        arrays: the local replicas', in their order; or one fold of them, in the accumulator.
-    """
-
-    rule: Rule
-    arrays: Sequence[Array]
+    rule: Rule  # how it is reduced
+    arrays: Sequence[Array]  # the local replicas', in their order; or one fold of them, in the accumulator
 
     @property
     def size(self) -> int:
@@ -108,6 +98,8 @@ class Reduction:
         self.engine_may_reduce = not ordered
         self.cost = sum(kernels.cost(self.op, leaf.arrays[0].dtype, leaf.size, len(leaf.arrays)) for leaf in leaves)
         self._leaves = leaves
+        self._flattened: list[list[Array]] | None = None
+        self._room: tuple[Array | None, list[Array]] | None = None
         self._replicas = members.replicas
         self._forest = forest_of(members.ids) if ordered else None
         self.rows: Sequence[int] = _alike(1, len(members.ids))
@@ -157,16 +149,18 @@ class Reduction:
 
     def room(self, begin: int, end: int) -> Array | None:
         """Return where the total of a range may lie for its result to lie there, too; None where it cannot."""
-        return None if self._total is None else self._total[begin:end]
+        total, _ = self._made()
+        return None if total is None else total[begin:end]
 
     def finish(self, begin: int, end: int, total: Array) -> None:
         """Make a range of the results of its total, which is spoilt."""
+        _, results = self._made()
         for index, low, high, at in self._ranges(begin, end):
-            self._finish(self._leaves[index].rule, total[at : at + high - low], self._results[index][low:high])
+            self._finish(self._leaves[index].rule, total[at : at + high - low], results[index][low:high])
 
     def results(self) -> list[Array]:
         """Return the leaves' results, all ranges of which are finished."""
-        of_leaves = zip(self._leaves, self._results, strict=True)
+        of_leaves = zip(self._leaves, self._made()[1], strict=True)
         return [frozen(flat.reshape(leaf.arrays[0].shape)) for leaf, flat in of_leaves]
 
     def _finish(self, rule: Rule, total: Array, out: Array) -> None:
@@ -180,24 +174,24 @@ class Reduction:
             if not np.may_share_memory(total, out):
                 out[...] = rounded(total, rule.result)
 
-    @cached_property
+    @property
     def _flat(self) -> list[list[Array]]:
-        """The arrays with one axis; those in another order than C's are copied."""
-        return [[array.reshape(-1) for array in leaf.arrays] for leaf in self._leaves]
+        """The arrays with one axis; those in another order than C's are copied, once."""
+        if self._flattened is None:
+            self._flattened = [[array.reshape(-1) for array in leaf.arrays] for leaf in self._leaves]
+        return self._flattened
 
-    @cached_property
-    def _total(self) -> Array | None:
-        """Where totals lie that are results as they are; None where they are not."""
-        if any(leaf.rule.result != self.dtype for leaf in self._leaves):
-            return None
-        return pool.empty((self.size,), self.dtype)
-
-    @cached_property
-    def _results(self) -> list[Array]:
-        if self._total is None:
-            return [pool.empty((leaf.size,), leaf.rule.result) for leaf in self._leaves]
-        ends = running_sums(leaf.size for leaf in self._leaves)
-        return [self._total[end - leaf.size : end] for end, leaf in zip(ends, self._leaves, strict=True)]
+    def _made(self) -> tuple[Array | None, list[Array]]:
+        """Return where totals lie that are results as they are, None where they are not; and the leaves' results."""
+        if self._room is None:
+            leaves, total = self._leaves, None
+            if any(leaf.rule.result != self.dtype for leaf in leaves):
+                results = [pool.empty((leaf.size,), leaf.rule.result) for leaf in leaves]
+            else:
+                total, ends = pool.empty((self.size,), self.dtype), running_sums(leaf.size for leaf in leaves)
+                results = [total[end - leaf.size : end] for end, leaf in zip(ends, leaves, strict=True)]
+            self._room = total, results
+        return self._room
 
     def _ranges(self, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield what a range has of each leaf: the leaf, the range in it, and where that lies."""
@@ -221,7 +215,6 @@ class Codec:
         join: returns the value of such arrays.
 
     Attributes:
-        split, join: likewise.
         told: how many numbers a worker sends about a value: its length if that differs, and the width of its strings.
     """
 
@@ -397,8 +390,7 @@ class Exchange:
         columns: by leaf, the arrays of this worker's sources.
 
     Attributes:
-        send_counts: by rank, how many bytes are for that worker.
-        receive_counts: by rank, how many come from that worker.
+        send_counts, receive_counts: by rank, how many bytes are for that worker, and come from it.
         most: how many any worker has for any other, at most.
         values: by leaf, for each local replica by position, its parts by the position that they come from.
     """

@@ -16,18 +16,11 @@ MOST_WORKERS = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """What worker threads call to make a result. It keeps all memory that they read and write.
+    """What worker threads call to make a result. It keeps all memory that they read and write."""
 
-    Attributes:
-        phases: calls to make in any order, in any threads, each once; those of a phase when all those of the phases
-            before it have returned.
-        result: returns the result, when all have returned; for the event loop's thread.
-        ready: returns whether the calls would only find everything done; None where that cannot be.
-    """
-
-    phases: Sequence[Sequence[Call]]
-    result: Callable[[], Any]
-    ready: Callable[[], bool] | None = None
+    phases: Sequence[Sequence[Call]]  # calls to make in any order, in any threads, phase by phase
+    result: Callable[[], Any]  # returns the result, when all have returned; for the event loop's thread
+    ready: Callable[[], bool] | None = None  # returns whether the calls would only find everything done
 
     def then(self, make: Callable[[Any], Any]) -> Work:
         """Return this work, and behind it, in a worker thread too, what makes another result of its result."""

@@ -153,19 +153,6 @@ class WorkerPlan:
         places = [self.members.own.index(position) for position in self.sources[self.members.rank]]
         return to_host(self.collective, values, devices, self.accumulate, folded=self.folded, needed=places)
 
-    def on_devices(self, values: Sequence[Any], result: Any, devices: Sequence[str] = (), outs: Any = None) -> Work:
-        """Return the work that gives the local replicas' results, on the GPUs that their values came from.
-
-        Args:
-            values: what the local replicas contribute.
-            result: from `Crossing.result`.
-            devices: their logical devices.
-            outs: by local position, buffers that the results are wanted in.
-        """
-        from aiodist._collectives.device import from_host
-
-        return from_host(self.collective, values, result, devices, outs)
-
 
 class Crossing:
     """One collective's values on their way.

@@ -13,18 +13,11 @@ _END: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class StepRule:
-    """How a source's batches become steps.
+    """How a source's batches become steps."""
 
-    Attributes:
-        size: how many batches make a step.
-        assemble: makes a step's per-replica values of at most so many batches.
-        check: raises where a step may not be taken: inside a replica.
-        fill_up: how the workers agree on a step; None without other workers.
-    """
-
-    size: int
-    assemble: Callable[[Sequence[Any]], Any]
-    check: Callable[[], None]
+    size: int  # how many batches make a step
+    assemble: Callable[[Sequence[Any]], Any]  # makes a step's per-replica values of at most so many batches
+    check: Callable[[], None]  # raises where a step may not be taken: inside a replica
     fill_up: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]] | None = None
 
     def check_plain(self) -> None:

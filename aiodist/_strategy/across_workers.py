@@ -228,7 +228,7 @@ class Workers(Replicas):
     def created_outside(self, state: State, value: Array, name: str | None, frame: FrameType) -> None:
         """Let all workers create a variable under the strategy's scope."""
         pending = self._begin(
-            _call_of(state, "Variable", None, name), self._site_of(frame), partial(_create, self.team, state, value)
+            state.spec.call("Variable", None, name), self._site_of(frame), partial(_create, self.team, state, value)
         )
         state.subject = f"outside {pending.number}"
 
@@ -241,14 +241,14 @@ class Workers(Replicas):
             state.subject = f"run {self.run_numbers[member.group.ledger]} {member.group.key} {member.sequence}"
             collective, put = _broadcast(state), partial(_put, state, self.team.layout.local)
             over = OverWorkers(collective, list, put)
-            state.requests[key] = Request(collective, _call_of(state, "Variable", None, name), put, over_workers=over)
+            state.requests[key] = Request(collective, state.spec.call("Variable", None, name), put, over_workers=over)
         here.contribute(frame, state.requests[key], value)
 
     def over_workers(self, state: State, apply: Callable[[Any], Any]) -> OverWorkers:
         """Return how the workers make one value of what replicas assign to a mirrored variable, and apply it."""
         spec, op = state.spec, state.spec.aggregation.reduce_op
         if op is not None:
-            return OverWorkers(Collective(ALL_REDUCE, op, None, _value(state)), list, lambda _, total: apply(total))
+            return OverWorkers(Collective(ALL_REDUCE, op, None, state.spec.value), list, lambda _, total: apply(total))
         if spec.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             return OverWorkers(_broadcast(state), list, lambda _, first: apply(first))
 
@@ -274,7 +274,7 @@ class Workers(Replicas):
             own = await make()
         state = state_of(variable)
         move = partial(_compare, self.team, state.spec.name, own.components)
-        await self._perform(_call_of(state, "extended.update", state.subject, None), site, move)
+        await self._perform(state.spec.call("extended.update", state.subject, None), site, move)
         return own
 
 
@@ -328,17 +328,8 @@ def _moved(team: Team, session: Session, collective: Collective, values: Sequenc
 # Variables.
 
 
-def _value(state: State) -> Spec:
-    return Spec((state.spec.shape,), (state.spec.dtype,), (None,), single=True)
-
-
 def _broadcast(state: State) -> Collective:
-    return Collective(BROADCAST, None, 0, _value(state))
-
-
-def _call_of(state: State, kind: str, subject: str | None, name: str | None) -> Call:
-    shapes, dtypes = (state.spec.shape,), (state.spec.dtype.name,)
-    return Call(kind, subject=subject, name=name, shapes=shapes, dtypes=dtypes, arrays=("array",))
+    return Collective(BROADCAST, None, 0, state.spec.value)
 
 
 def _create(team: Team, state: State, value: Array, session: Session, found: Found) -> Steps[None]:

@@ -11,7 +11,7 @@ import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist._arrays.host import Array, host_type_of
-from aiodist._collectives.host import fold, frozen
+from aiodist._collectives.host import copied, fold, frozen
 from aiodist_kernels import Accumulate, ReduceOp, pool
 from aiodist_kernels.arguments import check_unmasked, empty_like
 
@@ -81,7 +81,7 @@ def initial_array(value: Any, dtype: Any) -> Array:
     if wanted.kind != "b":
         kernels.result_dtype(ReduceOp.SUM, wanted)  # whatever can be summed can be held
     _check_kind("a variable", value, given, wanted)
-    return frozen_copy(_as_array(value, "a variable", wanted))
+    return frozen(copied(_as_array(value, "a variable", wanted)))
 
 
 def converted(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> Array:
@@ -113,13 +113,6 @@ def _check_kind(what: str, value: Any, given: Array, dtype: np.dtype[Any]) -> No
         raise TypeError(f"{what} expects values that fit {dtype}, got {given.dtype}; cast them: value.astype(...)")
 
 
-def frozen_copy(array: Array) -> Array:
-    """Return a read-only copy."""
-    copy = np.array(array, order="K", subok=False)
-    copy.flags.writeable = False
-    return copy
-
-
 # Values of several.
 
 _CHANGES = {"assign_add": np.add, "assign_sub": np.subtract}
@@ -128,21 +121,13 @@ _CHANGES = {"assign_add": np.add, "assign_sub": np.subtract}
 def updated(method: str, old: Array, value: Array, *, fresh: bool = False) -> Array:
     """Return what a component becomes: a read-only array that shares no memory with the value, unless that is fresh."""
     if method == "assign":
-        new = value if fresh else _copy(value)
+        new = value if fresh else copied(value)
     elif value.nbytes < pool.POOLED_FROM:
         new = np.asarray(_CHANGES[method](old, value))
     else:
         new = _CHANGES[method](old, value, out=empty_like(value, old.dtype))
     new.flags.writeable = False
     return new
-
-
-def _copy(value: Array) -> Array:
-    if value.nbytes < pool.POOLED_FROM:
-        return np.array(value, order="K", subok=False)
-    copy = empty_like(value, value.dtype)
-    np.copyto(copy, value)
-    return copy
 
 
 def check(aggregation: VariableAggregation, dtype: np.dtype[Any]) -> None:
@@ -204,10 +189,7 @@ def _equal(a: Array, b: Array) -> bool:
 
 
 def parts(aggregation: VariableAggregation, value: Array, size: int) -> list[Array]:
-    """Return the components that, aggregated on reading, give ``value`` again.
-
-    A sum of integers is cut as evenly as whole numbers allow, the first components being the larger ones.
-    """
+    """Return the components that, aggregated on reading, give ``value``; of integers the first are the larger."""
     if aggregation is not VariableAggregation.SUM:
         return [value] * size
     if value.dtype.kind not in "iu":

@@ -7,17 +7,11 @@ from typing import Any, NamedTuple
 
 
 class ClusterSettings(NamedTuple):
-    """A cluster, and this process's place in it.
+    """A cluster, and this process's place in it."""
 
-    Attributes:
-        spec: the addresses of each job's tasks, by job name.
-        task_type: this process's job.
-        task_id: this process's index in the job, from 0.
-    """
-
-    spec: Mapping[str, tuple[str, ...]]
-    task_type: str
-    task_id: int
+    spec: Mapping[str, tuple[str, ...]]  # the addresses of each job's tasks, by job name
+    task_type: str  # this process's job
+    task_id: int  # this process's index in the job, from 0
 
     @classmethod
     def of(cls, cluster_spec: Any, task_type: Any, task_id: Any) -> ClusterSettings | None:

@@ -13,9 +13,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from aiodist._core.call import OrderCheck, place
+from aiodist._arrays.leaves import Spec as ValueSpec
+from aiodist._core.call import Call, OrderCheck, place
 from aiodist._core.ledger import Group, Member
 from aiodist._strategy.aggregation import VariableAggregation, VariableSynchronization
+from aiodist_kernels import ReduceOp
 
 
 class Spec(NamedTuple):
@@ -27,6 +29,17 @@ class Spec(NamedTuple):
     trainable: bool
     synchronization: VariableSynchronization
     aggregation: VariableAggregation
+
+    @property
+    def value(self) -> ValueSpec:
+        """What a value of it is to a collective."""
+        return ValueSpec((self.shape,), (self.dtype,), (None,), single=True)
+
+    def call(self, kind: str, subject: str | None, name: str | None, op: ReduceOp | None = None) -> Call:
+        """Return a call of a kind on a value of it."""
+        op_name = None if op is None else op.name
+        shapes, dtypes = (self.shape,), (self.dtype.name,)
+        return Call(kind, op=op_name, subject=subject, name=name, shapes=shapes, dtypes=dtypes, arrays=("array",))
 
 
 class Site(NamedTuple):

@@ -69,11 +69,7 @@ class NcclAllReduce(_InPacks):
 
 
 def options_of(ops: Any) -> CommunicationOptions:
-    """Return the communication options that correspond to cross-device ops; None stands for none.
-
-    Raises:
-        TypeError: ``ops`` has another type.
-    """
+    """Return the communication options that correspond to cross-device ops; None stands for none."""
     if ops is not None and not isinstance(ops, CrossDeviceOps):
         raise TypeError(
             f"cross_device_ops must be CrossDeviceOps or None, got {ops!r}; e.g. aiodist.HierarchicalCopyAllReduce()"

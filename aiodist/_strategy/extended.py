@@ -69,12 +69,7 @@ class VariableComponent(ArrayLike):
 
 
 class Update:
-    """A function's calls on the components of a variable, and what the variable becomes.
-
-    Attributes:
-        results: what the calls returned.
-        components: the new components.
-    """
+    """A function's calls on the components of a variable: their results, and the components that it gets."""
 
     def __init__(self, variable: Variable) -> None:
         self._variable = variable

@@ -34,22 +34,13 @@ from aiodist_kernels.arguments import check_unmasked
 
 
 class Operand(NamedTuple):
-    """A leaf that takes part; `LeafType` says what ``mark`` is.
+    """A leaf that takes part."""
 
-    Attributes:
-        arrays: what of its components takes part, in replica order and this machine's byte order; one where that
-            stands for all.
-        shape: that of each, with None along the axes.
-        dtype: that of each; the type of a Python number.
-        mark: what they are beside that.
-        axes: the axes to reduce along, or the one to gather along; None without one.
-    """
-
-    arrays: Sequence[Any]
-    shape: tuple[int | None, ...]
-    dtype: Any
-    mark: LeafMark
-    axes: tuple[int, ...] | None = None
+    arrays: Sequence[Any]  # of its components, in replica order and native byte order; one where that stands for all
+    shape: tuple[int | None, ...]  # that of each, with None along the axes
+    dtype: Any  # that of each; the type of a Python number
+    mark: LeafMark  # see `LeafType`
+    axes: tuple[int, ...] | None = None  # to reduce along, or the one to gather along; None without one
 
     @property
     def on_gpus(self) -> bool:

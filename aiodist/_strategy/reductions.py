@@ -28,9 +28,8 @@ from aiodist._arrays.leaves import LeafType
 from aiodist._arrays.slices import IndexedSlices
 from aiodist._arrays.values import DistributedValues, Mirrored
 from aiodist._collectives.execution import executor
-from aiodist._collectives.host import frozen
+from aiodist._collectives.host import copied, frozen
 from aiodist._collectives.work import Work
-from aiodist._strategy.aggregation import frozen_copy
 from aiodist._strategy.operands import COPY, Operand, Operation, is_foreign_array, values_of
 from aiodist._strategy.variable import Variable
 from aiodist_kernels import Accumulate, ReduceOp, policy
@@ -58,9 +57,6 @@ class Combination:
 
     Attributes:
         operands: the leaves that take part, by their place among those of all nests.
-
-    Raises:
-        TypeError, ValueError: a leaf cannot take part, or go where it is to go.
     """
 
     def __init__(
@@ -172,10 +168,7 @@ class Combination:
         return found
 
     def rebuilt(self, results: Mapping[int, Any]) -> list[Any]:
-        """Return the nests of results by place: NumPy's for all targets, other frameworks' a list by target.
-
-        A result for several destinations is mirrored.
-        """
+        """Return the nests of results by place; a result for several destinations is mirrored."""
         leaves = (self._rebuilt_leaf(place, leaf, results) for place, leaf in enumerate(self._leaves))
         return [nests.unflatten(each, islice(leaves, each.num_leaves)) for each in self._structures]
 
@@ -185,7 +178,7 @@ class Combination:
         if place in results:
             leaf = results[place]
         elif self._operation is COPY and isinstance(leaf, IndexedSlices):
-            leaf = IndexedSlices(frozen_copy(leaf.values), frozen_copy(leaf.indices), leaf.dense_shape)
+            leaf = IndexedSlices(frozen(copied(leaf.values)), frozen(copied(leaf.indices)), leaf.dense_shape)
         goals = self._goals[place]
         each = leaf if place in self._targets else [leaf] * (1 if goals is None else len(goals))
         return each[0] if len(each) == 1 else Mirrored(each)
@@ -233,13 +226,6 @@ def on_host(
     """Return operands as on the host, and what is awaited first, if any are on GPUs: it copies those.
 
     The memory on the host is there before anything is in it: so what is wrong with it is found at the call.
-
-    Args:
-        operands: the operands.
-        devices: the strategy's, on whose replicas' streams arrays may have been made.
-
-    Raises:
-        ImportError: what copies to and from GPUs is not installed.
     """
     there = [operand for operand in operands if operand.on_gpus]
     if not there:

@@ -12,31 +12,17 @@ from aiodist._runtime.participant import Participant
 
 
 class Share(NamedTuple):
-    """Which of a strategy's replicas this process has.
+    """Which of a strategy's replicas this process has."""
 
-    Attributes:
-        replicas: how many there are over all workers.
-        mine: the ids of those that are here.
-        workers: how many workers there are.
-        rank: which of them this is.
-        fill_up: returns a step's batches, after the workers have said whether they have some; none at the end. None
-            without other workers.
-    """
-
-    replicas: int
-    mine: range
-    workers: int = 1
-    rank: int = 0
+    replicas: int  # how many there are over all workers
+    mine: range  # the ids of those that are here
+    workers: int = 1  # how many workers there are
+    rank: int = 0  # which of them this is
     fill_up: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]] | None = None
 
 
 class Replicas:
-    """The replicas of a strategy, in this process and elsewhere: what users do not see of it.
-
-    Args:
-        count: how many replicas run in this process.
-        is_default: the strategy is in force where no other is.
-    """
+    """The replicas of a strategy, in this process and elsewhere; the default strategy's where no other is."""
 
     def __init__(self, count: int, *, is_default: bool = False) -> None:
         self.local: Final = count

@@ -21,13 +21,11 @@ from typing import Any
 import numpy as np
 
 from aiodist._arrays.host import Array
-from aiodist._arrays.leaves import Spec as ValueSpec
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, Mirrored, PerReplica
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import ALL_REDUCE, Collective
 from aiodist._collectives.work import Work
-from aiodist._core.call import Call
 from aiodist._core.errors import ReplicaContextError
 from aiodist._runtime.current import current
 from aiodist._runtime.participant import Participant
@@ -49,7 +47,6 @@ class State:
     """What a variable is, and its components.
 
     Attributes:
-        spec: what it is.
         strategy: whose it is; None: the default one's.
         subject: tells it from others of its name.
         requests: what replicas ask for when they create it or assign to it, by method and name.
@@ -127,16 +124,8 @@ class State:
         if found is not None:
             return found
         spec, op = self.spec, self.spec.aggregation.reduce_op
-        call = Call(
-            f"{spec.name}.{method}",
-            op=None if op is None else op.name,
-            subject=self.subject,
-            name=name,
-            shapes=(spec.shape,),
-            dtypes=(spec.dtype.name,),
-            arrays=("array",),
-        )
-        collective = Collective(ALL_REDUCE, op, None, _spec_of(spec))
+        call = spec.call(f"{spec.name}.{method}", self.subject, name, op)
+        collective = Collective(ALL_REDUCE, op, None, spec.value)
         workers = None if self.strategy is None else replicas_of(self.strategy).assigning
         over = None if workers is None else workers.over_workers(self, partial(self._apply, variable, method))
         made = Request(collective, call, partial(self._meet, variable, method), over_workers=over)
@@ -153,7 +142,7 @@ class State:
         aggregated = partial(aggregate, spec.aggregation, values, spec.name, options.accumulate)
         op, total = spec.aggregation.reduce_op, Work([], aggregated)
         if op is not None:
-            collective = Collective(ALL_REDUCE, op, None, _spec_of(spec))
+            collective = Collective(ALL_REDUCE, op, None, spec.value)
             found = executor(collective, len(values), (), options.accumulate).run(values)
             total = found if type(found) is Work else Work([], lambda: found)
         work = total.then(lambda value: updated(method, old, value, fresh=op is not None))
@@ -239,10 +228,6 @@ class State:
                 f"aggregation is SUM: with {size} components it is not clear whether the value counts once or for "
                 f"each. Call {method} in a replica, or assign(variable.read_value() ± value)"
             )
-
-
-def _spec_of(spec: Spec) -> ValueSpec:
-    return ValueSpec((spec.shape,), (spec.dtype,), (None,), single=True)
 
 
 _numbers = itertools.count()
