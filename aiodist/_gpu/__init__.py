@@ -2,11 +2,10 @@
 
 Modules, in order; each imports only from those above it and from lower floors:
 
-- `driver`: what is asked of a CUDA driver.
 - `pinned`: page-locked memory of the host.
 - `steps`: launches and copies as data.
+- `cuda_core`: the driver, through cuda.core.
 - `schedule`: steps with kernels chosen and tables laid out, ready for addresses.
-- `cuda_core`: the real driver, through cuda.core.
 - `enqueue`: schedules on streams, and waiting for them.
 - `current`: a replica's GPU and stream as those of a thread.
 """

@@ -1,4 +1,4 @@
-"""The real driver, through cuda.core: only this module calls CUDA.
+"""The driver, through cuda.core: only this module calls CUDA, so that everything else is tested without it.
 
 Kernels are compiled by Numba and launched by `cuda.core.launch`, at a host cost of a microsecond or two, where Numba's
 own dispatcher takes twenty and more. PTX becomes machine code by nvJitLink, which comes with the compiler: a driver may
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from aiodist._gpu.pinned import HostMemory, HostPool
+from aiodist._gpu.pinned import HostPool, Memory
 from aiodist._gpu.steps import HOST
 from aiodist_kernels.cuda.forms import THREADS, Form, blocks
 
@@ -143,7 +143,7 @@ def _checked(name: str, answer: Any) -> Any:
 
 
 class CudaCore:
-    """Enqueues work through cuda.core; see `driver.Driver` for each method.
+    """Enqueues work; devices are the driver's ordinals. Only `wait_for` holds up the thread that calls it.
 
     Raises:
         ImportError: cuda.core is not installed, is too old, or does not fit cuda.bindings.
@@ -163,24 +163,29 @@ class CudaCore:
         self._host = HostPool(self._lock_pages)
 
     def using(self) -> AbstractContextManager[None]:
+        """Leave the thread's current device as it was."""
         return self._current
 
     def stream(self, device: int) -> DeviceStream:
+        """Return the stream on which this device reduces: the same one always."""
         found = self._own.get(device)
         if found is None:
             found = self._own[device] = DeviceStream(device, self._current.make(device).create_stream())
         return found
 
     def replica_stream(self, name: str, device: int) -> DeviceStream:
+        """Return the stream of the logical device of that name: the same one always."""
         found = self._replicas.get(name)
         if found is None:
             found = self._replicas[name] = DeviceStream(device, self._current.make(device).create_stream())
         return found
 
     def used_stream(self, name: str) -> DeviceStream | None:
+        """Return the stream of a logical device, if anybody has asked for it: else there is nothing on it."""
         return self._replicas.get(name)
 
     def foreign_stream(self, device: int, handle: int) -> DeviceStream:
+        """Return a stream that somebody else made, by its handle."""
         found = self._foreign.get((device, handle))
         if found is None:
             if len(self._foreign) >= _FOREIGN:
@@ -190,6 +195,7 @@ class CudaCore:
         return found
 
     def record(self, stream: DeviceStream) -> DeviceEvent:
+        """Mark what a stream has been given so far."""
         if self._current.device != stream.device:
             self._current.make(stream.device)  # a default stream is that of the current device
         spare = self._events[stream.device]
@@ -200,44 +206,72 @@ class CudaCore:
         return DeviceEvent(stream.stream.record(options=self._core.EventOptions(blocking_sync=True)), spare)
 
     def release(self, event: DeviceEvent) -> None:
+        """Take an event back that nobody asks about any more; who waits for it by then still does."""
         event.spare.append(event)
 
     def wait(self, stream: DeviceStream, event: DeviceEvent) -> None:
+        """Let a stream go on only when an event is done."""
         if self._current.device != stream.device:
             self._current.make(stream.device)
         stream.stream.wait(event.event)
 
     def is_done(self, event: DeviceEvent) -> bool:
+        """Return whether an event is done."""
         return bool(event.event.is_done)
 
     def wait_for(self, event: DeviceEvent) -> None:
+        """Hold up this thread until an event is done."""
         event.event.sync()
 
-    def allocate(self, device: int, nbytes: int) -> DeviceMemory:
+    def allocate(self, device: int, nbytes: int) -> Memory:
+        """Return memory for work on the device's own stream."""
         buffer = self._current.make(device).allocate(nbytes, stream=self.stream(device).stream)
         return DeviceMemory(int(buffer.handle), buffer)
 
-    def host_memory(self, nbytes: int) -> HostMemory:
+    def host_memory(self, nbytes: int) -> Memory:
+        """Return memory of the host that devices copy to and from without a detour, where the system has such."""
         return self._host.take(nbytes)
 
     def _lock_pages(self, nbytes: int) -> int:
         self._current.make(0)
         return int(self._call("cuMemHostAlloc", nbytes, self._driver.CU_MEMHOSTALLOC_PORTABLE))
 
-    def upload(self, device: int, words: np.ndarray[Any, Any]) -> DeviceMemory:
+    def upload(self, device: int, words: np.ndarray[Any, Any]) -> Memory:
+        """Return memory with a copy of an array, for work on the device's own stream."""
         memory = self.allocate(device, words.nbytes)
         self._call("cuMemcpyHtoDAsync", memory.address, words.ctypes.data, words.nbytes, self._handle(device))
         return memory
 
-    def copy(self, device: int, target: int, source_device: int, source: int, nbytes: int) -> None:
-        self._copy(device, device, target, source_device, source, nbytes)
+    def copy(self, device: int, to: int, target: int, by: int, source: int, nbytes: int) -> None:
+        """Copy on a device's own stream, to memory of a device from memory of another.
 
-    def copy_out(self, device: int, target_device: int, target: int, source: int, nbytes: int) -> None:
-        self._copy(device, target_device, target, device, source, nbytes)
+        Args:
+            device: one of the two.
+            to: the device that ``target`` lies on, or `steps.HOST`.
+            target: where the bytes go.
+            by: the device that ``source`` lies on, or `steps.HOST`.
+            source: where they lie.
+            nbytes: how many they are.
+        """
+        stream = self._handle(device)
+        if to == HOST:
+            self._call("cuMemcpyDtoHAsync", target, source, nbytes, stream)
+        elif by == HOST:
+            self._call("cuMemcpyHtoDAsync", target, source, nbytes, stream)
+        elif to == by:
+            self._call("cuMemcpyDtoDAsync", target, source, nbytes, stream)
+        else:
+            contexts = [self._current.make(each).context.handle for each in (to, by)]
+            self._current.make(device)
+            self._call("cuMemcpyPeerAsync", target, contexts[0], source, contexts[1], nbytes, stream)
 
     def copy_rows(
         self, device: int, target: int, target_pitch: int, source: int, source_pitch: int, width: int, count: int
     ) -> None:
+        """Copy ``count`` rows of ``width`` bytes within a device's memory, on its own stream.
+
+        The pitches are the bytes from one row to the next.
+        """
         how = self._driver.CUDA_MEMCPY2D()
         how.dstMemoryType = how.srcMemoryType = self._driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
         how.dstDevice, how.dstPitch = target, target_pitch
@@ -246,9 +280,15 @@ class CudaCore:
         self._call("cuMemcpy2DAsync", how, self._handle(device))
 
     def is_loaded(self, device: int, form: Form) -> bool:
+        """Return whether a kernel can be launched at once."""
         return (device, form) in self._kernels
 
     def load(self, device: int, form: Form) -> None:
+        """Compile a kernel for a device and load it; it takes a few tenths of a second, in any thread.
+
+        Raises:
+            ImportError: what compiles or launches kernels is not installed.
+        """
         # None of it needs a current device, or that nobody enqueues.
         if self.is_loaded(device, form):
             return
@@ -261,6 +301,7 @@ class CudaCore:
         self._kernels[device, form] = machine_code(self._core, program.ptx, (major, minor)).get_kernel(program.name)
 
     def launcher(self, device: int, form: Form, work: int) -> Callable[..., None]:
+        """Return what launches a loaded kernel on the device's own stream, with threads for so much work."""
         shape = self._shape(blocks(work))
         stream, kernel, start = self.stream(device).stream, self._kernels[device, form], self._launch
 
@@ -272,6 +313,7 @@ class CudaCore:
         return launch
 
     def reaches(self, device: int, other: int) -> bool:
+        """Return whether kernels on a device can read the other's memory; from then on they do."""
         if device == other:
             return True
         if (device, other) not in self._reaches:
@@ -298,21 +340,6 @@ class CudaCore:
         access.flags = self._driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         pool = self._call("cuDeviceGetMemPool", of.device_id)
         return int(self._driver.cuMemPoolSetAccess(pool, [access], 1)[0]) == 0
-
-    def _copy(self, carrier: int, to: int, target: int, source_device: int, source: int, nbytes: int) -> None:
-        stream = self._handle(carrier)
-        if to == HOST:
-            self._call("cuMemcpyDtoHAsync", target, source, nbytes, stream)
-            return
-        if source_device == HOST:
-            self._call("cuMemcpyHtoDAsync", target, source, nbytes, stream)
-            return
-        if to == source_device:
-            self._call("cuMemcpyDtoDAsync", target, source, nbytes, stream)
-            return
-        contexts = {device: self._current.make(device).context.handle for device in (to, source_device)}
-        self._current.make(carrier)
-        self._call("cuMemcpyPeerAsync", target, contexts[to], source, contexts[source_device], nbytes, stream)
 
     def _handle(self, device: int) -> Any:
         self._current.make(device)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from aiodist._arrays import gpus
 from aiodist._arrays.frameworks import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM, TYPES
 from aiodist._gpu import enqueue
-from aiodist._gpu.driver import Driver, Stream
+from aiodist._gpu.cuda_core import CudaCore, DeviceStream
 
 T = TypeVar("T")
 
@@ -62,13 +62,13 @@ def call_on(device: str, callers: frozenset[int], fn: Callable[..., T], *args: A
         return fn(*args)
 
 
-def _of_cupy(cupy: Any, stream: Stream, ordinal: int) -> Any:
+def _of_cupy(cupy: Any, stream: DeviceStream, ordinal: int) -> Any:
     """Return a stream as CuPy's; from its version 14 on it takes any object that says which stream it is."""
     take = getattr(cupy.cuda.Stream, "from_external", None)
     return cupy.cuda.ExternalStream(int(stream.handle), ordinal) if take is None else take(stream.stream)
 
 
-def _stream(device: str, ordinal: int, callers: frozenset[int], stack: ExitStack) -> Stream | None:
+def _stream(device: str, ordinal: int, callers: frozenset[int], stack: ExitStack) -> DeviceStream | None:
     """Return the replica's stream, which waits for the caller's, and on the way out they for it."""
     try:
         driver = enqueue.queue().driver
@@ -82,7 +82,7 @@ def _stream(device: str, ordinal: int, callers: frozenset[int], stack: ExitStack
     return own
 
 
-def _order(driver: Driver, first: Sequence[Stream], then: Sequence[Stream]) -> None:
+def _order(driver: CudaCore, first: Sequence[DeviceStream], then: Sequence[DeviceStream]) -> None:
     """Let streams wait for what others have been given so far."""
     with enqueue.enqueuing, driver.using():
         for stream in first:

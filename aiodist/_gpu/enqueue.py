@@ -12,8 +12,7 @@ from functools import cache
 from threading import RLock
 from typing import Any, Final
 
-from aiodist._gpu.cuda_core import CudaCore
-from aiodist._gpu.driver import Driver, Event, Stream
+from aiodist._gpu.cuda_core import CudaCore, DeviceEvent, DeviceStream
 from aiodist._gpu.schedule import Batch, Bound, Schedule
 from aiodist._gpu.steps import Move
 
@@ -28,7 +27,7 @@ class Completion:
         keeps: what must live until it is done: inputs, results, tables, scratch memory.
     """
 
-    def __init__(self, driver: Driver, events: list[Event], keeps: list[Any]) -> None:
+    def __init__(self, driver: CudaCore, events: list[DeviceEvent], keeps: list[Any]) -> None:
         self._driver = driver
         self._events = events
         self.keeps = keeps
@@ -57,7 +56,7 @@ class Queue:
         known: what callers have worked out for this driver; theirs to use.
     """
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: CudaCore) -> None:
         self.driver = driver
         self.known: dict[Any, Any] = {}
         self._bound: dict[tuple[Schedule, Sequence[int]], Bound] = {}
@@ -79,7 +78,7 @@ class Queue:
             self.driver.load(device, form)
 
     def run(
-        self, schedule: Schedule, streams: Iterable[Stream], keeps: list[Any], begins: tuple[int, ...] = (0,)
+        self, schedule: Schedule, streams: Iterable[DeviceStream], keeps: list[Any], begins: tuple[int, ...] = (0,)
     ) -> Completion:
         """Enqueue a schedule; its kernels are loaded.
 
@@ -107,7 +106,7 @@ class Queue:
                     del self._bound[next(iter(self._bound))]
         return found
 
-    def _enqueue(self, bound: Bound, streams: Iterable[Stream], keeps: list[Any]) -> Completion:
+    def _enqueue(self, bound: Bound, streams: Iterable[DeviceStream], keeps: list[Any]) -> Completion:
         driver = self.driver
         own = [driver.stream(device) for device in bound.devices]
         others = [stream for stream in streams if stream not in own]

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
-from aiodist._gpu.driver import Memory
-
 _LEAST: Final = 1 << 12
+
+
+class Memory(Protocol):
+    """Memory for as long as this object lives, and the work that was enqueued before its end."""
+
+    @property
+    def address(self) -> int:
+        """Where it begins."""
+        ...
 
 
 class HostMemory:

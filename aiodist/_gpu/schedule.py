@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiodist._gpu import steps
-from aiodist._gpu.driver import Driver, Memory
+from aiodist._gpu.cuda_core import CudaCore
+from aiodist._gpu.pinned import Memory
 from aiodist._gpu.steps import Copy, Job, Launch, Meet, Move, Moving, Rows, Together
 from aiodist_kernels.cuda import forms
 from aiodist_kernels.cuda.forms import Form, Leaf
@@ -84,7 +85,7 @@ class Schedule:
         kernels: what its launches need, each with a device.
     """
 
-    def __init__(self, driver: Driver, batches: Sequence[Batch], then: Sequence[Move], arrays: int) -> None:
+    def __init__(self, driver: CudaCore, batches: Sequence[Batch], then: Sequence[Move], arrays: int) -> None:
         self._driver = driver
         self._arrays = arrays
         self._scratch: list[tuple[int, int]] = []
@@ -180,14 +181,12 @@ class Schedule:
     def _copy(self, copy: Copy) -> Bind:
         """Return a copy without gaps."""
         (to, to_offset), (by, by_offset) = _split(copy.target.address), _split(copy.source.address)
-        device, nbytes, source, target = copy.device, copy.nbytes, copy.source.device, copy.target.device
-        fetch, send = self._driver.copy, self._driver.copy_out
+        carry, device, nbytes = self._driver.copy, copy.device, copy.nbytes
+        target, source = copy.target.device, copy.source.device
 
         def bind(begins: Sequence[int], *_: object) -> Call:
             there, here = begins[to] + to_offset, begins[by] + by_offset
-            if target == device:
-                return partial(fetch, device, there, source, here, nbytes)
-            return partial(send, device, target, there, here, nbytes)
+            return partial(carry, device, target, there, source, here, nbytes)
 
         return bind
 
@@ -207,7 +206,7 @@ def _split(address: int) -> tuple[int, int]:
     return address >> _OFFSET, address & ((1 << _OFFSET) - 1)
 
 
-def meet(driver: Driver, devices: Sequence[int]) -> None:
+def meet(driver: CudaCore, devices: Sequence[int]) -> None:
     """Let each device's stream wait for what the others' have been given so far."""
     events: dict[int, Any] = {device: driver.record(driver.stream(device)) for device in devices}
     for device in devices:

@@ -42,7 +42,7 @@ def idle_driver() -> Any:
     nothing, memory = nullcontext(), SimpleNamespace(address=1 << 12)
     methods = {
         **dict.fromkeys(("stream", "foreign_stream"), lambda device, *_: device),
-        **dict.fromkeys(("used_stream", "record", "release", "wait", "copy", "copy_out"), lambda *_: None),
+        **dict.fromkeys(("used_stream", "record", "release", "wait", "copy"), lambda *_: None),
         **dict.fromkeys(("is_done", "is_loaded", "reaches"), lambda *_: True),
         "using": lambda: nothing,
         "upload": lambda *_: memory,

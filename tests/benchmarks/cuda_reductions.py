@@ -46,7 +46,7 @@ from tests.benchmarks.timing import GIB, KIB, MIB, in_units, table
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from aiodist._gpu.driver import Memory
+    from aiodist._gpu.pinned import Memory
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 SINGLE = np.dtype(np.float32)
@@ -318,7 +318,7 @@ def copy_speed(gpu: Gpu, nbytes: int) -> float:
 
     def copy(_: int) -> None:
         with gpu.driver.using():
-            gpu.driver.copy(0, target.address, 0, source.address, nbytes)
+            gpu.driver.copy(0, 0, target.address, 0, source.address, nbytes)
 
     return 2 * nbytes / min(gpu.measure(copy, 20)[1] for _ in range(3))
 

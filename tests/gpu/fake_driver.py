@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aiodist._gpu.cuda_core import CudaCore, DeviceEvent
 from aiodist._gpu.steps import HOST
 from tests.kernels.cuda import on_host
 
@@ -37,7 +38,7 @@ class Mark:
 
 
 @dataclass(eq=False)
-class FakeEvent:
+class FakeEvent(DeviceEvent):
     """An event; who waits for it waits for the record that was its last by then."""
 
     mark: Mark
@@ -56,7 +57,7 @@ class FakeMemory:
 
 
 @dataclass
-class FakeDriver:
+class FakeDriver(CudaCore):
     """Work waits in its streams until somebody drains them, or waits for an event.
 
     Args:
@@ -122,25 +123,25 @@ class FakeDriver:
         self.queues[stream].append(reach)
         return event
 
-    def release(self, event: FakeEvent) -> None:
+    def release(self, event: Any) -> None:
         assert not event.released
         event.released = True
         self.spare.append(event)
 
-    def wait(self, stream: Any, event: FakeEvent) -> None:
+    def wait(self, stream: Any, event: Any) -> None:
         assert self.entered
         assert not event.released
         mark = event.mark
         self.log.append(("wait", stream, mark))
         self.queues[stream].append(lambda: mark.done)
 
-    def is_done(self, event: FakeEvent) -> bool:
+    def is_done(self, event: Any) -> bool:
         assert not event.released
         if self.eager:
             self.drain()
-        return event.mark.done
+        return bool(event.mark.done)
 
-    def wait_for(self, event: FakeEvent) -> None:
+    def wait_for(self, event: Any) -> None:
         assert not event.released
         self.host_waits += 1
         self.waited_for.set()
@@ -168,11 +169,13 @@ class FakeDriver:
         self._enqueue(("upload", device), device, lambda: ctypes.memmove(address, given, len(given)))
         return memory
 
-    def copy(self, device: int, target: int, source_device: int, source: int, nbytes: int) -> None:
-        self._copy(("copy", device, source_device), device, target, device, source, source_device, nbytes)
+    def copy(self, device: int, to: int, target: int, by: int, source: int, nbytes: int) -> None:
+        def work() -> None:
+            self._check(to, target, nbytes, exactly=True)
+            self._check(by, source, nbytes, exactly=True)
+            ctypes.memmove(target, source, nbytes)
 
-    def copy_out(self, device: int, target_device: int, target: int, source: int, nbytes: int) -> None:
-        self._copy(("copy", target_device, device), device, target, target_device, source, device, nbytes)
+        self._enqueue(("copy", to, by), device, work)
 
     def copy_rows(
         self, device: int, target: int, target_pitch: int, source: int, source_pitch: int, width: int, count: int
@@ -240,16 +243,6 @@ class FakeDriver:
         assert self.entered
         self.log.append(entry)
         self.enqueue(self.stream(device), work)
-
-    def _copy(
-        self, entry: Any, carrier: int, target: int, target_device: int, source: int, source_device: int, nbytes: int
-    ) -> None:
-        def work() -> None:
-            self._check(target_device, target, nbytes, exactly=True)
-            self._check(source_device, source, nbytes, exactly=True)
-            ctypes.memmove(target, source, nbytes)
-
-        self._enqueue(entry, carrier, work)
 
     def _check(self, device: int, address: int, nbytes: int, *, exactly: bool = False) -> None:
         for start, (size, owner) in self.regions.copy().items():  # the collector may free some meanwhile

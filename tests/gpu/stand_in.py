@@ -1,9 +1,8 @@
-"""The real driver room, cuda.core and all, on a library that stands in for the CUDA driver's; see libcuda.c.
+"""The real driver module, cuda.core and all, on a library that stands in for the CUDA driver's; see libcuda.c.
 
     LD_LIBRARY_PATH=FOLDER python -m tests.gpu.stand_in          # FOLDER holds what `build` made
 
-prints one JSON object: for each job the traceback of what went wrong, or null. What is not tried this way is the
-hardware, its timing, and what the CUDA driver refuses that the stand-in does not.
+What is not tried this way is the hardware, its timing, and what the CUDA driver refuses that the stand-in does not.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -40,11 +38,8 @@ from tests.benchmarks.timing import KIB
 from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, assert_same_bits
 from tests.kernels.cuda import on_host
-from tests.project.apart import report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from aiodist_kernels.cuda.forms import Form
 
 SINGLE = np.dtype(np.float32)
@@ -147,8 +142,8 @@ def through_the_host(driver: Loading) -> None:
     source, target = driver.put(0, values), driver.put(1, np.zeros_like(values))
     with driver.using():
         host = driver.host_memory(values.nbytes)
-        driver.copy_out(0, HOST, host.address, source.address, values.nbytes)
-        driver.copy(1, target.address, HOST, host.address, values.nbytes)
+        driver.copy(0, HOST, host.address, 0, source.address, values.nbytes)
+        driver.copy(1, 1, target.address, HOST, host.address, values.nbytes)
     assert_same_bits(read(host, values), values)
     assert_same_bits(read(target, values), values)
 
@@ -251,25 +246,22 @@ def arrays_of_numba(driver: Loading) -> None:
     assert not driver.errors, driver.errors[0]
 
 
-def jobs() -> dict[str, Callable[[Loading], None]]:
-    """Return all there is to try, by name."""
-    found: dict[str, Callable[[Loading], None]] = {}
+def main() -> None:
+    """Try everything."""
+    driver = Loading()
     for devices in ([0, 0], [0, 1], [1, 0, 1]):
-        for op, dtype, sizes in (
-            (ReduceOp.SUM, SINGLE, [1000]),
-            (ReduceOp.MEAN, BFLOAT16, [70, 1, 4099]),
-            (ReduceOp.SUM, np.dtype(np.int32), [400_000]),
-        ):
-            name = f"{op.name} {dtype} {sizes} on {devices}"
-            found[name] = partial(reduced, op=op, dtype=dtype, devices=devices, sizes=sizes)
-    found["SUM of 21"] = partial(reduced, op=ReduceOp.SUM, dtype=SINGLE, devices=[0] * 21, sizes=[50])
-    for job in (copies_of_rows, through_the_host, arrays_of_numba, peers_reach_our_memory, benchmark):
-        found[job.__name__] = job
-    for job in (nothing_is_left, current_device_stays):
-        found[job.__name__] = job
-    return found
+        reduced(driver, ReduceOp.SUM, SINGLE, devices, [1000])
+        reduced(driver, ReduceOp.MEAN, BFLOAT16, devices, [70, 1, 4099])
+        reduced(driver, ReduceOp.SUM, np.dtype(np.int32), devices, [400_000])
+    reduced(driver, ReduceOp.SUM, SINGLE, [0] * 21, [50])
+    copies_of_rows(driver)
+    through_the_host(driver)
+    arrays_of_numba(driver)
+    peers_reach_our_memory(driver)
+    benchmark(driver)
+    nothing_is_left(driver)
+    current_device_stays(driver)
 
 
 if __name__ == "__main__":
-    the_driver = Loading()
-    report({name: partial(job, the_driver) for name, job in jobs().items()})
+    main()

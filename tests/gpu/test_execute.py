@@ -194,7 +194,7 @@ def test_other_rule_or_other_moves_of_the_same_memory_are_other_work() -> None:
     ones = rule_for(ReduceOp.MAX, DTYPES[0])
     for rule, then in ((problem.rule, []), (ones, []), (ones, [Move(other, out)])):
         before = len(queue._bound)
-        queue.run(queue.schedule([Batch(rule, [job])], then), [("s", 0)], problem.keeps).wait()
+        queue.run(queue.schedule([Batch(rule, [job])], then), [driver.stream(0)], problem.keeps).wait()
         assert len(queue._bound) == before + 1
 
 

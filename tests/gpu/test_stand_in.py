@@ -1,32 +1,24 @@
-"""The real driver room through cuda.core, on a library that stands in for the driver's, in a process of its own."""
+"""The real driver module through cuda.core, on a library that stands in for the driver's, in a process of its own."""
 
 from __future__ import annotations
 
-import importlib.util
+import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.gpu import stand_in
-from tests.project.apart import Outcomes, outcomes_of, pass_or_fail
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.project.paths import ROOT, environment
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """What each job came to."""
-    folder: Path = tmp_path_factory.mktemp("driver")
-    if sys.platform != "linux" or importlib.util.find_spec("cuda") is None:
-        pytest.skip("cuda.core is not installed")
-    if not stand_in.build(folder):
+@pytest.mark.skipif(sys.platform != "linux", reason="the stand-in is a library for Linux")
+@pytest.mark.timeout(600)
+def test_driver_works_on_a_stand_in(tmp_path: Path) -> None:
+    pytest.importorskip("cuda.core", reason="cuda.core is not installed")
+    if not stand_in.build(tmp_path):
         pytest.skip("there is no compiler for C")
-    return outcomes_of("tests.gpu.stand_in", LD_LIBRARY_PATH=str(folder))
-
-
-@pytest.mark.timeout(600)  # the first of them waits for the process
-@pytest.mark.parametrize("job", stand_in.jobs())
-def test_driver_room_works_on_a_stand_in(job: str, outcomes: Outcomes) -> None:
-    pass_or_fail(outcomes[job])
+    command = [sys.executable, "-m", "tests.gpu.stand_in"]
+    variables = environment() | {"LD_LIBRARY_PATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

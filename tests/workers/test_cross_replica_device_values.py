@@ -18,6 +18,7 @@ from aiodist import (
     ReduceOp,
     ReplicaContext,
 )
+from aiodist._gpu.steps import HOST
 from tests.gpu.conftest import Machine, PlantedArray, plant
 from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, assert_same_bits
@@ -205,15 +206,15 @@ async def test_call_that_is_refused_on_one_worker_fails_on_all(
 async def test_copy_down_that_fails_on_one_worker_fails_on_all(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = planted(plant)
     job = DeviceJob(machine, 1, 2)
-    copy_out, left = machine.driver.copy_out, [1]
+    copy, left = machine.driver.copy, [1]
 
     def fail_once(*arguments: Any) -> None:
-        if left:
+        if left and arguments[1] == HOST:
             left.pop()
             raise RuntimeError("the CUDA driver's cuMemcpyDtoHAsync failed: planted")
-        copy_out(*arguments)
+        copy(*arguments)
 
-    monkeypatch.setattr(machine.driver, "copy_out", fail_once)
+    monkeypatch.setattr(machine.driver, "copy", fail_once)
 
     async def one(strategy: Any) -> Any:
         value = per_replica(job, machine, job.strategies.index(strategy), [np.ones(4, SINGLE)] * 3)
