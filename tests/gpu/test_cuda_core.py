@@ -1,4 +1,4 @@
-"""What can be known of the real driver without a GPU: the names are there, and kernels become machine code."""
+"""What can be known of the driver without a GPU: kernels become machine code, and what is missing is told."""
 
 from __future__ import annotations
 
@@ -15,31 +15,6 @@ from aiodist_kernels.cuda.forms import form_for
 from aiodist_kernels.rules import rule_for
 
 ELF = b"\x7fELF"
-
-
-def test_cuda_core_has_the_names_that_the_driver_uses() -> None:
-    core = pytest.importorskip("cuda.core", reason="cuda.core is not installed")
-    driver = pytest.importorskip("cuda.bindings.driver")
-    for owner, names in {
-        core: ["Device", "Stream", "EventOptions", "ObjectCode", "Linker", "LinkerOptions", "LaunchConfig", "launch"],
-        core.Device: ["set_current", "create_stream", "allocate", "can_access_peer", "compute_capability", "context"],
-        core.Stream: ["from_handle", "record", "wait", "handle"],
-        core.Event: ["is_done", "sync"],
-        core.Linker: ["link"],
-        core.ObjectCode: ["from_ptx", "get_kernel"],
-        driver: [
-            *("cuCtxGetCurrent", "cuCtxSetCurrent", "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync", "cuMemcpyPeerAsync"),
-            *("cuMemcpyDtoHAsync", "cuMemHostAlloc", "CU_MEMHOSTALLOC_PORTABLE"),
-        ],
-        driver.CUDA_MEMCPY2D: [
-            *("dstMemoryType", "dstDevice", "dstPitch", "srcMemoryType", "srcDevice", "srcPitch"),
-            *("WidthInBytes", "Height"),
-        ],
-    }.items():
-        assert [name for name in names if not hasattr(owner, name)] == []
-    core.EventOptions(blocking_sync=True)
-    core.LinkerOptions(arch="sm_90")
-    assert all(hasattr(driver, name) for name in ("cuCtxEnablePeerAccess", "cuMemcpy2DAsync", "CUmemorytype"))
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
