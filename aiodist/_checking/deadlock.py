@@ -27,8 +27,7 @@ from aiodist._core.text import ids, on_a_screen, shown
 from aiodist._runtime.inspection import WaitGraph, look_at_loop
 from aiodist._runtime.scheduler import Run
 from aiodist._runtime.stacks import links
-from aiodist._runtime.suspension import driven
-from aiodist._runtime.waits import Awaited
+from aiodist._runtime.suspension import Awaited, driven
 
 _UNWINDING_SECONDS = 5.0
 _MOST_LINES = 16

@@ -2,7 +2,6 @@
 
 Modules, in order; each imports only from those above it and from lower floors:
 
-- `waits`: what a task waits for, as a value.
 - `current`: whose context this is: a replica's, cross-replica, or none.
 - `stacks`: where a coroutine is suspended, and by which callers a call came.
 - `cancellation`: why a task is cancelled, and what exception it is handling.

@@ -13,12 +13,12 @@ import asyncio
 import gc
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from functools import cached_property
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiodist._core.ledger import Ledger, Member, Replica
 from aiodist._core.report import Location
@@ -26,8 +26,7 @@ from aiodist._core.text import ids_briefly, place
 from aiodist._core.waitgraph import shortest_cycle, stuck
 from aiodist._runtime.current import current
 from aiodist._runtime.stacks import Link, drives_replica, is_plumbing, links
-from aiodist._runtime.suspension import Suspension, coroutine_of, suspension_of, task_text
-from aiodist._runtime.waits import Awaited, Look
+from aiodist._runtime.suspension import Awaited, Suspension, coroutine_of, suspension_of, task_text
 
 _DEEPEST = 2
 _LARGEST = 64
@@ -453,6 +452,20 @@ def _whom_of(edge: Edge) -> str:
 # Looking at a run.
 
 _MOST_REPLICAS = 128
+
+
+class Look(NamedTuple):
+    """What a look at the tasks of a run has found, in words.
+
+    Attributes:
+        waits: by replica id, what those wait for that are not in a collective.
+        circle: the circle of waits; empty where there is none.
+        calls: by replica id, where its child tasks are suspended, each with a sentence that says so.
+    """
+
+    waits: Mapping[int, str]
+    circle: str
+    calls: Mapping[int, tuple[tuple[Location, str], ...]]
 
 
 def look_at_run(ledger: Ledger) -> Look:

@@ -12,9 +12,11 @@ _MOST_NOTES = 4
 _SCHEDULER = "aiodist._runtime.scheduler"
 
 
-def note_of_failure(ledger: Ledger, replica: Replica, device: str) -> str:
-    """Say which replica failed, and where the others were waiting at that moment."""
+def note_of_failure(ledger: Ledger, replica: Replica, device: str, *, first: bool) -> str:
+    """Say which replica failed, and of the first that did where the others were waiting at that moment."""
     note = f"replica {replica.id} of {ledger.root.size} on {device}"
+    if not first:
+        return note
     waits = next((text for slot in ledger.open_slots() if (text := _who_waits(slot, replica.id))), None)
     return note if waits is None else f"{note}; {waits}"
 

@@ -35,6 +35,7 @@ import inspect
 import itertools
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
 from types import FrameType
@@ -76,7 +77,6 @@ from aiodist._runtime.requests import Request
 from aiodist._runtime.span import Span
 from aiodist._runtime.stacks import all_callers, await_chain, drives_tasks, is_plumbing, lines_here, nearest_callers
 from aiodist._runtime.stall import PROOF_SECONDS, StallWatch, watch_here
-from aiodist._runtime.waits import Look
 
 Call = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
 
@@ -89,35 +89,23 @@ _MOST_LINES = 20
 _JOIN = PlainCall("join")
 
 
+@dataclass(slots=True, eq=False)
 class _State:
-    """What a run knows of one replica beside its collectives.
+    """What a run knows of one replica beside its collectives."""
 
-    Attributes:
-        awaitable: what it runs: its function's coroutine, while that is under way.
-        returned: what its function returned, with the frame that it returned from, where that is known.
-        cancelled_in: the files and lines that it was at when it was cancelled out of a collective, innermost first.
-        cancelled_by: why it was, where that is known.
-        told: the error that ended the run has been raised in it.
-    """
-
-    __slots__ = ("awaitable", "cancelled_by", "cancelled_in", "returned", "told")
-
-    def __init__(self) -> None:
-        self.awaitable: Any = None
-        self.returned: tuple[Any, FrameType | None] | None = None
-        self.cancelled_in: tuple[tuple[str, int], ...] = ()
-        self.cancelled_by = ""
-        self.told = False
+    awaitable: Any = None  # its function's coroutine, while that is under way
+    returned: tuple[Any, FrameType | None] | None = None  # with the frame that it returned from, where that is known
+    cancelled_in: tuple[tuple[str, int], ...] = ()  # out of a collective: files and lines, innermost first
+    cancelled_by: str = ""  # why, where that is known
+    told: bool = False  # the error that ended the run has been raised in it
 
 
+@dataclass(slots=True, eq=False)
 class _Trouble:
     """A doomed group that is not judged yet: how few of its members had not settled at best, and until when to wait."""
 
-    __slots__ = ("fewest", "until")
-
-    def __init__(self) -> None:
-        self.fewest: int | None = None
-        self.until: float | None = None
+    fewest: int | None = None
+    until: float | None = None
 
 
 class Run:
@@ -130,22 +118,6 @@ class Run:
         options: the strategy's, with the run's own over them.
         first: the id of the first replica.
         total: how many replicas there are over all workers; None for these alone.
-
-    Attributes:
-        ledger: the order check.
-        closed: nothing completes any more: the run has failed.
-        over: all its tasks have ended, be it that some never began.
-        error: what the order check found.
-        loop: the event loop.
-        handle: the class of handles.
-        threads: make results that would hold up the loop.
-        thread: the loop's thread.
-        now: tells the time, on the event loop's clock.
-        has_options: it has options, which collectives begin with.
-        has_groups: replicas have made groups beside the run's own.
-        span: carries matched collectives to other workers; None where there are none.
-        observer: is notified of what happens; None without one.
-        callers: returns the callers of a frame that are noted: the nearest, or all where they are compared.
     """
 
     def __init__(
@@ -164,25 +136,25 @@ class Run:
         self.first = first
         self.ledger = Ledger(range(first, first + len(devices)), order_check, total=total, slot_type=Rendezvous)
         self.callers = all_callers if order_check is OrderCheck.CALL_PATH else nearest_callers
-        self.closed = self.over = False
-        self.error: CollectiveError | None = None
+        self.closed = False  # nothing completes any more: the run has failed
+        self.over = False  # all its tasks have ended, be it that some never began
+        self.error: CollectiveError | None = None  # what the order check found
         self.loop: Any = None
         self.handle: type[CollectiveHandle[Any]] = CollectiveHandle
-        self.threads: Any = None
-        self.thread = 0
-        self.has_groups = False
-        self.span: Span | None = None
+        self.threads: Any = None  # make results that would hold up the loop
+        self.thread = 0  # the loop's
+        self.has_groups = False  # beside the run's own
+        self.span: Span | None = None  # carries matched collectives to other workers; None where there are none
         self.observer: Observer | None = None
         self.has_options = options != CommunicationOptions()
         self._states = [_State() for _ in devices]
         self._echo: CollectiveError | None = None
         self._troubles: dict[Group, _Trouble] = {}
-        self._deadlines: list[tuple[float, int, Rendezvous]] = []
+        self._timers: list[tuple[float, int, Rendezvous | None, Callable[[], object]]] = []
         self._count = itertools.count()
         self._alarm: float | None = None
         self._blocks = 0
-        self._looking = False
-        self._look_at: float | None = None
+        self._looking = self._looks_again = False
         self._not_before = 0.0
         self._quiet: tuple[tuple[int, ...], float] | None = None
         self._cycle_until: float | None = None
@@ -191,7 +163,7 @@ class Run:
         """Bind the run to the event loop, and the thread, in which its replicas run."""
         self.loop, self.threads, self.thread = loop, threads, thread
         self.handle = loop.handle
-        self.now = loop.clock
+        self.now = loop.clock  # tells the time
         self._wake = loop.wake
         self._wakes_later = loop.wakes_later
 
@@ -202,9 +174,14 @@ class Run:
 
     @property
     def clock(self) -> Callable[[], float]:
-        """Tells the time on the event loop's clock, in seconds, in small steps."""
+        """Tells the time as ``now`` does, in seconds, in small steps."""
         clock: Callable[[], float] = self.loop.fine_clock
         return clock
+
+    @property
+    def ending(self) -> bool:
+        """Whether it has failed, or is cancelled, or the task that runs now is."""
+        return self.closed or bool(self.loop.ending)
 
     def state_of(self, member: Member) -> _State:
         """Return what is known of a replica."""
@@ -241,8 +218,7 @@ class Run:
         deadline = slot.started + seconds
         if slot.deadline is None or deadline < slot.deadline:
             slot.deadline = deadline
-            heapq.heappush(self._deadlines, (deadline, next(self._count), slot))
-            self._set_alarm(deadline)
+            self._call_at(deadline, partial(self._expire, slot), slot)
 
     def carry_out(self, slot: Rendezvous, last: int) -> None:
         """Take a collective on that all replicas of this process have posted alike."""
@@ -255,7 +231,9 @@ class Run:
         try:
             work = slot.compute(self.devices_of)
             if work is not None:
-                self._compute_in_threads(slot, work)
+                slot.under_way = True
+                slot.deadline = None  # nobody is missing: it can be neither late nor abandoned
+                self.threads.carry_out(work, partial(self._finish_work, slot))
                 return
         except Exception as error:  # noqa: BLE001  (whatever it is, it is for those who wait)
             slot.fail(error)
@@ -271,24 +249,12 @@ class Run:
         """Whether a group's collectives are the span's: it has members on other workers, or the span takes all."""
         return self.span is not None and (self.span.takes_all or group.size != len(group.members))
 
-    def _compute_in_threads(self, slot: Rendezvous, work: Work) -> None:
-        """Let worker threads make the result. Nobody is missing: the slot can be neither late nor abandoned."""
-        slot.under_way = True
-        slot.deadline = None
-        self.threads.carry_out(work, partial(self._finish_work, slot))
-
     def _finish_work(self, slot: Rendezvous, result: Any, error: BaseException | None) -> None:
         slot.under_way = False
         self.complete(slot, result, error)
 
     def complete(self, slot: Rendezvous, result: Any, error: BaseException | None) -> None:
-        """Complete a collective with what came out of it, or with what went wrong, and wake those who wait.
-
-        Args:
-            slot: the collective.
-            result: one for all replicas, or a list by position, as its executor has it.
-            error: what went wrong.
-        """
+        """Complete a collective with its result, for all or by position, or its error; wake those who wait."""
         if slot.complete:
             return
         if error is None:
@@ -328,18 +294,13 @@ class Run:
         self.complete(slot, results, error)
 
     def join(self, me: Participant, code: Any, offset: int) -> CollectiveHandle[Any]:
-        """Let a replica join; return the handle to await.
-
-        Raises:
-            ReplicaContextError: it has joined already.
-        """
+        """Let a replica join; return the handle to await."""
         member = me.member
         group = member.group
         matched = group.join(member, _JOIN, code, offset)
         slot: Any = group.joining
         if slot.request is None:
-            slot.request = JOIN
-            slot.started = self.now()
+            slot.request, slot.started = JOIN, self.now()
         slot.values = [member.rank]
         handle = fill_in(self.handle(), me, slot)
         if self.observer is not None:
@@ -357,10 +318,8 @@ class Run:
     def finish_join(self, slot: Rendezvous, number: int, last: int) -> None:
         """Let all replicas go on behind a join, which takes that number and gives the id of the last that joined."""
         slot.group.finish_join(slot, number)
-        slot.shared = True
+        slot.take(last, shared=True)
         slot.last = -1
-        slot.result = last
-        slot.plain = True
         self._complete(slot)
         self.loop.call_soon(partial(self.release, slot))
 
@@ -419,12 +378,15 @@ class Run:
             self._judge(group)
         elif trouble.fewest is None or unsettled < trouble.fewest:
             trouble.fewest = unsettled
-            trouble.until = self.now() + _SETTLE_SECONDS
-            self._set_alarm(trouble.until)
+            trouble.until = until = self.now() + _SETTLE_SECONDS
+            self._call_at(until, lambda: self._judge_after_turns(group) if trouble.until == until else None)
 
     def _judge_after_turns(self, group: Group, turns: int = _TURNS) -> None:
         """Judge a group after some turns of the loop, unless a replica settles in them, or the run is over."""
-        if self.closed or self.over or self._troubles[group].until is not None:
+        trouble = self._troubles[group]
+        if turns == _TURNS:
+            trouble.until = None
+        if self.closed or self.over or trouble.until is not None:
             return
         if turns:
             self.loop.call_soon(partial(self._judge_after_turns, group, turns - 1))
@@ -510,37 +472,28 @@ class Run:
 
     # Timers.
 
-    def _set_alarm(self, at: float) -> None:
-        if not self.closed and (self._alarm is None or at < self._alarm):
-            self._alarm = at
-            self.loop.call_at(at, self._ring)
+    def _call_at(self, at: float, fn: Callable[[], object], slot: Rendezvous | None = None) -> None:
+        """Call a function at that time, unless it is a collective's deadline that does not count any more."""
+        heapq.heappush(self._timers, (at, next(self._count), slot, fn))
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        if self._timers and not self.closed and (self._alarm is None or self._timers[0][0] < self._alarm):
+            self._alarm = self._timers[0][0]
+            self.loop.call_at(self._alarm, self._ring)
 
     def _ring(self) -> None:
-        """Look what is due: the end of a delay, a collective's own deadline, or another look at who waits for whom."""
         self._alarm = None
         now = self.now()
-        for group, trouble in list(self._troubles.items()):
-            if self.closed:
-                return
-            if trouble.until is not None and trouble.until <= now:
-                trouble.until = None
-                self._judge_after_turns(group)
-        while self._deadlines and not self.closed:
-            at, _, slot = self._deadlines[0]
-            if slot.complete or slot.deadline != at:
-                heapq.heappop(self._deadlines)
-            elif at <= now:
-                heapq.heappop(self._deadlines)
-                self._expire(slot)
-            else:
+        while self._timers and not self.closed:
+            at, _, slot, fn = self._timers[0]
+            over = slot is not None and (slot.complete or slot.deadline != at)
+            if at > now and not over:
                 break
-        if self._look_at is not None and self._look_at <= now and not self.closed:
-            self._look_at = None
-            self._look()
-        times = [trouble.until for trouble in self._troubles.values()] + [self._look_at]
-        due = [at for at in times if at is not None] + [at for at, _, _ in self._deadlines[:1]]
-        if due:
-            self._set_alarm(min(due))
+            heapq.heappop(self._timers)
+            if not over:
+                fn()
+        self._set_alarm()
 
     def _expire(self, slot: Rendezvous) -> None:
         group = slot.group
@@ -550,6 +503,7 @@ class Run:
     # Replicas that wait for each other.
 
     def _when_quiet(self, blocks: int) -> None:
+        """Look, if nobody has begun to wait in the last turn of the loop."""
         if self.closed:
             return
         if blocks != self._blocks:
@@ -565,6 +519,7 @@ class Run:
         if self.now() < self._not_before:
             self._look_again()
             return
+        self._looks_again = False
         began = time.perf_counter()
         suspects = self.ledger.stuck()
         if suspects:
@@ -583,18 +538,18 @@ class Run:
         if suspects:
             self._look_again()
 
+    def _look_again(self) -> None:
+        running = any(replica.end is None for replica in self.ledger.replicas)  # else the end of the run tells all
+        if running and not self._looks_again:
+            self._looks_again = True
+            self._call_at(self._not_before, self._look)
+
     def _others_have_settled(self, certain: set[int]) -> bool:
         """Whether who is not on a cycle has ended, or has had the time to show where it goes."""
         if self._cycle_until is None:
             self._cycle_until = self.now() + _SETTLE_SECONDS
         running = (each.id for each in self.ledger.replicas if each.end is None)
         return certain.issuperset(running) or self.now() >= self._cycle_until
-
-    def waiting_for_good(self) -> set[int]:
-        """Return the ids of local replicas of which it is certain that they do nothing but wait for other ones."""
-        from aiodist._runtime.inspection import never_go_on  # loaded when there is something to look at
-
-        return never_go_on(self.ledger, self.loop.pending() or ())
 
     def _has_been_quiet(self) -> bool:
         """Whether no replica has got further for a second: a timer that the event loop does not show may end a wait."""
@@ -603,26 +558,27 @@ class Run:
             self._quiet = (progress, now)
         return now - self._quiet[1] >= PROOF_SECONDS
 
-    def _look_again(self) -> None:
-        if any(replica.end is None for replica in self.ledger.replicas):  # else the end of the run tells all there is
-            self._look_at = self._not_before
-            self._set_alarm(self._look_at)
+    def waiting_for_good(self) -> set[int]:
+        """Return the ids of local replicas of which it is certain that they do nothing but wait for other ones."""
+        from aiodist._runtime.inspection import never_go_on  # loaded when there is something to look at
+
+        return never_go_on(self.ledger, self.loop.pending() or ())
 
     def look_for_deadlock(self) -> None:
         """End the run where nothing has moved for a while, and it is certain that some replicas never go on."""
         if self.closed or self.ledger.troubled or self.span is not None:
             return
-        from aiodist._runtime.inspection import WaitGraph, never_go_on, tasks_here
-
-        graph = WaitGraph(tasks_here())
-        certain = never_go_on(self.ledger, self.loop.pending() or (), graph)
+        certain = self.waiting_for_good()
         waiting = {m.replica_id for slot in self.ledger.open_slots() for m in slot.group.members if m.has_posted(slot)}
         if certain & waiting:
-            circle = graph.cycle_text()
+            from aiodist._runtime.inspection import look_at_loop
+
+            graph = look_at_loop()
+            cycle = graph.cycle_text()
             text = "\n".join([
                 f"{ids(certain)} wait for each other, and nothing else can wake them",
                 *(f"  {line}" for line in graph.lines(replicas_alone=True)[:_MOST_LINES]),
-                *([f"The cycle: {circle}."] if circle else []),
+                *([f"The cycle: {cycle}."] if cycle else []),
             ])  # fmt: skip
             among = tuple(sorted(certain))
             self.fail(_error_of(self.snapshot(blocked=among, deadlocked=among, circle=text)))
@@ -631,14 +587,11 @@ class Run:
 
     def snapshot(self, **more: Any) -> Snapshot:
         """Return what every replica called and where it is, with what they wait for outside of collectives."""
-        if get_ident() == self.thread:
-            from aiodist._runtime.inspection import look_at_run  # loaded when something has gone wrong
+        from aiodist._runtime.cancellation import handled_in  # loaded when something has gone wrong
+        from aiodist._runtime.inspection import Look, look_at_run
 
-            look = look_at_run(self.ledger)
-        else:  # the event loop is blocked, and another thread asks
-            look = Look({}, "", {})
-        from aiodist._runtime.cancellation import handled_in
-
+        # where the event loop is blocked, another thread asks
+        look = look_at_run(self.ledger) if get_ident() == self.thread else Look({}, "", {})
         facts = tuple(
             ReplicaFacts(
                 replica.id,
@@ -705,18 +658,7 @@ class _InThisThread:
 
 
 def run_replicas(run: Run, calls: Sequence[Call]) -> Coroutine[Any, Any, list[Any]]:
-    """Run one function call on each replica of a run; return what they return, in replica order.
-
-    Args:
-        run: a fresh run.
-        calls: function, positional and keyword arguments, one for each replica.
-
-    Raises:
-        CollectiveError: the replicas did not meet in a collective.
-        ExceptionGroup: several replicas failed in different ways.
-        Exception: what a replica raised.
-        ReplicaContextError: no event loop that aiodist knows is running.
-    """
+    """Run one function call on each replica of a fresh run; return what they return, in replica order."""
     return _Replicas(run, calls).results()
 
 
@@ -749,7 +691,9 @@ class _Replicas:
                     for m in members
                 ]
                 run.loop.start([partial(self._drive, member) for member in members], names)
-            reported = await self._conclude()
+            if run.span is not None:
+                await run.span.finish(self._failures)
+            reported = run.conclude()
             if reported is not None or self._cancellations:
                 await checkpoint_if_cancelled()  # the caller's: on trio, a task group does not raise it
         except get_cancelled_exc_class() as cancellation:
@@ -791,11 +735,6 @@ class _Replicas:
         for slot in run.ledger.open_slots():
             slot.clear()
 
-    async def _conclude(self) -> CollectiveError | None:
-        if self._run.span is not None:
-            await self._run.span.finish(self._failures)
-        return self._run.conclude()
-
     def _attach(self, loop: AsyncioLoop | TrioLoop, observer: Observer | None) -> None:
         run = self._run
         threads = ReductionThreads(loop.call_plainly, loop.call_soon_threadsafe)
@@ -813,7 +752,9 @@ class _Replicas:
     async def _drive(self, member: Member) -> None:
         """Run one replica's function to its end, and note how it ended."""
         run = self._run
-        me = self._participant(member)
+        thread = DeviceThread(run.device_of(member.replica_id), member.replica_id, run.loop, self._threads)
+        self._threads.append(thread)
+        me = Participant(run, member, thread)
         state = run.state_of(member)
         end = ReplicaState.CANCELLED
         frame = None
@@ -829,7 +770,8 @@ class _Replicas:
                 check_awaited(result, "result")
                 state.returned = (result, frame)
                 self._results[member.position] = result
-                self._tell_unawaited(me)
+                if not run.ending:  # cancelled replicas await nothing more
+                    me.awaits.warn(member.replica_id)
                 end = ReplicaState.EXITED
         except GeneratorExit:
             run.ledger.end(member.replica, ReplicaState.FAILED)  # its task is being destroyed
@@ -849,9 +791,12 @@ class _Replicas:
         if run.threads.under_way:  # what it has not awaited: its arrays are its own again when the run is over
             await run.threads.settle()
 
-    def _tell_unawaited(self, me: Participant) -> None:
-        if not (self._run.closed or self._run.loop.ending):  # cancelled replicas await nothing more
-            me.awaits.warn(me.member.replica_id)
+    def _call(self, me: Participant) -> Any:
+        current.set(me)
+        if self._run.observer is not None:
+            self._run.observer.started(me.member)
+        fn, args, kwargs = self._calls[me.member.position]
+        return fn(*args, **kwargs)
 
     def _end(self, member: Member, end: ReplicaState) -> None:
         run = self._run
@@ -864,13 +809,6 @@ class _Replicas:
         if not run.closed:
             for group in sorted(run.ledger.troubled, key=lambda group: group.serial):
                 run.reconsider(group)
-
-    def _call(self, me: Participant) -> Any:
-        current.set(me)
-        if self._run.observer is not None:
-            self._run.observer.started(me.member)
-        fn, args, kwargs = self._calls[me.member.position]
-        return fn(*args, **kwargs)
 
     def _note(self, member: Member, error: BaseException) -> ReplicaState:
         """Note what came out of a replica's function, and return how that has ended.
@@ -893,20 +831,10 @@ class _Replicas:
             return ReplicaState.FAILED
         if id(error) not in self._known:
             self._known.add(id(error))
-            if not self._failures:
-                error.add_note(note_of_failure(run.ledger, member.replica, run.device_of(member.replica_id)))
-            else:
-                error.add_note(
-                    f"replica {member.replica_id} of {run.ledger.root.size} on {run.device_of(member.replica_id)}"
-                )
+            device = run.device_of(member.replica_id)
+            error.add_note(note_of_failure(run.ledger, member.replica, device, first=not self._failures))
         self._failures[member.replica_id] = error
         return ReplicaState.FAILED
-
-    def _participant(self, member: Member) -> Participant:
-        run = self._run
-        thread = DeviceThread(run.device_of(member.replica_id), member.replica_id, run.loop, self._threads)
-        self._threads.append(thread)
-        return Participant(run, member, thread)
 
 
 def _name(fn: Any) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import enum
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
@@ -24,7 +25,24 @@ from aiodist._core.report import Location
 from aiodist._core.text import place
 from aiodist._runtime.handle import CollectiveHandle, posted
 from aiodist._runtime.stacks import Link, await_chain, drives_replica, frames_of, is_plumbing, links
-from aiodist._runtime.waits import Awaited
+
+
+class Awaited(enum.StrEnum):
+    """What kind of thing a task waits for. Members compare equal to their lower-case names."""
+
+    COLLECTIVE = "collective"
+    LOCK = "lock"
+    CONDITION = "condition"
+    SEMAPHORE = "semaphore"
+    EVENT = "event"
+    QUEUE = "queue"
+    TASK = "task"
+    FUTURE = "future"
+    SLEEP = "sleep"
+    THREAD = "thread"
+    IO = "io"
+    UNKNOWN = "unknown"
+    NOTHING = "nothing"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
