@@ -495,13 +495,7 @@ def context_of(participant: Participant) -> ReplicaContext:
 
 
 def _out_buffers(given: Any, request: Request, leaves: Any) -> OutBuffers:
-    """Return the buffers for a result as executors take them.
-
-    Raises:
-        TypeError: a buffer is not an array, of another kind than the value, or has another dtype than the result.
-        ValueError: the structure or a shape is not the result's; a buffer is read-only, on another GPU, given for
-            two leaves, or overlaps what it may not.
-    """
+    """Return the buffers for a result as executors take them."""
     structure = request.structure
     if type(given) is ndarray:
         buffers, found = [given], None

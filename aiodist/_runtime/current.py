@@ -17,21 +17,13 @@ from aiodist._core.ledger import Group
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CrossReplica:
-    """Cross-replica context of a strategy.
-
-    Attributes:
-        strategy: the strategy.
-        size: how many components per-replica values have: in a merge function, as many as its group has replicas here.
-        group: in a merge function of a group that `new_group` made, that group.
-        lasting: `experimental_set_strategy` has made it, and not a with-block or a merge function.
-        replica: None, as this is no replica's.
-    """
+    """Cross-replica context of a strategy."""
 
     strategy: Any
-    size: int
-    group: Group | None = None
-    lasting: bool = False
-    replica: None = None
+    size: int  # how many components per-replica values have: in a merge function, its group's replicas here
+    group: Group | None = None  # in a merge function of a group that `new_group` made, that group
+    lasting: bool = False  # `experimental_set_strategy` has made it, and not a with-block or a merge function
+    replica: None = None  # it is no replica's
 
 
 class Entries:
@@ -67,11 +59,7 @@ class MakesRuns:
 
 
 def standing_run(strategy: object) -> Any:
-    """Return the run of a replica context that is made by hand.
-
-    Raises:
-        TypeError: it is made of something else than a strategy.
-    """
+    """Return the run of a replica context that is made by hand."""
     if not isinstance(strategy, MakesRuns):
         raise TypeError(f"ReplicaContext expects a strategy, got {strategy!r}")
     return strategy._new_standing_run()  # noqa: SLF001  (declared above, for this module alone)

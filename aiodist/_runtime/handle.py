@@ -34,23 +34,16 @@ class Awaits:
     """What one replica has awaited, over all its contexts: the handles that it never awaited give a warning at its end.
 
     A handle notes nothing when it is dropped, for a destructor would cost every collective a tenth of its time.
-
-    Attributes:
-        code: that of the program from which it issued a collective before; an event loop's code is never this.
-        frame: the frame of its function, which has no callers; None where that is not known.
-        latest: the handle that was issued last, until it is awaited.
-        request: what was reduced last; what is reduced next is mostly what followed that before.
-        seat: where its task waits on asyncio.
     """
 
     __slots__ = ("_earlier", "code", "frame", "latest", "request", "seat")
 
     def __init__(self) -> None:
-        self.code: CodeType | None = None
-        self.frame: FrameType | None = None
-        self.request: Request = START
-        self.latest: CollectiveHandle[Any] | None = None
-        self.seat: Seat | None = None
+        self.code: CodeType | None = None  # of the program, which has issued a collective; never an event loop's
+        self.frame: FrameType | None = None  # of its function, which has no callers; None where that is not known
+        self.request: Request = START  # what was reduced last: it tells what is mostly reduced next
+        self.latest: CollectiveHandle[Any] | None = None  # what was issued last, until it is awaited
+        self.seat: Seat | None = None  # where its task waits on asyncio
         self._earlier: dict[tuple[int, int], RawPost] | None = None  # those before the latest, by group and number
 
     def keep(self, handle: CollectiveHandle[Any]) -> None:
@@ -111,12 +104,8 @@ class CollectiveHandle(Coroutine[Any, Any, T]):
     __slots__ = ("__weakref__", "_build", "_me", "_slot", "_steps")
 
     _slot: Rendezvous
-    """The collective."""
-    _me: Any
-    """The `Participant` that issued it."""
-    _build: Build | None
-    """Puts the leaves of the result into containers like the replica's own; None for a single leaf."""
-
+    _me: Any  # the `Participant` that issued it
+    _build: Build | None  # puts the leaves of the result into containers like its own; None for a single leaf
     _steps: Any
 
     def done(self) -> bool:
@@ -210,10 +199,10 @@ def post(
     build: Build | None,
     extras: Extras | None,
 ) -> CollectiveHandle[Any]:
-    """Let a replica issue its next collective; return the handle to await.
+    """Let a replica issue its next collective through a new handle; return that. Wrong arguments change nothing.
 
     Args:
-        self: a handle of the event loop's class.
+        self: the handle.
         me: the `Participant`.
         request: what it asks for.
         code: its caller's code, with
@@ -222,10 +211,6 @@ def post(
         value: what it contributes: a leaf, or a list of leaves for a nest.
         build: makes a nest like the one that it contributes; None for a single leaf.
         extras: what few calls have; None for the others.
-
-    Raises:
-        ReplicaContextError: the replica has joined.
-        TypeError, ValueError: the arguments are wrong in themselves. Nothing has changed then.
     """
     run = me.run
     member = me.member
@@ -282,18 +267,13 @@ class Seat(Future[None]):
     A task that awaits a future leaves its wake-up there as a callback, which the future hands to the event loop when it
     is done. This one keeps it, and the loop's `wake` calls those of all replicas in one callback of the event loop. It
     has to be a future, for anyio cancels a task at once whose future is not done, and waits with one whose future is.
-
-    Attributes:
-        slot: the `Rendezvous` that the task waits in; None while nobody sits here.
-        wake: the task's wake-up, which takes a future that is done.
-        context: the task's context variables.
     """
 
     __slots__ = ("_asked", "_of", "context", "slot", "wake")
 
-    slot: Any
-    wake: Callable[[Future[None]], object]
-    context: Context
+    slot: Any  # the `Rendezvous` that the task waits in; None while nobody sits here
+    wake: Callable[[Future[None]], object]  # the task's wake-up, which takes a future that is done
+    context: Context  # the task's
     _asked: int
 
     def __init__(self, loop: Any, before: Seat | None) -> None:
@@ -397,11 +377,7 @@ class AsyncioHandle(CollectiveHandle[T]):
         return cast("T", self._outcome())
 
     def send(self, value: Any, /) -> Any:
-        """Go on with the await.
-
-        Raises:
-            RuntimeError: another task has been given the handle, too, and waits in it.
-        """
+        """Go on with the await."""
         if self.cr_suspended and self.cr_await is None and not (self._slot.released or self._me.run.closed):
             raise RuntimeError(f"two tasks were given the same handle; let each of them await it: {self._text()}")
         return super().send(value)
@@ -478,9 +454,6 @@ class TrioHandle(CollectiveHandle[T]):
 
         The last replica to arrive yields at its first await, to take its place in the order. A replica that has been
         given the run's error and awaits again yields, too, so that it can be cancelled.
-
-        Args:
-            first: whether the handle was not awaited before.
         """
         if self._slot.error is not None:
             return bool(self._me.run.was_told(self._me.member))

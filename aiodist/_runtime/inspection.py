@@ -34,24 +34,14 @@ _LARGEST = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waiter:
-    """A task that was looked at.
-
-    Attributes:
-        task: the task, of asyncio or trio.
-        chain: its chain of awaits, with
-        frames: the frames in it.
-        member: the replica whose function it runs; None for any other task.
-        replica: the replica that it belongs to, also a child task; None outside of replicas.
-        merging: the slot whose merge function it runs; None for any other task.
-        suspension: what it is suspended in.
-    """
+    """A task of asyncio or trio that was looked at."""
 
     task: Any
-    chain: tuple[Link, ...]
+    chain: tuple[Link, ...]  # of awaits, with
     frames: tuple[FrameType, ...]
-    member: Member | None
-    replica: Replica | None
-    merging: Any
+    member: Member | None  # the replica whose function it runs
+    replica: Replica | None  # the one that it belongs to, also as a child task
+    merging: Any  # the slot whose merge function it runs
     suspension: Suspension
 
     @property
@@ -257,11 +247,7 @@ _SHARED = (
 
 
 class WaitGraph:
-    """The tasks of an event loop at one moment, and who of them waits for whom.
-
-    Args:
-        tasks: tasks of asyncio, or of trio.
-    """
+    """The tasks of an event loop at one moment, and who of them waits for whom."""
 
     def __init__(self, tasks: Iterable[Any]) -> None:
         waiters = [look_at(task) for task in tasks]
@@ -358,11 +344,7 @@ class WaitGraph:
     # In words.
 
     def lines(self, *, replicas_alone: bool = False) -> list[str]:
-        """Return a line for each way to wait, replicas that wait alike in one.
-
-        Args:
-            replicas_alone: leave out tasks that belong to no replica and run no merge function.
-        """
+        """Return a line for each way to wait, those that wait alike in one; all tasks, or replicas' and merges'."""
         alike: dict[tuple[str, ...], list[Waiter]] = {}
         for waiter in self.waiters:
             if waiter.replica or waiter.merging or not (replicas_alone or waiter.waits_for_a_run):
@@ -410,11 +392,7 @@ class WaitGraph:
 
 
 def look_at_loop(loop: asyncio.AbstractEventLoop | None = None) -> WaitGraph:
-    """Return who waits for whom at this moment.
-
-    Args:
-        loop: an asyncio loop, running or not; None for the loop of asyncio or trio that runs here.
-    """
+    """Return who waits for whom at this moment, in an asyncio loop or in the loop of asyncio or trio that runs here."""
     return WaitGraph(asyncio.all_tasks(loop) if loop is not None else tasks_here())
 
 
@@ -455,17 +433,11 @@ _MOST_REPLICAS = 128
 
 
 class Look(NamedTuple):
-    """What a look at the tasks of a run has found, in words.
+    """What a look at the tasks of a run has found, in words, by replica id."""
 
-    Attributes:
-        waits: by replica id, what those wait for that are not in a collective.
-        circle: the circle of waits; empty where there is none.
-        calls: by replica id, where its child tasks are suspended, each with a sentence that says so.
-    """
-
-    waits: Mapping[int, str]
-    circle: str
-    calls: Mapping[int, tuple[tuple[Location, str], ...]]
+    waits: Mapping[int, str]  # of those that are not in a collective
+    circle: str  # of waits
+    calls: Mapping[int, tuple[tuple[Location, str], ...]]  # where child tasks are suspended
 
 
 def look_at_run(ledger: Ledger) -> Look:
@@ -505,20 +477,15 @@ _ELSEWHERE = "elsewhere"
 """Stands for a group's members that other processes run."""
 
 
-def never_go_on(ledger: Ledger, pending: Iterable[Context], graph: WaitGraph | None = None) -> set[int]:
+def never_go_on(ledger: Ledger, pending: Iterable[Context]) -> set[int]:
     """Return the ids of a run's replicas that will never go on, as far as that is certain.
 
     All tasks of such a replica wait: in a collective that lacks one that will never go on, for a lock that a task
     holds that will never go on, or for such a task. Who waits for an event, a queue, a sleep, a thread or I/O, is
     inside of a timeout, or has a timer, may go on. What replicas of other processes do is not known here: they are
-    taken for ones that never go on.
-
-    Args:
-        ledger: the run's order check.
-        pending: the contexts in which callbacks and timers of the event loop are still to run.
-        graph: the tasks, where they have been looked at already.
+    taken for ones that never go on. ``pending`` has the contexts of the event loop's callbacks and timers to come.
     """
-    graph = graph or WaitGraph(tasks_here())
+    graph = look_at_loop()
     limited = _time_limited(graph)
     waits: dict[Any, list[Any]] = {}
     blockers: dict[Any, Sequence[Any]] = {}

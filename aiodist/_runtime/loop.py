@@ -41,14 +41,10 @@ Start: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
 class _TaskLoop:
-    """What event loops have in common: replicas and merge functions are tasks of one task group.
-
-    Attributes:
-        was_interrupted: a Ctrl-C was raised in a replica.
-    """
+    """What event loops have in common: replicas and merge functions are tasks of one task group."""
 
     def __init__(self, tasks: TaskGroup) -> None:
-        self.was_interrupted = False
+        self.was_interrupted = False  # a Ctrl-C was raised in a replica
         self._tasks = tasks
         self._context = copy_context()  # that of the run's caller, which is no replica's
 
@@ -277,24 +273,16 @@ def _hold_interrupts_back(cls: type, *names: str) -> None:
 
 
 class Parked:
-    """A task on trio that waits for its turn.
-
-    Attributes:
-        task: the task.
-        gone: it was cancelled, and waits no more.
-        linked: its turn has come, so it must wake the next.
-        suspended: it waits; until then, it cannot be rescheduled.
-        woken: it was to be resumed at once, before it waited.
-    """
+    """A task on trio that waits for its turn."""
 
     __slots__ = ("gone", "linked", "suspended", "task", "woken")
 
     def __init__(self, task: trio.lowlevel.Task) -> None:
         self.task = task
-        self.gone = False
-        self.linked = False
-        self.suspended = False
-        self.woken = False
+        self.gone = False  # it was cancelled, and waits no more
+        self.linked = False  # its turn has come, so it must wake the next
+        self.suspended = False  # it waits; until then, it cannot be rescheduled
+        self.woken = False  # it was to be resumed at once, before it waited
 
 
 class Chain:
@@ -369,11 +357,7 @@ class Chain:
 
 
 class SoloLoop:
-    """Stands for an event loop where a replica is alone and outside any run: whatever it asks for is complete at once.
-
-    Args:
-        merge: runs the merge function of a rendezvous.
-    """
+    """Stands for an event loop where a replica is alone and outside any run: what it asks for is complete at once."""
 
     handle = SoloHandle
     ending = False
@@ -408,20 +392,12 @@ class SoloLoop:
 
 
 def new_loop(tasks: TaskGroup) -> AsyncioLoop | TrioLoop:
-    """Return the event loop that runs now, for a run whose tasks are of that group.
-
-    Raises:
-        ReplicaContextError: none runs, or one that aiodist does not know.
-    """
+    """Return the event loop that runs now, for a run whose tasks are of that group."""
     return TrioLoop(tasks) if running_on_trio() else AsyncioLoop(tasks)
 
 
 def current_loop() -> tuple[Any, Callable[..., object]]:
-    """Return the event loop that runs now, and its function that calls others in it, from any thread.
-
-    Raises:
-        ReplicaContextError: none runs, or one that aiodist does not know.
-    """
+    """Return the event loop that runs now, and its function that calls others in it, from any thread."""
     if running_on_trio():
         from trio.lowlevel import current_trio_token
 

@@ -89,18 +89,11 @@ def error_of_run(
     failures: Mapping[int, BaseException],
     handled: Mapping[int, Exception],
 ) -> BaseException | None:
-    """Return what comes out of a run.
+    """Return what comes out of a run; None when nothing failed.
 
-    Args:
-        reported: what the order check found, if anything.
-        failures: by replica id, what replicas raised on their own: not the report, nor its echoes.
-        handled: by replica id, what replicas were handling when the report reached them.
-
-    Returns:
-        An exception that is no `Exception` (KeyboardInterrupt) before everything else; then the report, what
-        replicas raised while they unwound in its notes, and what the first suspect was handling as its cause; then the
-        replicas' own failures, one as itself with those of its type in its notes, several types as a group. None when
-        nothing failed.
+    That is a KeyboardInterrupt or its like before everything else; then what the order check has reported, with what
+    replicas raised while they unwound in its notes, and what the first suspect was handling as its cause; then the
+    replicas' own failures, one as itself with those of its type in its notes, several types as a group.
     """
     distinct = _distinct(failures)
     for error in distinct.values():

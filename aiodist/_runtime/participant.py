@@ -28,21 +28,7 @@ NO_RUN: Final = -2
 
 
 class Participant:
-    """A replica in one of its groups.
-
-    Args:
-        run: the run.
-        member: the replica, in the group.
-        worker: where its blocking work is done; None outside of runs.
-        of_run: the same replica in the group of the whole run; None where this is that.
-
-    Attributes:
-        replica: the replica, whatever the group.
-        thread: the thread in which it issues collectives.
-        awaits: what it has issued and awaited, in all groups.
-        branches: the same replica in the groups that it has made.
-        context: what users see of it, as long as one of them has it.
-    """
+    """A replica in one of its groups."""
 
     __slots__ = (
         "__weakref__", "awaits", "branches", "context", "member", "of_run", "replica", "run", "thread", "worker",
@@ -53,13 +39,13 @@ class Participant:
     ) -> None:
         self.run: Any = run  # the scheduler's, which stands above this module
         self.member: Member = member
-        self.worker: DeviceThread | None = worker
-        self.of_run: Participant | None = of_run
-        self.thread: int = run.thread
-        self.replica: Replica = member.replica
+        self.worker: DeviceThread | None = worker  # does its blocking work; none outside of runs
+        self.of_run: Participant | None = of_run  # in the group of the whole run; None where this is that
+        self.thread: int = run.thread  # in which it issues collectives
+        self.replica: Replica = member.replica  # whatever the group
         self.awaits: Awaits = Awaits() if of_run is None else of_run.awaits
-        self.branches: WeakSet[Participant] | None = None
-        self.context: ref[Any] | None = None
+        self.branches: WeakSet[Participant] | None = None  # in the groups that it has made
+        self.context: ref[Any] | None = None  # what users see of it, as long as one of them has it
 
     @property
     def strategy(self) -> Any:
@@ -101,11 +87,7 @@ class Participant:
         self.awaits.note(self.issue(frame, request, value))
 
     def caller(self, frame: FrameType, name: str | None) -> FrameType:
-        """Return the frame of the program that a call comes from, be it through an event loop's own functions.
-
-        Raises:
-            ValueError: an event loop has made the call, and there is no name to compare instead of the call site.
-        """
+        """Return the frame of the program that a call comes from, be it through an event loop's own functions."""
         found = program_frame(frame)
         if found is None:
             if name is None:
@@ -119,11 +101,7 @@ class Participant:
         return found
 
     def check(self, what: str) -> None:
-        """Check that the replica may issue collectives in this group, here and now.
-
-        Raises:
-            ReplicaContextError: it may not.
-        """
+        """Check that the replica may issue collectives in this group, here and now."""
         thread, here = self.thread, get_current()
         through = f"{what} was called through the context of {self.who()}"
         if thread == _RETIRED:

@@ -28,15 +28,10 @@ Done: TypeAlias = Callable[[Any, BaseException | None], object]
 
 
 class ReductionThreads:
-    """The worker threads of one run.
-
-    Args:
-        call_soon: calls a function in the event loop, from its own thread, which costs a tenth of what others pay.
-        call_soon_threadsafe: calls a function in the event loop, from any thread.
-    """
+    """The worker threads of one run."""
 
     def __init__(self, call_soon: Callable[..., object], call_soon_threadsafe: Callable[..., object]) -> None:
-        self._call_soon = call_soon
+        self._call_soon = call_soon  # from the loop's own thread, at a tenth of what others pay
         self._call_soon_threadsafe = call_soon_threadsafe
         self._workers: list[threads.Worker] = []
         self._settled: anyio.Event | None = None

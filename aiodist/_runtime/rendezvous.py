@@ -11,7 +11,7 @@ from aiodist._arrays.options import CommunicationOptions
 from aiodist._collectives.host import in_native_order
 from aiodist._collectives.work import Work
 from aiodist._core.call import Call
-from aiodist._core.ledger import Group, Path, RawPost, Slot
+from aiodist._core.ledger import Group, Path, Slot
 from aiodist._runtime.requests import Request
 
 
@@ -23,12 +23,7 @@ class OutBuffers(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """What only few calls have.
-
-    Attributes:
-        options: for this call, over the run's.
-        out: the caller's own buffers for the result.
-    """
+    """What only few calls have: options of their own over the run's, and buffers for the result."""
 
     options: CommunicationOptions | None = None
     out: OutBuffers | None = None
@@ -38,45 +33,27 @@ NO_OPTIONS = CommunicationOptions()
 
 
 class Rendezvous(Slot):
-    """One collective: what each replica contributes, and the result.
-
-    Attributes:
-        request: what the first post asked for.
-        values: by position, what each contributes: a leaf, or a list of them; emptied on completion.
-        options: how the result is to be made.
-        started: when the first arrived, on the event loop's clock.
-        deadline: when its time is up; None without a limit.
-        last: the position of the replica whose arrival completed it.
-        plain: one result serves all replicas, and goes into no buffers.
-        shared: one result serves all replicas; else it is a list by position.
-        under_way: worker threads make the result, from what all have contributed.
-        released: the waiters have been woken; a later one need not wait.
-        outs: by position, the buffers that replicas want the result in.
-    """
+    """One collective: what each replica contributes, and the result."""
 
     __slots__ = (
         "deadline", "last", "options", "outs", "plain", "released", "request", "result", "shared", "started",
         "traceback", "under_way", "values",
     )  # fmt: skip
 
-    request: Request
+    request: Request  # what the first post asked for
+    values: list[Any]  # by position, what each contributes: a leaf, or a list of them; emptied on completion
     options: CommunicationOptions
+    started: float  # when the first arrived, on the event loop's clock
     deadline: float | None
-    absent: tuple[int, ...]
-    error: BaseException | None
-    missing: int
-    others: dict[int, RawPost] | None
     waiters: list[Any]
-    last: int
-    plain: bool
-    released: bool
-    shared: bool
-    under_way: bool
-    outs: dict[int, OutBuffers] | None
+    last: int  # the position of the replica whose arrival completed it
+    shared: bool  # one result serves all replicas; else it is a list by position
+    plain: bool  # one result serves all replicas, and goes into no buffers
+    under_way: bool  # worker threads make the result, from what all have contributed
+    released: bool  # the waiters have been woken; a later one need not wait
+    outs: dict[int, OutBuffers] | None  # by position, the buffers that replicas want the result in
     result: Any
-    started: float
     traceback: TracebackType | None
-    values: list[Any]
 
     def __init__(self, group: Group, number: int, call: Call, code: Any, offset: int, path: Path) -> None:
         # One is made for every collective: what the base class does is written out.
@@ -123,14 +100,7 @@ class Rendezvous(Slot):
             self.waiters[self.waiters.index(waiter)] = None
 
     def compute(self, devices: Callable[[Group], tuple[str, ...]]) -> Work | None:
-        """Compute the result of what the replicas contributed, and keep it; or return the work that it is.
-
-        Args:
-            devices: returns the replicas' devices, by position.
-
-        Raises:
-            TypeError, ValueError: it cannot be carried out with what was contributed.
-        """
+        """Compute the result of what the replicas contributed, and keep it; or return the work that it is."""
         request, options, values = self.request, self.options, self.values
         if request.compute is not None:
             self.shared = True
@@ -161,12 +131,7 @@ class Rendezvous(Slot):
         self.plain = shared and self.outs is None
 
     def read(self, position: int, build: nests.Build | None) -> Any:
-        """Return the result for a replica: containers of its own, around leaves that may be shared.
-
-        Args:
-            position: the replica's, in the group.
-            build: makes a nest like the one that it contributed; None for a single leaf.
-        """
+        """Return the result for a replica: containers of its own, around leaves that may be shared."""
         if self.outs is not None and position in self.outs:
             return self.outs[position].nest
         result = self.result if self.shared else self.result[position]

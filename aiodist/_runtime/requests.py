@@ -37,36 +37,15 @@ Compute: TypeAlias = Callable[[Sequence[Any], CommunicationOptions], Any]
 
 
 class OverWorkers(NamedTuple):
-    """How a request with a ``compute`` of its own is carried out where replicas live on several workers.
+    """How a request with a ``compute`` of its own is carried out where replicas live on several workers."""
 
-    Attributes:
-        collective: what is made of what all replicas contribute.
-        bring: returns what local replicas contribute to that, by position, of their values.
-        finish: makes this worker's result of the values and of what came out.
-    """
-
-    collective: Collective
-    bring: Callable[[Sequence[Any]], Sequence[Any]]
-    finish: Callable[[Sequence[Any], Any], Any]
+    collective: Collective  # what is made of what all replicas contribute
+    bring: Callable[[Sequence[Any]], Sequence[Any]]  # makes what local replicas contribute of their values
+    finish: Callable[[Sequence[Any], Any], Any]  # makes this worker's result of the values and of what came out
 
 
 class Request:
-    """What a call asks for.
-
-    Attributes:
-        collective: what is computed.
-        kind, op: its kind, and its reduce op; ``spelling`` is what the op was last called by.
-        call: the same, as the ledger compares it.
-        shape, dtype: of a single NumPy array that is reduced without a name; None for everything else.
-        structure: of a nest; None for everything else.
-        template: takes such nests apart and puts them together, once they have come again and again.
-        following: what was asked for behind this the last time; None where nothing was.
-        compute: makes the result of the values and options, where no plan does; None otherwise.
-        over_workers: the same over several workers; None where there is no ``compute``.
-        on_devices: whether there are arrays on GPUs among the leaves.
-        checked_for: for how many replicas it was last found to be one that can be carried out.
-        usual: the executor that serves where all take part, in the native way, on the host; for ``usual_size`` of them.
-    """
+    """What a call asks for."""
 
     __slots__ = (
         "_executors", "_misses", "call", "checked_for", "collective", "compute", "dtype",
@@ -83,25 +62,27 @@ class Request:
         over_workers: OverWorkers | None = None,
     ) -> None:
         self.collective: Collective = collective
-        self.call: Call = call
-        self.compute: Compute | None = compute
-        self.over_workers: OverWorkers | None = over_workers
+        self.call: Call = call  # the same, as the ledger compares it
         self.kind: Kind = collective.kind
         self.op: ReduceOp | None = collective.op
-        self.spelling: Any = collective.op
-        spec = collective.spec
-        reduced = compute is None and collective.kind is kinds.ALL_REDUCE and call.name is None
-        plain = reduced and spec is not None and spec.single and spec.marks == (None,)
+        self.spelling: Any = collective.op  # what the op was last called by
+        self.compute: Compute | None = compute  # makes the result of the values and options, where no plan does
+        self.over_workers: OverWorkers | None = over_workers
         self.structure: nests.Structure | None = structure
-        self.shape: tuple[int | None, ...] | None = spec.shapes[0] if plain and spec is not None else None
-        self.dtype: Any = spec.dtypes[0] if plain and spec is not None else None
+        spec = collective.spec
+        plain = compute is None and collective.kind is kinds.ALL_REDUCE and call.name is None
+        if spec is None or not (plain and spec.single and spec.marks == (None,)):
+            self.shape: tuple[int | None, ...] | None = None
+            self.dtype: Any = None
+        else:  # a single NumPy array that is reduced without a name
+            self.shape, self.dtype = spec.shapes[0], spec.dtypes[0]
         self.on_devices: bool = spec is not None and any(isinstance(mark, DeviceType) for mark in spec.marks)
-        self.template: nests.Template | None = None
-        self.following: Request | None = None
-        self.checked_for: int = 0
+        self.template: nests.Template | None = None  # recognises such nests, once they have come again and again
+        self.following: Request | None = None  # what was asked for behind this the last time
+        self.checked_for: int = 0  # for how many replicas it was last found to be one that can be carried out
         self._misses = 0
-        self.usual: Any = None
-        self.usual_size: int = 0
+        self.usual: Any = None  # the executor where all take part, in the native way, on the host
+        self.usual_size: int = 0  # for how many
         self._executors: dict[Any, Any] = {}
 
     @classmethod
@@ -116,11 +97,7 @@ class Request:
             self.template = nests.template(nest)
 
     def check(self, size: int) -> None:
-        """Check that it can be carried out by that many replicas.
-
-        Raises:
-            TypeError, ValueError: it cannot.
-        """
+        """Check that it can be carried out by that many replicas."""
         self.collective.check(size)
         self.checked_for = size
 
@@ -132,18 +109,7 @@ class Request:
         devices: Callable[[Group], tuple[str, ...]],
         group: Group,
     ) -> Any:
-        """Return what carries it out for the replicas of this process, of which some may take part with nothing.
-
-        Args:
-            size: how many there are.
-            absent: the positions of those that have joined.
-            accumulate: as in `CommunicationOptions`.
-            devices: returns the devices, by position, of
-            group: the group that they are.
-
-        Raises:
-            ValueError: it takes a value of a replica that has joined.
-        """
+        """Return what carries it out for the replicas of this process, of which the absent ones have joined."""
         names = devices(group) if self.on_devices else ()
         key = size, absent, accumulate, names
         found = self._executors.get(key)
@@ -286,11 +252,6 @@ def reduction(given: ReduceOp | str, value: Any, name: str | None) -> tuple[Requ
     """Return the request for an all_reduce of a value, with what makes a nest like it of its leaves, and these.
 
     Of a single leaf nothing is made, and it stands for itself.
-
-    Raises:
-        ImportError: a foreign array of bfloat16, and ml_dtypes is not installed.
-        TypeError: a leaf is no array, NumPy scalar, Python number or IndexedSlices.
-        ValueError: an unknown reduce op.
     """
     op = reduce_op(given, value)
     if type(value) is np.ndarray and name is None:
@@ -309,12 +270,7 @@ def reduction(given: ReduceOp | str, value: Any, name: str | None) -> tuple[Requ
 
 
 def described(value: Any) -> tuple[Any, Spec, Any]:
-    """Return structure (None for a single leaf), spec and leaves of a value; a single leaf stands for itself.
-
-    Raises:
-        ImportError: a foreign array of bfloat16, and ml_dtypes is not installed.
-        TypeError: a leaf is no array, NumPy scalar, Python number or IndexedSlices.
-    """
+    """Return structure (None for a single leaf), spec and leaves of a value; a single leaf stands for itself."""
     structure, shapes, dtypes, marks, leaves = describe(value)
     return structure, _spec(structure, shapes, dtypes, marks), leaves
 
@@ -343,15 +299,7 @@ _OPS = {name: op for op in ReduceOp for name in (op.name, op.name.lower())}
 
 
 def reduce_op(given: Any, value: Any = None) -> ReduceOp:
-    """Return the reduce op that is meant, by itself or by its name in any case.
-
-    Args:
-        given: what was passed for it.
-        value: what was passed for the value that follows it.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return the reduce op that is meant, by itself or by its name in any case; ``value`` was passed behind it."""
     if isinstance(given, ReduceOp):
         return given
     found = _OPS.get(given) if type(given) is str else None
@@ -361,12 +309,7 @@ def reduce_op(given: Any, value: Any = None) -> ReduceOp:
 
 
 def checked_name(name: Any) -> str | None:
-    """Return a collective's name as a plain string, for an enum's or NumPy's is written otherwise between workers.
-
-    Raises:
-        TypeError: it is no string.
-        ValueError: it is empty.
-    """
+    """Return a collective's name as a plain string, for an enum's or NumPy's is written otherwise between workers."""
     if name is None:
         return None
     if not isinstance(name, str):
@@ -377,12 +320,7 @@ def checked_name(name: Any) -> str | None:
 
 
 def options(value: Any, hints: Any) -> CommunicationOptions | None:
-    """Return the options that were given, under one of their names.
-
-    Raises:
-        TypeError: they are no `CommunicationOptions`.
-        ValueError: they were given under both names.
-    """
+    """Return the options that were given, under one of their names."""
     if value is not None and hints is not None:
         raise ValueError("options and experimental_hints are two names for the same argument; give options alone")
     given = value if value is not None else hints
@@ -392,11 +330,7 @@ def options(value: Any, hints: Any) -> CommunicationOptions | None:
 
 
 def replica_id(value: Any, what: str) -> int:
-    """Return a replica id; its range is checked where the number of replicas is known.
-
-    Raises:
-        TypeError: it is no integer.
-    """
+    """Return a replica id; its range is checked where the number of replicas is known."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{what} must be a replica id, an int, got {value!r}")
     index: int = value.__index__()
@@ -404,12 +338,7 @@ def replica_id(value: Any, what: str) -> int:
 
 
 def replica_ids(value: Any, size: int) -> tuple[int, ...]:
-    """Return the members of a new group.
-
-    Raises:
-        TypeError: it is no sequence of replica ids.
-        ValueError: it names nobody, somebody unknown, or somebody twice.
-    """
+    """Return the members of a new group."""
     if not hasattr(value, "__iter__") or isinstance(value, (str, bytes)):
         raise TypeError(f"replica_ids must be a sequence of replica ids, e.g. [0, 1], got {value!r}")
     ids = tuple(replica_id(each, "each of replica_ids") for each in value)
@@ -433,11 +362,7 @@ def uncalled(fn: object) -> str:
 
 
 def call_arguments(args: Any, kwargs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Return the positional and keyword arguments for a function.
-
-    Raises:
-        TypeError: ``args`` is no tuple or list, or ``kwargs`` no mapping from names.
-    """
+    """Return the positional and keyword arguments for a function."""
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"args must be a tuple or list, got {args!r}; for one argument write args=(value,)")
     if kwargs is None:
@@ -448,11 +373,7 @@ def call_arguments(args: Any, kwargs: Any) -> tuple[Sequence[Any], Mapping[str, 
 
 
 def check_plain(fn: Any) -> None:
-    """Check that something is a plain function, for a worker thread cannot await.
-
-    Raises:
-        TypeError: it is not.
-    """
+    """Check that something is a plain function, for a worker thread cannot await."""
     if not callable(fn):
         raise TypeError(f"run_sync expects a function, got {fn!r}")
     if inspect.iscoroutinefunction(fn):

@@ -11,13 +11,9 @@ from aiodist._runtime.rendezvous import Rendezvous
 
 
 class Span(Protocol):
-    """Takes matched collectives on to other workers, and trouble, once the local replicas have settled.
+    """Takes matched collectives on to other workers, and trouble, once the local replicas have settled."""
 
-    Attributes:
-        takes_all: it is given the collectives of groups whose members are all here, too.
-    """
-
-    takes_all: bool
+    takes_all: bool  # also the collectives of groups whose members are all here
 
     def matched(self, slot: Rendezvous) -> None:
         """Agree with the other workers on what all local members have posted, move its values, and complete it."""
@@ -32,8 +28,4 @@ class Span(Protocol):
         """Hear which local replicas do nothing but wait in collectives."""
 
     async def finish(self, failures: Mapping[int, BaseException]) -> None:
-        """Meet the other workers at the end of the run; return when there is nothing more to hear from them.
-
-        Args:
-            failures: by id, what local replicas raised on their own.
-        """
+        """Meet the other workers at the end of the run, with what local replicas raised on their own, by id."""

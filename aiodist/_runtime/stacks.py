@@ -35,17 +35,11 @@ _WITH_FRAMES = (CoroutineType, GeneratorType, AsyncGeneratorType)
 
 
 class Link(NamedTuple):
-    """One link of a chain of awaits.
+    """One link of a chain of awaits."""
 
-    Attributes:
-        awaitable: what is awaited: a coroutine, a generator, an async generator; at the end of the chain anything.
-        frame: its frame; None where it has none.
-        running: it runs at this moment, so it awaits nothing.
-    """
-
-    awaitable: Any
+    awaitable: Any  # a coroutine, a generator, an async generator; at the end of the chain anything
     frame: FrameType | None
-    running: bool
+    running: bool  # at this moment, so it awaits nothing
 
 
 def links(awaitable: Any) -> Iterator[Link]:

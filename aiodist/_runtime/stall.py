@@ -60,11 +60,7 @@ class WatchedRun(Protocol):
     closed: bool
     threads: Any
     span: Any
-
-    @property
-    def ledger(self) -> Ledger:
-        """The order check."""
-        ...
+    ledger: Ledger
 
     def look_for_deadlock(self) -> None:
         """End the run where it is certain that replicas wait for each other for ever."""
@@ -81,14 +77,7 @@ class _Seen:
 
 
 class StallWatch:
-    """Looks after the runs of one event loop.
-
-    Args:
-        seconds: how long they may stand still before a warning; 0 for no warning.
-        after: calls a function in the event loop, after that many seconds.
-        clock: tells the time, in seconds.
-        blocked: what is known of the loop's own thread; None where nobody looks at that.
-    """
+    """Looks after the runs of one event loop, which may stand still for so many seconds; 0 for no warning."""
 
     def __init__(
         self, seconds: float, after: After, clock: Callable[[], float], blocked: BlockedLoop | None = None
@@ -187,11 +176,7 @@ _watches: WeakKeyDictionary[Any, StallWatch | None] = WeakKeyDictionary()
 
 
 def watch_here() -> StallWatch | None:
-    """Return what looks after runs in the event loop that runs here; None where nothing is to.
-
-    Raises:
-        ValueError: ``AIODIST_STALL_SECONDS`` is no number of seconds.
-    """
+    """Return what looks after runs in the event loop that runs here; None where nothing is to."""
     loop = _loop_here()
     if loop is None:
         return None

@@ -47,19 +47,12 @@ class Awaited(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Suspension:
-    """What one task is suspended in, with the live objects.
-
-    Attributes:
-        kind: what kind of thing it waits for; `Awaited.NOTHING` when it runs, or is about to.
-        what: that, as the words after "waits": ``for an asyncio.Lock``, ``in all_reduce #3``.
-        things: what it waits for: the collective, the lock, the event, the tasks; empty where unknown.
-        stack: the program's places in the chain of awaits, innermost last.
-    """
+    """What one task is suspended in, with the live objects."""
 
     kind: Awaited
-    what: str
-    things: tuple[Any, ...]
-    stack: tuple[Location, ...]
+    what: str  # the words after "waits": ``for an asyncio.Lock``, ``in all_reduce #3``
+    things: tuple[Any, ...]  # the collective, the lock, the event, the tasks; empty where unknown
+    stack: tuple[Location, ...]  # the program's places in the chain of awaits, innermost last
 
     @property
     def location(self) -> Location | None:

@@ -69,14 +69,7 @@ class Worker(threading.Thread):
 
 
 def take(name: str) -> Worker:
-    """Return a thread of its caller's own, until it is released.
-
-    Args:
-        name: what it is called meanwhile.
-
-    Raises:
-        RuntimeError: no thread can be started.
-    """
+    """Return a thread of that name, its caller's own until it is released."""
     with _lock:
         worker = _idle.pop() if _idle else None
     if worker is None:
