@@ -22,12 +22,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from heapq import merge
-from itertools import chain, count
+from itertools import count
 from operator import itemgetter
 from pathlib import Path
 from threading import Lock
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -43,8 +42,6 @@ FORMAT = 1
 KEPT_ARRIVALS = 1_000_000
 """So many arrivals are kept before they are written out, which takes some seconds."""
 
-_Event: TypeAlias = tuple[float, str]
-"""An event as a line of JSON, and before it when it happened, in microseconds since the trace began."""
 _PYTHON_NUMBERS = {"int": 8, "float": 8, "complex": 16, "bool": 1}
 
 
@@ -159,22 +156,23 @@ class EventWriter:
         self._flows = count(1)
 
     def lines(self, finished: Sequence[Collective | Run]) -> Iterator[str]:
-        """Yield the events of what is finished, ordered by time; the name of a lane comes before its first slice."""
+        """Yield the events of what is finished.
+
+        What encloses others comes first: names of lanes, runs, replicas' functions, and then awaits in their order.
+        """
         begun = {item if isinstance(item, Run) else item.run: None for item in finished}
         for run in sorted(begun, key=lambda run: run.begun + run.shift):
             yield from self._assign_process(run)
-        ended = [(item, self._process_of[item].pid) for item in finished if isinstance(item, Run)]
+        ended = [item for item in finished if isinstance(item, Run)]
+        for run in ended:
+            yield from _run_events(run, self._process_of[run].pid)
         awaits = [
             each for item in finished if isinstance(item, Collective) for each in _awaits(item, next(self._flows))
         ]
         awaits.sort(key=itemgetter(0, 1, 2))
-        run_events = chain.from_iterable(_run_events(*each) for each in ended)
-        await_events = chain.from_iterable(self._events(*each) for each in awaits)
-        # Of what begins at the same time, what encloses the others comes first: runs, functions, awaits.
-        in_time = itemgetter(0)
-        for _, line in merge(sorted(run_events, key=in_time), await_events, key=in_time):
-            yield line
-        for run, _ in ended:  # the last that comes of a run
+        for each in awaits:
+            yield from self._await_events(*each)
+        for run in ended:  # nothing more comes of it
             del self._process_of[run]
 
     def _assign_process(self, run: Run) -> Iterator[str]:
@@ -189,22 +187,21 @@ class EventWriter:
         process.run = run
         self._process_of[run] = process
 
-    def _events(
+    def _await_events(
         self, begin: float, flow: int, position: int, end: float, phase: str, collective: Collective, common: str
-    ) -> Iterator[_Event]:
+    ) -> Iterator[str]:
         """Yield a slice for an await and, where several replicas await the collective, the flow through it."""
         process = self._process_of[collective.run]
         tid, names = process.lane(collective.replicas[position], begin, end)
-        for name in names:
-            yield begin, name
+        yield from names
         texts = self._describe(collective.others.get(position, collective.post))
         nbytes = texts.nbytes if collective.nbytes is None else collective.nbytes.get(position, 0)
         args = f'{common},{texts.call_and_place},"bytes":{nbytes},{_waited(collective, position)}'
         head = f'"name":"{texts.kind}","cat":"collective","pid":{process.pid},"tid":{tid},"ts":{begin:.3f}'
-        yield begin, f'{{"ph":"X",{head},"dur":{end - begin:.3f},"args":{{{args}}}}}'
+        yield f'{{"ph":"X",{head},"dur":{end - begin:.3f},"args":{{{args}}}}}'
         if phase:
             bind = ',"bp":"e"' if phase == "f" else ""
-            yield begin, f'{{"ph":"{phase}",{head},"id":{flow}{bind}}}'
+            yield f'{{"ph":"{phase}",{head},"id":{flow}{bind}}}'
 
     def _describe(self, post: RawPost) -> _Texts:
         """Describe a call, each only once."""
@@ -319,10 +316,10 @@ class _Process:
         return tid, names
 
 
-def _run_events(run: Run, pid: int) -> Iterator[_Event]:
+def _run_events(run: Run, pid: int) -> Iterator[str]:
     """Yield the slices of a run and of its replicas' functions, and what went wrong."""
     over = run.over if happened(run.over) else run.clock()
-    yield _slice(run, pid, 0, (run.begun, over), f"run {run.number}: {run.name}", {"run": run.number})
+    yield _slice(run, pid, 0, run.begun, over, f"run {run.number}: {run.name}", {"run": run.number})
     for position, (started, ended) in enumerate(zip(run.started, run.ended, strict=True)):
         if happened(started):
             state, error = run.ends.get(position, ("running", None))
@@ -330,7 +327,7 @@ def _run_events(run: Run, pid: int) -> Iterator[_Event]:
             if error is not None:
                 args["error"] = f"{type(error).__name__}: {error}"
             until = ended if happened(ended) else over
-            yield _slice(run, pid, 1 + position, (started, until), run.name, args)
+            yield _slice(run, pid, 1 + position, started, until, run.name, args)
             if state != "exited":
                 yield _instant(run, pid, 1 + position, until, state, "t", args)
     if run.report is not None:
@@ -346,20 +343,18 @@ def _run_events(run: Run, pid: int) -> Iterator[_Event]:
         yield _instant(run, pid, 0, at, type(error).__name__, "p", args)
 
 
-def _slice(run: Run, pid: int, tid: int, span: tuple[float, float], name: str, args: dict[str, Any]) -> _Event:
-    begin, end = ((at + run.shift) * 1e6 for at in span)
-    event = {"ph": "X", "name": name, "cat": "run", "pid": pid, "tid": tid}
-    return begin, _json(event, f'"ts":{begin:.3f},"dur":{max(0.0, end - begin):.3f}', args)
+def _slice(run: Run, pid: int, tid: int, begin: float, end: float, name: str, args: dict[str, Any]) -> str:
+    times = {"ts": _microseconds(begin + run.shift), "dur": _microseconds(max(0.0, end - begin))}
+    return _compact({"ph": "X", "name": name, "cat": "run", "pid": pid, "tid": tid, **times, "args": args})
 
 
-def _instant(run: Run, pid: int, tid: int, at: float, name: str, scope: str, args: dict[str, Any]) -> _Event:
-    ts = (at + run.shift) * 1e6
+def _instant(run: Run, pid: int, tid: int, at: float, name: str, scope: str, args: dict[str, Any]) -> str:
     event = {"ph": "i", "s": scope, "name": name, "cat": "end", "pid": pid, "tid": tid}
-    return ts, _json(event, f'"ts":{ts:.3f}', args)
+    return _compact({**event, "ts": _microseconds(at + run.shift), "args": args})
 
 
-def _json(event: dict[str, Any], times: str, args: dict[str, Any]) -> str:
-    return f'{_compact(event)[:-1]},{times},"args":{_compact(args)}}}'
+def _microseconds(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
 
 
 def _metadata(what: str, pid: int, tid: int, **args: Any) -> str:

@@ -34,20 +34,16 @@ async def traced(path: Path, program: Callable[[ReplicaContext], Awaitable[Any]]
     return events_of(path)
 
 
-def events_of(path: Path, *, in_order: bool = True) -> list[Event]:
-    """Read a trace file by the rules of the Trace Event format; return its events.
-
-    One that was written out in parts is in order within each only.
-    """
+def events_of(path: Path) -> list[Event]:
+    """Read a trace file by the rules of the Trace Event format; return its events by their time."""
     document = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: 1 / 0)  # no NaN, no Infinity
     assert set(document) == {"displayTimeUnit", "otherData", "traceEvents"}
     assert document["displayTimeUnit"] == "ns"
     events: list[Event] = document["traceEvents"]
     for event in events:
         check_event(event)
-    times = [event["ts"] for event in events if event["ph"] != "M"]
-    assert times == sorted(times) or not in_order
-    check_slices(sorted(events, key=lambda event: (event.get("ts", 0), -event.get("dur", 0))))
+    events.sort(key=lambda event: (event.get("ts", 0.0), -event.get("dur", 0.0)))
+    check_slices(events)
     check_flows(events)
     return events
 
