@@ -243,7 +243,7 @@ def read(path: Path) -> Dump:
     """
     rank = _rank(path)
     if rank is None:
-        raise DumpError(f"{path}: the name must end in the rank whose dump it is, such as dump_3 or dump_3.json")
+        raise DumpError(f"{path}: the name must end in the rank, as in dump_3 or dump_3.json")
     if path.exists() and not path.is_file():  # a pipe would never end
         raise DumpError(f"{path} is not a file")
     try:
@@ -274,7 +274,7 @@ def _plain(raw: bytes, *, is_json: bool) -> Any:
     try:
         return pickle.loads(raw)  # noqa: S301  (nothing in it calls anything)
     except Exception as error:  # what a broken pickle raises is not said anywhere
-        raise DumpError(f"is a broken pickle, or not all of it is there: {str(error)[:100]}") from error
+        raise DumpError(f"is a broken or truncated pickle: {str(error)[:100]}") from error
 
 
 _OF_FIXED_SIZE = re.compile(
@@ -308,8 +308,8 @@ def _check_plain(raw: bytes) -> None:
             return
         elif at < end:
             what = next((op.name for op in pickletools.opcodes if op.code == chr(raw[at])), f"{raw[at]:#x}")
-            raise DumpError(f"has {what} at byte {at}: a dump has plain containers alone, so this is not loaded")
-    raise DumpError("is a broken pickle, or not all of it is there")
+            raise DumpError(f"has {what} at byte {at}: dumps contain only plain containers, so it is not loaded")
+    raise DumpError("is a broken or truncated pickle")
 
 
 # One dump.

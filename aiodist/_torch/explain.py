@@ -69,6 +69,7 @@ class _ProcessGroup:
         title: what people call it.
         members: its ranks in the job.
         told: the dumps say which they are.
+        number: tells it from others of that title and these members; -1 for the group of all ranks.
         record: its calls, once they are laid beside each other.
         first: torch's sequence number of slot 0.
     """
@@ -77,13 +78,25 @@ class _ProcessGroup:
     title: str
     members: tuple[int, ...]
     told: bool
-    record: GroupRecord
+    number: int
+    record: GroupRecord = GroupRecord(((), None, 0), None, (), (), ())
     first: int = 1
 
     @property
     def is_default(self) -> bool:
         """Whether all ranks are in it."""
-        return self.record.key[2] < 0
+        return self.number < 0
+
+    @property
+    def key(self) -> GroupKey:
+        """What tells it from others in a snapshot."""
+        return self.members, None if self.is_default else self.title, self.number
+
+    @property
+    def label(self) -> str | None:
+        """What reports call it."""
+        label = self.record.label()
+        return None if label is None else ranks(label)
 
 
 def explain(dumps: Sequence[Dump], *, world_size: int | None = None) -> Explanation:
@@ -114,7 +127,7 @@ def explain(dumps: Sequence[Dump], *, world_size: int | None = None) -> Explanat
     notes = list(_notes(report or swap, groups, of))
     if report is not None and swap is not None and swap.divergence is not None:
         notes.insert(0, f"Besides, at #{swap.sequence_number} of {swap.group or 'all ranks'}: {swap.divergence.text}")
-    untold = {group.record.key for group in groups if not group.told}
+    untold = {group.key for group in groups if not group.told}
     return Explanation(report or swap, tuple(_waiting(records, untold)), tuple(notes), tuple(sorted(of)))
 
 
@@ -137,22 +150,22 @@ def _process_groups(dumps: Sequence[Dump], world_size: int | None) -> list[_Proc
         if not there.issuperset(own):
             told[name, ()] = description
     world, name = _world(dumps, told, world_size)
-    groups = [_ProcessGroup(name, _DEFAULT, world, True, GroupRecord((world, None, -1), None, (), (), ()))]
+    groups = [_ProcessGroup(name, _DEFAULT, world, told=True, number=-1)]
     for number, ((name, members), description) in enumerate(sorted(told.items())):
         if name == groups[0].name and members in ((), world):
             continue
         title = name if description in _UNNAMED else description
         ids = members or tuple(untold[name][1])
-        groups.append(
-            _ProcessGroup(name, title, ids, bool(members), GroupRecord((ids, title, number), None, (), (), ()))
-        )
+        groups.append(_ProcessGroup(name, title, ids, bool(members), number))
     return groups
 
 
 def _check_membership(dump: Dump) -> None:
     for name in dump.calls.keys() | {message.group for message in dump.messages}:
         if dump.rank not in (dump.groups[name].ranks or [dump.rank]):
-            raise DumpError(f"{dump.file} has calls in process group {name!r}, of which rank {dump.rank} is no member")
+            raise DumpError(
+                f"{dump.file} has calls in process group {name!r}, of which rank {dump.rank} is not a member"
+            )
 
 
 def _world(
@@ -203,7 +216,7 @@ def _lay_beside(group: _ProcessGroup, of: Mapping[int, Dump]) -> bool:
         done = None not in kinds and not differ and all(each.state is State.DONE for each in own)
         (history if done else waited).append(_slot(number - group.first, column))
     members = tuple(MemberRecord(rank, newest[rank] + 1 - group.first if rank in of else 0) for rank in group.members)
-    group.record = GroupRecord(group.record.key, None, members, tuple(history), tuple(waited))
+    group.record = GroupRecord(group.key, None, members, tuple(history), tuple(waited))
     return disagree
 
 
@@ -323,7 +336,7 @@ def _waiting(records: Iterable[GroupRecord], untold: Collection[GroupKey]) -> It
 
 def _without_members(report: CollectiveReport, groups: Iterable[_ProcessGroup]) -> CollectiveReport:
     """Where all wait in a collective that are known to be in its group, say that there may be others."""
-    group = next((each for each in groups if not each.told and _label(each) == report.group), None)
+    group = next((each for each in groups if not each.told and each.label == report.group), None)
     if group is None or any(each.call is None for each in report.replicas):
         return report
     called = ids_briefly(group.members)
@@ -350,16 +363,16 @@ def _notes(report: CollectiveReport | None, groups: Sequence[_ProcessGroup], of:
             f"Older calls of {ids_briefly(dropped)} have been dropped: TORCH_FR_BUFFER_SIZE sets how many are kept."
         )
     if any(dump.is_json for dump in of.values()):
-        yield "Dumps in JSON have no lines of the program; pickled ones have."
+        yield "JSON dumps do not contain the lines of the program; pickled ones do."
     if any("gloo" in dump.backends for dump in of.values()):
-        yield "Gloo records no send, receive or monitored_barrier, and not whether a call ended in an error."
+        yield "Gloo does not record sends, receives and monitored_barrier, nor whether a call ended in an error."
     if not all(group.told for group in groups):
-        yield "Gloo does not record who is in a process group: the ranks that called are taken for its members."
-    yield "No dump tells reduce ops, roots and values, nor where a rank is while it is in no collective."
+        yield "Gloo does not record the members of process groups: the ranks that called are assumed to be the members."
+    yield "Dumps do not contain reduce ops, roots and values, nor where a rank is when it is in no collective."
 
 
 def _on_report(report: CollectiveReport, groups: Sequence[_ProcessGroup], of: Mapping[int, Dump]) -> Iterator[str]:
-    group = next((each for each in groups if _label(each) == report.group), None)
+    group = next((each for each in groups if each.label == report.group), None)
     if group is not None and report.reason is not Reason.CYCLE:
         number = report.sequence_number
         named = "" if group.is_default else f" in process group {group.name!r}"
@@ -372,12 +385,7 @@ def _on_report(report: CollectiveReport, groups: Sequence[_ProcessGroup], of: Ma
     made = max((dump.newest for dump in of.values()), default=0)
     newer = sorted(file for file in files if _changed(file) > made)
     if newer:
-        yield f"{Path(newer[0]).name} has been changed since: the lines shown may not be those that ran."
-
-
-def _label(group: _ProcessGroup) -> str | None:
-    label = group.record.label()
-    return None if label is None else ranks(label)
+        yield f"{Path(newer[0]).name} has changed since: the lines shown may not be those that ran."
 
 
 def _latest(report: CollectiveReport, groups: Sequence[_ProcessGroup], of: Mapping[int, Dump]) -> Iterator[str]:
@@ -386,15 +394,17 @@ def _latest(report: CollectiveReport, groups: Sequence[_ProcessGroup], of: Mappi
     for rank in missing[:_MOST_LAST]:
         last = of[rank].last
         if last is None:
-            yield f"Rank {rank} has called nothing that is recorded."
+            yield f"No call of rank {rank} is recorded."
             continue
         name, entry = last
-        post = entry.post
-        at = f" at {place(post.location)}" if post.location.file else ""
         ended = "has ended" if entry.state is State.DONE else "has not ended"
         group = next(each for each in groups if each.name == name and rank in each.members)
         where = "" if group.is_default else f" in group {shortened(repr(group.title), 40)}"
-        yield f"The latest call of rank {rank}, {post.call}{where}{at}, {ended}."
+        yield f"The latest call of rank {rank}, {entry.post.call}{where}{_at(entry.post)}, {ended}."
+
+
+def _at(post: Post) -> str:
+    return f" at {place(post.location)}" if post.location.file else ""
 
 
 def _not_started(group: _ProcessGroup, number: int, of: Mapping[int, Dump]) -> Iterator[str]:
@@ -416,8 +426,7 @@ def _ended_without(groups: Sequence[_ProcessGroup], of: Mapping[int, Dump]) -> I
         late = _missing(group.record, slot) & of.keys() if slot is not None else set()
         if slot is not None and late and slot.posts[0][0].call.kind.startswith((*_WITHOUT_ROOT, "barrier")):
             post, there = slot.posts[0]
-            at = f" at {place(post.location)}" if post.location.file else ""
-            which = f"{post.call}{at}, #{slot.number} of {group.record.label() or 'all ranks'},"
+            which = f"{post.call}{_at(post)}, #{slot.number} of {group.record.label() or 'all ranks'},"
             yield ranks(f"{which} has ended on {ids_briefly(there)}, but {ids_briefly(late)} had not called it:")
             yield "it ended in an error, or that dump is older."
 

@@ -139,7 +139,9 @@ def run(request: Request, order: Order, output: IO[str] | None = None, *, silent
                 os.killpg(child, signal.SIGKILL)  # and what the script has started and left
             _, status = os.waitpid(child, 0)
         if found is None:
-            return Outcome("timeout", f"nothing was heard of the ranks for {request.seconds + _PATIENCE_SECONDS:g} s")
+            return Outcome(
+                "timeout", f"the process of the ranks has not answered for {request.seconds + _PATIENCE_SECONDS:g} s"
+            )
         return Outcome(**json.loads(found)) if found else Outcome("crashed", _crash_text(status, crash))
 
 

@@ -74,7 +74,7 @@ class Outcome:
     def like(self) -> tuple[object, ...]:
         """What makes two failures the same: the kind, the reason of a report, and the error."""
         reason = None if self.report is None else self.report["reason"]
-        return self.kind, reason, self.kind == "disagreed" or self.text.partition("\nThis was ")[0]
+        return self.kind, reason, self.kind == "disagreed" or self.text.partition("\nOn rank")[0]
 
 
 class _Run:
@@ -165,7 +165,7 @@ class _Run:
         exits = isinstance(error, (SystemExit, Ended))
         text = f"exit code {error.code}" if exits else "".join(_program_traceback(error)).rstrip()  # type: ignore[attr-defined]
         alike = [each for each, other in errors.items() if (type(other), str(other)) == (type(error), str(error))]
-        lines = [text, f"This was {ids(alike, 'rank')} of {self.request.ranks}."]
+        lines = [text, f"On {ids(alike, 'rank')} of {self.request.ranks}."]
         lines += [
             f"rank {each}: {type(other).__name__}: {other}" for each, other in errors.items() if each not in alike
         ]

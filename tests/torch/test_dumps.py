@@ -197,7 +197,7 @@ _JOBS: list[tuple[Callable[[], Job], str, tuple[int, ...], list[str]]] = [
     (swapped, "ranks disagree at collective #3", (1,), ["make the same two calls in opposite order"]),
     (group_of_gloo,
      "collective #0 of group '1' of rank 1 has not ended: rank 1 called it, and who else is in the group is not known",
-     (1,), ["Gloo does not record who is in a process group"]),
+     (1,), ["Gloo does not record the members of process groups"]),
 ]  # fmt: skip
 
 
@@ -220,7 +220,7 @@ def test_what_is_said_of_a_job(
 def test_json_has_no_lines_and_says_the_same_otherwise(tmp_path: Path) -> None:
     found = said_of(skipped(), tmp_path, as_json=True)
     assert "rank 1 skipped broadcast at an unknown line, which ranks 0, 2 and 3 made as #7" in on_one_line(str(found))
-    assert "Dumps in JSON have no lines of the program; pickled ones have." in found.notes
+    assert "JSON dumps do not contain the lines of the program; pickled ones do." in found.notes
     both = explain(read_all([tmp_path / "0.json", *skipped().write(tmp_path)[1:]]))
     assert both.report is not None
     assert both.report.suspects == (1,)
@@ -259,7 +259,7 @@ def test_source_newer_than_the_job_is_told(tmp_path: Path) -> None:
     job.call(0, "barrier", frames=[{"name": "<module>", "filename": str(script), "line": 1}])
     found = said_of(job, tmp_path)
     assert "dist.all_reduce(x)" in str(found)
-    assert "train.py has been changed since: the lines shown may not be those that ran." in found.notes
+    assert "train.py has changed since: the lines shown may not be those that ran." in found.notes
 
 
 def test_hundreds_of_ranks_fit_a_screen(tmp_path: Path) -> None:
@@ -335,11 +335,11 @@ _FRAME = _ENTRY["frames"][-1]
 _BROKEN: list[tuple[str, bytes, str]] = [
     ("empty", b"", "is empty"),
     ("text", b"Traceback (most recent call last):", "is neither JSON nor a pickle"),
-    ("function", pickle.dumps({"entries": _Runs()}, 2), "a dump has plain containers alone"),
+    ("function", pickle.dumps({"entries": _Runs()}, 2), "dumps contain only plain containers"),
     ("class", b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.", "has GLOBAL at byte 2"),
     ("a memo of a billion", b"\x80\x02}r\x00\x00\x00\x40.", "has LONG_BINPUT at byte 3"),
-    ("a string of 4 GB", b"\x80\x02X\xff\xff\xff\xff.", "not all of it is there"),
-    ("cut pickle", pickle.dumps(_DUMP, 2)[:-40], "is a broken pickle"),
+    ("a string of 4 GB", b"\x80\x02X\xff\xff\xff\xff.", "truncated pickle"),
+    ("cut pickle", pickle.dumps(_DUMP, 2)[:-40], "is a broken or truncated pickle"),
     ("two dumps", pickle.dumps(_DUMP, 2) * 2, "data after its end"),
     ("cut JSON", as_bytes(_DUMP, as_json=True)[:-40], "is not JSON, or is truncated"),
     ("deep JSON", b'{"entries": ' + b"[" * 200_000, "nested too deeply"),
@@ -354,7 +354,7 @@ _BROKEN: list[tuple[str, bytes, str]] = [
     ("shared lists", pickle.dumps({**_DUMP, "entries": [{**_ENTRY, "frames": [_FRAME] * 99}] * 99}, 2), "the file has"),
     ("dimensions", pickle.dumps({**_DUMP, "entries": [{**_ENTRY, "input_sizes": [[1] * 99]}]}, 2), "64 dimensions"),
     ("groups", pickle.dumps({**_DUMP, "pg_config": {"0": {"ranks": "__import__('os')"}}}, 2), "expected ranks"),
-    ("another rank's", pickle.dumps(held_up_elsewhere().dump(2), 2), "of which rank 0 is no member"),
+    ("another rank's", pickle.dumps(held_up_elsewhere().dump(2), 2), "of which rank 0 is not a member"),
     ("another job's", pickle.dumps(Job(2).dump(0), 2), "of different jobs, of 2 and 4 ranks"),
     ("too many ranks", pickle.dumps({**_DUMP, "pg_config": {}, "entries": []}, 2), "but the job had 4 ranks"),
 ]  # fmt: skip
