@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -79,7 +79,7 @@ class _ProcessGroup:
     members: tuple[int, ...]
     told: bool
     number: int
-    record: GroupRecord = GroupRecord(((), None, 0), None, (), (), ())
+    record: GroupRecord = field(init=False)
     first: int = 1
 
     @property
@@ -163,9 +163,7 @@ def _process_groups(dumps: Sequence[Dump], world_size: int | None) -> list[_Proc
 def _check_membership(dump: Dump) -> None:
     for name in dump.calls.keys() | {message.group for message in dump.messages}:
         if dump.rank not in (dump.groups[name].ranks or [dump.rank]):
-            raise DumpError(
-                f"{dump.file} has calls in process group {name!r}, of which rank {dump.rank} is not a member"
-            )
+            raise DumpError(f"{dump.file} has calls in process group {name!r}, of which {dump.rank} is not a member")
 
 
 def _world(

@@ -125,6 +125,7 @@ def run(request: Request, order: Order, output: IO[str] | None = None, *, silent
     """Run a script once, in a fork of this process; what it prints goes to an output, or nowhere."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
+    seconds = request.seconds + _PATIENCE_SECONDS
     answers, answer = os.pipe()
     with tempfile.TemporaryFile() as crash, Path(os.devnull).open("w") as nowhere:
         child = os.fork()
@@ -132,16 +133,14 @@ def run(request: Request, order: Order, output: IO[str] | None = None, *, silent
             _run_here(request, order, nowhere if silent else output, answer, crash)
         os.close(answer)
         try:
-            found = _listen(child, answers, request.seconds + _PATIENCE_SECONDS)
+            found = _listen(child, answers, seconds)
         finally:
             os.close(answers)
             with suppress(ProcessLookupError):
                 os.killpg(child, signal.SIGKILL)  # and what the script has started and left
             _, status = os.waitpid(child, 0)
         if found is None:
-            return Outcome(
-                "timeout", f"the process of the ranks has not answered for {request.seconds + _PATIENCE_SECONDS:g} s"
-            )
+            return Outcome("timeout", f"the process of the ranks has not answered for {seconds:g} s")
         return Outcome(**json.loads(found)) if found else Outcome("crashed", _crash_text(status, crash))
 
 
