@@ -274,7 +274,9 @@ def _who(findings: Findings) -> list[str]:
 def _rows(findings: Findings) -> list[str]:
     """Return a line for all replicas that do the same; the odd ones marked, and last."""
     marked = set(findings.odd)
-    calls = {i: _shown_call(findings, post.call) for members, post in findings.partitions for i in members}
+    calls: dict[int, str] = {}
+    for members, post in findings.partitions:
+        calls.update(dict.fromkeys(members, _shown_call(findings, post.call)))
     alike: dict[tuple[bool, str, str], list[ReplicaReport]] = {}
     for replica in findings.replicas:
         what, where = _doing(findings, replica)

@@ -103,12 +103,9 @@ def shown_file(file: str) -> str:
 
     One below the working directory, or of an installed package, is named from there; a notebook's cell by its number.
     """
-    from pathlib import Path  # nothing else of what every program imports needs it
-
-    cell = _CELL.search(file)
-    if cell is not None:
+    if _CELL.search(file) is not None:
         return _number_of_cell(file) or file
-    here = f"{Path.cwd()}{os.sep}"
+    here = f"{os.getcwd()}{os.sep}"  # noqa: PTH109  (for thousands of replicas)
     if file.startswith(here) and f"{os.sep}site-packages{os.sep}" not in file:
         return file.removeprefix(here)
     return file.rpartition(f"{os.sep}site-packages{os.sep}")[2]

@@ -98,12 +98,12 @@ def handled_in(awaitable: Any) -> str:
             return "" if running is None else described(running)
         if link.frame is None or is_plumbing(link.frame):
             continue
-        variables = Counter(map(id, link.frame.f_locals.values()))
-        for one in gc.get_referents(link.awaitable):
-            if _is_of_the_program(one):
-                if not variables[id(one)]:
-                    return described(one)
-                variables[id(one)] -= 1
+        errors = [one for one in gc.get_referents(link.awaitable) if _is_of_the_program(one)]
+        variables = Counter(map(id, link.frame.f_locals.values())) if errors else Counter[int]()
+        for one in errors:
+            if not variables[id(one)]:
+                return described(one)
+            variables[id(one)] -= 1
     return ""
 
 
