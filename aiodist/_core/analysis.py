@@ -440,7 +440,8 @@ def _races(firsts: Sequence[tuple[ReplicaReport, Post]], facts: Mapping[int, Rep
 
     A replica's own task races with a child that it does not wait for.
     """
-    found, children = [], 0
+    alike: dict[str, list[int]] = {}
+    children = 0
     for replica, post in firsts:
         call, here = replica.location, replica.stack[-1] if replica.stack else None
         if call is None or here is None:
@@ -448,16 +449,19 @@ def _races(firsts: Sequence[tuple[ReplicaReport, Post]], facts: Mapping[int, Rep
         known = facts[replica.replica_id]
         own = (here.file, here.line) == (call.file, call.line)
         places = {(at.file, at.line) for at in post.path[:_MOST_CALLERS]}
-        calls = [text for at, text in known.child_calls if (at.file, at.line) in places]
-        if calls and not own:
+        tasks = [task for at, task in known.child_calls if (at.file, at.line) in places]
+        if tasks and not own:
             children += 1
-            found.append(calls[0])
+            alike.setdefault(tasks[0], []).append(replica.replica_id)
         elif own and known.child_calls:
-            found.append(f"Replica {replica.replica_id} calls in its own task ({place(call)}).")
+            alike.setdefault(f"its own task ({place(call)})", []).append(replica.replica_id)
         else:
             return ()
     awaits = any("task" in (facts[replica.replica_id].waits_for or "") for replica, _ in firsts)
-    return tuple(sorted(found)) if children == 2 or (children and len(found) == 2 and not awaits) else ()
+    if len(firsts) != 2 or not children or (children == 1 and awaits):
+        return ()
+    told = sorted((ids, task) for task, ids in alike.items())
+    return tuple(f"{upper(clause(sorted(ids), 'calls'))} in {task}." for ids, task in told)
 
 
 def _cancellations(replicas: Iterable[ReplicaFacts], slot: SlotRecord) -> tuple[str, ...]:
@@ -468,9 +472,9 @@ def _cancellations(replicas: Iterable[ReplicaFacts], slot: SlotRecord) -> tuple[
         called = () if post is None else (post.path[0][:2],)
         limits = (time_limit_around(file, line) for file, line in (*replica.cancelled_in, *called))
         limit = next((each for each in limits if each), "")
-        why = replica.cancelled_by or (f"inside of {limit}" if limit else "")
+        why = f": {replica.cancelled_by}" if replica.cancelled_by else f", inside {limit}" if limit else ""
         if post is not None:
-            what = f"{post.call} at {place(post.location)}{': ' if why else ''}{why}."
+            what = f"{post.call} at {place(post.location)}{why}."
             alike.setdefault(what, []).append(replica.replica_id)
     return tuple(
         f"{upper(clause(members, 'was'))} cancelled out of {what}"

@@ -202,8 +202,8 @@ def _uneven(past: Past, inside: Side, left: Side, loop: Location, outside: Locat
     call = inside.calls[0]
     if past.whole:
         text = (
-            f"{upper(ids_briefly(inside.replicas))} made {made + 1}, {ids_briefly(left.replicas)} made "
-            f"{count(made, 'call')} at {place(call.location)}; after {count(made, 'common round')} "
+            f"{upper(ids_briefly(inside.replicas))} made {count(made + 1, 'call')} at {place(call.location)}, "
+            f"{ids_briefly(left.replicas)} made {made}; after {count(made, 'common round')} "
         )
     else:
         text = f"After more than {made} common calls at {place(call.location)} "

@@ -477,7 +477,7 @@ def _structures_differ(a: Call, on_a: str, b: Call, on_b: str) -> str:
     """Say which leaves, or arguments of a merge function, one side has alone, or how the containers differ."""
     (number, names), (other_number, other_names) = a.arguments or (0, ()), b.arguments or (0, ())
     if number != other_number:
-        return f"{number} against {other_number} positional arguments, {on_a} against {on_b}"
+        return f"{count(number, 'positional argument')} on {on_a}, {other_number} on {on_b}"
     if a.arguments is None and (a.structure is None or b.structure is None):
         single, nest = (on_a, on_b) if a.structure is None else (on_b, on_a)
         return f"a single value on {single}, a nest on {nest}"
@@ -577,7 +577,7 @@ def _by_divergence(findings: Findings) -> Sequence[str]:
     if findings.sides is not None and any(side.handles for side in findings.sides):
         return ["Let an exception end the run, or do what follows it on every replica: reduce whether one has failed."]
     one_more_or_less = kind in (DivergenceKind.SKIPPED, DivergenceKind.ADDED)
-    if one_more_or_less and _on_one_line(findings):
+    if one_more_or_less and _in_one_loop(findings):
         return [_ITEMS]
     if kind is not None and findings.reason in _BRANCHED:
         return _CONDITION
@@ -588,15 +588,21 @@ def _on_one_line(findings: Findings) -> bool:
     return len({replica.location for replica in findings.replicas if replica.location is not None}) == 1
 
 
+def _in_one_loop(findings: Findings) -> bool:
+    """Whether all calls come from one line that stands in a loop, itself or by one of its callers."""
+    path = findings.sides[0].path if findings.sides is not None else ()
+    return _on_one_line(findings) and any(source.is_in_loop(at.file, at.line) for at in path)
+
+
 def _by_reason(findings: Findings) -> Sequence[str]:  # noqa: C901, PLR0911, PLR0912  (one return a reason)
     calls = [post.call for _, post in findings.partitions]
     match findings.reason:
         case Reason.KIND:
             return [_SAME_ORDER_OF_ALL]
         case Reason.NAME:
-            return [
-                _ITEMS if _on_one_line(findings) else "The names differ: calls that are to meet have the same name."
-            ]
+            variable = " It is the same line everywhere, so the name is a variable: print it."
+            differ = f"The names differ: calls that are to meet have the same name.{variable * _on_one_line(findings)}"
+            return [_ITEMS if _in_one_loop(findings) else differ]
         case Reason.REDUCE_OP:
             variable = " It is the same line everywhere, so the op is a variable: print it."
             return [f"The reduce op must be the same on every replica.{variable * _on_one_line(findings)}"]
@@ -648,7 +654,7 @@ def _abandoned_hint(findings: Findings) -> Sequence[str]:
         return ["Only that worker raises the error in its arguments; the others wait for its call."]
     if "sibling task failed" in told:
         return ["A task group cancels its other tasks when one fails: let that end the run, or reduce whether one has."]
-    return [_TIME_LIMIT] if findings.partitions and "inside of" in told else []
+    return [_TIME_LIMIT] if findings.partitions and ", inside `" in told else []
 
 
 def _timeout_hint(findings: Findings) -> Sequence[str]:
@@ -679,7 +685,6 @@ _CONDITION = (
     "  stop = await ctx.all_reduce(ReduceOp.MAX, stop)",
 )
 _NAME = "If the places are meant to meet, give both calls the same name=."
-_SAME_NAME = "The names differ: calls that are meant to be one collective have the same name."
 _AS_ARGUMENT = "Pass what differs as an argument."
 _RACE = (
     "The order of racing tasks may differ on other replicas: await them one after the other, or give each a group of "

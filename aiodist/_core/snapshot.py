@@ -63,7 +63,7 @@ class ReplicaFacts:
         cancelled_by: why it was, where that is known, e.g. ``its sibling task failed with ValueError at train.py:9``.
         handles: the exception that its own task is handling where it is suspended; empty where there is none.
         refusal: what the call raised that it was not cancelled out of, but refused for its arguments; else empty.
-        child_calls: where its child tasks are suspended, each with a sentence that says so.
+        child_calls: where its child tasks are suspended, each with the task in words.
         unknown: nothing is known of it: a rank of another program's job that left no dump.
     """
 

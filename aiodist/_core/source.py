@@ -15,6 +15,7 @@ from aiodist._core.report import Location
 from aiodist._core.text import place
 
 _LOOPS = (ast.While, ast.For, ast.AsyncFor)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _BRANCHES = (ast.If, *_LOOPS, ast.Try, ast.Match, ast.IfExp)
 _TIME_LIMITS = {"timeout", "timeout_at", "move_on_after", "move_on_at", "fail_after", "fail_at", "CancelScope"}
 _LONGEST_LINE = 90
@@ -43,9 +44,10 @@ class _Branch(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """What is looked for in a file: its branches by their places, `with` statements, and calls of `wait_for`."""
+    """What is looked for in a file: its branches by their places, comprehensions, `with`, and calls of `wait_for`."""
 
     branches: tuple[_Branch, ...]
+    comprehensions: tuple[ast.expr, ...]
     withs: tuple[_With, ...]
     waits: tuple[ast.Call, ...]
 
@@ -65,6 +67,7 @@ def _parsed(text: str) -> _Source:
     ]
     return _Source(
         tuple(sorted(branches, key=lambda branch: (branch.line, branch.node.col_offset))),
+        tuple(node for node in nodes if isinstance(node, _COMPREHENSIONS)),
         tuple(node for node in nodes if isinstance(node, _With)),
         tuple(node for node in nodes if isinstance(node, ast.Call) and _name_called(node) == "wait_for"),
     )
@@ -175,6 +178,13 @@ def is_in_one_loop(file: str, line: int, other: int) -> bool:
     """Whether two lines stand in the body of a common loop."""
     loops = (one for one in _source_of(file).branches if one.is_loop and one.line < line)
     return any(one.arm(line) == one.arm(other) == "body" for one in loops)
+
+
+def is_in_loop(file: str, line: int) -> bool:
+    """Whether a line stands in the body of a loop, or in a comprehension."""
+    source = _source_of(file)
+    inside = any(one.lineno <= line <= _end(one) for one in source.comprehensions)
+    return inside or any(one.is_loop and one.arm(line) == "body" for one in source.branches)
 
 
 def condition_of(file: str, line: int) -> int | None:

@@ -463,8 +463,7 @@ def look_at_run(ledger: Ledger) -> Look:
             continue
         here = waiter.suspension.location
         if waiter.member is None and here is not None:
-            text = f"Replica {replica.id} calls in {task_text(waiter.task)}{waiter.where}."
-            calls.setdefault(replica.id, []).append((here, text))
+            calls.setdefault(replica.id, []).append((here, f"{task_text(waiter.task)}{waiter.where}"))
         elif waiter.member is not None and waiter.suspension.kind is not Awaited.COLLECTIVE:
             waits[replica.id] = graph.sentence(waiter)
     circle = graph.cycle_text()

@@ -94,7 +94,7 @@ DIVERGENCES = {
         Reason.STRUCTURE,
         lambda c: c.merge_call(first_merge, (1,)),
         lambda c: c.merge_call(first_merge, (1, 2)),
-        "1 against 2 positional arguments",
+        "1 positional argument on replicas 0 and 2, 2 on replica 1",
     ),
     "size": Divergence(
         Reason.SHAPE,
