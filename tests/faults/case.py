@@ -13,12 +13,39 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from aiodist import CollectiveMismatchError, CollectiveTimeoutError, DeadlockError, IncompleteCollectiveError, Reason
+import numpy as np
+
+from aiodist import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    DeadlockError,
+    IncompleteCollectiveError,
+    Reason,
+    ReduceOp,
+    ReplicaContext,
+)
 
 Program = Callable[..., Awaitable[Any]]
 
 REPLICAS = 4
 EVERYONE = tuple(range(REPLICAS))
+
+# What the programs are made of.
+
+SUM, MAX, MEAN = ReduceOp.SUM, ReduceOp.MAX, ReduceOp.MEAN
+LOSS, GRADIENT = np.array([1.0, 2.0], np.float32), np.array([3.0, 4.0], np.float32)
+
+
+def me(ctx: ReplicaContext) -> int:
+    return ctx.replica_id_in_sync_group
+
+
+def odd(ctx: ReplicaContext) -> bool:
+    return me(ctx) == 1
+
+
+def everyone(ctx: ReplicaContext) -> range:
+    return range(ctx.num_replicas_in_sync)
 
 
 @dataclass(frozen=True, slots=True)

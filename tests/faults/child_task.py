@@ -8,9 +8,8 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 
 from aiodist import Reason, ReduceOp, ReplicaContext
-from tests.faults.case import correct, race
+from tests.faults.case import MAX, SUM, correct, race
 
-SUM, MAX = ReduceOp.SUM, ReduceOp.MAX
 EVERYONE = range(4)
 
 
@@ -65,7 +64,7 @@ async def reduces_in_order_of_completion(ctx: ReplicaContext) -> None:
         await ctx.all_reduce(SUM, await done)
 
 
-@race(Reason.KIND)
+@race(Reason.KIND, says="its own task")
 async def logs_beside_the_step(ctx: ReplicaContext) -> None:
     async def log() -> None:
         await asyncio.sleep(0)

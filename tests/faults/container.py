@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from aiodist import Reason, ReduceOp, ReplicaContext
-from tests.faults.case import correct, mismatch
+from aiodist import Reason, ReplicaContext
+from tests.faults.case import SUM, correct, mismatch, odd
 
-SUM = ReduceOp.SUM
 SHAPES = {"bias": 2, "scale": 3, "weight": 4}
 
 
 def order_of(ctx: ReplicaContext) -> list[str]:
     """Return the keys as a set of strings gives them in processes whose hashes differ."""
     names = list(SHAPES)
-    return names[1:] + names[:1] if ctx.replica_id_in_sync_group == 1 else names
+    return names[1:] + names[:1] if odd(ctx) else names
 
 
 @mismatch(Reason.SHAPE, 1, peers=True)

@@ -6,16 +6,13 @@ from contextlib import suppress
 
 import numpy as np
 
-from aiodist import CollectiveError, Reason, ReduceOp, ReplicaContext
-from tests.faults.case import correct, incomplete, mismatch, raises
-
-SUM = ReduceOp.SUM
-LOSS = np.array([1.0, 2.0], np.float32)
+from aiodist import CollectiveError, Reason, ReplicaContext
+from tests.faults.case import LOSS, SUM, correct, incomplete, me, mismatch, odd, raises
 
 
 def parse(ctx: ReplicaContext, bad: int) -> np.ndarray:
     """Return a batch; that replica's is broken."""
-    if ctx.replica_id_in_sync_group == bad:
+    if me(ctx) == bad:
         raise ValueError("broken batch")
     return LOSS
 
@@ -42,7 +39,7 @@ async def handler_reduces_elsewhere(ctx: ReplicaContext) -> None:
 
 @incomplete(Reason.EXITED, 3)
 async def swallows_the_collective_error(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group == 3:
+    if me(ctx) == 3:
         return
     with suppress(CollectiveError):
         await ctx.all_reduce(SUM, LOSS)  # named
@@ -60,11 +57,11 @@ async def barrier_in_finally(ctx: ReplicaContext) -> None:
 async def replicas_fail_in_two_ways(ctx: ReplicaContext) -> None:
     try:
         await ctx.barrier()
-        if ctx.replica_id_in_sync_group == 1:
+        if odd(ctx):
             raise ValueError("broken batch")
         await ctx.barrier()
     finally:
-        if ctx.replica_id_in_sync_group != 1:
+        if me(ctx) != 1:
             raise KeyError("while cleaning up")
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from aiodist import Reason, ReduceOp, ReplicaContext
-from tests.faults.case import EVERYONE, correct, mismatch
+from aiodist import Reason, ReplicaContext
+from tests.faults.case import EVERYONE, SUM, correct, me, mismatch, odd
 
-SUM = ReduceOp.SUM
 ONES, TWOS, THREES = (np.full(3, value, np.float32) for value in (1, 2, 3))
 Step = Callable[[ReplicaContext], Awaitable[Any]]
 
@@ -26,7 +25,7 @@ async def total_and_meet(ctx: ReplicaContext, value: Any) -> None:
 
 async def in_order(ctx: ReplicaContext, steps: Sequence[Step], odd: Sequence[int]) -> None:
     """Make the steps in the order that is given, a replica in another one."""
-    for step in [steps[i] for i in odd] if ctx.replica_id_in_sync_group == 2 else steps:
+    for step in [steps[i] for i in odd] if me(ctx) == 2 else steps:
         await step(ctx)
 
 
@@ -43,7 +42,7 @@ async def swapped_through_a_helper(ctx: ReplicaContext) -> None:
 
 @mismatch(Reason.CALL_SITE, *EVERYONE)
 async def swapped_through_a_helper_by_one_half(ctx: ReplicaContext) -> None:
-    for name in ("loss", "gradient") if ctx.replica_id_in_sync_group < 2 else ("gradient", "loss"):
+    for name in ("loss", "gradient") if me(ctx) < 2 else ("gradient", "loss"):
         if name == "loss":
             await total(ctx, ONES)  # named
         else:
@@ -66,9 +65,9 @@ async def rotated_through_a_helper(ctx: ReplicaContext) -> None:
 
 @mismatch(Reason.CALL_SITE, 2)
 async def swapped_through_a_helper_of_a_group(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group:
+    if me(ctx):
         group = ctx.new_group([1, 2, 3], name="experts")
-        for step in (1, 0) if ctx.replica_id_in_sync_group == 2 else (0, 1):
+        for step in (1, 0) if me(ctx) == 2 else (0, 1):
             if step:
                 await total(group, ONES)  # named
             else:
@@ -82,7 +81,7 @@ async def issued_through_a_helper_in_another_order(ctx: ReplicaContext) -> None:
         return ctx.all_reduce(SUM, value)
 
     pending = []
-    for step in (1, 0) if ctx.replica_id_in_sync_group == 2 else (0, 1):
+    for step in (1, 0) if me(ctx) == 2 else (0, 1):
         if step:
             pending.append(issue(ONES))  # named
         else:
@@ -93,7 +92,7 @@ async def issued_through_a_helper_in_another_order(ctx: ReplicaContext) -> None:
 
 @mismatch(Reason.SHAPE, 2)
 async def another_shape_through_a_helper(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group == 2:
+    if me(ctx) == 2:
         await total(ctx, np.zeros(4, np.float32))  # named
     else:
         await total(ctx, ONES)  # named
@@ -102,7 +101,7 @@ async def another_shape_through_a_helper(ctx: ReplicaContext) -> None:
 @correct()
 async def callers_that_merely_differ(ctx: ReplicaContext) -> None:
     for _ in range(5):
-        if ctx.replica_id_in_sync_group == 2:
+        if me(ctx) == 2:
             await total(ctx, ONES)
         else:
             await total(ctx, TWOS)
@@ -112,7 +111,7 @@ async def callers_that_merely_differ(ctx: ReplicaContext) -> None:
 @correct()
 async def callers_that_differ_once(ctx: ReplicaContext) -> None:
     for step in range(6):
-        if step == 3 and ctx.replica_id_in_sync_group == 1:
+        if step == 3 and odd(ctx):
             await total(ctx, ONES)
         elif step % 2:
             await total(ctx, TWOS)
@@ -122,7 +121,7 @@ async def callers_that_differ_once(ctx: ReplicaContext) -> None:
 
 @correct()
 async def swapped_through_a_helper_by_name(ctx: ReplicaContext) -> None:
-    for step in (1, 0) if ctx.replica_id_in_sync_group == 2 else (0, 1):
+    for step in (1, 0) if me(ctx) == 2 else (0, 1):
         if step:
             await total(ctx, ONES, name="loss")
         else:

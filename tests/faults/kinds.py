@@ -6,35 +6,47 @@ With each stands what the report says of its cause, and what it must not advise.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
 import numpy as np
 
-from aiodist import Reason, ReduceOp, ReplicaContext
+from aiodist import Reason, ReplicaContext
 from tests.faults import trainer
-from tests.faults.case import correct, cycle, deadlock, incomplete, mismatch, race, raises
-from tests.faults.trainer import LOSS, Trainer
+from tests.faults.case import (
+    LOSS,
+    MAX,
+    MEAN,
+    SUM,
+    correct,
+    cycle,
+    deadlock,
+    everyone,
+    incomplete,
+    me,
+    mismatch,
+    odd,
+    raises,
+)
+from tests.faults.trainer import Trainer
 
-SUM, MAX, MEAN = ReduceOp.SUM, ReduceOp.MAX, ReduceOp.MEAN
 SIZES = (2, 5)
 FEW = (2, 3, 7)
 
 
-def me(ctx: ReplicaContext) -> int:
-    return ctx.replica_id_in_sync_group
-
-
-def odd(ctx: ReplicaContext) -> bool:
-    return me(ctx) == 1
-
-
-def everyone(ctx: ReplicaContext) -> range:
-    return range(ctx.num_replicas_in_sync)
-
-
 # Groups.
+
+
+@asynccontextmanager
+async def replica_0_comes_late(ctx: ReplicaContext, over: Any) -> AsyncIterator[None]:
+    """Let the others wait for replica 0 until one has given up; then they are to meet."""
+    if me(ctx) == 0:
+        await over.wait()
+    yield
+    over.set()
+    await ctx.barrier()
 
 
 @cycle(1, sizes=FEW, says="name")
@@ -91,16 +103,6 @@ async def another_kind_in_the_group(ctx: ReplicaContext) -> None:
         await group.all_reduce(SUM, LOSS)  # named
 
 
-@cycle(0, 1, sizes=(5, 9))
-async def two_groups_in_opposite_order(ctx: ReplicaContext) -> None:
-    if me(ctx) < 2:
-        rows, columns = (ctx.new_group([0, 1], name=name) for name in ("rows", "columns"))
-        first, second = (rows, columns) if odd(ctx) else (columns, rows)
-        await first.barrier()  # named
-        await second.barrier()
-    await ctx.barrier()
-
-
 @cycle(1, sizes=FEW)
 async def groups_of_all_in_another_order(ctx: ReplicaContext) -> None:
     rows, columns = (ctx.new_group(everyone(ctx), name=name) for name in ("rows", "columns"))
@@ -113,18 +115,9 @@ async def groups_of_all_in_another_order(ctx: ReplicaContext) -> None:
 
 
 @correct(sizes=SIZES)
-async def groups_in_turn(ctx: ReplicaContext) -> None:
-    for name in ("rows", "columns"):
-        group = ctx.new_group(everyone(ctx), name=name)
-        for _ in range(2):
-            await group.all_reduce(SUM, LOSS)
-    await ctx.barrier()
-
-
-@correct(sizes=SIZES)
 async def group_of_members_in_one_other_order(ctx: ReplicaContext) -> None:
     group = ctx.new_group(everyone(ctx)[::-1])
-    assert group.replica_id_in_sync_group == ctx.num_replicas_in_sync - 1 - me(ctx)
+    assert me(group) == ctx.num_replicas_in_sync - 1 - me(ctx)
     await group.barrier()
 
 
@@ -282,13 +275,6 @@ async def stops_early_by_its_own_loss(ctx: ReplicaContext) -> None:
     await ctx.barrier()  # named
 
 
-@mismatch(Reason.KIND, 1, sizes=FEW, never="left the loop")
-async def one_round_more(ctx: ReplicaContext) -> None:
-    for _ in range(4 if odd(ctx) else 3):
-        await ctx.all_reduce(MEAN, LOSS)  # named
-    await ctx.barrier()  # named
-
-
 @mismatch(Reason.CALL_SITE, 1, sizes=FEW)
 async def another_arm_of_a_chain(ctx: ReplicaContext) -> None:
     kind = "a" if odd(ctx) else "c"
@@ -340,80 +326,61 @@ async def fail() -> None:
 
 @incomplete(Reason.ABANDONED, 1, sizes=FEW, anyio=False, says="ValueError", shared=asyncio.Event)
 async def sibling_task_fails(ctx: ReplicaContext, over: asyncio.Event) -> None:
-    if me(ctx) == 0:
-        await over.wait()
+    async with replica_0_comes_late(ctx, over):
 
-    async def reduce() -> None:
-        await ctx.all_reduce(SUM, LOSS)  # named
+        async def reduce() -> None:
+            await ctx.all_reduce(SUM, LOSS)  # named
 
-    with suppress(ExceptionGroup):
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(reduce())
-            if odd(ctx):
-                await asyncio.sleep(0.01)
-                tasks.create_task(fail())
-    over.set()
-    await ctx.barrier()
+        with suppress(ExceptionGroup):
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(reduce())
+                if odd(ctx):
+                    await asyncio.sleep(0.01)
+                    tasks.create_task(fail())
 
 
 @incomplete(Reason.ABANDONED, 1, sizes=FEW, anyio=False, says="wait_for", shared=asyncio.Event)
 async def wait_for_one_collective(ctx: ReplicaContext, over: asyncio.Event) -> None:
-    if me(ctx) == 0:
-        await over.wait()
-    with suppress(TimeoutError):
-        await asyncio.wait_for(ctx.all_reduce(SUM, LOSS), 0.05 if odd(ctx) else 60)  # named
-    over.set()
-    await ctx.barrier()
+    async with replica_0_comes_late(ctx, over):
+        with suppress(TimeoutError):
+            await asyncio.wait_for(ctx.all_reduce(SUM, LOSS), 0.05 if odd(ctx) else 60)  # named
 
 
 @incomplete(Reason.ABANDONED, 1, sizes=FEW, anyio=False, says="asyncio.timeout(", shared=asyncio.Event)
 async def timeout_around_a_helper(ctx: ReplicaContext, over: asyncio.Event) -> None:
-    if me(ctx) == 0:
-        await over.wait()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(0.05 if odd(ctx) else 60):
-            await trainer.average(ctx, LOSS)
-    over.set()
-    await ctx.barrier()
+    async with replica_0_comes_late(ctx, over):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.05 if odd(ctx) else 60):
+                await trainer.average(ctx, LOSS)
 
 
 @incomplete(Reason.ABANDONED, 1, sizes=FEW, anyio=False, says="was cancelled out of", shared=asyncio.Event)
 async def task_cancelled_by_its_own_replica(ctx: ReplicaContext, over: asyncio.Event) -> None:
-    if me(ctx) == 0:
-        await over.wait()
-    task = asyncio.create_task(trainer.average(ctx, LOSS))
-    if odd(ctx):
-        await asyncio.sleep(0.01)
-        task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
-    over.set()
-    await ctx.barrier()
+    async with replica_0_comes_late(ctx, over):
+        task = asyncio.create_task(trainer.average(ctx, LOSS))
+        if odd(ctx):
+            await asyncio.sleep(0.01)
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 @incomplete(Reason.ABANDONED, 1, sizes=FEW, says="its sibling", shared=anyio.Event)
 async def sibling_fails_in_a_task_group_of_anyio(ctx: ReplicaContext, over: anyio.Event) -> None:
-    if me(ctx) == 0:
-        await over.wait()
-    with suppress(ExceptionGroup):
-        async with anyio.create_task_group() as tasks:
-            if odd(ctx):
-                tasks.start_soon(fail)
-            await ctx.all_reduce(SUM, LOSS)  # named
-    over.set()
-    await ctx.barrier()
+    async with replica_0_comes_late(ctx, over):
+        with suppress(ExceptionGroup):
+            async with anyio.create_task_group() as tasks:
+                if odd(ctx):
+                    tasks.start_soon(fail)
+                await ctx.all_reduce(SUM, LOSS)  # named
 
 
 @incomplete(Reason.ABANDONED, 1, sizes=FEW, says="cancelled its scope", shared=anyio.Event)
 async def scope_cancelled_by_a_sibling(ctx: ReplicaContext, over: anyio.Event) -> None:
-    if me(ctx) == 0:
-        await over.wait()
-    async with anyio.create_task_group() as tasks:
+    async with replica_0_comes_late(ctx, over), anyio.create_task_group() as tasks:
         if odd(ctx):
             tasks.start_soon(lambda: _cancel(tasks))
         await ctx.all_reduce(SUM, LOSS)  # named
-    over.set()
-    await ctx.barrier()
 
 
 async def _cancel(tasks: Any) -> None:
@@ -442,17 +409,6 @@ async def times_out_and_returns(ctx: ReplicaContext, over: asyncio.Event) -> Non
 
 
 @mismatch(Reason.KIND, 1, sizes=FEW, never="drop the remainder")
-async def skips_what_raised(ctx: ReplicaContext) -> None:
-    for step in range(3):
-        try:
-            if odd(ctx) and step == 1:
-                await fail()
-            await ctx.all_reduce(MEAN, LOSS)  # named
-        except ValueError:
-            await ctx.barrier()  # named
-
-
-@mismatch(Reason.KIND, 1, sizes=FEW, never="drop the remainder")
 async def leaves_the_loop_by_an_exception(ctx: ReplicaContext) -> None:
     with suppress(ValueError):
         for step in range(3):
@@ -460,17 +416,6 @@ async def leaves_the_loop_by_an_exception(ctx: ReplicaContext) -> None:
                 await fail()
             await ctx.all_reduce(MEAN, LOSS)  # named
     await ctx.barrier()  # named
-
-
-@mismatch(Reason.KIND, 1, sizes=FEW, never="drop the remainder")
-async def cleans_up_after_an_exception(ctx: ReplicaContext) -> None:
-    try:
-        for step in range(3):
-            if odd(ctx) and step == 1:
-                await fail()
-            await ctx.all_reduce(MEAN, LOSS)  # named
-    finally:
-        await ctx.barrier()  # named
 
 
 @incomplete(Reason.EXITED, 1, sizes=FEW, never="drop the remainder")
@@ -572,57 +517,6 @@ async def merges_with_other_values(ctx: ReplicaContext) -> None:
 
 
 # Races and locks.
-
-
-@race(Reason.SHAPE, sizes=(3,), says="its own task")
-async def own_task_races_with_a_child(ctx: ReplicaContext) -> None:
-    async def log() -> None:
-        await asyncio.sleep(0)
-        await ctx.all_reduce(SUM, np.zeros(3))
-
-    logging = asyncio.create_task(log())
-    await asyncio.sleep(0)
-    await ctx.all_reduce(SUM, LOSS)
-    await logging
-
-
-@race(Reason.KIND, sizes=(2,), says="racing tasks")
-async def two_actors_race(ctx: ReplicaContext) -> None:
-    async def act(*calls: Any) -> None:
-        for call in calls:
-            await asyncio.sleep(0)
-            await call()
-
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(act(ctx.barrier, ctx.barrier))
-        tasks.create_task(act(lambda: ctx.all_reduce(SUM, LOSS)))
-
-
-@deadlock(0, 1, sizes=(2, 4), shared=lambda: (asyncio.Lock(), asyncio.Lock()))
-async def locks_in_opposite_order(ctx: ReplicaContext, locks: tuple[asyncio.Lock, asyncio.Lock]) -> None:
-    if me(ctx) < 2:
-        first, second = locks[::-1] if odd(ctx) else locks
-        async with first:
-            await asyncio.sleep(0.1)
-            async with second:  # named
-                pass
-    await ctx.barrier()
-
-
-@deadlock(0, 2, sizes=(3,), shared=asyncio.Lock)
-async def lock_held_across_a_gather(ctx: ReplicaContext, lock: asyncio.Lock) -> None:
-    if not odd(ctx):
-        await asyncio.sleep(0.1)
-    async with lock:  # named
-        await ctx.all_gather(LOSS, 0)  # named
-
-
-@correct(sizes=SIZES, shared=asyncio.Lock, anyio=False)
-async def lock_around_the_work_between(ctx: ReplicaContext, lock: asyncio.Lock) -> None:
-    for _ in range(2):
-        async with lock:
-            await asyncio.sleep(0)
-        await ctx.all_reduce(SUM, LOSS)
 
 
 @correct(sizes=(2, 4), anyio=False)

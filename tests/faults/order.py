@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from aiodist import Reason, ReduceOp, ReplicaContext
-from tests.faults.case import EVERYONE, correct, incomplete, mismatch
-
-SUM, MAX = ReduceOp.SUM, ReduceOp.MAX
-LOSS, GRADIENT = np.array([1.0, 2.0], np.float32), np.array([3.0, 4.0], np.float32)
+from aiodist import Reason, ReplicaContext
+from tests.faults.case import EVERYONE, GRADIENT, LOSS, MAX, SUM, correct, incomplete, me, mismatch, odd
 
 
 @mismatch(Reason.CALL_SITE, 2, peers=True)
 async def swapped_sums_of_equal_shape(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group == 2:
+    if me(ctx) == 2:
         await ctx.all_reduce(SUM, GRADIENT)  # named
         await ctx.all_reduce(SUM, LOSS)
     else:
@@ -23,7 +20,7 @@ async def swapped_sums_of_equal_shape(ctx: ReplicaContext) -> None:
 
 @mismatch(Reason.CALL_SITE, *EVERYONE, peers=True)
 async def swapped_by_one_half(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group < ctx.num_replicas_in_sync // 2:
+    if me(ctx) < ctx.num_replicas_in_sync // 2:
         await ctx.all_reduce(SUM, GRADIENT)  # named
         await ctx.all_reduce(SUM, LOSS)
     else:
@@ -33,7 +30,7 @@ async def swapped_by_one_half(ctx: ReplicaContext) -> None:
 
 @mismatch(Reason.KIND, 1, peers=True)
 async def swapped_kinds(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group == 1:
+    if odd(ctx):
         await ctx.barrier()  # named
         await ctx.all_reduce(SUM, LOSS)
     else:
@@ -44,7 +41,7 @@ async def swapped_kinds(ctx: ReplicaContext) -> None:
 @mismatch(Reason.CALL_SITE, 3, peers=True)
 async def skipped_one_of_three(ctx: ReplicaContext) -> None:
     await ctx.all_reduce(SUM, LOSS)
-    if ctx.replica_id_in_sync_group != 3:
+    if me(ctx) != 3:
         await ctx.all_reduce(SUM, GRADIENT)  # named
     await ctx.all_reduce(SUM, LOSS)  # named
 
@@ -52,13 +49,13 @@ async def skipped_one_of_three(ctx: ReplicaContext) -> None:
 @incomplete(Reason.EXITED, 0, peers=True)
 async def skipped_the_last(ctx: ReplicaContext) -> None:
     await ctx.all_reduce(SUM, LOSS)
-    if ctx.replica_id_in_sync_group:
+    if me(ctx):
         await ctx.all_reduce(SUM, GRADIENT)  # named
 
 
 @mismatch(Reason.CALL_SITE, 0, peers=True)
 async def added_one_before(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group == 0:
+    if me(ctx) == 0:
         await ctx.all_reduce(SUM, LOSS)  # named
     await ctx.all_reduce(SUM, LOSS)  # named
     await ctx.all_reduce(SUM, GRADIENT)
@@ -67,20 +64,20 @@ async def added_one_before(ctx: ReplicaContext) -> None:
 @incomplete(Reason.EXITED, 1, peers=True)
 async def added_one_after(ctx: ReplicaContext) -> None:
     await ctx.all_reduce(SUM, LOSS)
-    if ctx.replica_id_in_sync_group == 1:
+    if odd(ctx):
         await ctx.all_reduce(SUM, LOSS)  # named
 
 
-@mismatch(Reason.CALL_SITE, 2, peers=True)
+@mismatch(Reason.CALL_SITE, 2, peers=True, never="left the loop")
 async def repeated_by_a_retry(ctx: ReplicaContext) -> None:
-    for _ in range(2 if ctx.replica_id_in_sync_group == 2 else 1):
+    for _ in range(2 if me(ctx) == 2 else 1):
         await ctx.all_reduce(SUM, LOSS)  # named
     await ctx.all_reduce(SUM, GRADIENT)  # named
 
 
 @mismatch(Reason.CALL_SITE, 1, peers=True)
 async def swapped_in_the_pending_list(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group == 1:
+    if odd(ctx):
         pending = [ctx.all_reduce(SUM, GRADIENT), ctx.all_reduce(SUM, LOSS)]  # named
     else:
         pending = [
@@ -93,14 +90,14 @@ async def swapped_in_the_pending_list(ctx: ReplicaContext) -> None:
 
 @mismatch(Reason.REDUCE_OP, 3, peers=True)
 async def skipped_before_another_op(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group != 3:
+    if me(ctx) != 3:
         await ctx.all_reduce(MAX, LOSS)  # named
     await ctx.all_reduce(SUM, LOSS)  # named
 
 
 @correct(peers=True)
 async def swapped_where_names_meet(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group == 2:
+    if me(ctx) == 2:
         await ctx.all_reduce(SUM, GRADIENT, name="gradient")
     else:
         await ctx.all_reduce(SUM, GRADIENT, name="gradient")
@@ -109,7 +106,7 @@ async def swapped_where_names_meet(ctx: ReplicaContext) -> None:
 @correct(peers=True)
 async def awaited_in_another_order_than_issued(ctx: ReplicaContext) -> None:
     loss, gradient = ctx.all_reduce(SUM, LOSS), ctx.all_reduce(SUM, GRADIENT)
-    first, second = (gradient, loss) if ctx.replica_id_in_sync_group % 2 else (loss, gradient)
+    first, second = (gradient, loss) if me(ctx) % 2 else (loss, gradient)
     await first
     await second
     total: np.ndarray = await loss

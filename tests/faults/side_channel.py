@@ -7,13 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import anyio
-import numpy as np
 
-from aiodist import ReduceOp, ReplicaContext
-from tests.faults.case import EVERYONE, correct, deadlock
-
-SUM = ReduceOp.SUM
-LOSS = np.array([1.0, 2.0], np.float32)
+from aiodist import ReplicaContext
+from tests.faults.case import EVERYONE, LOSS, SUM, correct, deadlock, me, odd
 
 
 def events() -> list[anyio.Event]:
@@ -30,10 +26,10 @@ def queues() -> list[asyncio.Queue[int]]:
 
 @deadlock(1, 2, 3, shared=asyncio.Lock)
 async def lock_held_across_a_sum(ctx: ReplicaContext, lock: asyncio.Lock) -> None:
-    if ctx.replica_id_in_sync_group == 0:
+    if me(ctx) == 0:
         await lock.acquire()
     await ctx.barrier()
-    if ctx.replica_id_in_sync_group:
+    if me(ctx):
         await lock.acquire()  # named
     await ctx.all_reduce(SUM, LOSS)  # named
     lock.release()
@@ -41,39 +37,31 @@ async def lock_held_across_a_sum(ctx: ReplicaContext, lock: asyncio.Lock) -> Non
 
 @deadlock(3, shared=asyncio.Event)
 async def event_that_nobody_sets(ctx: ReplicaContext, event: asyncio.Event) -> None:
-    if ctx.replica_id_in_sync_group == 3:
+    if me(ctx) == 3:
         await event.wait()  # named
     await ctx.all_reduce(SUM, LOSS)  # named
-
-
-@deadlock(1, shared=asyncio.Event)
-async def event_that_is_set_after_the_sum(ctx: ReplicaContext, event: asyncio.Event) -> None:
-    if ctx.replica_id_in_sync_group == 1:
-        await event.wait()  # named
-    await ctx.all_reduce(SUM, LOSS)  # named
-    event.set()
 
 
 @deadlock(2, shared=asyncio.Queue)
 async def queue_that_nobody_fills(ctx: ReplicaContext, queue: asyncio.Queue[int]) -> None:
-    if ctx.replica_id_in_sync_group == 2:
+    if me(ctx) == 2:
         await queue.get()  # named
     await ctx.all_reduce(SUM, LOSS)  # named
 
 
 @deadlock(0, shared=lambda: asyncio.Queue(1))
 async def queue_that_nobody_empties(ctx: ReplicaContext, queue: asyncio.Queue[int]) -> None:
-    if ctx.replica_id_in_sync_group == 0:
+    if me(ctx) == 0:
         for item in range(2):
             await queue.put(item)  # named
     await ctx.barrier()  # named
-    if ctx.replica_id_in_sync_group == 1:
+    if odd(ctx):
         await queue.get()
 
 
 @deadlock(*EVERYONE, shared=queues)
 async def ring_that_receives_first(ctx: ReplicaContext, ring: list[asyncio.Queue[int]]) -> None:
-    i = ctx.replica_id_in_sync_group
+    i = me(ctx)
     await ring[i].get()  # named
     await ring[(i + 1) % 4].put(i)
     await ctx.barrier()
@@ -81,7 +69,7 @@ async def ring_that_receives_first(ctx: ReplicaContext, ring: list[asyncio.Queue
 
 @deadlock(2, 3, shared=lambda: asyncio.Semaphore(2))
 async def semaphore_held_across_a_barrier(ctx: ReplicaContext, slots: asyncio.Semaphore) -> None:
-    if ctx.replica_id_in_sync_group > 1:
+    if me(ctx) > 1:
         await ctx.new_group([2, 3]).barrier()
         await asyncio.sleep(1)
     async with slots:  # named
@@ -90,7 +78,7 @@ async def semaphore_held_across_a_barrier(ctx: ReplicaContext, slots: asyncio.Se
 
 @deadlock(3, shared=asyncio.Condition)
 async def condition_that_nobody_notifies(ctx: ReplicaContext, condition: asyncio.Condition) -> None:
-    if ctx.replica_id_in_sync_group == 3:
+    if me(ctx) == 3:
         async with condition:
             await condition.wait()  # named
     await ctx.all_reduce(SUM, LOSS)  # named
@@ -101,10 +89,10 @@ async def awaits_the_task_of_another(ctx: ReplicaContext, tasks: dict[str, async
     async def reduce() -> None:
         await ctx.all_reduce(SUM, LOSS, name="reduce")  # named
 
-    if ctx.replica_id_in_sync_group == 1:
+    if odd(ctx):
         tasks["reduce"] = asyncio.create_task(reduce())
         await tasks["reduce"]  # named
-    elif ctx.replica_id_in_sync_group == 0:
+    elif me(ctx) == 0:
         await asyncio.sleep(1)
         await asyncio.shield(tasks["reduce"])  # named
         await ctx.all_reduce(SUM, LOSS, name="reduce")
@@ -124,7 +112,7 @@ async def lock_released_before_the_sum(ctx: ReplicaContext, shared: Any) -> None
 
 @correct(shared=events)
 async def one_wakes_the_next(ctx: ReplicaContext, events: list[anyio.Event]) -> None:
-    i = ctx.replica_id_in_sync_group
+    i = me(ctx)
     if i:
         await events[i - 1].wait()
     events[i].set()
@@ -133,7 +121,7 @@ async def one_wakes_the_next(ctx: ReplicaContext, events: list[anyio.Event]) -> 
 
 @correct(shared=streams)
 async def ring_that_sends_first(ctx: ReplicaContext, streams: list[Any]) -> None:
-    i = ctx.replica_id_in_sync_group
+    i = me(ctx)
     send, receive = streams[(i + 1) % 4][0], streams[i][1]
     with send, receive:
         await send.send(i)
@@ -144,7 +132,7 @@ async def ring_that_sends_first(ctx: ReplicaContext, streams: list[Any]) -> None
 @correct(shared=anyio.Event)
 async def woken_between_two_collectives(ctx: ReplicaContext, event: anyio.Event) -> None:
     await ctx.barrier()
-    if ctx.replica_id_in_sync_group == 3:
+    if me(ctx) == 3:
         event.set()
     await event.wait()
     await ctx.barrier()

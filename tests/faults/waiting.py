@@ -7,20 +7,16 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
-import numpy as np
 
-from aiodist import CommunicationOptions, Reason, ReduceOp, ReplicaContext
-from tests.faults.case import correct, incomplete
-
-SUM = ReduceOp.SUM
-LOSS = np.array([1.0, 2.0], np.float32)
+from aiodist import CommunicationOptions, Reason, ReplicaContext
+from tests.faults.case import LOSS, SUM, correct, incomplete, me, odd
 
 
 @incomplete(Reason.ABANDONED, 1, shared=anyio.Event)
 async def timeout_around_one_collective(ctx: ReplicaContext, over: anyio.Event) -> None:
-    if ctx.replica_id_in_sync_group == 0:
+    if me(ctx) == 0:
         await over.wait()
-    with anyio.move_on_after(0.01 if ctx.replica_id_in_sync_group == 1 else 60):
+    with anyio.move_on_after(0.01 if odd(ctx) else 60):
         await ctx.all_reduce(SUM, LOSS)  # named
     over.set()
     await ctx.barrier()
@@ -35,10 +31,10 @@ async def cancelled_child_task(ctx: ReplicaContext, cancelled: anyio.Event) -> N
         issued.set()
         await handle
 
-    if ctx.replica_id_in_sync_group == 0:
+    if me(ctx) == 0:
         await cancelled.wait()
     task = asyncio.create_task(reduce())
-    if ctx.replica_id_in_sync_group == 2:
+    if me(ctx) == 2:
         await issued.wait()
         task.cancel()
         cancelled.set()
@@ -48,7 +44,7 @@ async def cancelled_child_task(ctx: ReplicaContext, cancelled: anyio.Event) -> N
 
 @incomplete(Reason.TIMEOUT, 3, shared=anyio.Event)
 async def never_comes(ctx: ReplicaContext, never: anyio.Event) -> None:
-    if ctx.replica_id_in_sync_group == 3:
+    if me(ctx) == 3:
         await never.wait()  # named
     await ctx.all_reduce(SUM, LOSS, CommunicationOptions(timeout_seconds=0.05))  # named
 
@@ -56,7 +52,7 @@ async def never_comes(ctx: ReplicaContext, never: anyio.Event) -> None:
 @correct(peers=True)
 async def slow_replica(ctx: ReplicaContext) -> None:
     for _ in range(3):
-        for _ in range(10 * ctx.replica_id_in_sync_group):
+        for _ in range(10 * me(ctx)):
             await anyio.lowlevel.checkpoint()
         await ctx.all_reduce(SUM, LOSS)
 
@@ -64,7 +60,7 @@ async def slow_replica(ctx: ReplicaContext) -> None:
 @correct()
 async def computes_in_a_thread(ctx: ReplicaContext) -> None:
     for step in range(3):
-        if ctx.replica_id_in_sync_group == step:
+        if me(ctx) == step:
             await ctx.run_sync(sum, range(10_000))
         await ctx.all_reduce(SUM, LOSS)
 
@@ -78,14 +74,14 @@ async def timeout_that_does_not_fire(ctx: ReplicaContext) -> None:
 
 @correct()
 async def timeout_away_from_collectives(ctx: ReplicaContext) -> None:
-    with anyio.move_on_after(0.001 * ctx.replica_id_in_sync_group):
+    with anyio.move_on_after(0.001 * me(ctx)):
         await anyio.sleep_forever()
     await ctx.all_reduce(SUM, LOSS)
 
 
 @correct(shared=anyio.Event, anyio=False)
 async def woken_by_a_timer(ctx: ReplicaContext, event: anyio.Event) -> None:
-    if ctx.replica_id_in_sync_group == 1:
+    if odd(ctx):
         asyncio.get_running_loop().call_later(0.005, event.set)
         await event.wait()
     await ctx.all_reduce(SUM, LOSS)
@@ -95,7 +91,7 @@ async def woken_by_a_timer(ctx: ReplicaContext, event: anyio.Event) -> None:
 async def woken_by_a_thread(ctx: ReplicaContext) -> None:
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     loop = asyncio.get_running_loop()
-    if ctx.replica_id_in_sync_group == 2:
+    if me(ctx) == 2:
         wake = loop.run_in_executor(None, lambda: loop.call_soon_threadsafe(future.set_result, None))
         await future
         await wake
