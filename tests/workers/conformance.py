@@ -33,7 +33,7 @@ FOLDS: Final = {
 }
 DTYPES: Final = [np.dtype(name) for name in (*"bBhHiIlLefdgFD", "?")]
 SPECIAL: Final = [np.inf, -np.inf, np.nan, -0.0, 0.0, 1.0, 2.0, -1.0]
-SIZES: Final = [0, 1, 7, 1000]
+SIZES: Final = [0, 7, 1000]
 
 
 def contributed(rank: int, size: int, dtype: np.dtype) -> np.ndarray:
@@ -141,7 +141,7 @@ def reductions_at_the_edges_of_segments(c: Communicator) -> Iterator[Request]:
     """What fills a segment but for one element, just so, and with one more."""
     for dtype, op in ((np.dtype(np.float32), ReduceOp.SUM), (np.dtype(np.int16), ReduceOp.MAX)):
         edge = SEGMENT // dtype.itemsize
-        for sizes in ([edge - 1], [edge], [edge + 1], [5, edge, edge - 5, 1]):
+        for sizes in ([edge - 1], [edge]) if dtype.kind == "i" else ([edge + 1], [5, edge, edge - 5, 1]):
             results = yield from reduced_over_workers(op, [contributed(c.rank, size, dtype) for size in sizes], c)
             for size, result in zip(sizes, results, strict=True):
                 check(op, result, reduced(op, size, dtype, range(c.size)))
@@ -297,9 +297,9 @@ def gathered_leaves(c: Communicator) -> Iterator[Request]:
 
 def broadcast_leaves(c: Communicator) -> Iterator[Request]:
     """Leaves of few and of many bytes, in one piece or not, read-only or not."""
-    large = np.arange(SEGMENT + 8.0).reshape(-1, 8)
+    large = np.arange(SEGMENT // 4 + 8.0).reshape(-1, 8)
     large.flags.writeable = False
-    for root in range(c.size):
+    for root in {0, c.size - 1}:
         for values in (
             [np.arange(5)],
             [large[: SEGMENT // 64]],
@@ -345,7 +345,7 @@ def go_through(case: Case, communicator: Communicator) -> None:
 def wait(request: Request) -> None:
     """Ask for a request until it is complete."""
     while not request.test():
-        time.sleep(0)
+        time.sleep(100e-6)  # there may be more workers than cores
 
 
 def go_through_together(case: Case, communicators: Sequence[Any]) -> None:

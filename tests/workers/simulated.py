@@ -20,7 +20,6 @@ LOOPS = [pytest.param(("asyncio", {}), id="asyncio"), pytest.param(("trio", {}),
 _UVLOOP = pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop")
 on_uvloop_too = pytest.mark.parametrize("anyio_backend", [*LOOPS, _UVLOOP])
 on_trio_too = pytest.mark.parametrize("anyio_backend", LOOPS)
-on_both_loops = pytest.mark.parametrize("loop", LOOPS)
 
 
 class Job:
@@ -30,11 +29,14 @@ class Job:
         counts: how many replicas each has.
         kind: of their devices.
         reduction: the strategies'.
-        options: likewise, for communication.
+        answer_seconds: how long workers that do nothing are waited for once there is trouble.
+        options: of the strategies, for communication.
     """
 
-    def __init__(self, *counts: int, kind: str = "CPU", reduction: str = "fast", **options: Any) -> None:
-        self.cluster = SimulatedCluster(len(counts))
+    def __init__(
+        self, *counts: int, kind: str = "CPU", reduction: str = "fast", answer_seconds: float = 1.0, **options: Any
+    ) -> None:
+        self.cluster = SimulatedCluster(len(counts), answer_seconds=answer_seconds)
         self.strategies = [
             MultiWorkerMirroredStrategy(
                 [f"{kind}:{i}" for i in range(count)],

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import anyio
 import numpy as np
 import pytest
 
@@ -70,25 +69,6 @@ async def test_call_that_raises_for_its_arguments_on_one_worker_fails_on_the_oth
             assert found[2].report.suspects == (1,)
             raised = f"because its call raised: {type(outcomes[1][2]).__name__}: {outcomes[1][2]}"
             assert unwrapped(found[2]).startswith(f"replica 1 did not make collective #2, {raised} ")
-
-
-@pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
-async def test_others_hear_of_such_a_call_also_where_nothing_else_is_called_there(call: Refused) -> None:
-    job = Job(1, 1)
-    heard = anyio.Event()
-
-    async def worker(strategy: MultiWorkerMirroredStrategy) -> Any:
-        if strategy is job.strategies[1]:
-            with pytest.raises((TypeError, ValueError)):
-                await call(strategy, True)
-            await heard.wait()
-            return None
-        with pytest.raises(IncompleteCollectiveError, match="because its call raised"):
-            await call(strategy, False)
-        heard.set()
-        return None
-
-    assert await job.everywhere(worker) == [None, None]
 
 
 async def test_call_in_the_wrong_place_is_none_of_the_workers_operations() -> None:

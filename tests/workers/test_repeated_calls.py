@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist import CommunicationOptions, ReduceOp, ReplicaContext
-from tests.workers.simulated import Job, on_both_loops, on_one_machine
+from tests.workers.simulated import Job, on_one_machine
 from tests.workers.test_values import same
 
 pytestmark = pytest.mark.anyio
@@ -69,8 +69,7 @@ VALUES: list[Callable[[np.ndarray], Any]] = [
 """Values of whole numbers, whose sums are exact in any order."""
 
 
-@on_both_loops
-@settings(max_examples=30)
+@settings(max_examples=25)
 @given(
     layout=st.sampled_from([*LAYOUTS, (2, 2)]),
     steps=st.lists(
@@ -82,7 +81,7 @@ VALUES: list[Callable[[np.ndarray], Any]] = [
     ),
 )  # fmt: skip
 def test_any_sequence_of_calls_at_one_place_gives_what_one_machine_gives(
-    loop: tuple[str, dict[str, Any]], layout: tuple[int, ...], steps: list[Any]
+    layout: tuple[int, ...], steps: list[Any]
 ) -> None:
     async def program(ctx: ReplicaContext) -> list[Any]:
         grid = np.arange(600.0).reshape(20, 30) % 50 + ctx.replica_id_in_sync_group
@@ -97,8 +96,7 @@ def test_any_sequence_of_calls_at_one_place_gives_what_one_machine_gives(
     async def compare() -> None:
         same(await Job(*layout).values(program), list(await on_one_machine(program, sum(layout))))
 
-    backend, options = loop
-    anyio.run(compare, backend=backend, backend_options=options)
+    anyio.run(compare)
 
 
 async def test_a_replica_that_only_meets_lets_other_tasks_run() -> None:

@@ -20,7 +20,7 @@ ONES, TWOS = np.ones(2), np.full((2, 2), 2.0)
 
 async def told_by_the_second(operation: Operation) -> str:
     """Return the error of an operation on a worker whose replicas are 2 and 3, while the other one does nothing."""
-    job = Job(2, 2)
+    job = Job(2, 2, answer_seconds=0.01)
 
     async def one(strategy: MultiWorkerMirroredStrategy) -> None:
         if strategy is job.strategies[1]:
@@ -35,17 +35,8 @@ async def told_by_the_second(operation: Operation) -> str:
     ("operation", "told"),
     [
         (lambda s: s.reduce("SUM", PerReplica([ONES, TWOS]), None), "replica 2's is (2,), replica 3's is (2, 2)"),
-        (
-            lambda s: s.reduce("SUM", PerReplica([ONES, TWOS]), 0),
-            "replica 2's is float64[2], replica 3's is float64[2, ",
-        ),
-        (lambda s: s.reduce("SUM", PerReplica([ONES, 1]), None), "replica 2's is (2,), replica 3's is ()"),
         (lambda s: s.gather(PerReplica([ONES, TWOS]), 0), "replica 2's is float64[2], replica 3's is float64[2, "),
         (lambda s: s.gather(PerReplica([ONES, ONES, ONES]), 0), "expected 2 components, one for each replica, got 3"),
-        (
-            lambda s: s.extended.reduce_to("SUM", PerReplica([ONES, TWOS]), "CPU:0"),
-            "replica 2's is (2,), replica 3's is (2, 2)",
-        ),
     ],
 )
 async def test_components_of_other_shapes(operation: Operation, told: str) -> None:

@@ -19,7 +19,7 @@ from aiodist import (
 from aiodist._strategy.scope import replicas_of
 from tests.workers.simulated import Job, on_one_machine, on_uvloop_too
 
-LAYOUTS = [(1,), (3,), (2, 2), (1, 3), (1, 1, 2), (3, 1, 2, 2)]
+LAYOUTS = [(1,), (2, 2), (1, 3), (3, 1, 2, 2)]
 DTYPES = [np.int8, np.uint32, np.int64, np.float16, np.float32, np.float64, np.complex64, np.complex128, np.longdouble]
 pytestmark = pytest.mark.anyio
 
@@ -220,20 +220,16 @@ async def test_ordered_reductions_give_the_same_bits_for_every_layout() -> None:
     same(eleven[2], eleven[0])
 
 
-@pytest.mark.parametrize("layout", [(2, 2), (1, 3), (3, 1), (1, 1, 2), (1, 1, 1, 1)], ids=str)
-@pytest.mark.parametrize("op", ["MEAN", "MIN", "MAX"])
-@pytest.mark.parametrize("axis", [None, 0, (0, 1)])
+@pytest.mark.parametrize("layout", [(2, 2), (3, 1), (1, 1, 1, 1)], ids=str)
 async def test_one_value_for_all_reduces_as_on_one_machine_whoever_has_how_many_replicas(
-    layout: tuple[int, ...], op: str, axis: Any
+    layout: tuple[int, ...],
 ) -> None:
     value = np.arange(6.0).reshape(2, 3)
 
     async def program(strategy: Any) -> Any:
-        mirrored = Mirrored([value] * replicas_of(strategy).local)
-        return await strategy.reduce(op, {"plain": value, "mirrored": mirrored}, axis)
+        nest = {"plain": value, "mirrored": Mirrored([value] * replicas_of(strategy).local)}
+        return [await strategy.reduce(op, nest, axis) for op in ("MEAN", "MIN", "MAX") for axis in (None, 0, (0, 1))]
 
     expected = await program(MirroredStrategy([f"CPU:{i}" for i in range(sum(layout))]))
     for found in await Job(*layout).everywhere(program):
-        for key, right in expected.items():
-            np.testing.assert_array_equal(found[key], right)
-            assert type(found[key]) is type(right)
+        same(found, expected)
