@@ -254,7 +254,7 @@ async def test_mirrored_variable_is_not_assigned_in_the_merge_function_of_a_grou
                 with ctx.new_group([0, 1]) as group:
                     await group.merge_call(lambda _: v.assign(np.ones(2)))
 
-        with pytest.raises(ReplicaContextError, match="which only the workers with members of it run"):
+        with pytest.raises(ReplicaContextError, match="which runs only on the workers of its members"):
             await strategy.run(replica)
 
     assert (await Job(2, 1).everywhere(program))[0] is None
