@@ -91,24 +91,31 @@ def strides_in_c_order(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]
 
 def has_gaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
     """Return whether elements lie otherwise than without gaps, in C's order; axes of one element lie anyhow."""
-    if 0 in shape:
-        return False
     plain = strides_in_c_order(shape, itemsize)
+    if strides == plain or 0 in shape:
+        return False
     return any(size > 1 and step != own for size, step, own in zip(shape, strides, plain, strict=True))
+
+
+def lies_apart(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Return whether each element has memory of its own, and axes lie in forward order."""
+    reach = itemsize
+    for step, size in sorted((step, size) for size, step in zip(shape, strides, strict=True) if size > 1):
+        if step < reach:
+            return False
+        reach += step * (size - 1)
+    return True
 
 
 def write_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
     """Return strides to write by, None for C's order without gaps; elements must lie apart, in forward order."""
     if not has_gaps(shape, strides, itemsize):
         return None
-    reach = itemsize
-    for step, size in sorted((step, size) for size, step in zip(shape, strides, strict=True) if size > 1):
-        if step < reach:
-            raise TypeError(
-                f"out must hold arrays whose elements lie apart, in forward order, got strides {strides} in bytes for "
-                f"the shape {shape}"
-            )
-        reach += step * (size - 1)
+    if not lies_apart(shape, strides, itemsize):
+        raise TypeError(
+            f"out must hold arrays whose elements lie apart, in forward order, got strides {strides} in bytes for "
+            f"the shape {shape}"
+        )
     return strides
 
 

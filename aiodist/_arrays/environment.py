@@ -25,9 +25,11 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
+
+from aiodist._arrays.cluster import ClusterSettings
 
 _STALL_SECONDS = 10.0
 _WORKER_PROCESS = "AIODIST_WORKER_PROCESS"
@@ -127,29 +129,8 @@ def worker_rank() -> int:
     return found.rank if (found := launched()) else 0
 
 
-class TfConfig(NamedTuple):
-    """What ``TF_CONFIG`` says."""
-
-    cluster: Mapping[str, Sequence[str]]  # the addresses of each job's tasks, by job name
-    task_type: str  # this process's job
-    task_id: int  # its index in the job
-
-    @property
-    def workers(self) -> int:
-        """How many workers the cluster has: a chief is the first of them."""
-        return sum(len(self.cluster.get(job, ())) for job in _CHIEFS) + len(self.cluster.get("worker", ()))
-
-    @property
-    def rank(self) -> int:
-        """Which of them this is."""
-        return self.task_id + (self.workers - len(self.cluster["worker"]) if self.task_type == "worker" else 0)
-
-
-_CHIEFS = ("chief", "master")
-
-
-def tf_config() -> TfConfig | None:
-    """Return what ``TF_CONFIG`` says; None where it names no cluster. A ValueError says how it must be."""
+def tf_config() -> ClusterSettings | None:
+    """Return the cluster that ``TF_CONFIG`` names; None where it names none. A ValueError says how it must be."""
     text = os.environ.get("TF_CONFIG")
     import json  # nothing else of what every program imports needs it
 
@@ -157,16 +138,12 @@ def tf_config() -> TfConfig | None:
         fields = json.loads(text) if text else {}
         if not fields.get("cluster"):
             return None
-        cluster, task = fields["cluster"], fields["task"]
-        found = TfConfig(dict(cluster), str(task["type"]), int(task["index"]))
-        if not 0 <= found.task_id < len(cluster[found.task_type]):
-            raise IndexError(found.task_id)
+        return ClusterSettings.of(fields["cluster"], str(fields["task"]["type"]), int(fields["task"]["index"]))
     except (ValueError, TypeError, AttributeError, LookupError) as error:
         raise ValueError(
             'TF_CONFIG must be like {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
             f", got {text!r} ({type(error).__name__}: {error})"
         ) from None
-    return found
 
 
 def note_worker(process: int) -> None:

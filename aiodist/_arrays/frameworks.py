@@ -26,7 +26,6 @@ from aiodist._arrays.device import (
     Spec,
     address_in,
     has_gaps,
-    strides_in_c_order,
     write_strides,
 )
 from aiodist._arrays.host import bfloat16, class_name, packages, refuse_gradient
@@ -104,29 +103,42 @@ def _torch_stream() -> Any:
     return quick or (lambda ordinal: torch.cuda.current_stream(ordinal).cuda_stream)
 
 
-class CuPy(DeviceType):
-    """CuPy."""
-
-    name = "cupy"
+class _WithInterface(DeviceType):
+    """A framework whose arrays have ``__cuda_array_interface__``, shape, strides and dtype."""
 
     def is_on_gpu(self, leaf: Any) -> bool:
         return hasattr(type(leaf), "__cuda_array_interface__")
 
+    def buffer(self, leaf: Any) -> DeviceArray:
+        return self._array(leaf, write_strides(leaf.shape, leaf.strides, leaf.dtype.itemsize))
+
+    def _array(self, leaf: Any, strides: tuple[int, ...] | None = None) -> DeviceArray:
+        if not leaf.dtype.isnative:
+            raise TypeError(
+                f"expected numbers in this machine's byte order, got {leaf.dtype.str}; copy them into a new array"
+            )
+        address, ordinal, stream = self._place(leaf)
+        return DeviceArray(address, leaf.shape, leaf.dtype, ordinal, stream, leaf, strides)
+
+    def _place(self, leaf: Any) -> tuple[int, int, int]:
+        """Return an array's address, the number of its GPU, and its stream."""
+        raise NotImplementedError
+
+
+class CuPy(_WithInterface):
+    """CuPy."""
+
+    name = "cupy"
+
     def view(self, leaf: Any) -> DeviceArray:
-        _native(leaf.dtype)
-        memory = leaf.data
-        ordinal: int = memory.device_id
         if not leaf.flags.c_contiguous:
             with leaf.device:
                 leaf = sys.modules["cupy"].ascontiguousarray(leaf)
-            memory = leaf.data
-        return DeviceArray(memory.ptr, leaf.shape, leaf.dtype, ordinal, self.stream(ordinal), leaf)
+        return self._array(leaf)
 
-    def buffer(self, leaf: Any) -> DeviceArray:
-        _native(leaf.dtype)
-        memory, strides = leaf.data, write_strides(leaf.shape, leaf.strides, leaf.dtype.itemsize)
-        ordinal: int = memory.device_id
-        return DeviceArray(memory.ptr, leaf.shape, leaf.dtype, ordinal, self.stream(ordinal), leaf, strides)
+    def _place(self, leaf: Any) -> tuple[int, int, int]:
+        memory = leaf.data
+        return memory.ptr, memory.device_id, self.stream(memory.device_id)
 
     def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
         cupy = sys.modules["cupy"]
@@ -139,27 +151,24 @@ class CuPy(DeviceType):
         return handle
 
 
-class Numba(DeviceType):
+class Numba(_WithInterface):
     """Numba, and the package numba-cuda."""
 
     name = "numba"
 
-    def is_on_gpu(self, leaf: Any) -> bool:
-        return hasattr(type(leaf), "__cuda_array_interface__")
-
     def view(self, leaf: Any) -> DeviceArray:
-        shape, dtype = leaf.shape, leaf.dtype
-        if leaf.strides != strides_in_c_order(shape, dtype.itemsize) and has_gaps(shape, leaf.strides, dtype.itemsize):
+        if has_gaps(leaf.shape, leaf.strides, leaf.dtype.itemsize):
             raise TypeError("expected a Numba device array without gaps, in C's order; copy it into a new one first")
-        _native(dtype)
-        return DeviceArray(_numba_address(leaf), shape, dtype, _numba_ordinal(leaf), _numba_stream(leaf), leaf)
+        return self._array(leaf)
 
     def buffer(self, leaf: Any) -> DeviceArray:
         if leaf.__cuda_array_interface__["data"][1]:
             raise TypeError("out must be writeable, got a read-only array")
-        _native(leaf.dtype)
-        strides, ordinal = write_strides(leaf.shape, leaf.strides, leaf.dtype.itemsize), _numba_ordinal(leaf)
-        return DeviceArray(_numba_address(leaf), leaf.shape, leaf.dtype, ordinal, _numba_stream(leaf), leaf, strides)
+        return super().buffer(leaf)
+
+    def _place(self, leaf: Any) -> tuple[int, int, int]:
+        stream = int(leaf.stream or 0) or _numba_default_stream()
+        return _numba_address(leaf), leaf.gpu_data.context.device.id, stream
 
     def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
         cuda = sys.modules["numba.cuda"]
@@ -169,10 +178,6 @@ class Numba(DeviceType):
 
     def stream(self, ordinal: int) -> int:
         return _numba_default_stream()
-
-
-def _numba_stream(leaf: Any) -> int:
-    return int(leaf.stream or 0) or _numba_default_stream()
 
 
 @cache
@@ -185,16 +190,6 @@ def _numba_default_stream() -> int:
 
 def _numba_address(leaf: Any) -> int:
     return leaf.device_ctypes_pointer.value or 0
-
-
-def _numba_ordinal(leaf: Any) -> int:
-    ordinal: int = leaf.gpu_data.context.device.id
-    return ordinal
-
-
-def _native(dtype: DType) -> None:
-    if not dtype.isnative:
-        raise TypeError(f"expected numbers in this machine's byte order, got {dtype.str}; copy them into a new array")
 
 
 class Jax(DeviceType):
@@ -243,13 +238,19 @@ TYPES: dict[str, DeviceType] = {"torch": Torch(), "cupy": CuPy(), "numba": Numba
 """By the package that an array's class comes from."""
 
 
-def device_type_of(leaf: Any) -> DeviceType | None:
-    """Return whose array it is; None if it is none in GPU memory. One of an unknown framework is a TypeError."""
-    kind: Any = type(leaf)
+def framework_of(kind: type) -> DeviceType | None:
+    """Return the framework that a class is of; whether an object of it is on a GPU, only that can tell."""
     for package in packages(kind):
         if package in TYPES:
-            found = TYPES[package]
-            return found if found.is_on_gpu(leaf) else None
+            return TYPES[package]
+    return None
+
+
+def device_type_of(leaf: Any) -> DeviceType | None:
+    """Return whose array it is; None if it is none in GPU memory. One of an unknown framework is a TypeError."""
+    found = framework_of(type(leaf))
+    if found is not None:
+        return found if found.is_on_gpu(leaf) else None
     if not _is_on_gpu(leaf):
         return None
     known = ", ".join(dict.fromkeys(kind.name for kind in TYPES.values()))
@@ -259,20 +260,15 @@ def device_type_of(leaf: Any) -> DeviceType | None:
     )
 
 
-def likely_type_of(kind: type) -> DeviceType | None:
-    """Return the framework whose package a class is of; whether an object of it is on a GPU, only that can tell."""
-    return TYPES.get(packages(kind)[0])
-
-
 def views_on_gpu(leaves: Sequence[Any]) -> tuple[DeviceType, list[DeviceArray]] | None:
     """Return what of leaves takes part, and whose they are, if all are arrays on GPUs of one framework that can."""
-    frameworks = {likely_type_of(kind) for kind in set(map(type, leaves))}
+    frameworks = {framework_of(kind) for kind in set(map(type, leaves))}
     mark = frameworks.pop()
     if mark is None or frameworks or not all(map(mark.is_on_gpu, leaves)):
         return None
     try:
         return mark, list(map(mark.view, leaves))
-    except TypeError:
+    except TypeError:  # for which who looks at them one by one finds the words
         return None
 
 

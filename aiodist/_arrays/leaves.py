@@ -10,7 +10,7 @@ import numpy as np
 
 from aiodist._arrays import nests
 from aiodist._arrays.device import DeviceType
-from aiodist._arrays.frameworks import device_type_of, likely_type_of, views_on_gpu
+from aiodist._arrays.frameworks import device_type_of, framework_of, views_on_gpu
 from aiodist._arrays.host import ArrayLike, HostType, host_type_of
 from aiodist._arrays.slices import IndexedSlices
 
@@ -41,11 +41,8 @@ def describe(value: Any) -> tuple[Any, Any, Any, Any, Any]:
     item for each leaf in the rest, except that the marks are None where all leaves are NumPy arrays. The leaves are
     what takes part in the collective: see `describe_leaf`.
     """
-    if isinstance(value, (np.ndarray, np.generic, int, float, complex)):
+    if isinstance(value, (np.ndarray, np.generic, int, float, complex)) or framework_of(type(value)) is not None:
         return None, *describe_leaf(value)
-    if (mark := likely_type_of(type(value))) is not None and mark.is_on_gpu(value):
-        array = mark.view(value)
-        return None, array.shape, array.dtype, mark, array
     try:
         return _describe_nest(value)
     except TypeError:
@@ -66,13 +63,8 @@ def _describe_nest(value: Any) -> tuple[Any, Any, Any, Any, Any]:
     on_gpus = views_on_gpu(leaves)
     if on_gpus is not None:  # nests of hundreds of tensors are common
         mark, arrays = on_gpus
-        return (
-            structure,
-            tuple([a.shape for a in arrays]),
-            tuple([a.dtype for a in arrays]),
-            (mark,) * len(leaves),
-            arrays,
-        )
+        shapes, dtypes = tuple([a.shape for a in arrays]), tuple([a.dtype for a in arrays])
+        return structure, shapes, dtypes, (mark,) * len(leaves), arrays
     shapes, dtypes, marks, taking_part = zip(*_described(structure, leaves), strict=True)
     return structure, shapes, dtypes, marks if any(marks) else None, list(taking_part)
 
@@ -97,10 +89,6 @@ def describe_leaf(leaf: Any) -> Leaf:  # noqa: PLR0911  (one return a type)
     kind: Any = type(leaf)
     if kind is np.ndarray or kind is np.memmap:
         return leaf.shape, leaf.dtype, LeafType.NUMPY_ARRAY, leaf
-    likely = likely_type_of(kind)
-    if likely is not None and likely.is_on_gpu(leaf):  # asked first, as it is what device arrays are known by
-        found = likely.view(leaf)
-        return found.shape, found.dtype, likely, found
     if isinstance(leaf, np.generic) and not isinstance(leaf, np.void):  # a record is not immutable, as scalars are
         return (), leaf.dtype, LeafType.NUMPY_SCALAR, leaf
     if kind in _NUMBERS:
@@ -163,11 +151,6 @@ def is_array(mark: LeafMark) -> bool:
     return mark is None or isinstance(mark, HostType)
 
 
-def has_foreign(marks: Any) -> bool:
-    """Return whether there are another framework's arrays in host memory among marks, as `describe` gives them."""
-    return any(isinstance(mark, HostType) for mark in (marks if isinstance(marks, tuple) else (marks,)))
-
-
-def has_device_arrays(marks: Any) -> bool:
-    """Return whether there are arrays on GPUs among marks, as `describe` gives them."""
-    return any(isinstance(mark, DeviceType) for mark in (marks if isinstance(marks, tuple) else (marks,)))
+def has_device_arrays(marks: Sequence[LeafMark]) -> bool:
+    """Return whether there are arrays on GPUs among marks."""
+    return any(isinstance(mark, DeviceType) for mark in marks)

@@ -63,12 +63,6 @@ def builder(structure: Structure | None) -> Build | None:
     return None if structure is None else structure.unflatten
 
 
-def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
-    """Return the nest with ``fn`` applied to every leaf; None is a leaf."""
-    leaves, structure = flatten_with_none(value)
-    return unflatten(structure, map(fn, leaves))
-
-
 def text(structure: Structure) -> str:
     """Return a structure as a person reads it, with a ``*`` for each leaf, e.g. ``{'b': *, 'w': [*, *]}``."""
     shown = str(structure).removeprefix("PyTreeSpec(").removesuffix(")")

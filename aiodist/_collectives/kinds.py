@@ -70,13 +70,6 @@ NEW_GROUP: Final = Kind("new_group")
 JOIN: Final = Kind("join")
 MERGE_CALL: Final = Kind("merge_call", detail=Detail.FUNCTION, shared=False)
 
-BY_NAME: Final = {
-    kind.name: kind
-    for kind in (
-        ALL_REDUCE, ALL_GATHER, BROADCAST, REDUCE_SCATTER, SCAN, ALL_TO_ALL, BARRIER, NEW_GROUP, JOIN, MERGE_CALL
-    )
-}  # fmt: skip
-
 
 class Collective(NamedTuple):
     """What replicas ask for together."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 import aiodist_kernels as kernels
-from aiodist._arrays.device import DeviceArray, DeviceType
+from aiodist._arrays.device import DeviceArray, DeviceType, lies_apart
 from aiodist._arrays.frameworks import device_type_of
 from aiodist._arrays.host import class_name
 from aiodist._arrays.leaves import LeafMark, LeafType, describe_leaf, is_array
@@ -80,7 +80,8 @@ def _on_device(out: Any, value: DeviceArray, mark: DeviceType, op: ReduceOp) -> 
 def _check_apart(buffers: Sequence[Array]) -> None:
     """Check that every element of every buffer has memory of its own."""
     for buffer in buffers:
-        if _overlaps_itself(buffer):
+        steps = tuple(map(abs, buffer.strides))
+        if buffer.size and not buffer.flags.forc and not lies_apart(buffer.shape, steps, buffer.itemsize):
             raise ValueError(
                 f"out must have memory for each element, got an array of shape {buffer.shape} whose elements overlap: "
                 f"its strides are {buffer.strides}"
@@ -88,18 +89,6 @@ def _check_apart(buffers: Sequence[Array]) -> None:
     for one, other in combinations(buffers, 2):
         if np.may_share_memory(one, other) and _share(one, other):
             raise ValueError("out must have a buffer of its own for each leaf, got two that share memory")
-
-
-def _overlaps_itself(buffer: Array) -> bool:
-    if buffer.flags.forc or not buffer.size:
-        return False
-    reach = buffer.itemsize
-    for step, size in sorted((abs(step), size) for step, size in zip(buffer.strides, buffer.shape, strict=True)):
-        if size > 1:
-            if step < reach:
-                return True
-            reach += step * (size - 1)
-    return False
 
 
 def _share(one: Array, other: Array) -> bool:

@@ -11,7 +11,6 @@ Modules, in order; each imports only from those above it and from lower floors:
 - `reductions`: how that is carried out: on the host, on GPUs, in a worker thread.
 - `cross_device_ops`: hints by TensorFlow's names.
 - `extended`: `StrategyExtended`.
-- `cluster`: the settings of a cluster.
 - `warmup`: kernels compiled before they are needed.
 - `base`: `Strategy`, and the default one.
 - `mirrored`: `MirroredStrategy`.

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from aiodist._arrays import nests
+from aiodist._arrays.cluster import ClusterSettings
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import check_awaited, regroup, regroup_data, split
 from aiodist._core.errors import ReplicaContextError
@@ -22,7 +23,6 @@ from aiodist._runtime.current import current
 from aiodist._runtime.participant import Participant
 from aiodist._runtime.scheduler import Call, Run, new_standing_run, run_replicas
 from aiodist._strategy import creation
-from aiodist._strategy.cluster import ClusterSettings
 from aiodist._strategy.extended import StrategyExtended, bind
 from aiodist._strategy.operands import Operation, gathering, reduction
 from aiodist._strategy.reductions import Combination

@@ -10,6 +10,7 @@ from typing import Any, cast
 import anyio
 
 from aiodist._arrays import environment
+from aiodist._arrays.cluster import ClusterSettings
 from aiodist._arrays.options import CommunicationOptions, choice
 from aiodist._core.call import Call
 from aiodist._core.report import ReplicaState
@@ -19,7 +20,6 @@ from aiodist._runtime.requests import function_of
 from aiodist._runtime.scheduler import Run
 from aiodist._strategy.across_workers import CallSite, Workers
 from aiodist._strategy.base import Strategy
-from aiodist._strategy.cluster import ClusterSettings
 from aiodist._strategy.extended import StrategyExtended, Update, new_extended
 from aiodist._strategy.operands import Operation, gathering, reduction
 from aiodist._strategy.scope import HasReplicas, replicas_here, replicas_of, require_cross_replica
@@ -104,7 +104,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             return self._cluster
         layout, config = self._team.layout, environment.tf_config()
         if config is not None and (config.workers, config.rank) == (layout.workers, layout.rank):
-            return ClusterSettings({job: tuple(tasks) for job, tasks in config.cluster.items()}, *config[1:])
+            return config
         hosts = tuple(hello.host for hello in self._workers.rendezvous.hellos)
         return ClusterSettings({"worker": hosts}, "worker", layout.rank)
 

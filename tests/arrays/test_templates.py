@@ -33,7 +33,7 @@ def test_a_template_agrees_with_optree(nest: Any) -> None:
     assert [id(leaf) for leaf in found] == [id(leaf) for leaf in leaves]
     built = template.build(range(len(leaves)))
     assert repr(built) == repr(structure.unflatten(range(len(leaves))))
-    assert template.match(nests.map_leaves(lambda leaf: leaf if leaf is None else leaf.copy(), nest)) is not None
+    assert template.match(structure.unflatten([leaf.copy() for leaf in leaves])) is not None
 
 
 @pytest.mark.parametrize(

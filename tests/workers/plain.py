@@ -218,7 +218,7 @@ class _Replica:
         else:
             call = Call(op.kind, op="SUM") if op.kind == "all_reduce" else Call(op.kind)
             slot = member.group.post(member, call, place, 0)
-            slot.request = SimpleNamespace(kind=kinds.BY_NAME[op.kind])
+            slot.request = SimpleNamespace(kind=getattr(kinds, op.kind.upper()))
             slot.values[member.position] = 3 ** (self.replica.id % 30)
             if slot.matched:
                 run.matched(slot)

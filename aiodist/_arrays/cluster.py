@@ -1,4 +1,4 @@
-"""The settings of a cluster, as `Strategy.configure` takes them and ``cluster_resolver`` gives them."""
+"""The settings of a cluster, as `Strategy.configure`, ``TF_CONFIG`` and ``cluster_resolver`` have them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,16 @@ class ClusterSettings(NamedTuple):
     spec: Mapping[str, tuple[str, ...]]  # the addresses of each job's tasks, by job name
     task_type: str  # this process's job
     task_id: int  # this process's index in the job, from 0
+
+    @property
+    def workers(self) -> int:
+        """How many workers the cluster has: a chief is the first of them."""
+        return sum(len(self.spec.get(job, ())) for job in ("chief", "master", "worker"))
+
+    @property
+    def rank(self) -> int:
+        """Which of them this is."""
+        return self.task_id + (self.workers - len(self.spec["worker"]) if self.task_type == "worker" else 0)
 
     @classmethod
     def of(cls, cluster_spec: Any, task_type: Any, task_id: Any) -> ClusterSettings | None:
