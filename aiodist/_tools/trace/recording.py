@@ -1,14 +1,15 @@
-"""What a trace records while runs go on: times, as numbers in arrays, and calls as they are.
+"""What a trace records while runs go on: times, and calls as they are.
 
-Nothing is put into text here, since every microsecond spent shows up in the trace itself as somebody's waiting: an
-arrival costs three numbers of eight bytes. `writer` makes the events of a file from it later.
+Nothing is put into text here, since every microsecond spent shows up in the trace itself as somebody's waiting;
+`writer` makes the events of a file from it later. Times are in seconds on the clock of the run's event loop, and None
+is the time of what has not happened.
 """
 
 from __future__ import annotations
 
 import time
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any, TypeAlias
 
@@ -19,26 +20,25 @@ from aiodist._core.ledger import Ledger, Member, Slot
 from aiodist._core.report import ReplicaState
 
 RawPost: TypeAlias = tuple[Call, Any, int]
+"""What a replica asked for, its caller's code, and the offset of the call in it."""
 Clock: TypeAlias = Callable[[], float]
 
-NEVER = float("nan")
-"""The time of what has not happened."""
 MOST_OPEN = 1024
 """So many collectives of a run stay open; then the oldest complete one is written as one whose handle nobody awaits."""
 
 
-def times(count: int) -> array[float]:
-    """Return that many times of what has not happened."""
-    return array("d", (NEVER,)) * count
+@dataclass(slots=True)
+class Function:
+    """A replica's function: when it was called and returned, how it ended, and with what failure of its own."""
 
-
-def happened(at: float) -> bool:
-    """Whether this is a time at all."""
-    return at == at  # noqa: PLR0124  (NEVER differs from itself)
+    started: float
+    ended: float | None = None
+    end: str = "running"
+    error: BaseException | None = None
 
 
 class Run:
-    """One run: when it began and ended, and its replicas. Times are in seconds on its own clock.
+    """One run: when it began and ended, and its replicas.
 
     Attributes:
         number: its number in the trace, from 1.
@@ -48,10 +48,9 @@ class Run:
         clock: the clock of its event loop.
         shift: what to add to a time to get the seconds since the trace began.
         begun, over: when it began and ended.
-        started, ended: by position in the run's group, when a replica's function was called and returned.
-        ends: by position, how it ended, and with what failure of its own.
+        functions: by position in the run's group, what became of the replica's function.
         report: when the replicas were found to disagree, and the error.
-        groups: by serial number, the ids of a group's members, and its name in reports.
+        labels: by serial number, the name of a group in reports.
         open: collectives that are not finished, by their keys.
     """
 
@@ -63,51 +62,68 @@ class Run:
         self.clock = run.clock
         self.shift = shift
         self.begun = run.clock()
-        self.over = NEVER
-        self.started = times(len(self.devices))
-        self.ended = times(len(self.devices))
-        self.ends: dict[int, tuple[str, BaseException | None]] = {}
+        self.over: float | None = None
+        self.functions: dict[int, Function] = {}
         self.report: tuple[float, CollectiveError] | None = None
-        self.groups: dict[int, tuple[Sequence[int], str | None]] = {}
+        self.labels: dict[int, str | None] = {}
         self.open: dict[tuple[int, int | None], Collective] = {}
 
 
+@dataclass(eq=False, slots=True)
+class Arrival:
+    """What one replica did in a collective: what it asked for, and when it called, first awaited, and resumed.
+
+    `nbytes` are those of its input, where the call does not tell them.
+    """
+
+    collective: Collective
+    replica: int
+    post: RawPost
+    nbytes: int | None
+    issued: float
+    awaited: float | None = None
+    resumed: float | None = None
+
+    @property
+    def begin(self) -> float:
+        """When its await began, or its call where nobody awaited it, in seconds since the trace began."""
+        return (self.issued if self.awaited is None else self.awaited) + self.collective.run.shift
+
+    @property
+    def end(self) -> float:
+        """When its await was over, likewise."""
+        return self.begin if self.resumed is None else self.resumed + self.collective.run.shift
+
+
 class Collective:
-    """One collective: which replica did what, and when.
+    """One collective, and the arrivals of its replicas, by position in the group.
 
     Attributes:
         run, number: its run, and its number in its group.
         key: the group's serial number and that number, or None in place of one that is not known yet, a join's.
-        replicas, group: by position in the group, the members' ids; and the group's name.
-        post: what the first replica asked for, its caller's code, and the offset of the call in it.
-        others: by position, those that are not literally the first one's.
-        issued, awaited, resumed: by position, when it was called, first awaited, and that await over.
+        group: the group's name.
+        post: what the first replica asked for.
+        varies: the bytes of the inputs are each replica's own.
         completed: when it was complete.
         error: the type of error that it ended with.
-        nbytes: by position, the bytes of the input, where the call does not tell.
         left: how many replicas have yet to resume from it.
     """
 
-    __slots__ = (
-        "awaited", "completed", "error", "group", "issued", "key", "left", "nbytes", "number", "others", "post",
-        "replicas", "resumed", "run",
-    )  # fmt: skip
+    __slots__ = ("arrivals", "completed", "error", "group", "key", "left", "number", "post", "run", "varies")
 
     def __init__(self, run: Run, key: tuple[int, int | None], slot: Slot) -> None:
         self.run = run
         self.key = key
         self.number = slot.group.number_of_join() if key[1] is None else slot.number
-        if key[0] not in run.groups:
-            run.groups[key[0]] = [member.replica_id for member in slot.group.members], slot.group.label()
-        self.replicas, self.group = run.groups[key[0]]
+        if key[0] not in run.labels:
+            run.labels[key[0]] = slot.group.label()
+        self.group = run.labels[key[0]]
         self.post: RawPost = slot.call, slot.code, slot.offset
-        self.others: dict[int, RawPost] = {}
-        self.left = len(self.replicas)
-        self.issued, self.awaited, self.resumed = (times(self.left) for _ in range(3))
-        self.completed = NEVER
+        self.varies = slot.call.kind == "all_gather" or "slices" in slot.call.arrays
+        self.arrivals: dict[int, Arrival] = {}
+        self.left = len(slot.group.members)
+        self.completed: float | None = None
         self.error: str | None = None
-        varies = slot.call.kind == "all_gather" or "slices" in slot.call.arrays
-        self.nbytes: dict[int, int] | None = {} if varies else None
 
 
 def _key(slot: Slot) -> tuple[int, int | None]:
@@ -168,7 +184,7 @@ class Recording(Observer):
         """Note when a replica's function is called."""
         run = self._runs.get(member.group.ledger)
         if run is not None:
-            run.started[member.position] = run.clock()
+            run.functions[member.position] = Function(run.clock())
 
     def reported(self, run: ObservedRun, error: CollectiveError) -> None:
         """Note the report."""
@@ -179,9 +195,9 @@ class Recording(Observer):
     def ended(self, member: Member, end: ReplicaState, error: BaseException | None) -> None:
         """Note when and how a replica ended."""
         run = self._runs.get(member.group.ledger)
-        if run is not None:
-            run.ended[member.position] = run.clock()
-            run.ends[member.position] = str(end), error
+        if run is not None and member.position in run.functions:
+            function = run.functions[member.position]
+            function.ended, function.end, function.error = run.clock(), str(end), error
 
     def run_ended(self, run: ObservedRun) -> None:
         """End a run and its collectives."""
@@ -201,32 +217,35 @@ class Recording(Observer):
         found = run.open.get(key)
         if found is None:
             if len(run.open) >= MOST_OPEN:
-                oldest = next((found for found in run.open.values() if happened(found.completed)), None)
+                oldest = next((found for found in run.open.values() if found.completed is not None), None)
                 if oldest is not None:
                     self._finish(oldest)
             found = run.open[key] = Collective(run, key, slot)
-        found.issued[member.position] = run.clock()
-        if found.nbytes is not None:
-            found.nbytes[member.position] = _input_bytes(slot, member)
+        other = None if slot.others is None else slot.others.get(member.position)
+        post = found.post if other is None else other[:3]
+        nbytes = _input_bytes(slot, member) if found.varies else None
+        found.arrivals[member.position] = Arrival(found, member.replica_id, post, nbytes, run.clock())
 
-    def _find(self, slot: Slot) -> Collective | None:
+    def _find(self, member: Member, slot: Slot) -> Arrival | None:
         run = self._runs.get(slot.group.ledger)
-        return None if run is None else run.open.get(_key(slot))
+        found = None if run is None else run.open.get(_key(slot))
+        return None if found is None else found.arrivals[member.position]
 
     def waits(self, member: Member, slot: Slot) -> None:
         """Note when a replica first awaited a collective."""
-        found = self._find(slot)
-        if found is not None and not happened(found.awaited[member.position]):
-            found.awaited[member.position] = found.run.clock()
+        arrival = self._find(member, slot)
+        if arrival is not None and arrival.awaited is None:
+            arrival.awaited = arrival.collective.run.clock()
 
     def resumed(self, member: Member, slot: Slot) -> None:
         """Note when a replica resumed from a collective; the last one finishes it."""
-        found = self._find(slot)
-        if found is not None and not happened(found.resumed[member.position]):
-            found.resumed[member.position] = found.run.clock()
-            found.left -= 1
-            if not found.left:
-                self._finish(found)
+        arrival = self._find(member, slot)
+        if arrival is not None and arrival.resumed is None:
+            collective = arrival.collective
+            arrival.resumed = collective.run.clock()
+            collective.left -= 1
+            if not collective.left:
+                self._finish(collective)
 
     def completed(self, slot: Slot) -> None:
         """Note when a collective was complete, and with what error; a join gets its number."""
@@ -241,7 +260,6 @@ class Recording(Observer):
             found.number = slot.number if slot.error is None else found.number
         if found is not None:
             found.completed = run.clock()
-            found.others = {position: other[:3] for position, other in (slot.others or {}).items()}
             found.error = None if slot.error is None else type(slot.error).__name__
 
     # The end.
@@ -251,14 +269,14 @@ class Recording(Observer):
             if found.run.open.pop(found.key, None) is None:
                 return
             self._finished.append(found)
-            self.arrivals += len(found.replicas)
+            self.arrivals += len(found.arrivals)
         self._on_finished()
 
     def _end(self, run: Run) -> None:
         for found in list(run.open.values()):
-            for position, awaited in enumerate(found.awaited):
-                if happened(awaited) and not happened(found.resumed[position]):
-                    found.resumed[position] = run.clock()
+            for arrival in found.arrivals.values():
+                if arrival.awaited is not None and arrival.resumed is None:
+                    arrival.resumed = run.clock()
             self._finish(found)
         self._finished.append(run)
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import count
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from threading import Lock
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
@@ -32,15 +32,15 @@ import numpy as np
 
 from aiodist._core.call import Call, place
 from aiodist._core.text import shown
-from aiodist._tools.trace.recording import Collective, RawPost, Recording, Run, happened
+from aiodist._tools.trace.recording import Arrival, Collective, RawPost, Recording, Run
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 FORMAT = 1
 """The version of what a trace file tells beyond the Trace Event format."""
-KEPT_ARRIVALS = 1_000_000
-"""So many arrivals are kept before they are written out, which takes some seconds."""
+KEPT_ARRIVALS = 200_000
+"""So many arrivals are kept before they are written out, which takes a second or two."""
 
 _PYTHON_NUMBERS = {"int": 8, "float": 8, "complex": 16, "bool": 1}
 
@@ -166,12 +166,11 @@ class EventWriter:
         ended = [item for item in finished if isinstance(item, Run)]
         for run in ended:
             yield from _run_events(run, self._process_of[run].pid)
-        awaits = [
-            each for item in finished if isinstance(item, Collective) for each in _awaits(item, next(self._flows))
-        ]
-        awaits.sort(key=itemgetter(0, 1, 2))
-        for each in awaits:
-            yield from self._await_events(*each)
+        collectives = [item for item in finished if isinstance(item, Collective)]
+        flows = {item: _Flow(next(self._flows), item) for item in collectives}
+        arrivals = [arrival for item in collectives for arrival in item.arrivals.values()]
+        for arrival in sorted(arrivals, key=attrgetter("begin")):
+            yield from self._await_events(arrival, flows[arrival.collective])
         for run in ended:  # nothing more comes of it
             del self._process_of[run]
 
@@ -187,21 +186,21 @@ class EventWriter:
         process.run = run
         self._process_of[run] = process
 
-    def _await_events(
-        self, begin: float, flow: int, position: int, end: float, phase: str, collective: Collective, common: str
-    ) -> Iterator[str]:
+    def _await_events(self, arrival: Arrival, flow: _Flow) -> Iterator[str]:
         """Yield a slice for an await and, where several replicas await the collective, the flow through it."""
-        process = self._process_of[collective.run]
-        tid, names = process.lane(collective.replicas[position], begin, end)
+        process = self._process_of[arrival.collective.run]
+        begin, end = arrival.begin * 1e6, arrival.end * 1e6
+        tid, names = process.lane(arrival.replica, begin, end)
         yield from names
-        texts = self._describe(collective.others.get(position, collective.post))
-        nbytes = texts.nbytes if collective.nbytes is None else collective.nbytes.get(position, 0)
-        args = f'{common},{texts.call_and_place},"bytes":{nbytes},{_waited(collective, position)}'
+        texts = self._describe(arrival.post)
+        nbytes = texts.nbytes if arrival.nbytes is None else arrival.nbytes
+        args = f'{flow.common},{texts.call_and_place},"bytes":{nbytes},{_waited(arrival)}'
         head = f'"name":"{texts.kind}","cat":"collective","pid":{process.pid},"tid":{tid},"ts":{begin:.3f}'
         yield f'{{"ph":"X",{head},"dur":{end - begin:.3f},"args":{{{args}}}}}'
+        phase = flow.next_phase()
         if phase:
             bind = ',"bp":"e"' if phase == "f" else ""
-            yield f'{{"ph":"{phase}",{head},"id":{flow}{bind}}}'
+            yield f'{{"ph":"{phase}",{head},"id":{flow.number}{bind}}}'
 
     def _describe(self, post: RawPost) -> _Texts:
         """Describe a call, each only once."""
@@ -232,46 +231,37 @@ def _bytes_of(call: Call) -> int:
     return total
 
 
-def _awaits(collective: Collective, flow: int) -> Iterator[tuple[float, int, int, float, str, Collective, str]]:
-    """Yield the awaits of a collective in the order of their flow; for a handle that nobody awaited, its call.
+class _Flow:
+    """A collective in the file: its number, and what all its awaits have in common, as fields of JSON."""
 
-    Each is its begin, the flow, the position in the group, its end, the phase of the flow, the collective, and what all
-    awaits of that have in common, as fields of JSON.
-    """
-    shift, found = collective.run.shift, []
-    for position, issued in enumerate(collective.issued):
-        if happened(issued):
-            begin = collective.awaited[position] if happened(collective.awaited[position]) else issued
-            end = collective.resumed[position] if happened(collective.resumed[position]) else begin
-            found.append(((begin + shift) * 1e6, flow, position, (end + shift) * 1e6))
-    found.sort()
-    common = _common(collective, flow)
-    for each in found:
-        phase = "" if len(found) == 1 else "s" if each is found[0] else "f" if each is found[-1] else "t"
-        yield *each, phase, collective, common
+    def __init__(self, number: int, collective: Collective) -> None:
+        self.number = number
+        arrivals = collective.arrivals.values()
+        self._left = self._size = len(arrivals)
+        last = max(arrivals, key=attrgetter("issued")).replica
+        self.common = f'"collective":{number},"run":{collective.run.number},"number":{collective.number},"last":{last}'
+        if collective.group is not None:
+            self.common += f',"group":{json.dumps(collective.group)}'
+        if collective.error is not None:
+            self.common += f',"error":{json.dumps(collective.error)}'
+        elif collective.completed is None:
+            self.common += ',"incomplete":true'
 
-
-def _common(collective: Collective, flow: int) -> str:
-    issued = [at if happened(at) else -1.0 for at in collective.issued]
-    last = collective.replicas[issued.index(max(issued))]
-    common = f'"collective":{flow},"run":{collective.run.number},"number":{collective.number},"last":{last}'
-    if collective.group is not None:
-        common += f',"group":{json.dumps(collective.group)}'
-    if collective.error is not None:
-        common += f',"error":{json.dumps(collective.error)}'
-    elif not happened(collective.completed):
-        common += ',"incomplete":true'
-    return common
+    def next_phase(self) -> str:
+        """Return the phase of the flow at its next await; empty where there is but one."""
+        self._left -= 1
+        if self._size == 1:
+            return ""
+        return "f" if not self._left else "s" if self._left == self._size - 1 else "t"
 
 
-def _waited(collective: Collective, position: int) -> str:
+def _waited(arrival: Arrival) -> str:
     """Return how long a replica waited for the others, and how long before that it had made the call."""
-    awaited, until = collective.awaited[position], collective.resumed[position]
-    if not happened(awaited):
+    awaited, resumed, completed = arrival.awaited, arrival.resumed, arrival.collective.completed
+    if awaited is None:
         return '"wait_ns":0,"ahead_ns":0,"awaited":false'
-    if happened(collective.completed):  # after the end of an await that was cancelled
-        until = min(until, collective.completed) if happened(until) else collective.completed
-    wait, ahead = max(0.0, until - awaited), max(0.0, awaited - collective.issued[position])
+    ends = [at for at in (resumed, completed) if at is not None]  # an await that was cancelled ends before
+    wait, ahead = max(0.0, min(ends, default=awaited) - awaited), max(0.0, awaited - arrival.issued)
     return f'"wait_ns":{wait * 1e9:.0f},"ahead_ns":{ahead * 1e9:.0f}'
 
 
@@ -289,7 +279,7 @@ class _Process:
         """Whether a run can have these lanes: the last one that had them is over."""
         last = self.run
         same = (self._first, self._devices) == (run.first, run.devices)
-        return same and happened(last.over) and last.over + last.shift <= run.begun + run.shift
+        return same and last.over is not None and last.over + last.shift <= run.begun + run.shift
 
     def names(self) -> Iterator[str]:
         """Yield the names of the process and its lanes."""
@@ -318,18 +308,16 @@ class _Process:
 
 def _run_events(run: Run, pid: int) -> Iterator[str]:
     """Yield the slices of a run and of its replicas' functions, and what went wrong."""
-    over = run.over if happened(run.over) else run.clock()
+    over = run.clock() if run.over is None else run.over
     yield _slice(run, pid, 0, run.begun, over, f"run {run.number}: {run.name}", {"run": run.number})
-    for position, (started, ended) in enumerate(zip(run.started, run.ended, strict=True)):
-        if happened(started):
-            state, error = run.ends.get(position, ("running", None))
-            args: dict[str, Any] = {"run": run.number, "end": state}
-            if error is not None:
-                args["error"] = f"{type(error).__name__}: {error}"
-            until = ended if happened(ended) else over
-            yield _slice(run, pid, 1 + position, started, until, run.name, args)
-            if state != "exited":
-                yield _instant(run, pid, 1 + position, until, state, "t", args)
+    for position, function in sorted(run.functions.items()):
+        args: dict[str, Any] = {"run": run.number, "end": function.end}
+        if function.error is not None:
+            args["error"] = f"{type(function.error).__name__}: {function.error}"
+        until = over if function.ended is None else function.ended
+        yield _slice(run, pid, 1 + position, function.started, until, run.name, args)
+        if function.end != "exited":
+            yield _instant(run, pid, 1 + position, until, function.end, "t", args)
     if run.report is not None:
         at, error = run.report
         report = error.report
