@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
 
 from aiodist._demos.corpus import build, load_topics, windows, without_repeats
 
@@ -33,11 +31,9 @@ def test_repeated_paragraphs_are_dropped_whatever_their_line_breaks() -> None:
     assert list(without_repeats(["a b", "c", "a\n  b", "d", "c"])) == ["a b", "c", "d"]
 
 
-@given(st.text(alphabet="abc d", max_size=30))
-def test_decode_undoes_encode(text: str) -> None:
+def test_decode_undoes_encode_but_for_unknown_characters() -> None:
     corpus = build("t", "abcd" * 20)
-    assert corpus.decode(corpus.encode(text)) == text
-    assert corpus.decode(corpus.encode(f"a€{text}")) == f"a {text}"
+    assert corpus.decode(corpus.encode("da€cab")) == "da cab"
 
 
 def test_windows_precede_their_targets() -> None:

@@ -1,16 +1,22 @@
-"""The command line: help, version, bad usage, exit codes, and what it prints where."""
+"""The command line: help, version, bad usage, exit codes, what it prints, and what commands have in common."""
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import io
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import aiodist
-from aiodist._tools.cli import main
+from aiodist._core.text import duration, size
+from aiodist._tools.cli import build_parser, main
 from tests.tools.command import environment, exit_code
+from tests.torch.recorded import Job
 
 
 @pytest.mark.parametrize(
@@ -74,3 +80,92 @@ def test_characters_that_the_encoding_lacks_become_question_marks(monkeypatch: p
     printed = out.read()
     assert printed.startswith("?\n")
     assert "\x1b" not in printed
+
+
+def test_times_and_sizes_have_three_digits() -> None:
+    seconds = {0: "0", 2e-9: "2 ns", 1.234e-6: "1.23 µs", 45.6e-6: "45.6 µs", 0.9996: "1.00 s", 123.4: "123 s"}
+    assert {value: duration(value) for value in seconds} == seconds
+    nbytes = {0: "0 B", 1023: "1023 B", 1536: "1.50 KiB", 3 << 30: "3.00 GiB", 5 << 50: "5120 TiB"}
+    assert {value: size(value) for value in nbytes} == nbytes
+
+
+def parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """Return a parser, and those of its commands."""
+    below = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    return [parser, *(found for action in below for inner in action.choices.values() for found in parsers(inner))]
+
+
+def test_every_command_describes_itself_and_each_option_of_it() -> None:
+    for parser in parsers(build_parser()):
+        assert parser.description, parser.prog
+        actions = (a for a in parser._actions if not isinstance(a, argparse._SubParsersAction))
+        assert [action.dest for action in actions if not action.help] == []
+
+
+def test_options_mean_the_same_in_every_command() -> None:
+    meanings: dict[str, set[str]] = {}
+    for parser in parsers(build_parser()):
+        for action in parser._actions:
+            for option in action.option_strings:
+                if option.startswith("--"):
+                    meanings.setdefault(option, set()).add(str((action.metavar, type(action).__name__)))
+    assert {option: found for option, found in meanings.items() if len(found) > 1} == {}
+    assert {"--replicas", "--workers", "--ranks", "--seed", "--json"} <= set(meanings)
+
+
+PROGRAM = """
+import asyncio, aiodist
+
+async def parts():
+    ctx = aiodist.get_replica_context()
+    await ctx.all_reduce("SUM" if ctx.replica_id_in_sync_group else "MAX", 1.0)
+
+if __name__ == "__main__":
+    try:
+        with aiodist.trace("run.json"):
+            asyncio.run(aiodist.MirroredStrategy(["CPU:0", "CPU:1"]).run(parts))
+    except aiodist.CollectiveError:
+        pass
+"""
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return commands that print a report."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    runpy.run_path("program.py", run_name="__main__")
+    job = Job(2)
+    job.call(0, "barrier")
+    (tmp_path / "dumps").mkdir()
+    job.write(tmp_path / "dumps")
+    return ["check program.py:parts -n 2", "explain dumps", "demo mismatch", "trace show run.json"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "coloured"),
+    [({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False), ({}, False)],
+)
+def test_reports_are_coloured_unless_they_must_not_be(
+    commands: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    variables: dict[str, str],
+    coloured: bool,
+) -> None:
+    for name in ("FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm-256color", **variables}.items():
+        monkeypatch.setenv(name, value)
+    for command in commands:
+        exit_code(*command.split())
+        said = capsys.readouterr().out
+        assert "collective #" in said, command
+        assert ("\x1b[1;31m" in said) is coloured, command
+
+
+@pytest.mark.skipif(importlib.util.find_spec("argcomplete") is None, reason="argcomplete is not installed")
+def test_shell_completes_words() -> None:
+    asked = {"COMP_LINE": "aiodist trace s", "COMP_POINT": "15", "_ARGCOMPLETE_STDOUT_FILENAME": "/dev/stdout"}
+    variables = environment(_ARGCOMPLETE="1", **asked)
+    assert subprocess.check_output([sys.executable, "-m", "aiodist"], env=variables, text=True).strip() == "show"
