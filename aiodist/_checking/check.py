@@ -76,7 +76,7 @@ class Checked:
     @property
     def error(self) -> Exception | None:
         """What the program ended with under the schedule that failed; None when none did."""
-        return None if self.exploration.failure is None else self.exploration.failure.error
+        return self.exploration.error
 
     @property
     def outcome(self) -> Outcome:

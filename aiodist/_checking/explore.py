@@ -154,15 +154,18 @@ class Exploration:
 
     Attributes:
         schedules: how many schedules were run, without those that reduced a failing one.
-        default: how the execution in the default order ended; None where a replayed schedule failed.
-        failure: how the failing execution ended, with the fewest changes; None when none failed.
+        result: how the execution in the default order ended or, where one failed, that one with the fewest changes.
         changes: what these changes do, a line each.
     """
 
     schedules: int
-    default: Result | None
-    failure: Result | None
+    result: Result
     changes: tuple[str, ...] = ()
+
+    @property
+    def error(self) -> Exception | None:
+        """What the execution that failed ended with; None when none failed."""
+        return self.result.error
 
 
 @_own_random_numbers()
@@ -197,14 +200,14 @@ def explore(
     before(0)
     default = run(program, Order(), seed=seed, seconds=seconds, on_point=note if schedules > 1 else None)
     if default.error is not None or not points:
-        return Exploration(1, default, default if default.error is not None else None)
+        return Exploration(1, default)
     for number in range(1, schedules):
         before(number)
         rng = random.Random(f"{seed}.{number}")  # noqa: S311
         result = run(program, _order(number, rng, points.values(), swaps.values()), seed=seed, seconds=seconds)
         if result.error is not None:
-            return Exploration(number + 1, default, *_reduce(program, result, seconds=seconds))
-    return Exploration(schedules, default, None)
+            return Exploration(number + 1, *_reduce(program, result, seconds=seconds))
+    return Exploration(schedules, default)
 
 
 def _order(
@@ -231,8 +234,7 @@ def replay(program: Program, schedule: Schedule, *, seconds: float | None) -> Ex
     result = run(program, Replayed(schedule.changes), seed=schedule.seed, seconds=seconds, on_point=describe)
     more = len(lines) - _MOST_LINES
     changes = (*lines[:_MOST_LINES], *([f"… and {more} more"] if more > 0 else []))
-    failed = result.error is not None
-    return Exploration(1, None if failed else result, result if failed else None, changes)
+    return Exploration(1, result, changes)
 
 
 _plumbing: dict[CodeType, bool] = {}
@@ -288,9 +290,9 @@ def _reduce(program: Program, failed: Result, *, seconds: float | None) -> tuple
 
     best = minimise(failed.schedule.changes, failure_of) or failed
     again = replay(program, best.schedule, seconds=seconds)
-    if again.failure is None or again.failure.kind != failed.kind:
+    if again.error is None or again.result.kind != failed.kind:
         return best, ()  # the program is not the same each time: threads, sockets, a clock
-    return again.failure, again.changes
+    return again.result, again.changes
 
 
 def minimise(items: Sequence[T], failure_of: Callable[[Sequence[T]], R | None], *, runs: int = 500) -> R | None:

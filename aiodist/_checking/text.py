@@ -109,8 +109,7 @@ def _parts(traceback: TracebackException) -> Iterator[TracebackException]:
 def schedule_lines(checked: Checked) -> list[str]:
     """Return in which schedule it failed, what is different in that, and the command that repeats it."""
     exploration = checked.exploration
-    assert exploration.failure is not None
-    changes = exploration.failure.schedule.changes
+    changes = exploration.result.schedule.changes
     where = "Found in the default order"
     if checked.request.replay is not None:
         where = "In the given schedule"
@@ -125,14 +124,13 @@ def schedule_lines(checked: Checked) -> list[str]:
 
 def replay_command(checked: Checked) -> str:
     """Return the command that runs the failing schedule again."""
-    request, failure = checked.request, checked.exploration.failure
-    assert failure is not None
+    request = checked.request
     words = ["aiodist", "check", request.target]
     if request.replicas is not None:
         words += ["--replicas", str(request.replicas)]
     if request.seconds != SECONDS:
         words += ["--timeout", f"{request.seconds:g}"]
-    words += ["--replay", str(failure.schedule)]
+    words += ["--replay", str(checked.exploration.result.schedule)]
     return shlex.join([*words, "--", *request.arguments] if request.arguments else words)
 
 
@@ -155,12 +153,12 @@ def as_json(checked: Checked) -> dict[str, Any]:
         ],
         "collectives": [_site_as_json(site) for site in statistics.sites],
     }
-    if error is not None and checked.exploration.failure is not None:
+    if error is not None:
         found["failure"] = {
             "error": type(error).__name__,
             "text": failure_text(checked),
             "report": error.report.to_dict() if isinstance(error, CollectiveError) else None,
-            "schedule": str(checked.exploration.failure.schedule),
+            "schedule": str(checked.exploration.result.schedule),
             "changes": list(checked.exploration.changes),
             "replay": replay_command(checked),
         }

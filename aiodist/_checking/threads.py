@@ -7,7 +7,7 @@ are recognised by the frame in which a thread stands:
   been notified is no longer among the condition's waiters, so it differs from one that still waits;
 - a thread of a `ThreadPoolExecutor` that waits for work, with none in its queue and none handed to it;
 - `Thread.join` without a timeout, as long as the thread that it waits for is not about to end;
-- a thread that aiodist or trio keeps for its next job: ten seconds later it ends, and calls nobody.
+- a thread that aiodist keeps for its next job: ten seconds later it ends, and calls nobody.
 
 Every other thread counts as one that can act: to take a busy thread for an idle one would be a false alarm, the other
 way round costs time. Between the moment in which an executor's thread takes work from its queue and the moment in which
@@ -41,7 +41,6 @@ _JOINS = {
     for name in ("join", "_wait_for_tstate_lock")  # the second is innermost up to Python 3.12
     if (function := getattr(threading.Thread, name, None)) is not None
 }
-_TRIO = "trio._core._thread_cache"
 _BYSTANDERS = ("rich.live", "rich.progress", "tqdm._monitor", "aiodist._checking.blocking", "aiodist._runtime.blocking")
 """Modules of threads that only watch: they never call into a loop, though they wake from time to time."""
 
@@ -117,9 +116,6 @@ def _is_idle(
         return executor is not None
     if code in _JOINS:
         return variables.get("timeout", -1) in (None, -1) and variables["self"] in threading.enumerate()
-    if code.co_name == "_work" and frame.f_globals.get("__name__") == _TRIO:
-        worker = variables["self"]
-        return worker in getattr(getattr(worker, "_thread_cache", None), "_idle_workers", ())
     return False
 
 

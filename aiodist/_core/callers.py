@@ -32,13 +32,7 @@ class CallerOrder:
         self._before: dict[Hashable, deque[int]] = {}
 
     def note(self, first: Post, others: Mapping[int, Post], members: int) -> bool:
-        """Note a call that all members have made; return whether they are in order.
-
-        Args:
-            first: what most of them have posted.
-            others: by position, the posts of the others.
-            members: how many there are.
-        """
+        """Note a call that all have made, and by position the posts that differ; return whether it is in order."""
         noted = [self._note(first, others, members, depth) for depth in _DEPTHS]  # each, whatever the first says
         return all(noted)
 
@@ -61,13 +55,9 @@ class CallerOrder:
 def ways_in_another_order(
     calls: Iterable[Sequence[tuple[Post, tuple[int, ...]]]],
 ) -> dict[int, tuple[Way, ...]] | None:
-    """Return by which ways each replica came to the last calls at a place, where they did so in another order.
+    """Return by which ways each replica came to the last calls at a place, oldest first; None where they are in order.
 
-    Args:
-        calls: the posts of each call at that place, with the replicas that made them, the last call first.
-
-    Returns:
-        By replica, the way to each of these calls, in their order; None where they are in order.
+    The calls are given with the replicas that made them, the last call first.
     """
     last = list(zip(calls, range(_MOST_CALLS), strict=False))
     found = (_in_another_order([posts for posts, _ in last], depth) for depth in _DEPTHS)

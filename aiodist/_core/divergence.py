@@ -59,11 +59,7 @@ class Past:
 def diverged(past: Past, usual: Side, odd: Side, *, tie: bool = False) -> Divergence | None:
     """Return how the odd side diverged from the usual one; None where nothing tells.
 
-    Args:
-        past: the calls that all made before.
-        usual: the majority, or on a tie the one with the lowest id.
-        odd: the other side.
-        tie: neither is the odd one, so a call that only one of them makes is not reported as skipped by the other.
+    On a tie neither is the odd one, so a call that only one of them makes is not reported as skipped by the other.
     """
     if not odd.calls or not usual.calls:
         return _left_loop(past, usual, odd)
@@ -100,11 +96,7 @@ def came_in_another_order(
 ) -> Divergence:
     """Return how two sides diverged that have gone through the same callers of one call in different orders.
 
-    Args:
-        usual: the majority.
-        odd: the other side.
-        ways: by the numbers of the calls, the callers from which the usual side came.
-        others: the same of the odd side.
+    Each way is a call's number, and the caller from which a side came to it.
     """
     apart = [i for i, (a, b) in enumerate(zip(ways, others, strict=True)) if a != b]
     first, last = apart[0], apart[-1]

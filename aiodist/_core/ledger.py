@@ -73,11 +73,7 @@ RawPost: TypeAlias = tuple[Call, Any, int, Path]
 class Slot:
     """One collective of a group: who has posted it, and who waits in it.
 
-    The first post sets call and call site. A later one that is not literally the same is kept in ``others``; most
-    slots have none.
-
     Attributes:
-        group: the group.
         number: its sequence number; -1 for the creation of a group.
         call, code, offset, path: what the first post asked for, and from where.
         missing: how many members have not posted it.
@@ -86,8 +82,7 @@ class Slot:
         others: by position, the posts that are not literally the first one's; None as long as there is none.
         absent: the positions of members that take part with nothing, for they have joined.
         matched: every member has posted it, and all mean the same.
-        complete: the result, or the error, is there.
-        error: what went wrong, once it is complete.
+        complete: the result, or what went wrong (``error``), is there.
     """
 
     __slots__ = (
@@ -95,32 +90,19 @@ class Slot:
         "path", "waiters",
     )  # fmt: skip
 
-    absent: tuple[int, ...]
-    call: Call
-    code: Any
-    complete: bool
-    error: BaseException | None
-    group: Group
-    matched: bool
-    missing: int
-    number: int
-    offset: int
-    others: dict[int, RawPost] | None
-    path: Path
-    waiters: list[Any]
-
     def __init__(self, group: Group, number: int, call: Call, code: Any, offset: int, path: Path) -> None:
         self.group = group
         self.number = number
         self.call = call
-        self.code = code
+        self.code: Any = code
         self.offset = offset
         self.path = path
-        self.missing = len(group.members)
-        self.waiters = [None] * self.missing
+        self.missing: int = len(group.members)
+        self.waiters: list[Any] = [None] * self.missing
         self.matched = self.complete = False
-        self.error = self.others = None
-        self.absent = ()
+        self.error: BaseException | None = None
+        self.others: dict[int, RawPost] | None = None
+        self.absent: tuple[int, ...] = ()
 
     @property
     def first(self) -> Post:
@@ -132,7 +114,7 @@ class Slot:
         return post_of(self.raw_post_of(position))
 
     def raw_post_of(self, position: int) -> RawPost:
-        """Return the same as it is kept: see `post_of`."""
+        """Return the same as it is kept."""
         found = self.others.get(position) if self.others is not None else None
         return found or (self.call, self.code, self.offset, self.path)
 
@@ -153,13 +135,7 @@ def post_of(raw: RawPost) -> Post:
 
 
 class Replica:
-    """One replica of a run.
-
-    Attributes:
-        id: its id, counted over all workers.
-        end: how its function ended; None while it runs.
-        members: what it is in each of the run's groups.
-    """
+    """One replica of a run: its id, how its function ended (None while it runs), and what it is in each group."""
 
     __slots__ = ("end", "id", "members")
 
@@ -173,9 +149,7 @@ class Member:
     """A replica in a group: where it is in the order of the group's collectives.
 
     Attributes:
-        replica: the replica.
         replica_id: its id in the run.
-        group: the group.
         position: its place among the members that this process runs, from 0.
         rank: its id in the group, from 0; the same as the position where all members are of this process.
         sequence: the number of its next collective, so also how many it has posted.
@@ -223,10 +197,8 @@ class Group:
     """The replicas of a run, or some of them, and the order of their collectives.
 
     Attributes:
-        ledger: the run's.
         key: what it is known by in every process.
-        members: those of its members that this process runs.
-        size: how many members it has in all.
+        members, size: those of its members that this process runs, and how many it has in all.
         made_at: where the first member made it; None for the run's own.
         serial: when it was made, among the groups of the run.
         open: the slots that are not complete, by number, without the join.
@@ -283,12 +255,7 @@ class Group:
     def post(self, member: Member, call: Call, code: Any, offset: int, path: Path = ()) -> Slot:
         """Let a member issue its next collective; return the slot, which may be matched now.
 
-        Args:
-            member: the member.
-            call: what it asks for.
-            code: its caller's code, with
-            offset: the offset of the call in it; a `Place` and 0 do as well.
-            path: its callers, as far as they are noted.
+        It is called at an offset of its caller's code (a `Place` and 0 do as well); ``path`` are that one's callers.
 
         Raises:
             ReplicaContextError: the member has joined.
@@ -317,7 +284,7 @@ class Group:
             )
         slot = self.open[number] = self.ledger.slot_type(self, number, call, code, offset, path)
         if self is not self.ledger.root:
-            self.ledger.hold(self)
+            self.ledger.held.add(self)
         if number >= self._first_gone:
             joined = (each.position for each in self.members if each.joined_at is not None and each.joined_at <= number)
             slot.absent = tuple(joined)
@@ -355,8 +322,8 @@ class Group:
             self.joining = None
         else:
             del self.open[slot.number]
-        if not self.open and self.joining is None and self is not self.ledger.root:
-            self.ledger.let_go(self)
+        if self is not self.ledger.root and not self.open and self.joining is None:
+            self.ledger.held.discard(self)
 
     # Joining.
 
@@ -371,8 +338,7 @@ class Group:
         slot = self.joining
         if slot is None:
             slot = self.joining = self.ledger.slot_type(self, _JOINED, call, code, offset, ())
-            if self is not self.ledger.root:
-                self.ledger.hold(self)
+            self.ledger.held.add(self)
         slot.others = {**(slot.others or {}), member.position: (call, code, offset, ())}
         slot.missing -= 1
         member.joined_at, member.sequence = member.sequence, _JOINED
@@ -414,13 +380,7 @@ class Group:
     ) -> Member:
         """Let a member make the next group of these members under this name, or find the one that another has made.
 
-        Args:
-            member: the member of this group that calls.
-            ranks: the new group's members, by their ranks here, in the order that they are to have.
-            name: the new group's name.
-            code: the caller's code, with
-            offset: the offset of the call in it.
-            path: its callers, as far as they are noted.
+        The new group's members are given by their ranks here, in the order that they are to have.
 
         Returns:
             The replica as a member of the new group.
@@ -589,18 +549,12 @@ class _Recording:
 
 
 class Making:
-    """The groups of one list of replicas and one name that not all their members have made yet.
-
-    Attributes:
-        counts: by id, how many a replica has made.
-        made: how many have been made in all.
-        groups: the groups, by how many their members had made before.
-    """
+    """The groups of one list of replicas and one name that not all their members have made yet."""
 
     def __init__(self) -> None:
-        self.counts: dict[int, int] = {}
+        self.counts: dict[int, int] = {}  # by id, how many a replica has made
         self.made = 0
-        self.groups: dict[int, Group] = {}
+        self.groups: dict[int, Group] = {}  # by how many their members had made before
 
 
 class Ledger:
@@ -618,6 +572,7 @@ class Ledger:
         making: by the ids of their members and their name, the groups that are being made, whichever group they are
             made of.
         troubled: the groups that are doomed.
+        held: the groups that have open slots; the others are known weakly.
     """
 
     def __init__(
@@ -636,7 +591,7 @@ class Ledger:
         self.making: dict[tuple[tuple[int, ...], str | None], Making] = {}
         self._serial = 0
         self._groups: WeakSet[Group] | None = None
-        self._held: set[Group] = set()
+        self.held: set[Group] = set()
         ids = everyone(total) if total is not None else tuple(replicas)
         self.root: Group = Group(self, (ids, None, -1), self.replicas, None)
 
@@ -652,13 +607,7 @@ class Ledger:
         self._groups.add(group)
 
     def channel(self, source: int, destination: int, name: str) -> Group:
-        """Return a new group for what one replica sends another: the k-th send meets the k-th receive.
-
-        Args:
-            source: the id of the replica that sends.
-            destination: the id of the one that receives.
-            name: what reports call it.
-        """
+        """Return a new group for what one replica sends another: the k-th send meets the k-th receive."""
         ends = [self.replica_by_id[source], self.replica_by_id[destination]]
         group = Group(self, ((source, destination), name, 0), ends, None)
         for member in group.members:
@@ -666,14 +615,6 @@ class Ledger:
                 group.note_end(member)
         self.add(group)
         return group
-
-    def hold(self, group: Group) -> None:
-        """Keep a group that has open slots."""
-        self._held.add(group)
-
-    def let_go(self, group: Group) -> None:
-        """Keep a group no longer."""
-        self._held.discard(group)
 
     @property
     def has_groups(self) -> bool:

@@ -43,25 +43,21 @@ _LONGEST_PART = 80
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was found.
+    """What was found; reason, number, replicas, group and divergence are those of the `CollectiveReport`.
 
     Attributes:
-        reason, sequence_number, replicas: as in `CollectiveReport`.
         odd: ids of the minority, which is marked; empty on a tie.
         partitions: who arrived, by equal calls, the largest partition first, with the post of its first replica.
         chains: of each partition, its callers' places from the first one that differs between them down to its call.
         abandoned: ids of those that were cancelled out of the collective.
         elsewhere: by id, for those that wait in a collective of another group, in which, and where they called it.
         refusals: by id, for those of them that were not cancelled, but whose call was refused, what that has raised.
-        group: what the group is called; None for the run's own.
         unmade_by: ids of the members that have not made the group.
         joining: the collective is a join.
         sides: one of the majority and one of the odd ones, to be laid beside each other; None where there are none.
-        divergence: how they diverged, where that is known.
-        cancellations: sentences about those that were cancelled out of it: of which call, and why.
-        circle: a sentence about tasks that wait for each other; empty where there are none.
+        cancellations, circle, races: sentences on who was cancelled out of it, which tasks wait for each other, and in
+            which tasks racing calls are made; empty where there are none.
         unknown: ids of those of which nothing is known.
-        races: sentences about replicas that issue collectives in several tasks at once.
         timeout_seconds: how long the collective had, from the first arrival; 0 where there was no limit.
     """
 
@@ -87,17 +83,7 @@ class Findings:
 
 
 class Step(NamedTuple):
-    """Replicas of a cycle that wait in one collective for others of the cycle.
-
-    Attributes:
-        replicas: their ids.
-        post: what they wait in.
-        joining: that is a join.
-        number: its sequence number.
-        group: the group that it is of.
-        missing: for whom they wait.
-        odd: they are the minority.
-    """
+    """Replicas of a cycle that wait in one collective (a post, its number, its group) for those that are missing."""
 
     replicas: tuple[int, ...]
     post: Post

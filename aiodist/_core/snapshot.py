@@ -86,9 +86,7 @@ class MemberRecord(NamedTuple):
     """Where a replica is in the order of a group's collectives.
 
     Attributes:
-        replica_id: its id in the run.
         sequence: the number of its next collective; while it has joined, of the first that it has not made.
-        joined: whether it has joined.
         abandoned: the number of the first collective that it was cancelled out of; None if there is none.
     """
 
@@ -176,10 +174,7 @@ class Snapshot:
 
 
 def merge(parts: Iterable[Snapshot]) -> Snapshot:
-    """Return the snapshot of a whole run, of which the given ones show parts with other replicas each.
-
-    A collective that any part has seen all its members issue is complete for all.
-    """
+    """Return the snapshot of a whole run from parts of it; what any has seen all members issue is complete for all."""
     several = sorted(parts, key=lambda part: part.replicas[0].replica_id if part.replicas else -1)
     if len(several) == 1:
         return several[0]

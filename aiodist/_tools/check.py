@@ -166,7 +166,7 @@ def _print(checked: Checked, *, as_json: bool) -> None:
         print_json(text.as_json(checked))
         return
     out = open_console()
-    if checked.exploration.failure is not None:
+    if checked.error is not None:
         print_report(out, text.failure_text(checked))
         print_report(out, "\n".join(["", *text.schedule_lines(checked)]))
         return

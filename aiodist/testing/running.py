@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from aiodist._checking import explore as exploring
-from aiodist._checking.explore import Program, Result, coroutine_program
+from aiodist._checking.explore import Program, coroutine_program
 from aiodist._checking.schedule import Schedule
 from aiodist._core.text import count
 from aiodist._runtime.loop import running_on_trio
@@ -67,11 +67,9 @@ def run_replicas(
     schedule = Schedule.parse(replay) if replay is not None else Schedule()
     strategy, program = _program(fn, n, args, kwargs)
     exploration = exploring.replay(program, schedule, seconds=timeout)
-    ended = exploration.failure or exploration.default
-    assert ended is not None
-    if ended.error is not None:
-        raise ended.error
-    return strategy.experimental_local_results(ended.value)
+    if exploration.error is not None:
+        raise exploration.error
+    return strategy.experimental_local_results(exploration.result.value)
 
 
 def explore(
@@ -116,12 +114,10 @@ def explore(
         exploration = exploring.replay(program, Schedule.parse(replay), seconds=timeout)
     else:
         exploration = exploring.explore(program, schedules=schedules, seed=seed, seconds=timeout)
-    if exploration.failure is not None:
-        _tell(exploration, exploration.failure)
-        assert exploration.failure.error is not None
-        raise exploration.failure.error
-    assert exploration.default is not None
-    return Explored(exploration.schedules, strategy.experimental_local_results(exploration.default.value))
+    if exploration.error is not None:
+        _tell(exploration, exploration.error, "in the schedule given" if replay is not None else "")
+        raise exploration.error
+    return Explored(exploration.schedules, strategy.experimental_local_results(exploration.result.value))
 
 
 def _program(
@@ -154,13 +150,12 @@ def _asyncio_runs() -> bool:
     return True
 
 
-def _tell(exploration: exploring.Exploration, failure: Result) -> None:
+def _tell(exploration: exploring.Exploration, error: Exception, where: str) -> None:
     """Note on an error in which schedule it was found."""
-    assert failure.error is not None
-    changes = len(failure.schedule.changes)
-    if changes:
-        where = f"in schedule {exploration.schedules}" if exploration.default is not None else "in the schedule given"
-        failure.error.add_note(f"{where}, with {count(changes, 'change')} to the default order:")
+    schedule = exploration.result.schedule
+    if schedule.changes:
+        where = where or f"in schedule {exploration.schedules}"
+        error.add_note(f"{where}, with {count(len(schedule.changes), 'change')} to the default order:")
         for line in exploration.changes:
-            failure.error.add_note(f"  {line}")
-    failure.error.add_note(f"to run it again: replay={str(failure.schedule)!r}")
+            error.add_note(f"  {line}")
+    error.add_note(f"to run it again: replay={str(schedule)!r}")

@@ -34,9 +34,7 @@ def ours(case: Case) -> str:
     if case.scheduled:
         found = explore(program, schedules=MOST_SCHEDULES, seed=0, seconds=20)
         return (
-            f"{_verdict(case, found.failure.error, replicas)}, at schedule {found.schedules}"
-            if found.failure
-            else "**missed**"
+            f"{_verdict(case, found.error, replicas)}, at schedule {found.schedules}" if found.error else "**missed**"
         )
     said = Counter(
         _verdict(case, run(program, order, seed=seed, seconds=20).error, replicas)

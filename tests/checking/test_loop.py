@@ -188,8 +188,7 @@ def test_random_numbers_are_those_of_the_seed_and_the_caller_keeps_theirs() -> N
         return random.random(), float(np.random.random())  # noqa: NPY002
 
     def drawn(seed: int) -> object:
-        found = replay(coroutine_program(main), Schedule(seed), seconds=20).default
-        return found and found.value
+        return replay(coroutine_program(main), Schedule(seed), seconds=20).result.value
 
     before = random.getstate()
     assert drawn(3) == drawn(3) != drawn(4)

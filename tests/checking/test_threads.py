@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import trio
 
 from aiodist._checking import threads
 from aiodist._checking.threads import busy_threads
@@ -96,21 +95,6 @@ def test_thread_of_an_executor_that_is_shut_down_is_about_to_end() -> None:
         found = busy()
     pool.shutdown()
     assert "pool_0" in found
-
-
-def test_thread_that_trio_keeps_for_its_next_job_is_idle_until_it_has_one() -> None:
-    async def main() -> None:
-        await trio.to_thread.run_sync(int)
-
-    trio.run(main)
-    wait_until_idle()
-    assert any(thread.name.startswith("Trio thread") for thread in threading.enumerate())
-    done = threading.Event()
-    with nobody_else_runs():
-        trio.lowlevel.start_thread_soon(int, lambda _: done.set())
-        found = busy()
-    assert done.wait(20)
-    assert [name for name in found if name.startswith("Trio thread")]
 
 
 def test_executor_that_has_lost_count_of_its_threads_is_believed_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:

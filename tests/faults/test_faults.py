@@ -110,8 +110,7 @@ def test_case_under_many_schedules(case: Case, replicas: int) -> None:
     if case.scheduled:
         for seed in range(3):
             found = explore(program, schedules=MOST_SCHEDULES, seed=seed, seconds=60)
-            assert found.failure is not None
-            check_error(case, found.failure.error, replicas)
+            check_error(case, found.error, replicas)
     elif case.error is not None:
         with executed_lines(replicas) as executed:
             first = run_under(program, Order(), seed=0, seconds=60).error
@@ -124,7 +123,7 @@ def test_case_under_many_schedules(case: Case, replicas: int) -> None:
             assert not isinstance(first, CollectiveError) or str(error) == str(first)
     else:
         found = explore(program, schedules=SCHEDULES, seed=0, seconds=60)
-        assert found.failure is None, f"a false alarm under {found.failure.schedule}:\n{found.failure.error}"
+        assert found.error is None, f"a false alarm under {found.result.schedule}:\n{found.error}"
 
 
 def program_of(case: Case, replicas: int = REPLICAS) -> Program:
