@@ -39,7 +39,7 @@ from aiodist._strategy.reductions import Combination, combine_parts, on_host, pa
 from aiodist._strategy.scope import Replicas, Share, require_all_workers
 from aiodist._strategy.state import State
 from aiodist._strategy.variable import Variable, state_of
-from aiodist._workers.bootstrap import WorkerRendezvous
+from aiodist._workers.bootstrap import in_one_thread, rendezvous
 from aiodist._workers.exchange import accumulate_of, gather_objects, moved
 from aiodist._workers.record import Found
 from aiodist._workers.session import Session
@@ -74,30 +74,29 @@ class Workers(Replicas):
         ordered: reductions give the same bits for every layout.
 
     Attributes:
-        rendezvous: where the workers find each other.
+        communicator: connects the workers.
         run_numbers: by ledger, the number of each run's opening.
     """
 
     def __init__(self, communicator: Any, extended: StrategyExtended, *, ordered: bool) -> None:
         super().__init__(len(extended.devices))
         self._extended = extended
-        self.rendezvous = WorkerRendezvous(communicator, extended.devices, Settings(extended.order_check, ordered))
         self.run_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._joined: Team | None = None
         self._dropped: Any = None  # lets go of the control connection when nobody has the strategy any more
         self._lock: tuple[Any, anyio.Lock] | None = None
-        if not self.rendezvous.is_in_one_thread:
-            self._joined = self.team  # so that the order in which strategies are first used does not matter
+        settings = Settings(extended.order_check, ordered)
+        self.communicator, team = rendezvous(communicator, extended.devices, settings)
+        if team is not None:
+            self._joined = team
+            self._dropped = weakref.finalize(self, team.control.let_go)
+            self._dropped.atexit = False  # the control connection sees to that
 
     @property
     def team(self) -> Team:
-        """The workers; the first use waits for them."""
+        """The workers; the first use waits for simulated ones."""
         if self._joined is None:
-            self._joined = self.rendezvous.team
-            let_go = getattr(self._joined.control, "let_go", None)
-            if let_go is not None:
-                self._dropped = weakref.finalize(self, let_go)
-                self._dropped.atexit = False  # the control connection sees to that
+            self._joined = in_one_thread(self.communicator)
         return self._joined
 
     @property

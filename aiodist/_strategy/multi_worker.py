@@ -84,7 +84,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         layout = self._team.layout
         return (
             f"<{type(self).__name__}: worker {layout.rank} of {layout.workers}, {layout.local} of {layout.replicas} "
-            f"replicas, over {self._workers.rendezvous.communicator.engine}>"
+            f"replicas, over {self._workers.communicator.engine}>"
         )
 
     @property
@@ -105,8 +105,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         layout, config = self._team.layout, environment.tf_config()
         if config is not None and (config.workers, config.rank) == (layout.workers, layout.rank):
             return config
-        hosts = tuple(hello.host for hello in self._workers.rendezvous.hellos)
-        return ClusterSettings({"worker": hosts}, "worker", layout.rank)
+        return ClusterSettings({"worker": layout.hosts}, "worker", layout.rank)
 
     def _use_cluster(self, settings: ClusterSettings) -> None:
         """Keep the settings of a cluster, which must be that of the workers."""

@@ -25,9 +25,9 @@ from aiodist._core.report import Location
 from aiodist._core.text import shown_file
 from aiodist._workers.control import TcpControl
 from aiodist._workers.ending import missing_workers, told_to_the_launcher
-from aiodist._workers.engines.simulated import SimulatedCluster, SimulatedCommunicator, alone
-from aiodist._workers.exchange import gather_texts
-from aiodist._workers.handshake import Address, Door, connect, failure
+from aiodist._workers.engines.simulated import SimulatedCommunicator, alone
+from aiodist._workers.exchange import gather_objects
+from aiodist._workers.handshake import Address, Door, connect
 from aiodist._workers.layout import Hello, Layout, check_versions
 from aiodist._workers.simulated_control import SimulatedControl, SimulatedSwitchboard
 from aiodist._workers.team import Settings, Team, warn_of_stall
@@ -38,102 +38,76 @@ _POLL_SECONDS: Final = 0.0005
 _OURS: Final = ("aiodist._workers", "aiodist._strategy")
 
 
-class WorkerRendezvous:
-    """The rendezvous of a strategy's workers.
+def rendezvous(given: Any, devices: Sequence[str], settings: Settings) -> tuple[Communicator, Team | None]:
+    """Meet the other workers; return their communicator, and this worker's part.
+
+    There is no part yet where all workers are in this thread: none may wait for others before all have been made.
 
     Args:
         given: the workers: one of mpi4py's communicators; an engine's; None for all that a launcher has started.
         devices: this worker's replicas' devices.
         settings: what all workers have in common.
     """
-
-    def __init__(self, given: Any, devices: Sequence[str], settings: Settings) -> None:
-        self._settings = settings
-        if hasattr(given, "iallgatherv"):
-            self.communicator: Communicator = given
-        else:
-            with told_to_the_launcher():
-                self.communicator = _communicator(given)
-        hello = Hello.of_this_process(devices, _place_of_making()).to_bytes()
-        self._found: tuple[Team, Sequence[Hello]] | None = None
-        if isinstance(self.communicator, SimulatedCommunicator):
-            self.communicator.cluster.met[self.communicator.rank] = hello, settings
-        else:
-            self._found = self._among_processes(hello)
-
-    @property
-    def is_in_one_thread(self) -> bool:
-        """Whether all workers are in this thread, so that none may wait for others before all have been made."""
-        return isinstance(self.communicator, SimulatedCommunicator)
-
-    @property
-    def team(self) -> Team:
-        """This worker's part in the strategy."""
-        return self._all()[0]
-
-    @property
-    def hellos(self) -> Sequence[Hello]:
-        """What each worker has said of itself, by rank."""
-        return self._all()[1]
-
-    def _all(self) -> tuple[Team, Sequence[Hello]]:
-        if self._found is None:
-            self._found = self._in_one_thread()
-        return self._found
-
-    def _in_one_thread(self) -> tuple[Team, Sequence[Hello]]:
-        communicator = self.communicator
-        assert isinstance(communicator, SimulatedCommunicator)
-        if len(communicator.cluster.met) < communicator.size:
-            raise RuntimeError(
-                f"worker {communicator.rank} of {communicator.size} simulated ones waits for others that have not "
-                "got this far: make the strategies of all of them first"
-            )
-        hellos, switchboard = communicator.cluster.shared("teams", partial(_simulated, communicator.cluster))
-        return switchboard.teams[communicator.rank], hellos
-
-    def _among_processes(self, hello: bytes) -> tuple[Team, Sequence[Hello]]:
-        """Meet the other workers, and connect this one: worker 0 to all others, these to worker 0."""
-        communicator = self.communicator
-        rank, size = communicator.rank, communicator.size
-        hellos, layout = _understood(_blocking(gather_texts(communicator, hello), rank, size))
-        check_versions(hellos)
-        layout = layout.seen_from(rank)
-        door, told = None, b""
-        if rank == 0:
-            try:
-                door = Door(hellos)
-                told = door.address.to_bytes()
-            except OSError as error:
-                told = failure(error)  # for everybody to raise
-        address = Address.from_bytes(bytes(_blocking(gather_texts(communicator, told), rank, size)[0]))
-        connections = door.admit_all() if door else {0: connect(address, rank)}
-        connected = partial(TcpControl, hellos=hellos, connections=connections)
-        return Team(layout, self._settings, communicator, connected), hellos
+    communicator = given if hasattr(given, "iallgatherv") else _communicator(given)
+    hello = Hello.of_this_process(devices, _place_of_making())
+    if not isinstance(communicator, SimulatedCommunicator):
+        return communicator, _among_processes(communicator, hello, settings)
+    communicator.cluster.met[communicator.rank] = hello, settings
+    return communicator, None
 
 
-def _simulated(cluster: SimulatedCluster) -> tuple[Sequence[Hello], SimulatedSwitchboard]:
-    """Return what simulated workers say of themselves, and what connects their teams."""
-    told = [cluster.met[rank] for rank in range(len(cluster.communicators))]
-    hellos, layout = _understood([hello for hello, _ in told])
-    switchboard = SimulatedSwitchboard(layout, cluster.answer_seconds)
-    for communicator, (_, settings) in zip(cluster.communicators, told, strict=True):
-        own = layout.seen_from(communicator.rank)
-        switchboard.teams.append(Team(own, settings, communicator, partial(SimulatedControl, switchboard)))
-    return hellos, switchboard
+def in_one_thread(communicator: Communicator) -> Team:
+    """Return the part of a simulated worker; the first one that asks connects all."""
+    assert isinstance(communicator, SimulatedCommunicator)
+    cluster = communicator.cluster
+    if len(cluster.met) < communicator.size:
+        raise RuntimeError(
+            f"worker {communicator.rank} of {communicator.size} simulated ones waits for others that have not "
+            "got this far: make the strategies of all of them first"
+        )
+    if cluster.switchboard is None:
+        told = [cluster.met[rank] for rank in range(communicator.size)]
+        layout = _layout([hello for hello, _ in told])
+        cluster.switchboard = switchboard = SimulatedSwitchboard(layout, cluster.answer_seconds)
+        for each, (_, settings) in zip(cluster.communicators, told, strict=True):
+            own = layout.seen_from(each.rank)
+            switchboard.teams.append(Team(own, settings, each, partial(SimulatedControl, switchboard)))
+    found: Team = cluster.switchboard.teams[communicator.rank]
+    return found
 
 
-def _understood(told: Sequence[Any]) -> tuple[Sequence[Hello], Layout]:
-    """Return what each worker says of itself, by rank, and the layout that this makes, as worker 0 sees it."""
-    hellos = [Hello.from_bytes(bytes(each)) for each in told]
-    return hellos, Layout(0, [hello.devices for hello in hellos])
+def _among_processes(communicator: Communicator, hello: Hello, settings: Settings) -> Team:
+    """Meet the other workers, and connect this one: worker 0 to all others, these to worker 0."""
+    rank, size = communicator.rank, communicator.size
+    hellos: list[Hello] = _blocking(gather_objects(communicator, hello), rank, size)
+    check_versions(hellos)
+    door: Door | None = None
+    told: Address | OSError | None = None
+    if rank == 0:
+        try:
+            door = Door(hellos)
+            told = door.address
+        except OSError as error:
+            told = error  # for everybody to raise
+    address = _blocking(gather_objects(communicator, told), rank, size)[0]
+    if isinstance(address, OSError):
+        raise ConnectionError(str(address))
+    connections = door.admit_all() if door else {0: connect(address, rank)}
+    connected = partial(TcpControl, hellos=hellos, connections=connections)
+    return Team(_layout(hellos).seen_from(rank), settings, communicator, connected)
+
+
+def _layout(hellos: Sequence[Hello]) -> Layout:
+    """Return the layout that the workers make, as worker 0 sees it."""
+    return Layout(0, [hello.devices for hello in hellos], [hello.host for hello in hellos])
 
 
 def _communicator(given: Any) -> Communicator:
     """Return the communicator of the workers, when all have come."""
     launched = environment.launched()
     rank, size = (launched.rank, launched.workers) if launched is not None else (0, 1)
-    found = _blocking(communicator_of(given), rank, size)
+    with told_to_the_launcher():
+        found = _blocking(communicator_of(given), rank, size)
     environment.note_worker(os.getpid())
     return found
 

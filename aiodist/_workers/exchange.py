@@ -488,16 +488,12 @@ def gather_bytes(communicator: Communicator, own: Array, sizes: Sequence[int]) -
     return Parts(whole, sizes).views()
 
 
-def gather_texts(communicator: Communicator, own: bytes) -> Steps[list[Array]]:
-    """Return the bytes of all workers, by rank, each of which knows the size of its own alone."""
-    sizes = np.empty(communicator.size, np.int64)
-    yield communicator.iallgather(as_bytes(np.array([len(own)], np.int64)), as_bytes(sizes))
-    return (yield from gather_bytes(communicator, np.frombuffer(own, np.uint8), sizes.tolist()))
-
-
 def gather_objects(communicator: Communicator, own: Any) -> Steps[list[Any]]:
     """Return what each worker has, by rank."""
-    parts = yield from gather_texts(communicator, pickle.dumps(own, protocol=5))
+    data = np.frombuffer(pickle.dumps(own, protocol=5), np.uint8)
+    sizes = np.empty(communicator.size, np.int64)
+    yield communicator.iallgather(as_bytes(np.array([len(data)], np.int64)), as_bytes(sizes))
+    parts = yield from gather_bytes(communicator, data, sizes.tolist())
     return [pickle.loads(part.data) for part in parts]  # noqa: S301  (the engine's own data path)
 
 

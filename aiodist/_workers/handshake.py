@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import errno
 import hmac
-import json
 import secrets
 import selectors
 import socket
@@ -51,23 +50,6 @@ class Address(NamedTuple):
     host: str
     port: int
     secret: bytes
-
-    def to_bytes(self) -> bytes:
-        """Return it as JSON."""
-        return json.dumps([self.host, self.port, self.secret.hex()]).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Address:
-        """Return what `to_bytes` gave."""
-        host, port, secret = json.loads(data)
-        if not port:
-            raise ConnectionError(host)
-        return cls(host, port, bytes.fromhex(secret))
-
-
-def failure(error: OSError) -> bytes:
-    """Return what the others get in place of an address where worker 0 cannot listen."""
-    return json.dumps([str(error), 0, ""]).encode()
 
 
 # Where worker 0 listens.

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import uuid
 from bisect import bisect_right
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from aiodist._core.text import ids_briefly
 from aiodist._version import __version__
@@ -27,8 +26,9 @@ class Layout:
         names: by replica id, its device as a report names it.
     """
 
-    def __init__(self, rank: int, devices: Sequence[Sequence[str]]) -> None:
+    def __init__(self, rank: int, devices: Sequence[Sequence[str]], hosts: Sequence[str] = ()) -> None:
         self.rank = rank
+        self.hosts = tuple(hosts)
         self.devices = tuple(map(tuple, devices))
         self.workers = len(self.devices)
         self.counts = tuple(map(len, self.devices))
@@ -77,8 +77,7 @@ class Layout:
         return {worker: tuple(ids) for worker, ids in found.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(NamedTuple):
     """What a worker says of itself.
 
     Attributes:
@@ -101,16 +100,6 @@ class Hello:
     def of_this_process(cls, devices: Sequence[str], place: str) -> Hello:
         """Return this process's."""
         return cls(__version__, tuple(devices), platform.node(), this_machine(), os.getpid(), place)
-
-    def to_bytes(self) -> bytes:
-        """Return it as JSON."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Hello:
-        """Return what `to_bytes` gave."""
-        fields = json.loads(data)
-        return cls(**{**fields, "devices": tuple(fields["devices"])})
 
 
 @cache

@@ -73,3 +73,7 @@ class SimulatedControl:
     def close(self, why: str = "") -> None:
         """Leave."""
         self._switchboard.lose(self._rank, why or "has ended")
+
+    def let_go(self) -> None:
+        """Leave."""
+        self.close()

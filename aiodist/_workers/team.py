@@ -56,6 +56,9 @@ class Control(Protocol):
     def close(self, why: str = "") -> None:
         """Tell the others that this worker ends, or leaves them for a reason, and leave."""
 
+    def let_go(self) -> None:
+        """Leave without waiting: the strategy is gone, and nobody has closed it."""
+
 
 class Pending(Slot):
     """A call outside of replicas, until all workers have it.

@@ -289,6 +289,7 @@ class PlainControl:
         self._job.to_coordinator[self._rank].append(encode(message))
 
     def close(self, why: str = "") -> None: ...
+    def let_go(self) -> None: ...
 
 
 class PlainJob:

@@ -19,7 +19,7 @@ from aiodist._arrays import environment
 from aiodist._tools.launch.notes import folder_of_notes
 from aiodist._workers import handshake
 from aiodist._workers.control import MOST_BYTES, Peer, packed
-from aiodist._workers.handshake import MOST_UNPROVEN, Address, Door, connect, failure, own_address
+from aiodist._workers.handshake import MOST_UNPROVEN, Address, Door, connect, own_address
 from aiodist._workers.layout import Hello
 from aiodist._workers.messages import Beat, Lost, Message
 from aiodist._workers.portable import resolved
@@ -82,7 +82,6 @@ def test_star_is_made_by_either_family(family: socket.AddressFamily, monkeypatch
     monkeypatch.setenv("AIODIST_CONTROL_ADDRESS", HERE[family])
     opened = Door(hellos("a", "b", "c"))
     address = opened.address
-    assert Address.from_bytes(address.to_bytes()) == address
     with ThreadPoolExecutor() as pool:
         coming = [pool.submit(connect, address, rank) for rank in (2, 1)]
         connections = opened.admit_all()
@@ -103,12 +102,10 @@ def test_workers_on_one_machine_use_loopback_alone(machines: Sequence[str], expe
         assert opened._socket.getsockname()[0] not in {"0.0.0.0", "::"}
 
 
-def test_address_that_is_none_of_this_machine_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_that_is_none_of_this_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIODIST_CONTROL_ADDRESS", "192.0.2.7")
-    with pytest.raises(OSError, match=r"cannot listen at 192\.0\.2\.7 .*set AIODIST_CONTROL_ADDRESS") as raised:
+    with pytest.raises(OSError, match=r"cannot listen at 192\.0\.2\.7 .*set AIODIST_CONTROL_ADDRESS"):
         Door(hellos("one", "other"))
-    with pytest.raises(ConnectionError, match="cannot listen"):
-        Address.from_bytes(failure(raised.value))
 
 
 # Strangers.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from aiodist._workers.layout import Hello, check_versions, made_differently
@@ -16,7 +14,7 @@ def hellos(count: int) -> list[Hello]:
 def test_other_version_of_aiodist_is_refused() -> None:
     told = hellos(3)
     check_versions(told)
-    told[1] = replace(told[1], version="2.0")
+    told[1] = told[1]._replace(version="2.0")
     with pytest.raises(RuntimeError, match=r"1\.0 on workers 0 and 2; 2\.0 on worker 1"):
         check_versions(told)
 
@@ -24,7 +22,7 @@ def test_other_version_of_aiodist_is_refused() -> None:
 def test_strategy_that_is_made_at_different_places() -> None:
     told = hellos(3)
     assert made_differently(told) == ""
-    told[2] = replace(told[2], place="a.py:7")
+    told[2] = told[2]._replace(place="a.py:7")
     assert made_differently(told).startswith(
         "The strategy was made by workers 0 and 1 at a.py:3 and by worker 2 at a.py:7"
     )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from aiodist._workers.transport import Array, Communicator, Parts, Steps
 from aiodist_kernels import ReduceOp
 
 _Kind = tuple[Any, ...]
-T = TypeVar("T")
 
 
 class SimulatedRequest:
@@ -192,6 +191,7 @@ class SimulatedCluster:
         communicators: one each, for their strategies.
         held: the deliveries that wait.
         met: what workers that have made a strategy say of themselves, and its settings, by rank.
+        switchboard: what connects them, once the first strategy is used.
     """
 
     def __init__(
@@ -200,24 +200,17 @@ class SimulatedCluster:
         self.lock = threading.RLock()
         self.engine = engine
         self.held: list[SimulatedRequest] | None = [] if held else None
-        self.met: dict[int, tuple[bytes, Any]] = {}
+        self.met: dict[int, tuple[Any, Any]] = {}
+        self.switchboard: Any = None
         self.answer_seconds = answer_seconds
-        self._shared: dict[str, Any] = {}
         world = _World(size, self)
         self.communicators = [SimulatedCommunicator(world, rank) for rank in range(size)]
 
-    def shared(self, name: str, make: Callable[[], T]) -> T:
-        """Return what the workers have in common under a name: made by the first that asks."""
-        with self.lock:
-            if name not in self._shared:
-                self._shared[name] = make()
-            return self._shared[name]  # type: ignore[no-any-return]
-
     def lose(self, rank: int, why: str) -> None:
         """Let a worker be lost, and say how: it has died, or is cut off, say."""
-        if "teams" not in self._shared:
+        if self.switchboard is None:
             raise RuntimeError("a worker can only be lost after all workers have connected")
-        self._shared["teams"][1].lose(rank, why)
+        self.switchboard.lose(rank, why)
 
     def deliver(self, request: SimulatedRequest) -> None:
         """Tell a worker that an operation is complete, now or when the test says so."""
