@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
 from typing import Any, NamedTuple
 
 import optree
 import pytest
 
 from aiodist._arrays import nests
-
-
-class Pair(NamedTuple):
-    left: int
-    right: int
+from tests.collectives.kinds_of_values import Fields, Grouped, Ordered, Pair
 
 
 class OtherPair(NamedTuple):
     left: int
     right: int
-
-
-class Fields(dict[str, Any]):
-    pass
-
-
-class Ordered(OrderedDict[str, Any]):
-    pass
-
-
-class Grouped(defaultdict[str, Any]):
-    pass
 
 
 def test_paths_are_code() -> None:

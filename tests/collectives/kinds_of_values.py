@@ -32,6 +32,18 @@ class Pair(NamedTuple):
     right: Any
 
 
+class Fields(dict[str, Any]):
+    """A subclass of dict, which nobody has registered."""
+
+
+class Ordered(OrderedDict[str, Any]):
+    """One of OrderedDict."""
+
+
+class Grouped(defaultdict[str, Any]):
+    """One of defaultdict."""
+
+
 def numbers(replica_id: int, *shape: int, dtype: Any = np.float32) -> np.ndarray:
     """Small numbers, others on each replica, in whose sums no bit is lost."""
     count = int(np.prod(shape))
@@ -62,6 +74,9 @@ ARRAYS: dict[str, Callable[[int], Any]] = {
     "namedtuple": lambda r: Pair(numbers(r, 6), numbers(r, 6, 1)),
     "OrderedDict": lambda r: OrderedDict(z=numbers(r, 6), a=numbers(r, 6)),
     "defaultdict": lambda r: defaultdict(list, z=numbers(r, 6), a=numbers(r, 6)),
+    "dict subclass": lambda r: [Fields(z=(Fields(x=numbers(r, 6)),), a=numbers(r, 6))],
+    "OrderedDict subclass": lambda r: Ordered(z=numbers(r, 6), a=numbers(r, 6)),
+    "defaultdict subclass": lambda r: Grouped(list, z=numbers(r, 6), a=numbers(r, 6)),
     "dataclass": lambda r: Point(numbers(r, 6), {"deep": [numbers(r, 6)]}),
     "None": lambda r: None,
     "None inside": lambda r: {"a": None, "b": (numbers(r, 6), None)},

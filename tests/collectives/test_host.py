@@ -67,28 +67,6 @@ def test_scalars_numbers_and_slices_in_one_nest(as_work: bool) -> None:
     assert got[3].tolist() == [2, 2, 2]
 
 
-def test_replicas_that_have_joined_bring_nothing(as_work: bool) -> None:
-    values = [np.full(2, i, SINGLE) for i in range(4)]
-    spec = spec_of(values[0])
-
-    def result(collective: Collective, absent: tuple[int, ...]) -> list[float]:
-        collective.check_present(absent)
-        given = [None if i in absent else value for i, value in enumerate(values)]
-        numbers: list[float] = results(HostExecutor(collective, 4, absent), given)[0].tolist()
-        return numbers
-
-    assert result(Collective(kinds.ALL_REDUCE, ReduceOp.MEAN, None, spec), (1, 2)) == [1.5, 1.5]
-    assert result(Collective(kinds.ALL_GATHER, None, (0,), kinds.ragged(spec, (0,))), (0, 3)) == [1, 1, 2, 2]
-    assert result(Collective(kinds.BROADCAST, None, 2, spec), (0, 1)) == [2, 2]
-    for collective, what in (
-        (Collective(kinds.BROADCAST, None, 2, spec), "broadcast needs replica 2's value, and replicas 1 and 2 have"),
-        (Collective(kinds.REDUCE_SCATTER, ReduceOp.SUM, (0,), spec), "reduce_scatter needs a value of every replica"),
-        (Collective(kinds.MERGE_CALL), "merge_call needs a value of every replica"),
-    ):
-        with pytest.raises(ValueError, match=what):
-            collective.check_present((1, 2))
-
-
 # Memory.
 
 

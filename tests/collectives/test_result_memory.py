@@ -79,17 +79,3 @@ def test_what_is_kept_stays_as_it_is(program: list[Step]) -> None:
             del kept[::3]
 
     asyncio.run(main())
-
-
-def test_steps_use_the_same_memory_again(small_blocks: pool.Pool) -> None:
-    places: set[int] = set()
-
-    async def train() -> None:
-        state = None
-        for _ in range(100):
-            state = await here().all_reduce("SUM", np.ones(SIZE))
-            places.add(state.ctypes.data)
-
-    asyncio.run(mirrored(3).run(train))
-    assert len(places) <= 3
-    assert small_blocks.idle_bytes <= 3 * SIZE * 8

@@ -172,26 +172,6 @@ async def test_host_result_is_shared_and_nothing_makes_it_writeable() -> None:
     assert len({one for (one,) in await on_each(3, program)}) == 1
 
 
-async def test_input_changed_after_the_await_changes_no_result() -> None:
-    async def program() -> Any:
-        mine, context = np.full(6, replica() + 1.0), here()
-        found = [
-            await context.broadcast(mine),
-            await context.all_gather(mine, 0),
-            await context.all_reduce("MAX", mine),
-            await context.all_to_all(mine),
-            await context.reduce_scatter("SUM", mine),
-        ]
-        before = [result.tolist() for result in found]
-        await context.barrier()
-        mine[:] = -1
-        await context.barrier()
-        return before == [result.tolist() for result in found]
-
-    for count in COUNTS:
-        assert all(await on_each(count, program))
-
-
 async def test_reduction_is_a_left_fold_in_the_dtype_and_a_mean_is_taken_in_float64() -> None:
     values = np.array([1e8, 1, -1e8, 2**24], np.float32)
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from aiodist import IndexedSlices, PerReplica
 from aiodist._data.batches import cut, group
-from tests.data.sources import lists
 
 
 class Pair(NamedTuple):
@@ -31,12 +30,6 @@ def test_parts_are_consecutive_and_full_until_the_rows_run_out(m: int, n: int) -
     for rows, numbers in zip(parts["x"][0].values, y, strict=True):
         assert rows[:, 0].tolist() == (2 * numbers).tolist()
         assert rows.base is batch["x"][0].base, "parts are views"
-
-
-def test_one_replica_gets_the_batch_itself() -> None:
-    batch = (np.arange(3), None)
-    assert cut(batch, 1) is batch
-    assert group([batch], 1) is batch
 
 
 class Rows:
@@ -69,13 +62,6 @@ def test_array_of_another_library_is_cut() -> None:
 def test_what_cannot_be_cut_is_named(n: int, batch: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         cut(batch, n)
-
-
-def test_group_gives_the_kth_batch_to_replica_k_and_fills_up_with_batches_without_rows() -> None:
-    assert lists(group([np.arange(2), np.arange(3)], 2)) == [[0, 1], [0, 1, 2]]
-    x, y = group([(np.ones((2, 3), np.float32), np.arange(2))], 3)
-    assert [(part.shape, part.dtype) for part in x.values] == [((n, 3), np.float32) for n in (2, 0, 0)]
-    assert lists(y) == [[0, 1], [], []]
 
 
 def test_group_of_other_structures_is_refused() -> None:

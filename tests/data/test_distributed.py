@@ -174,6 +174,7 @@ async def test_incomplete_last_step_is_filled_with_batches_without_rows(source: 
     dataset = strategy.distribute_datasets_from_function(lambda _: source([np.full(2, k) for k in range(4)]))
     steps = await collected(dataset)
     assert [lists(step) for step in steps] == [[[0, 0], [1, 1], [2, 2]], [[3, 3], [], []]]
+    assert {(part.shape[1:], part.dtype) for part in steps[-1].values} == {((), np.dtype(np.int64))}
     assert await strategy.reduce("MEAN", steps[-1], axis=0) == 3
 
 

@@ -23,7 +23,6 @@ from aiodist import (
 )
 from aiodist._strategy import state
 from aiodist._strategy.aggregation import updated
-from aiodist._strategy.variable import state_of
 from aiodist_kernels import policy
 from tests.runtime.programs import Relay, here, mirrored, on_each, replica, still_works
 from tests.strategy.test_variables import AGGREGATED, CHANGES
@@ -150,21 +149,6 @@ async def test_assignments_take_effect_in_order_also_where_nobody_awaits_between
     assert (await strategy.run(program)).values == (2, 2)
     assert v.numpy().tolist() == [38.0] * 5
     assert len(threads) == 24
-
-
-async def test_assignment_from_outside_waits_for_one_that_is_being_made(threads: list[int]) -> None:
-    strategy = mirrored(2)
-    v = under(strategy, np.zeros(5), aggregation="sum")
-
-    async def program() -> None:
-        handle = v.assign_add(np.ones(5))
-        if replica() == 1:  # both have arrived
-            state_of(v).settle()
-            assert v.read_value().tolist() == [2.0] * 5
-        await handle
-
-    await strategy.run(program)
-    assert v.numpy().tolist() == [2.0] * 5
 
 
 async def test_mismatch_names_the_variable_and_the_users_lines() -> None:
@@ -359,6 +343,3 @@ async def test_one_replica_creates_and_assigns() -> None:
         return float(v)
 
     assert await on_each(1, program) == (3.0,)
-
-
-# Programs.
