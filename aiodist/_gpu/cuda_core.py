@@ -36,13 +36,7 @@ _FOREIGN = 256
 
 
 class DeviceStream:
-    """A stream, and the device that it belongs to.
-
-    Attributes:
-        device: the device's ordinal.
-        stream: cuda.core's.
-        handle: the driver's.
-    """
+    """A stream, as cuda.core's object and the driver's handle, and the ordinal of the device that it belongs to."""
 
     __slots__ = ("device", "handle", "stream")
 
@@ -52,19 +46,12 @@ class DeviceStream:
         self.handle = stream.handle
 
 
+@dataclass(slots=True, eq=False)
 class DeviceEvent:
-    """An event.
+    """An event, and the list of those of its device that serve anew."""
 
-    Attributes:
-        event: cuda.core's.
-        spare: the events of its device that serve anew.
-    """
-
-    __slots__ = ("event", "spare")
-
-    def __init__(self, event: Any, spare: list[DeviceEvent]) -> None:
-        self.event = event
-        self.spare = spare
+    event: Any
+    spare: list[DeviceEvent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +118,7 @@ class _Current(AbstractContextManager[None]):
 
 
 def _checked(name: str, answer: Any) -> Any:
-    """Return what a function of the CUDA driver has answered.
-
-    Raises:
-        RuntimeError: an error.
-    """
+    """Return what a function of the CUDA driver has answered."""
     error, *results = answer
     if int(error):
         raise RuntimeError(f"the CUDA driver's {name} failed with {error.name}")
@@ -363,13 +346,8 @@ def _imported() -> tuple[Any, Any]:
 
 
 def machine_code(core: Any, ptx: str, capability: tuple[int, int]) -> Any:
-    """Return a program as cuda.core's object code for devices of that compute capability.
-
-    Args:
-        core: the module.
-        ptx: the program's text. cuda.core takes a str for the path of a file, and bytes for the text itself.
-        capability: the devices'.
-    """
+    """Return a program's text as cuda.core's object code for devices of that compute capability."""
+    # cuda.core takes a str for the path of a file, and bytes for the text itself.
     options = core.LinkerOptions(arch="sm_{}{}".format(*capability))
     return core.Linker(core.ObjectCode.from_ptx(ptx.encode()), options=options).link("cubin")
 

@@ -34,13 +34,8 @@ def call_on(device: str, callers: frozenset[int], fn: Callable[..., T], *args: A
     What it enqueues comes behind what its caller's streams had been given, and before what they are given afterwards:
     values go in and out as if there were one stream.
 
-    Without cuda.core there are no streams of ours: the frameworks' own default streams serve.
-
-    Args:
-        device: its canonical name.
-        callers: the caller's `streams`.
-        fn: the function.
-        *args: its arguments.
+    Without cuda.core there are no streams of ours: the frameworks' own default streams serve. `callers` are the
+    caller's `streams`.
     """
     ordinal = gpus.logical.ordinal(device)
     with ExitStack() as stack:

@@ -62,13 +62,7 @@ class Queue:
         self._bound: dict[tuple[Schedule, Sequence[int]], Bound] = {}
 
     def schedule(self, batches: Sequence[Batch], then: Sequence[Move] = (), arrays: int = 1) -> Schedule:
-        """Return what can be known of reductions, and of what is moved behind them, before any address is.
-
-        Args:
-            batches: what to reduce.
-            then: what to move, when all is reduced.
-            arrays: how many arrays have numbers; with the one that always has, places have plain addresses.
-        """
+        """Return what can be known of reductions, and of what is moved behind them, before any address is."""
         with self.driver.using():
             return Schedule(self.driver, batches, then, arrays)
 

@@ -38,11 +38,7 @@ class HostMemory:
 
 
 class HostPool:
-    """Page-locked memory for a process.
-
-    Args:
-        lock: locks that many bytes, and returns where they begin.
-    """
+    """Page-locked memory for a process; `lock` locks that many bytes, and returns where they begin."""
 
     def __init__(self, lock: Callable[[int], int]) -> None:
         self._lock = lock
@@ -64,12 +60,7 @@ class _Bytes:
 
     def __init__(self, memory: Memory, nbytes: int) -> None:
         self.memory = memory
-        self.__array_interface__ = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (memory.address, False),
-            "version": 3,
-        }
+        self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (memory.address, False), "version": 3}
 
 
 def array_of(memory: Memory, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

@@ -9,7 +9,6 @@ schedule is such steps, with kernels chosen, sizes counted and tables laid out; 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -33,14 +32,8 @@ def symbol(number: int) -> int:
     return number << _OFFSET
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Leaves that one rule reduces.
-
-    Attributes:
-        rule: the rule.
-        jobs: the leaves.
-    """
+class Batch(NamedTuple):
+    """Leaves that one rule reduces."""
 
     rule: Rule
     jobs: Sequence[Job]
@@ -50,19 +43,14 @@ Call: TypeAlias = Callable[[], object]
 
 
 class Bound(NamedTuple):
-    """A schedule with its addresses put in: what is left to enqueue.
-
-    Attributes:
-        devices: on whose streams.
-        calls: in this order.
-        keeps: tables and scratch memory that they use.
-        lasts: whether it serves again; scratch memory serves one time only.
-    """
+    """A schedule with its addresses put in: what is left to enqueue, on the streams of some devices."""
 
     devices: Sequence[int]
     calls: Sequence[Call]
     keeps: Sequence[Memory]
+    """Tables and scratch memory that the calls use."""
     lasts: bool
+    """Whether it serves again; scratch memory serves one time only."""
 
 
 Bind: TypeAlias = Callable[[Sequence[int], NDArray[np.int64], list[Memory]], Call]

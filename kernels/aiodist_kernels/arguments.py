@@ -17,12 +17,7 @@ Array = NDArray[Any]
 
 
 def check_arrays(buffers: Sequence[object]) -> None:
-    """Check that there are buffers, and that they are arrays (or NumPy scalars).
-
-    Raises:
-        TypeError: one is neither.
-        ValueError: there are none.
-    """
+    """Check that there are buffers, and that they are arrays (or NumPy scalars)."""
     if not len(buffers):
         raise ValueError("expected at least one buffer to reduce, got none")
     for index, buffer in enumerate(buffers):
@@ -33,29 +28,17 @@ def check_arrays(buffers: Sequence[object]) -> None:
             )
 
 
-def plain(buffers: Sequence[Array]) -> Sequence[Array]:
-    """Return buffers without what subclasses of arrays make of operators: as arrays, over the same memory.
-
-    Raises:
-        TypeError: one is masked, and what the mask hides would count.
-    """
-    for buffer in buffers:
-        if type(buffer) is not np.ndarray:
-            return [_plain(each, index) for index, each in enumerate(buffers)]
-    return buffers
-
-
-def _plain(buffer: Any, index: int) -> Any:
-    check_unmasked(buffer, f"as buffer {index}")
-    return np.asarray(buffer) if isinstance(buffer, np.ndarray) else buffer
+def plain(buffers: Sequence[Any]) -> Sequence[Array]:
+    """Return buffers without what subclasses of arrays make of operators: as arrays, over the same memory."""
+    if not [buffer for buffer in buffers if type(buffer) is not np.ndarray]:
+        return buffers
+    for index, buffer in enumerate(buffers):
+        check_unmasked(buffer, f"as buffer {index}")
+    return [np.asarray(buffer) if isinstance(buffer, np.ndarray) else buffer for buffer in buffers]
 
 
 def check_unmasked(array: object, where: str) -> None:
-    """Check that an array has no mask.
-
-    Raises:
-        TypeError: it has.
-    """
+    """Check that an array has no mask: what it hides would count."""
     if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
         raise TypeError(
             f"expected arrays without a mask, got a MaskedArray {where}, whose masked elements would count; fill them "
@@ -64,12 +47,7 @@ def check_unmasked(array: object, where: str) -> None:
 
 
 def check_alike(buffers: Sequence[Array], dtype: DType, shape: tuple[int, ...]) -> None:
-    """Check that all buffers have the dtype and shape of buffer 0.
-
-    Raises:
-        TypeError: dtypes differ.
-        ValueError: shapes differ.
-    """
+    """Check that all buffers have the dtype and shape of buffer 0."""
     for index, buffer in enumerate(buffers):
         if buffer.dtype != dtype:
             raise TypeError(
@@ -84,12 +62,7 @@ def check_alike(buffers: Sequence[Array], dtype: DType, shape: tuple[int, ...]) 
 
 
 def check_out(out: object, rule: Rule, shape: tuple[int, ...]) -> None:
-    """Check that `out` can take the result.
-
-    Raises:
-        TypeError: it is no array, or of another dtype.
-        ValueError: it has another shape, or is read-only.
-    """
+    """Check that `out` can take the result."""
     if not isinstance(out, np.ndarray):
         raise TypeError(
             f"expected out to be a NumPy array or None, got {type(out).__name__}; "
@@ -113,14 +86,7 @@ def check_out(out: object, rule: Rule, shape: tuple[int, ...]) -> None:
 
 
 def flat_views(arrays: Sequence[Array]) -> list[Array] | None:
-    """Return views of one dimension in which equal positions are equal elements.
-
-    Args:
-        arrays: of one shape, any dtypes.
-
-    Returns:
-        One view an array; None where they have no common order without gaps.
-    """
+    """Return views of one dimension in which equal positions are equal elements; None where there is no such order."""
     if not same_order(arrays):
         return None
     if all(array.flags.c_contiguous for array in arrays):
@@ -152,11 +118,8 @@ def spoils(out: Array, buffers: Sequence[Array]) -> bool:
 
     A buffer that is `out` itself is safe where each element is read before it is written.
     """
-    return any(np.may_share_memory(out, buffer) and not _is_same(out, buffer) for buffer in buffers)
-
-
-def _is_same(one: Array, other: Array) -> bool:
-    if one is other:
-        return True
-    same_place = one.ctypes.data == other.ctypes.data and one.strides == other.strides
-    return same_place and one.dtype == other.dtype
+    return any(
+        np.may_share_memory(out, buffer)
+        and (out.ctypes.data, out.strides, out.dtype) != (buffer.ctypes.data, buffer.strides, buffer.dtype)
+        for buffer in buffers
+    )

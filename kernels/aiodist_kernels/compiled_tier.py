@@ -33,9 +33,7 @@ _compiling: Final = threading.Lock()
 def compile_for(rule: Rule, count: int) -> "Kernel | None":
     """Return the kernel for `count` buffers, compiling it if need be.
 
-    Returns:
-        None where there is none: one buffer, long double, or a processor on which the kernel gave other bits than
-        NumPy.
+    None where there is none: one buffer, long double, or a processor on which the kernel gave other bits than NumPy.
 
     Raises:
         ImportError: Numba is not installed, or does not load.
@@ -55,23 +53,17 @@ def compile_for(rule: Rule, count: int) -> "Kernel | None":
 
 
 def bind(kernel: "Kernel", rule: Rule, buffers: Sequence[Array], out: Array) -> Range | None:
-    """Return what reduces the elements [start, stop) of `buffers` into those of `out`.
+    """Return what reduces the elements [start, stop) of `buffers` into those of `out`, which may be one of them.
 
-    Args:
-        kernel: what `compile_for` returned for `rule` and the number of buffers.
-        rule: the rule.
-        buffers: of native byte order. They, and `out`, must live as long as the function that is returned.
-        out: it may be one of the buffers.
-
-    Returns:
-        None unless all lie without gaps in one order, and where `out` overlaps a buffer otherwise, for then a write
-        could spoil what is still to be read.
+    All must live as long as the function that is returned. None unless all lie without gaps in one order, and where
+    `out` overlaps a buffer otherwise, for then a write could spoil what is still to be read.
     """
     if not same_order((*buffers, out)):
         return None
     target = out.ctypes.data
     places = tuple([buffer.ctypes.data for buffer in buffers])
-    if _spoils(target, out.nbytes, places, buffers[0].nbytes):
+    size, end = buffers[0].nbytes, target + out.nbytes
+    if [place for place in places if place < end and target < place + size and (place, size) != (target, out.nbytes)]:
         return None
     lanes = components(rule.dtype)
     streaming = out.nbytes >= STREAMING_FROM and out.flags.aligned
@@ -80,14 +72,6 @@ def bind(kernel: "Kernel", rule: Rule, buffers: Sequence[Array], out: Array) -> 
         kernel(target, places, start * lanes, stop * lanes, streaming)
 
     return run
-
-
-def _spoils(target: int, result_bytes: int, places: Sequence[int], buffer_bytes: int) -> bool:
-    end = target + result_bytes
-    for place in places:
-        if place < end and target < place + buffer_bytes and (place != target or buffer_bytes != result_bytes):
-            return True
-    return False
 
 
 def _agrees(kernel: "Kernel", rule: Rule, count: int) -> bool:

@@ -80,7 +80,7 @@ def _fold_all(recipe: Recipe, width: int, *, streaming: bool) -> Any:
             for place in range(recipe.count):
                 base = builder.extract_value(buffers, place)
                 address = _address(builder, base, index, recipe.storage.size)
-                value = lanes.load_storage(builder, recipe, address, width)
+                value = lanes.load(builder, recipe, address, width)
                 total = value if total is None else lanes.fold(builder, recipe, total, value)
             result = lanes.finish(builder, recipe, total, count)
             address = _address(builder, out, index, recipe.result.size)

@@ -22,15 +22,10 @@ def lane_type(lane: Lane) -> Any:
     return _TYPES.get(lane) or ir.IntType(8 * lane.size)
 
 
-def load(builder: Builder, lane: Lane, address: Value, width: int) -> Value:
-    """Load `width` lanes from any address."""
-    kind = ir.VectorType(lane_type(lane), width)
-    return builder.load(builder.inttoptr(address, kind.as_pointer()), align=1)
-
-
-def load_storage(builder: Builder, recipe: Recipe, address: Value, width: int) -> Value:
-    """Load `width` lanes of a buffer, widened to the accumulator."""
-    return widen(builder, recipe, load(builder, recipe.storage, address, width))
+def load(builder: Builder, recipe: Recipe, address: Value, width: int) -> Value:
+    """Load `width` lanes of a buffer from any address, widened to the accumulator."""
+    kind = ir.VectorType(lane_type(recipe.storage), width)
+    return widen(builder, recipe, builder.load(builder.inttoptr(address, kind.as_pointer()), align=1))
 
 
 def spread_count(builder: Builder, recipe: Recipe, count: Value, width: int) -> Value:
@@ -51,7 +46,9 @@ def store(builder: Builder, value: Value, address: Value, *, streaming: bool) ->
     if not streaming:
         builder.store(value, pointer, align=1)
         return
-    instruction = builder.store(value, pointer, align=value.type.count * _size(value.type.element))
+    kind = value.type.element
+    size = {ir.FloatType(): 4, ir.DoubleType(): 8}.get(kind) or kind.width // 8
+    instruction = builder.store(value, pointer, align=value.type.count * size)
     hint = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
     instruction.set_metadata("nontemporal", hint)
 
@@ -136,10 +133,6 @@ def _multiply_complex(builder: Builder, recipe: Recipe, total: Value, value: Val
     if recipe.fused:
         return multiply_add(builder, real, value, signed)
     return builder.fadd(builder.fmul(real, value), signed)
-
-
-def _size(kind: Any) -> int:
-    return {ir.FloatType(): 4, ir.DoubleType(): 8}.get(kind) or kind.width // 8
 
 
 def _is_integer(value: Value) -> bool:

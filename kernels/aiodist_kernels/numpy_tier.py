@@ -56,13 +56,7 @@ def fold_for(rule: Rule, nbytes: int, count: int) -> Fold:
 def fold_range(rule: Rule, flat: Sequence[Array], out: Array, start: int, stop: int) -> None:
     """Reduce the elements [start, stop) of flat buffers into those of `out`, block by block.
 
-    Args:
-        rule: the rule.
-        flat: n buffers of one dimension, without gaps.
-        out: of one dimension, without gaps; it may be one of the buffers, but not overlap one
-            otherwise.
-        start: the first element.
-        stop: behind the last element.
+    `out` may be one of the buffers, but not overlap one otherwise.
     """
     step = max(1, BLOCK_BYTES // rule.accumulator.itemsize)
     if rule.is_native and len(flat) == 2:

@@ -114,22 +114,13 @@ class KernelSpec:
 
     @property
     def plan(self) -> Plan:
-        """The plan that the kernel serves.
-
-        Raises:
-            TypeError: the op is not defined for the dtype.
-        """
+        """The plan that the kernel serves."""
         return plan_for(self.op, self.dtype, self.count, self.accumulate)
 
 
 @functools.cache
 def plan_for(op: ReduceOp, dtype: DType, count: int, accumulate: Accumulate = "native") -> Plan:
-    """Return the plan, made at the first call.
-
-    Raises:
-        TypeError: `op` is not defined for `dtype`.
-        ValueError: unknown `accumulate`.
-    """
+    """Return the plan, made at the first call."""
     rule = rule_for(op, dtype, accumulate)
     if not 2 <= count <= MOST_BUFFERS or dtype != rule.dtype or recipe_for(rule, count) is None:
         return Plan(rule, count, NEVER)
@@ -168,11 +159,7 @@ def warm_if_possible(specs: Iterable[KernelSpec]) -> None:
 
 
 def is_due(spec: KernelSpec, nbytes: int) -> bool:
-    """Return whether a reduction of buffers of `nbytes` should wait until its kernel has been compiled.
-
-    Raises:
-        TypeError: the op is not defined for the dtype.
-    """
+    """Return whether a reduction of buffers of `nbytes` should wait until its kernel has been compiled."""
     return nbytes >= COMPILED_FROM and not spec.plan.settled and nbytes >= spec.plan.pays_from
 
 

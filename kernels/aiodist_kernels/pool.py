@@ -46,12 +46,7 @@ ALIGNMENT: Final = 64
 
 
 class _Block:
-    """Aligned memory of one size.
-
-    Attributes:
-        memory: it.
-        shown: how it shows itself to NumPy; made once, since that takes as long as to give it out.
-    """
+    """Aligned memory, and how it shows itself to NumPy: made once, as that takes as long as to give it out."""
 
     __slots__ = ("memory", "shown")
 
@@ -78,14 +73,7 @@ class _Lease:
 
 
 class Pool:
-    """Blocks of memory that lie idle.
-
-    Args:
-        most_idle: how many bytes of them, at most.
-
-    Attributes:
-        idle_bytes: how many bytes lie idle.
-    """
+    """Blocks of memory that lie idle: `idle_bytes`, at most `most_idle`."""
 
     def __init__(self, most_idle: int = MOST_IDLE) -> None:
         self._most_idle = most_idle
@@ -94,20 +82,14 @@ class Pool:
         self.idle_bytes = 0
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any], order: Any = "C") -> Array:
-        """Return an array of any values, in memory that nobody else sees: in a block, unless it is small.
-
-        Args:
-            shape: its shape.
-            dtype: its dtype.
-            order: "C" or "F".
-        """
+        """Return an array of any values, in memory that nobody else sees: in a block, unless it is small."""
         nbytes = dtype.itemsize * math.prod(shape)
         if nbytes < min(POOLED_FROM, POOLED_AMONG_FROM):
             return np.empty(shape, dtype, order)
         with self._lock:
             alike = self._idle.get(nbytes)
             if alike:
-                self.idle_bytes -= nbytes  # first, as leases that die in between may let go of all that lies idle
+                self.idle_bytes -= nbytes  # first, as leases that die in between may release all that lies idle
                 block = alike.pop()  # the last one used, which may be in a cache still
             else:
                 block = _Block(nbytes)

@@ -68,14 +68,7 @@ def reduce_alike(
 ) -> Array:
     """Reduce as `reduce` does, for a caller that has compared the buffers: one shape, one dtype.
 
-    Args:
-        op: the reduce op, defined for the dtype.
-        buffers: as in `reduce`.
-        accumulate: as in `reduce`.
-        among: the result is one of several that come and go together; see `pool`.
-
-    Returns:
-        An array in fresh memory, as `reduce`.
+    With `among`, the result is one of several that come and go together; see `pool`.
     """
     plan, nbytes = plan_for(op, buffers[0].dtype, len(buffers), accumulate), buffers[0].nbytes
     if nbytes >= plan.pays_from or nbytes >= _pooled_from(among):
@@ -91,11 +84,7 @@ def reduction(
     accumulate: Accumulate = "native",
     among: bool = False,
 ) -> Reduction:
-    """Return what reduces that many buffers of one dtype and shape, again and again; see `reduce_alike`.
-
-    Raises:
-        TypeError: `op` is not defined for the dtype.
-    """
+    """Return what reduces that many buffers of one dtype and shape, again and again; see `reduce_alike`."""
     plan = plan_for(op, dtype, count, accumulate)
     rule, ufunc = plan.rule, plan.rule.ufunc
     nbytes = dtype.itemsize * math.prod(shape)
@@ -115,9 +104,6 @@ def nest_reduction(
 
     It folds row by row, not column by column: then the loops are Python's own, and NumPy's warnings are switched off
     once. None where a fold of one of the arrays is more than calls of a ufunc, each of which makes an array.
-
-    Raises:
-        TypeError: `op` is not defined for a dtype.
     """
     rules = [rule_for(op, dtype) for dtype in dtypes]
     nbytes = max([dtype.itemsize * math.prod(shape) for dtype, shape in zip(dtypes, shapes, strict=True)])
@@ -138,19 +124,7 @@ def nest_reduction(
 
 
 def reduce_scalars(op: ReduceOp, scalars: Sequence[np.generic], accumulate: Accumulate = "native") -> Any:
-    """Reduce NumPy's scalars, all of one type, as arrays of no dimension are reduced.
-
-    Args:
-        op: the reduce op.
-        scalars: at least one.
-        accumulate: as in `reduce`.
-
-    Returns:
-        A scalar, of the dtype `result_dtype(op, dtype)`.
-
-    Raises:
-        TypeError: `op` is not defined for the dtype.
-    """
+    """Reduce NumPy's scalars, one or more of one type, to a scalar, as arrays of no dimension are reduced."""
     numbers: Sequence[Any] = scalars  # which have all that is asked of arrays
     return _reduce(plan_for(op, scalars[0].dtype, len(scalars), accumulate), numbers, None)[()]
 
@@ -201,21 +175,7 @@ def cut(
 ) -> Pieces:
     """Prepare the reduction of `reduce` as pieces for worker threads; the same bits for any `parts`.
 
-    The buffers must stay as they are until all pieces have run.
-
-    Args:
-        op: as in `reduce`.
-        buffers: as in `reduce`.
-        out: as in `reduce`.
-        accumulate: as in `reduce`.
-        parts: how many pieces at most; there is one where the buffers' layouts differ.
-
-    Returns:
-        The result's memory, and the calls that fill it.
-
-    Raises:
-        TypeError: as in `reduce`.
-        ValueError: as in `reduce`.
+    The buffers must stay as they are until all pieces have run. There is one piece where their layouts differ.
     """
     plan = _checked(op, buffers, out, accumulate)
     buffers = plain(buffers)

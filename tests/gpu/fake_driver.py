@@ -37,12 +37,12 @@ class Mark:
     done: bool = False
 
 
-@dataclass(eq=False)
 class FakeEvent(DeviceEvent):
     """An event; who waits for it waits for the record that was its last by then."""
 
-    mark: Mark
-    released: bool = False
+    def __init__(self, mark: Mark) -> None:
+        self.mark = mark
+        self.released = False
 
 
 @dataclass(eq=False)

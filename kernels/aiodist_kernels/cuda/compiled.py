@@ -311,12 +311,7 @@ PTX_VERSION: Final = "7.8"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Program:
-    """One compiled kernel.
-
-    Attributes:
-        name: of the kernel in `ptx`.
-        ptx: for a device of the compute capability that it was compiled for, or a later one.
-    """
+    """One compiled kernel, for devices of the compute capability that it was compiled for, and later ones."""
 
     name: str
     ptx: str

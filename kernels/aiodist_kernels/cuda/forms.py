@@ -113,13 +113,7 @@ FIRST: Final = 2
 
 
 class Leaf(NamedTuple):
-    """One reduction: n buffers to one.
-
-    Attributes:
-        out: address of the result; it may be one of the buffers, and overlaps none otherwise.
-        buffers: addresses of the buffers, in their order.
-        elements: in each buffer.
-    """
+    """One reduction, by addresses; the result may be one of the buffers, and overlaps none otherwise."""
 
     out: int
     buffers: tuple[int, ...]
@@ -157,11 +151,7 @@ class Layout:
         np.clip((sizes // form.width * form.width)[leaf_of], low, high, out=middle)
 
     def rows(self, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the table of rows.
-
-        Args:
-            addresses: for each leaf those of its result and of its buffers.
-        """
+        """Return the table of rows, given for each leaf the addresses of its result and of its buffers."""
         words = np.empty((addresses.shape[0], 1 + addresses.shape[1]), np.int64)
         words[:, 1:] = addresses
         words[:, 0] = np.bitwise_or.reduce(addresses, axis=1) % VECTOR_BYTES == 0

@@ -28,12 +28,7 @@ Kernel = Callable[..., None]
 
 
 def make(form: Form, functions: Any) -> Kernel:
-    """Return the kernel of a form as a Python function, to be compiled.
-
-    Args:
-        form: the kernel's.
-        functions: makes the functions that it calls: `compiled.Functions`.
-    """
+    """Return the kernel of a form as a Python function, to be compiled; it calls those of `compiled.Functions`."""
     if not form.tabled:
         return _direct(form, functions)
     return _tabled(form, functions) if form.recipe.count else _tabled_any(form, functions)

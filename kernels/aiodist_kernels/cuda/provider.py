@@ -50,12 +50,7 @@ def types() -> Any:
 
 
 def compile_ptx(function: Callable[..., None], arguments: tuple[Any, ...], capability: tuple[int, int]) -> str:
-    """Compile a kernel to PTX, with or without a GPU on this machine.
-
-    Args:
-        function: the kernel.
-        arguments: the provider's types of its arguments.
-        capability: of the device, e.g. (9, 0).
+    """Compile a kernel for a device's compute capability, with or without a GPU on this machine.
 
     Raises:
         ImportError: the compiler's libraries are not installed.
