@@ -68,7 +68,7 @@ def _become(arguments: Sequence[str], folder: Path, printed: Path) -> None:
         frames = error.__traceback__
         while frames is not None and not frames.tb_frame.f_code.co_filename.endswith(arguments[0]):
             frames = frames.tb_next
-        sys.excepthook(type(error), error, frames)
+        sys.excepthook(type(error), error.with_traceback(frames), frames)
     finally:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
