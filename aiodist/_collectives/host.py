@@ -167,6 +167,13 @@ def _leaf(plan: LeafPlan, shape: Sequence[int | None], dtype: Any, mark: LeafMar
     return _Leaf(plan, mark, plan.is_one_fold and plan.results == (Result((plan.size,)),), nbytes)
 
 
+def _cheapest(op: ReduceOp, dtypes: Sequence[Any], size: int) -> ReduceOp:
+    """Return an op that gives the same: the mean of one value is the value, unless it is one of integers."""
+    alone = size == 1 and op is ReduceOp.MEAN
+    floats = all(isinstance(dtype, np.dtype) and dtype.kind in "fc" for dtype in dtypes)
+    return ReduceOp.SUM if alone and floats else op
+
+
 class HostExecutor:
     """Carries out one collective's plan, again and again.
 
@@ -232,6 +239,7 @@ class HostExecutor:
         assert spec is not None
         shapes: Any = spec.shapes  # all of them are known
         arrays_alone = not any(spec.marks)
+        op = _cheapest(op, spec.dtypes, self.size)
         if self.single and arrays_alone:
             reduce = kernels.reduction(op, spec.dtypes[0], shapes[0], self.size, self.accumulate)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiodist._arrays import nests
 from aiodist._arrays.slices import IndexedSlices
-from aiodist._arrays.values import DistributedValues, PerReplica, regroup_data
+from aiodist._arrays.values import DistributedValues, PerReplica, regroup_data, split
 
 
 def cut(batch: Any, num_replicas: int) -> Any:
@@ -17,6 +17,15 @@ def cut(batch: Any, num_replicas: int) -> Any:
     if num_replicas == 1:
         return batch
     return nests.unflatten(structure, (_parts(leaf, length, num_replicas) for leaf in leaves))
+
+
+def cut_for(mine: range, num_replicas: int, batches: Sequence[Any]) -> Any:
+    """Return the parts of a step's only batch that belong to these of the replicas."""
+    (batch,) = batches
+    parts = cut(batch, num_replicas)
+    if len(mine) == num_replicas:
+        return parts
+    return regroup_data([*split(parts, num_replicas)[mine.start : mine.stop]], "batches", mine)
 
 
 def _parts(leaf: Any, length: int, count: int) -> PerReplica[Any] | None:
@@ -46,7 +55,7 @@ def common_size(leaves: Sequence[Any], structure: nests.Structure, root: str) ->
     def path(index: int) -> str:
         return nests.leaf_paths(structure, root)[index]
 
-    sizes = {}
+    first, size = -1, 0
     for index, leaf in enumerate(leaves):
         if leaf is None:
             continue
@@ -62,14 +71,13 @@ def common_size(leaves: Sequence[Any], structure: nests.Structure, root: str) ->
                 f"{path(index)} must have a first axis, along which the examples lie, got a 0-dimensional array; "
                 "is the dataset batched, e.g. with .batch(32)?"
             )
-        sizes[index] = int(shape[0])
-    if not sizes:
-        raise ValueError(f"{root} must hold at least one array, got {nests.text(structure)}")
-    (first, size), *others = sizes.items()
-    for index, other in others:
-        if other != size:
+        if first < 0:
+            first, size = index, int(shape[0])
+        elif shape[0] != size:
             raise ValueError(
                 f"the arrays of {root} must have the same size along their first axis; "
-                f"{path(first)} has {size}, {path(index)} has {other}"
+                f"{path(first)} has {size}, {path(index)} has {int(shape[0])}"
             )
+    if first < 0:
+        raise ValueError(f"{root} must hold at least one array, got {nests.text(structure)}")
     return size

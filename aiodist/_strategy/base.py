@@ -30,7 +30,6 @@ from aiodist._strategy.scope import (
     HasReplicas,
     Replicas,
     Scope,
-    Share,
     components_here,
     replicas_here,
     require_cross_replica,
@@ -290,9 +289,11 @@ class Strategy(HasReplicas):
         """
         require_cross_replica(self, "strategy.experimental_distribute_dataset")
         _check_none("options", options)
+        from aiodist._data.batches import cut_for
         from aiodist._data.distributed import DistributedDataset, StepRule
 
-        rule = StepRule(1, partial(_my_parts, self._replicas.share), _refuse_inside_replica)
+        share = self._replicas.share
+        rule = StepRule(1, partial(cut_for, share.mine, share.replicas), _refuse_inside_replica)
         return DistributedDataset(dataset, rule)
 
     def distribute_datasets_from_function(
@@ -469,17 +470,6 @@ class Strategy(HasReplicas):
 
 
 # Data.
-
-
-def _my_parts(share: Share, batches: Sequence[Any]) -> Any:
-    """Return the parts of a step's only batch that belong to this process's replicas."""
-    (batch,) = batches
-    from aiodist._data.batches import cut
-
-    parts = cut(batch, share.replicas)
-    if len(share.mine) == share.replicas:
-        return parts
-    return regroup_data([*split(parts, share.replicas)[share.mine.start : share.mine.stop]], "batches", share.mine)
 
 
 def _refuse_inside_replica() -> None:
