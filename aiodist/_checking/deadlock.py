@@ -26,8 +26,8 @@ from aiodist._core.report import CollectiveReport, Location, Reason, ReplicaRepo
 from aiodist._core.text import ids, on_a_screen, shown
 from aiodist._runtime.inspection import WaitGraph, look_at_loop
 from aiodist._runtime.scheduler import Run
-from aiodist._runtime.stacks import links
-from aiodist._runtime.suspension import Awaited, driven
+from aiodist._runtime.stacks import drives_replica, links
+from aiodist._runtime.suspension import Awaited
 
 _UNWINDING_SECONDS = 5.0
 _MOST_LINES = 16
@@ -82,7 +82,8 @@ def _runs(loop: ControlledLoop) -> dict[Run, int]:
     found: dict[Run, int] = {}
     for task in asyncio.all_tasks(loop):
         for link in links(task.get_coro()):
-            run = link.frame.f_locals.get("run") if link.frame is not None and driven(link) is not None else None
+            frame = link.frame
+            run = frame.f_locals.get("run") if frame is not None and drives_replica(frame) is not None else None
             if run is not None and not run.closed:
                 found[run] = max(found.get(run, -1), loop.number_of(task))
     return found

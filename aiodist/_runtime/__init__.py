@@ -4,7 +4,6 @@ Modules, in order; each imports only from those above it and from lower floors:
 
 - `current`: whose context this is: a replica's, cross-replica, or none.
 - `stacks`: where a coroutine is suspended, and by which callers a call came.
-- `cancellation`: why a task is cancelled, and what exception it is handling.
 - `requests`: what a call asks for, checked and described.
 - `rendezvous`: a slot of the ledger with values, waiters and the result.
 - `handle`: what a collective call returns, and where a replica waits.
@@ -18,6 +17,7 @@ Modules, in order; each imports only from those above it and from lower floors:
 - `context`: `ReplicaContext`.
 - `span`: what a run needs of several workers.
 - `suspension`: what one task is suspended in.
+- `cancellation`: why a task is cancelled, and what exception it is handling.
 - `inspection`: who waits for whom.
 - `blocking`: the warning of a replica that blocks the event loop.
 - `stall`: the warning of a run that stands still.

@@ -16,6 +16,7 @@ from aiodist._core.errors import CollectiveError
 from aiodist._core.report import Location
 from aiodist._core.text import place
 from aiodist._runtime.stacks import frames_of, is_plumbing, links
+from aiodist._runtime.suspension import current_task
 
 _FAILURES = ("_errors", "_exceptions", "_pending_excs")
 """Where the task groups of asyncio and anyio, and trio's nurseries, keep what their tasks have raised."""
@@ -33,7 +34,9 @@ def why_cancelled() -> str:
     found = _BY_TASK.search(str(cancellation))
     by = getattr(cancellation, "source_task", None) or (found[1] if found else "")  # what trio and anyio note
     name = by.rpartition(".")[2]
-    return f"the task {name!r} cancelled its scope" if name and name not in _own_names() else ""
+    task = current_task()
+    own = getattr(task, "name", "") or (task.get_name() if hasattr(task, "get_name") else "")
+    return f"the task {name!r} cancelled its scope" if name and name != own.rpartition(".")[2] else ""
 
 
 def described(error: BaseException) -> str:
@@ -49,12 +52,11 @@ def described(error: BaseException) -> str:
 
 def _task_groups() -> Iterator[Any]:
     """Yield the task groups that the running task belongs to, or is inside of, as far as its frames name them."""
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_task():
-        task = trio.lowlevel.current_task()
+    task = current_task()
+    if hasattr(task, "child_nurseries"):
         yield from (*task.child_nurseries, *filter(None, [task.parent_nursery]))
         return
-    for callback, _ in getattr(asyncio.current_task(), "_callbacks", None) or ():
+    for callback, _ in getattr(task, "_callbacks", None) or ():
         known = getattr(callback, "__self__", None), *gc.get_referents(*(getattr(callback, "__closure__", None) or ()))
         yield from (one for one in known if _is_task_group(one))
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  (documented)
@@ -75,14 +77,6 @@ def _failures_of(group: Any) -> Iterable[Any]:
     for frame in frames_of(parent.get_coro()) if isinstance(parent, asyncio.Task) else ():
         if frame.f_code.co_qualname == "TaskGroup.__aexit__" and frame.f_locals.get("self") is group:
             yield frame.f_locals.get("exc")
-
-
-def _own_names() -> tuple[str, ...]:
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_task():
-        return (trio.lowlevel.current_task().name.rpartition(".")[2],)
-    task = asyncio.current_task()
-    return () if task is None else (task.get_name().rpartition(".")[2],)
 
 
 def handled_in(awaitable: Any) -> str:

@@ -358,7 +358,7 @@ class AsyncioHandle(CollectiveHandle[T]):
                 else:
                     slot.waiters.append(seat)
                 if run.has_groups or member.group.doomed is not None:
-                    run.blocked(member, slot)
+                    run.blocked(member)
                 if not slot.released:  # the group may just have ended by that
                     seat._asyncio_future_blocking = True  # noqa: SLF001  (what a future's own iterator does)
                     yield seat
@@ -432,7 +432,7 @@ class TrioHandle(CollectiveHandle[T]):
             if slot.last == member.position:
                 run.release(slot)
             if run.has_groups or member.group.doomed is not None:
-                run.blocked(member, slot)
+                run.blocked(member)
             try:
                 await chain.park(parked)
             except get_cancelled_exc_class():

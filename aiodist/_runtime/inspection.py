@@ -14,6 +14,7 @@ import gc
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass
 from functools import cached_property
@@ -167,7 +168,7 @@ def owner_of(lock: Any) -> Any:
     return None
 
 
-def at_hand(waiter: Waiter) -> set[int]:
+def _at_hand(waiter: Waiter) -> set[int]:
     """Return the identities of what a task's frames reach: variables, what these contain, and what that is made of."""
     variables = [variable for frame in waiter.frames if not is_plumbing(frame) for variable in _variables(frame)]
     contained = [one for variable in variables for one in _contained(variable, _DEEPEST)]
@@ -195,55 +196,33 @@ def _attributes(variable: Any) -> Iterable[Any]:
 # In words.
 
 
-def conjugated(clause: str, number: int) -> str:
+def _conjugated(clause: str, number: int) -> str:
     """Return such words for that many tasks."""
     if number == 1:
         return clause
     return clause.replace("waits", "wait", 1) if clause.startswith("waits") else clause.replace("is ", "are ", 1)
 
 
-def together(waiters: Sequence[Waiter]) -> str:
+def _together(waiters: Sequence[Waiter]) -> str:
     """Return those that wait alike: replicas by their ids; any other task is alone."""
     if waiters[0].member is not None:
         return ids_briefly(w.member.replica_id for w in waiters if w.member is not None)
     return waiters[0].who if len(waiters) == 1 else f"{len(waiters)} times {waiters[0].who}"
 
 
-def all_together(waiters: Sequence[Waiter]) -> str:
+def _all_together(waiters: Sequence[Waiter]) -> str:
     """Return replicas and other tasks in one enumeration."""
     replicas = [w.member.replica_id for w in waiters if w.member is not None]
     parts = ([ids_briefly(replicas)] if replicas else []) + [w.who for w in waiters if w.member is None]
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
-def relation(kind: Awaited, whom: str, *, plural: bool = False) -> str:
-    """Return how those who could end a wait stand to what is waited for."""
-    if kind in (Awaited.LOCK, Awaited.SEMAPHORE):
-        return f", which {whom} hold{'' if plural else 's'}"
-    return f" for {whom}"
-
-
 # Who waits for whom.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Edge:
-    """One waiter, and one that could end its wait; ``certain`` unless that one only has the same object at hand."""
-
-    waiter: Waiter
-    on: Waiter
-    certain: bool
-
-
 _LONGEST_SENTENCE = 4
-_SHARED = (
-    Awaited.QUEUE,
-    Awaited.EVENT,
-    Awaited.CONDITION,
-    Awaited.FUTURE,
-    Awaited.LOCK,
-    Awaited.SEMAPHORE,
-)
+_HELD = (Awaited.LOCK, Awaited.SEMAPHORE)
+_SHARED = (*_HELD, Awaited.QUEUE, Awaited.EVENT, Awaited.CONDITION, Awaited.FUTURE)
 
 
 class WaitGraph:
@@ -254,39 +233,34 @@ class WaitGraph:
         self.waiters = sorted((w for w in waiters if not w.is_plumbing), key=lambda waiter: waiter.rank)
         self._by_task = {id(waiter.task): waiter for waiter in self.waiters}
         self._by_replica = {id(w.member.replica): w for w in self.waiters if w.member is not None}
-        self._known: dict[object, tuple[Waiter, ...]] = {}
+        self._of_slots: dict[int, tuple[Waiter, ...]] = {}
+        self._enders = {waiter: self._find_enders(waiter) for waiter in self.waiters}
         self._names: dict[int, str] = {}  # of those who could end a wait, for thousands wait for the same thousands
 
     # Who could end a wait.
 
     def enders(self, waiter: Waiter) -> tuple[Waiter, ...]:
         """Return those who could end a wait, where that is certain."""
-        kind, things = waiter.suspension.kind, waiter.suspension.things
-        if not things:
-            return ()
-        if kind is Awaited.COLLECTIVE:
-            return self._once(id(things[0]), lambda: self._missing(things[0]))
-        if kind is Awaited.TASK:
-            return self._once(id(waiter), lambda: tuple(filter(None, (self._by_task.get(id(t)) for t in things))))
-        if kind in (Awaited.LOCK, Awaited.SEMAPHORE):
-            return self._once(id(things[0]), lambda: self._holders_of(things[0]))
-        return ()
+        return self._enders[waiter]
 
-    def users(self, waiter: Waiter) -> tuple[Waiter, ...]:
-        """Return others that have what a task waits for at hand, where nobody is certain to end the wait."""
-        if waiter.suspension.kind not in _SHARED or self.enders(waiter):
-            return ()
-        return self._once(("users", id(waiter)), lambda: self._users_for(waiter))
+    def _find_enders(self, waiter: Waiter) -> tuple[Waiter, ...]:
+        kind, things = waiter.suspension.kind, waiter.suspension.things
+        if kind is Awaited.COLLECTIVE and things:
+            slot = things[0]
+            if id(slot) not in self._of_slots:
+                self._of_slots[id(slot)] = self._missing(slot)
+            return self._of_slots[id(slot)]
+        if kind is Awaited.TASK:
+            return tuple(self._by_task[id(task)] for task in things if id(task) in self._by_task)
+        return self._holders_of(things[0]) if kind in _HELD else ()
 
     def _users_for(self, waiter: Waiter) -> tuple[Waiter, ...]:
+        """Return others that have what a task waits for at hand, where nobody is certain to end the wait."""
+        if waiter.suspension.kind not in _SHARED:
+            return ()
         users = self._users.get(id(waiter.suspension.things[0]), ())
         others = (user for user in users if user is not waiter and not user.waits_for_a_run)
         return tuple(user for user in others if not user.waits_like(waiter))
-
-    def _once(self, key: object, find: Callable[[], tuple[Waiter, ...]]) -> tuple[Waiter, ...]:
-        if key not in self._known:
-            self._known[key] = find()
-        return self._known[key]
 
     def _missing(self, slot: Any) -> tuple[Waiter, ...]:
         if slot.matched:
@@ -307,7 +281,7 @@ class WaitGraph:
         awaited = {id(thing) for waiter in self.waiters for thing in waiter.suspension.things}
         users: dict[int, list[Waiter]] = {}
         for waiter in self.waiters:
-            for thing in awaited & at_hand(waiter):
+            for thing in awaited & _at_hand(waiter):
                 users.setdefault(thing, []).append(waiter)
         return users
 
@@ -324,22 +298,24 @@ class WaitGraph:
     # Cycles.
 
     @cached_property
-    def cycle(self) -> tuple[Edge, ...]:
-        """A shortest cycle of waits, from its lowest replica on; empty when there is none.
+    def cycle(self) -> tuple[Waiter, ...]:
+        """A shortest cycle in which each waits for the next, from its lowest replica on; empty when there is none.
 
-        One in which every edge is certain goes first; failing that, one with edges by objects at hand.
+        One in which every wait is certain goes first; failing that, one with waits for what others have at hand.
         """
-        return self._cycle(self.enders) or self._cycle(lambda waiter: self.enders(waiter) or self.users(waiter))
+        return self._cycle(self.enders) or self._cycle(lambda waiter: self.enders(waiter) or self._users_for(waiter))
 
-    def _cycle(self, others: Callable[[Waiter], tuple[Waiter, ...]]) -> tuple[Edge, ...]:
+    def _cycle(self, others: Callable[[Waiter], tuple[Waiter, ...]]) -> tuple[Waiter, ...]:
         """Return a shortest cycle; thousands wait for the same thousands, so those who lead to none are left out."""
         follows = {waiter: others(waiter) for waiter in self.waiters}
         waits = {waiter: [id(each)] if each else [] for waiter, each in follows.items()}
         left = stuck(waits, {id(each): each for each in follows.values()})
-        nodes = shortest_cycle(follows, [waiter for waiter in self.waiters if waiter in left])
-        return tuple(
-            Edge(a, b, certain=bool(self.enders(a))) for a, b in zip(nodes, nodes[1:] + nodes[:1], strict=True)
-        )
+        return tuple(shortest_cycle(follows, [waiter for waiter in self.waiters if waiter in left]))
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether every wait of the cycle is certain: none is guessed by an object that both have at hand."""
+        return all(self.enders(waiter) for waiter in self.cycle)
 
     # In words.
 
@@ -349,7 +325,7 @@ class WaitGraph:
         for waiter in self.waiters:
             if waiter.replica or waiter.merging or not (replicas_alone or waiter.waits_for_a_run):
                 alike.setdefault(self._clause(waiter), []).append(waiter)
-        return [f"{together(waiters)} {conjugated(clause[0], len(waiters))}" for clause, waiters in alike.items()]
+        return [f"{_together(waiters)} {_conjugated(clause[0], len(waiters))}" for clause, waiters in alike.items()]
 
     def _clause(self, waiter: Waiter) -> tuple[str, ...]:
         clause = f"{waiter.verb}{waiter.where}{self._whom(waiter)}"
@@ -363,8 +339,9 @@ class WaitGraph:
         if not enders or kind is Awaited.TASK:
             return ""
         if id(enders) not in self._names:
-            self._names[id(enders)] = all_together(enders)
-        return relation(kind, self._names[id(enders)], plural=len(enders) > 1)
+            self._names[id(enders)] = _all_together(enders)
+        whom = self._names[id(enders)]
+        return f", which {whom} hold{'s' * (len(enders) == 1)}" if kind in _HELD else f" for {whom}"
 
     def sentence(self, waiter: Waiter) -> str:
         """Return what a task waits for, without its place, and where that is a task what that one waits for, too."""
@@ -377,18 +354,22 @@ class WaitGraph:
             sentence = f"{sentence}, which {self._clause(waiter)[0]}"
         return sentence
 
-    @property
-    def is_certain(self) -> bool:
-        """Whether every wait of the cycle is certain: none is guessed by an object that both have at hand."""
-        return all(edge.certain for edge in self.cycle)
-
     def cycle_text(self) -> str:
         """Return the cycle as a sentence; empty when there is none."""
-        clauses = [f"{edge.waiter.verb}{edge.waiter.where}{_whom_of(edge)}" for edge in self.cycle]
-        if not clauses:
+        if not self.cycle:
             return ""
-        sentence = f"{self.cycle[0].waiter.who} {', which '.join(clauses)}"
+        pairs = zip(self.cycle, (*self.cycle[1:], self.cycle[0]), strict=True)
+        clauses = [f"{waiter.verb}{waiter.where}{self._whom_of(waiter, on)}" for waiter, on in pairs]
+        sentence = f"{self.cycle[0].who} {', which '.join(clauses)}"
         return sentence if len(sentence) <= 110 else sentence.replace(", which ", ",\n  which ")
+
+    def _whom_of(self, waiter: Waiter, on: Waiter) -> str:
+        kind = waiter.suspension.kind
+        if not self.enders(waiter):
+            return f" that {on.who} uses, too"
+        if kind is Awaited.TASK:
+            return "" if len(waiter.suspension.things) == 1 else f", one of which is {on.who}"
+        return f" for {on.who}" if kind is Awaited.COLLECTIVE else f" that {on.who} holds"
 
 
 def look_at_loop(loop: asyncio.AbstractEventLoop | None = None) -> WaitGraph:
@@ -399,32 +380,16 @@ def look_at_loop(loop: asyncio.AbstractEventLoop | None = None) -> WaitGraph:
 def tasks_here() -> Iterable[Any]:
     """Return the tasks of the loop of asyncio or trio that runs here."""
     trio = sys.modules.get("trio")
-    root = None
     if trio is not None:
-        try:
-            root = trio.lowlevel.current_root_task()
-        except RuntimeError:  # no trio runs here
-            root = None
-    return asyncio.all_tasks() if root is None else _trio_tasks(root)
+        with suppress(RuntimeError):  # no trio runs here
+            return _trio_tasks([trio.lowlevel.current_root_task()])
+    return asyncio.all_tasks()
 
 
-def _trio_tasks(root: Any) -> Iterator[Any]:
-    tasks = [root]
-    while tasks:
-        task = tasks.pop()
-        yield task
+def _trio_tasks(tasks: list[Any]) -> list[Any]:
+    for task in tasks:  # which grows
         tasks += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
-
-
-def _whom_of(edge: Edge) -> str:
-    kind = edge.waiter.suspension.kind
-    if not edge.certain:
-        return f" that {edge.on.who} uses, too"
-    if kind is Awaited.TASK:
-        return "" if len(edge.waiter.suspension.things) == 1 else f", one of which is {edge.on.who}"
-    if kind is Awaited.COLLECTIVE:
-        return f" for {edge.on.who}"
-    return f" that {edge.on.who} holds"
+    return tasks
 
 
 # Looking at a run.

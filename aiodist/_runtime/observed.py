@@ -14,11 +14,11 @@ that order themselves by an event or a queue are reported, too: the clock does n
 from __future__ import annotations
 
 import asyncio
-import sys
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextvars import ContextVar
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
@@ -28,9 +28,9 @@ from aiodist._core.ledger import Member, RawPost, Slot, post_of
 from aiodist._core.report import Location
 from aiodist._core.text import place
 from aiodist._runtime.handle import CollectiveHandle
-from aiodist._runtime.suspension import task_text
+from aiodist._runtime.suspension import current_task, task_text
 
-_known: ContextVar[tuple[tuple[int, int], ...]] = ContextVar("aiodist_known_collectives", default=())
+_known: ContextVar[Mapping[int, int]] = ContextVar("aiodist_known_collectives", default=MappingProxyType({}))
 
 
 class ObservableRun(Protocol):
@@ -70,7 +70,7 @@ class RaceWatch(Observer):
 
     def posted(self, member: Member, slot: Slot) -> None:
         """Look whether the task that issues this knows of what was issued before it."""
-        number, task = slot.number, _current_task()
+        number, task = slot.number, current_task()
         if number < 0 or task is None:
             return
         issued = _Issued(number, task, slot.raw_post_of(member.position))
@@ -78,12 +78,9 @@ class RaceWatch(Observer):
         self._last[member] = issued
         known = _known.get()
         other = last if last is not None and last.task is not task and not _is_done(last.task) else None
-        if other is not None and dict(known).get(id(member), -1) < other.number:
+        if other is not None and known.get(id(member), -1) < other.number:
             self._tell(member, other, issued)
-        if len(known) <= 1 and _is_of(member, known):
-            _known.set(((id(member), number),))
-        else:
-            _known.set(tuple({**dict(known), id(member): number}.items()))
+        _known.set({**known, id(member): number})
 
     def _tell(self, member: Member, one: _Issued, other: _Issued) -> None:
         first, second = sorted((one, other), key=lambda issued: issued.where)
@@ -91,11 +88,6 @@ class RaceWatch(Observer):
             self._told.add((first.where, second.where))
             # Not here, in the midst of an arrival: a warning may be an error, and a task that runs shows no frames.
             self._run.loop.call_plainly(_warn, member.replica_id, first, second)
-
-
-def _is_of(member: Member, known: tuple[tuple[int, int], ...]) -> bool:
-    """Whether what is known is of that replica alone."""
-    return not known or known[0][0] == id(member)
 
 
 def _warn(replica_id: int, first: _Issued, second: _Issued) -> None:
@@ -110,16 +102,6 @@ def _warn(replica_id: int, first: _Issued, second: _Issued) -> None:
 
 def _text(issued: _Issued) -> str:
     return f"{task_text(issued.task)} issued {issued.post.call} at {place(issued.where)}"
-
-
-def _current_task() -> Any:
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_task():
-        return trio.lowlevel.current_task()
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
 
 
 def _is_done(task: Any) -> bool:

@@ -337,7 +337,7 @@ class Run:
 
     # Trouble.
 
-    def blocked(self, member: Member, slot: Rendezvous) -> None:  # noqa: ARG002  (the handle's protocol)
+    def blocked(self, member: Member) -> None:
         """Note that a replica waits in a collective that is not complete."""
         group = member.group
         if group.doomed is not None:

@@ -163,9 +163,9 @@ def drives_tasks(fn: Fn) -> Fn:
     return fn
 
 
-def drives_replica(frame: FrameType) -> Member | None:
+def drives_replica(frame: FrameType | None) -> Member | None:
     """Return the replica whose function the scheduler drives in this frame."""
-    if frame.f_code.co_qualname != "_Replicas._drive":
+    if frame is None or frame.f_code.co_qualname != "_Replicas._drive":
         return None
     member: Member | None = frame.f_locals.get("member")
     return member

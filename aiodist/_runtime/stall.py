@@ -35,7 +35,7 @@ from aiodist._core.errors import StallWarning
 from aiodist._core.ledger import Ledger, Slot
 from aiodist._core.report import Location
 from aiodist._runtime.blocking import BlockedLoop, watch
-from aiodist._runtime.loop import running_on_trio
+from aiodist._runtime.loop import current_loop
 
 TASK_NAME: Final = "aiodist stall report"
 """The name of its task, on trio."""
@@ -177,23 +177,10 @@ _watches: WeakKeyDictionary[Any, StallWatch | None] = WeakKeyDictionary()
 
 def watch_here() -> StallWatch | None:
     """Return what looks after runs in the event loop that runs here; None where nothing is to."""
-    loop = _loop_here()
-    if loop is None:
-        return None
+    loop, _ = current_loop()
     if loop not in _watches:
         _watches[loop] = _new_watch(loop)
     return _watches[loop]
-
-
-def _loop_here() -> Any:
-    if running_on_trio():
-        from trio.lowlevel import current_trio_token
-
-        return current_trio_token()
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:  # a loop that aiodist does not know, which gives an error where replicas are to start
-        return None
 
 
 def _new_watch(loop: Any) -> StallWatch | None:

@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import enum
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from aiodist._core.ledger import Member
 from aiodist._core.report import Location
 from aiodist._core.text import place
 from aiodist._runtime.handle import CollectiveHandle, posted
@@ -151,6 +152,16 @@ def suspension_of(awaitable: Any) -> Suspension:
     return Suspension(kind, what, things, stack)
 
 
+def current_task() -> Any:
+    """Return the task of asyncio or trio that runs here; None for none."""
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_task():
+        return trio.lowlevel.current_task()
+    with suppress(RuntimeError):
+        return asyncio.current_task()
+    return None
+
+
 def coroutine_of(task: Any) -> Any:
     """Return the coroutine that a task of asyncio or trio runs."""
     return task.get_coro() if hasattr(task, "get_coro") else task.coro
@@ -245,16 +256,11 @@ def _tasks(tasks: tuple[Any, ...]) -> str:
     return task_text(tasks[0])
 
 
-def driven(link: Link) -> Member | None:
-    """Return the replica whose function the scheduler drives in this frame."""
-    return None if link.frame is None else drives_replica(link.frame)
-
-
 def task_text(task: Any) -> str:
     """Return a task as a person calls it: a replica, or by the name that it was given, else by its function."""
     if not hasattr(task, "get_coro") and not hasattr(task, "coro"):
         return "a future"
-    member = next((m for m in map(driven, links(coroutine_of(task))) if m is not None), None)
+    member = next((m for link in links(coroutine_of(task)) if (m := drives_replica(link.frame)) is not None), None)
     if member is not None:
         return f"replica {member.replica_id}"
     name = str(getattr(task, "name", "") or (task.get_name() if hasattr(task, "get_name") else ""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import threading
 import weakref
 from typing import Any
 
@@ -186,6 +187,8 @@ async def test_contributions_are_let_go_when_the_work_is_done(monkeypatch: pytes
             await here().all_reduce("SUM", mine)
 
     await mirrored(2).run(program)
+    while any(thread.name == "aiodist reduction" for thread in threading.enumerate()):
+        await checkpoint()  # what has ended the work is about to let go of it
     gc.collect()
     assert [reference() for reference in alive] == [None] * 4
 
