@@ -85,19 +85,14 @@ async def test_a_name_joins_two_branches(order_check: str) -> None:
     assert await agreed(program, order_check=order_check) == (5, 5, 5)
 
 
+async def helper(ctx: ReplicaContext, value: int) -> int:
+    return int(await ctx.all_reduce(SUM, value))
+
+
 async def two_branches(ctx: ReplicaContext) -> int:
     if ctx.replica_id_in_sync_group == 1:
         return int(await ctx.all_reduce(SUM, 1))
     return int(await ctx.all_reduce(SUM, 2))
-
-
-async def test_signatures_alone_leave_call_sites_out() -> None:
-    assert await agreed(two_branches, order_check="signature") == (5, 5, 5)
-    assert (await error_of(two_branches)).report.reason is Reason.CALL_SITE
-
-
-async def helper(ctx: ReplicaContext, value: int) -> int:
-    return int(await ctx.all_reduce(SUM, value))
 
 
 async def through_a_helper(ctx: ReplicaContext) -> int:
@@ -106,9 +101,13 @@ async def through_a_helper(ctx: ReplicaContext) -> int:
     return await helper(ctx, 2)
 
 
-async def test_call_paths_tell_a_helpers_callers_apart() -> None:
-    assert await agreed(through_a_helper) == (5, 5, 5)
-    error = await error_of(through_a_helper, order_check="call_path")
+@pytest.mark.parametrize(
+    ("program", "same", "differs"),
+    [(two_branches, "signature", "call_site"), (through_a_helper, "call_site", "call_path")],
+)
+async def test_places_and_callers_are_compared_as_the_strategy_says(program: Program, same: str, differs: str) -> None:
+    assert await agreed(program, order_check=same) == (5, 5, 5)
+    error = await error_of(program, order_check=differs)
     assert (error.report.reason, error.report.suspects) == (Reason.CALL_SITE, (1,))
 
 
@@ -122,21 +121,26 @@ async def test_equal_call_paths_agree() -> None:
     assert await agreed(program, order_check="call_path") == ([0, 3],) * 3
 
 
-async def test_axes_from_either_end_are_the_same() -> None:
-    async def program(ctx: ReplicaContext) -> int:
-        axis = -1 if ctx.replica_id_in_sync_group else 1
-        return int((await ctx.all_gather(np.zeros((1, 2)), axis)).size)
-
-    assert await agreed(program) == (6, 6, 6)
+def merge(strategy: Any, value: Any) -> int:
+    return sum(np.size(component) for component in value.values)
 
 
-async def test_options_are_not_compared() -> None:
-    choices = [None, CommunicationOptions(bytes_per_pack=7), CommunicationOptions(timeout_seconds=1000.0)]
+CHOICES = [None, CommunicationOptions(bytes_per_pack=7), CommunicationOptions(timeout_seconds=1000.0)]
+SHAPES = [np.zeros(2), np.zeros((1, 3), np.int8), np.float32(0)]
 
-    async def program(ctx: ReplicaContext) -> int:
-        return int(await ctx.all_reduce(SUM, 1, choices[ctx.replica_id_in_sync_group]))
 
-    assert await agreed(program) == (3, 3, 3)
+@pytest.mark.parametrize(
+    ("call", "result"),
+    [
+        (lambda ctx, me: ctx.all_gather(np.zeros((1, 2)), -1 if me else 1), [[0] * 6]),  # an axis, from either end
+        (lambda ctx, me: ctx.all_reduce(SUM, 1, CHOICES[me]), 3),
+        (lambda ctx, me: ctx.merge_call(merge, (SHAPES[me],)), 6),
+    ],
+    ids=["axis", "options", "shapes and dtypes of a merge's arguments"],
+)
+async def test_what_means_the_same_or_is_not_compared(call: Any, result: Any) -> None:
+    found = await agreed(lambda ctx: call(ctx, ctx.replica_id_in_sync_group))
+    assert [np.asarray(each).tolist() for each in found] == [result] * 3
 
 
 class Merger:
@@ -178,14 +182,3 @@ async def test_merge_functions_of_one_code_are_the_same_and_replica_0s_runs(make
         return int(await ctx.merge_call(make(10 + replica_id), (replica_id,)))
 
     assert await agreed(program) == (30, 30, 30)
-
-
-async def test_shapes_and_dtypes_of_a_merges_arguments_are_not_compared() -> None:
-    def merge(strategy: Any, value: Any) -> int:
-        return sum(np.size(component) for component in value.values)
-
-    async def program(ctx: ReplicaContext) -> int:
-        shapes = [np.zeros(2), np.zeros((1, 3), np.int8), np.float32(0)]
-        return int(await ctx.merge_call(merge, (shapes[ctx.replica_id_in_sync_group],)))
-
-    assert await agreed(program) == (6, 6, 6)

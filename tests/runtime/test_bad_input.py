@@ -22,6 +22,9 @@ Call = tuple[Callable[[Any], Any], type[Exception], str]
 X = np.ones(4)
 OBJECTS = np.array([object(), None])
 PLAIN = make_dataclass("State", ["step"])(1)
+SEVEN = np.ones(7)
+OVERLAPPING = np.lib.stride_tricks.as_strided(np.ones(1), (4,), (0,))
+OPTIONS = CommunicationOptions()
 
 CALLS: list[Call] = [
     # Reduce ops.
@@ -67,31 +70,18 @@ CALLS: list[Call] = [
     (lambda c: c.all_gather(X, 0, name=""), ValueError, "name must not be empty"),
     (lambda c: c.merge_call(print, name=b"x"), TypeError, "name must be a string"),
     (lambda c: c.all_reduce("SUM", X, {"timeout": 3}), TypeError, "options must be CommunicationOptions"),
-    (
-        lambda c: c.all_reduce("SUM", X, CommunicationOptions(), experimental_hints=CommunicationOptions()),
-        ValueError,
-        "two names for the same argument",
-    ),
+    (lambda c: c.all_reduce("SUM", X, OPTIONS, experimental_hints=OPTIONS), ValueError, "two names"),
     # out=
     (lambda c: c.all_reduce("SUM", X, out=[X]), ValueError, "out must be a nest like the value"),
     (lambda c: c.all_reduce("SUM", X, out=np.ones(3)), ValueError, r"result's shape \(4,\), got \(3,\)"),
     (lambda c: c.all_reduce("SUM", X, out=np.ones(4, "f4")), TypeError, "dtype float64, got float32"),
     (lambda c: c.all_reduce("MEAN", np.arange(2), out=np.arange(2)), TypeError, "dtype float64"),
     (
-        lambda c: c.all_reduce("SUM", [X, X], out=[whole := np.ones(4), whole]),
+        lambda c: c.all_reduce("SUM", [X, X], out=[SEVEN[:4], SEVEN[3:]]),
         ValueError,
         "a buffer of its own for each leaf",
     ),
-    (
-        lambda c: c.all_reduce("SUM", [X, X], out=[(whole := np.ones(7))[:4], whole[3:]]),
-        ValueError,
-        "a buffer of its own for each leaf",
-    ),
-    (
-        lambda c: c.all_reduce("SUM", X, out=np.lib.stride_tricks.as_strided(np.ones(1), (4,), (0,))),
-        ValueError,
-        "whose elements overlap",
-    ),
+    (lambda c: c.all_reduce("SUM", X, out=OVERLAPPING), ValueError, "whose elements overlap"),
     (lambda c: c.all_reduce("SUM", 1, out=np.ones(())), TypeError, "out must hold arrays"),
     (lambda c: c.all_reduce("SUM", X, out=np.broadcast_to(1.0, 4)), ValueError, "must be writeable"),
     # merge_call and run_sync.
@@ -218,35 +208,26 @@ async def test_context_is_neither_shared_nor_kept_by_a_with_block() -> None:
 # strategy.run's own arguments.
 
 
-@pytest.mark.parametrize(
-    "args", ["text", 3, {"a": 1}, np.ones(2), None, pytest.param(iter([1]), id="iterator")], ids=repr
-)
-async def test_args_of_run_that_are_no_tuple(args: Any) -> None:
+async def test_wrong_arguments_of_run() -> None:
     called: list[Any] = []
-    text = r"args must be a tuple or list, got .*; for one argument write args=\(value,\)"
-    with pytest.raises(TypeError, match=text):
-        await mirrored(2).run(called.append, args=args)
+    for args in ("text", 3, {"a": 1}, np.ones(2), None, iter([1])):
+        with pytest.raises(TypeError, match=r"args must be a tuple or list, got .*; for one .* write args=\(value,\)"):
+            await mirrored(2).run(called.append, args=args)  # type: ignore[arg-type]
     assert not called
-
-
-@pytest.mark.parametrize("kwargs", [[("a", 1)], {1: 2}, "ab"], ids=repr)
-async def test_kwargs_of_run_that_are_no_mapping_from_names(kwargs: Any) -> None:
-    with pytest.raises(TypeError, match="kwargs must be a mapping from names to values, or None"):
-        await mirrored(2).run(print, kwargs=kwargs)
-
-
-async def test_run_of_no_function_options_that_are_none_and_values_of_another_length() -> None:
+    for kwargs in ([("a", 1)], {1: 2}, "ab"):
+        with pytest.raises(TypeError, match="kwargs must be a mapping from names to values, or None"):
+            await mirrored(2).run(print, kwargs=kwargs)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"strategy\.run expects a function, got 3"):
         await mirrored(2).run(3)  # type: ignore[arg-type]
-    called = asyncio.sleep(0)
+    coroutine = asyncio.sleep(0)
     with pytest.raises(TypeError, match=r"pass the function itself, uncalled, .*: run\(sleep, args="):
-        await mirrored(2).run(called)  # type: ignore[arg-type]
-    called.close()
+        await mirrored(2).run(coroutine)  # type: ignore[arg-type]
+    coroutine.close()
     with pytest.raises(TypeError, match="options must be CommunicationOptions or None, got 'fast'"):
         await mirrored(2).run(print, options="fast")  # type: ignore[arg-type]
-    for args in ((PerReplica([1, 2, 3]),), ({"deep": [PerReplica([1])]},)):
+    for given in (PerReplica([1, 2, 3]), {"deep": [PerReplica([1])]}):
         with pytest.raises(ValueError, match="2 components, one for each replica, got a PerReplica with"):
-            await mirrored(2).run(print, args=args)
+            await mirrored(2).run(print, args=(given,))
 
 
 async def test_run_inside_a_replica_or_under_another_strategy() -> None:

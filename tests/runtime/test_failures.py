@@ -120,7 +120,7 @@ async def test_one_object_raised_by_several_replicas_comes_out_once() -> None:
 @pytest.mark.parametrize(
     ("replicas", "text", "last"),
     [
-        (4_096, "no data", "replicas 1-4095 failed, too: FirstError: no data"),
+        (1_024, "no data", "replicas 1-1023 failed, too: FirstError: no data"),
         (200, "none in {1}", "replicas 3-199 failed, too: FirstError: none in 3"),
         (200, "none in {0}", "more like these"),
     ],

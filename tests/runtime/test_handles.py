@@ -29,7 +29,8 @@ from tests.runtime.warned import warned
 pytestmark = pytest.mark.anyio
 
 
-async def test_handle_may_be_awaited_again_late_and_in_child_tasks() -> None:
+@pytest.mark.every_loop
+async def test_handle_may_be_awaited_again_late_and_in_several_tasks() -> None:
     async def program() -> int:
         totals: list[int] = []
 
@@ -44,10 +45,13 @@ async def test_handle_may_be_awaited_again_late_and_in_child_tasks() -> None:
         assert first is not second
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(child, handle)
-            tasks.start_soon(child, here().all_reduce("SUM", replica()))
+            pending = here().all_reduce("SUM", replica())
+            for _ in range(3):
+                tasks.start_soon(child, pending)
+            await pending
         return sum(totals)
 
-    assert await on_each(3, program) == (6, 6, 6)
+    assert await on_each(3, program) == (12, 12, 12)
 
 
 @pytest.mark.parametrize("own_is_complete", [False, True])

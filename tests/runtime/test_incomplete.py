@@ -11,12 +11,10 @@ from anyio.lowlevel import checkpoint
 from aiodist import (
     CollectiveError,
     CollectiveMismatchError,
-    CollectiveTimeoutError,
     CommunicationOptions,
     IncompleteCollectiveError,
     Reason,
     ReplicaContext,
-    ReplicaState,
 )
 from tests.runtime.programs import error_of, mirrored, run
 
@@ -29,25 +27,6 @@ def states(error: CollectiveError) -> list[str]:
 
 
 # Ended without it.
-
-
-@pytest.mark.parametrize("replicas", [2, 64])
-async def test_an_early_return_is_named(replicas: int) -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        await ctx.barrier()
-        if ctx.replica_id_in_sync_group != 1:
-            await ctx.all_reduce("SUM", 1.0)
-
-    error = await error_of(program, replicas)
-    assert type(error) is IncompleteCollectiveError
-    report = error.report
-    suspects = (0, 1) if replicas == 2 else (1,)  # of two, nobody knows which is right
-    assert (report.reason, report.sequence_number, report.suspects) == (Reason.EXITED, 1, suspects)
-    assert (">" in str(error)) is (replicas > 2)
-    assert str(error).startswith("replica 1 ended without collective #1, which replica")
-    gone = report.replicas[1]
-    assert (gone.state, gone.call, gone.location, gone.stack) == (ReplicaState.EXITED, None, None, ())
-    assert states(error).count("waiting") == replicas - 1
 
 
 # Those who can still make a call are let run until all have settled, or none of them settles any more.
@@ -121,26 +100,6 @@ async def test_giving_up_a_merge_call_that_then_completes_is_an_error() -> None:
 # Too late.
 
 
-@pytest.mark.parametrize("replicas", [2, 8])
-async def test_a_replica_stuck_elsewhere_is_found_by_the_timeout(replicas: int) -> None:
-    async def stuck() -> None:
-        await anyio.Event().wait()
-
-    async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group == 1:
-            await stuck()
-        await ctx.barrier()
-
-    error = await error_of(program, replicas, timeout=BRIEF)
-    assert type(error) is CollectiveTimeoutError
-    report = error.report
-    assert (report.reason, report.sequence_number, report.suspects) == (Reason.TIMEOUT, 0, (1,))
-    missing = report.replicas[1]
-    assert (missing.state, missing.call, missing.location) == (ReplicaState.RUNNING, None, None)
-    assert [place.function for place in missing.stack if place.file == __file__][-2:] == ["program", "stuck"]
-    assert "timed out after 0.01 s: replica 1 has not arrived" in str(error)
-
-
 async def test_a_timeout_tells_who_is_held_up_by_an_earlier_collective() -> None:
     brief = CommunicationOptions(timeout_seconds=BRIEF)
 
@@ -161,9 +120,6 @@ async def test_a_timeout_tells_who_is_held_up_by_an_earlier_collective() -> None
 
 async def test_a_timeout_that_did_not_come_to_pass_leaves_nothing() -> None:
     assert await run(mirrored(3, timeout=1000.0), lambda ctx: ctx.all_reduce("SUM", 1)) == (3, 3, 3)
-
-
-# Caught, and no way around it.
 
 
 # Several at once.

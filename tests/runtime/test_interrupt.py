@@ -84,8 +84,9 @@ def _interrupted(program: str, loop: str, times: int = 1) -> str:
     return errors
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop", "trio"])
-@pytest.mark.parametrize("program", ["saving", "child_tasks"])
+@pytest.mark.parametrize(
+    ("program", "loop"), [("saving", "asyncio"), ("saving", "trio"), ("child_tasks", "uvloop"), ("child_tasks", "trio")]
+)
 def test_ctrl_c_ends_what_does_nothing_but_collectives(program: str, loop: str) -> None:
     _interrupted(program, loop)
 

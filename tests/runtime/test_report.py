@@ -183,20 +183,6 @@ async def test_a_report_is_a_value_that_comes_back_from_json_and_pickle(program:
         assert hash(one) == hash(report)
 
 
-async def test_json_has_the_attributes_by_name() -> None:
-    report = (await error_of(programs.early_return)).report
-    data = report.to_dict()
-    assert set(data) == {
-        "schema", "reason", "sequence_number", "group", "suspects", "replicas", "histories", "partitions", "divergence",
-        "advice", "text",
-    }  # fmt: skip
-    assert (data["schema"], data["reason"], data["suspects"]) == (2, "exited", [1])
-    one = data["replicas"][1]
-    assert (one["state"], one["returned"]) == ("exited", "'converged'")
-    assert one["ended_at"]["function"] == "early_return"
-    assert [call["call"] for call in data["histories"][one["history"]]] == ["all_reduce(MEAN, float)"] * 3
-
-
 async def test_replicas_with_one_history_share_it_in_json() -> None:
     async def program(ctx: ReplicaContext) -> None:
         for _ in range(100):
