@@ -27,7 +27,7 @@ class Divergence(NamedTuple):
 
 DIVERGENCES = {
     "kind": Divergence(
-        Reason.KIND, lambda c: c.all_gather(zeros(6), 0), lambda c: c.all_to_all(zeros(6)), "all_gather(float32[*]"
+        Reason.KIND, lambda c: c.all_gather(WIDE, 0), lambda c: c.all_to_all(WIDE), "all_gather(float32[*, 960]"
     ),
     "kind before all else": Divergence(
         Reason.KIND, lambda c: c.all_reduce("SUM", X, name="a"), lambda c: c.broadcast({"x": zeros(2)}, name="b")
