@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 Dumped = dict[str, Any]
 
@@ -16,6 +17,16 @@ _FRAMES = [
     {"name": "all_reduce", "filename": f"{_TORCH}distributed_c10d.py", "line": 2806},
     {"name": "wrapper", "filename": f"{_TORCH}c10d_logger.py", "line": 83},
 ]
+
+
+_CALL = re.compile(r" *(\S+): (\w+(?: \d+(?:->|<-)\d+)?)((?: \[[\d, ]*\])*)(?: of (\w+))?(?: at (\d+))?")
+
+
+def _parsed(line: str) -> tuple[str, str, list[list[int]], str, int]:
+    found = _CALL.fullmatch(line)
+    assert found, line
+    sizes = [json.loads(each) for each in re.findall(r"\[.*?\]", found[3])]
+    return found[1], found[2], sizes, found[4] or "0", int(found[5] or 1)
 
 
 class Job:
@@ -75,6 +86,20 @@ class Job:
         }
         self.entries[rank].append(entry)
         return entry
+
+    def calls(self, script: str) -> Self:
+        """Let ranks make the calls of a script, such as ``*: all_reduce [3] of 7 at 5``, and return the job.
+
+        Before the colon stand ranks: all members of the group, ``!2`` all but rank 2, or ``0,2``; then the kind, the
+        sizes of its tensors, the process group, and the line.
+        """
+        for who, kind, sizes, group, line in map(_parsed, script.strip().splitlines()):
+            members = self.groups[group][1]
+            named = {int(rank) for rank in re.findall(r"\d+", who)}
+            for rank in members:
+                if who == "*" or (rank in named) is not who.startswith("!"):
+                    self.call(rank, kind, *sizes, group=group, line=line)
+        return self
 
     def all(
         self, kind: str, *sizes: Sequence[int], group: str = "0", without: Sequence[int] = (), **fields: Any

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,95 +30,46 @@ def on_one_line(text: str) -> str:
 
 
 def agreeing() -> Job:
-    job = Job(4, {"7": ("dp", [1, 3])})
-    job.call(0, "all_reduce", [6])
-    for rank in (1, 2, 3):
-        job.call(rank, "all_reduce", [2, 3], line=rank)  # NCCL counts elements; places differ in correct programs
-    for rank in range(4):
-        job.call(rank, "all_to_all", [4 + rank])
-    job.all("gather", [3], group="7")
+    """NCCL counts elements; places differ in correct programs; and what rank r gives and takes may be its own."""
+    job = Job(4, {"7": ("dp", [1, 3])}).calls("""
+        0: all_reduce [6]
+        1: all_reduce [2, 3] at 1
+        2: all_reduce [2, 3] at 2
+        3: all_reduce [2, 3] at 3
+        0: all_to_all [4]
+        1: all_to_all [5]
+        2,3: all_to_all [6]
+        *: gather [3] of 7
+    """)
     job.entries[1][-1]["output_sizes"] = [[3], [3]]
     return job
 
 
 def skipped() -> Job:
-    job = Job(4)
-    for step in range(4):
-        job.all("all_reduce", [3], line=5)
-        job.all("broadcast", [2], line=6, without=[1] if step == 3 else [])
-    job.call(1, "all_reduce", [3], line=5)
-    return job
-
-
-def rank_0_skipped() -> Job:
-    job = Job(3)
-    job.all("all_reduce", [3], line=5, without=[0])
-    job.call(0, "barrier", line=6)
-    return job
+    steps = "*: all_reduce [3] at 5\n*: broadcast [2] at 6\n" * 3
+    return Job(4).calls(f"{steps}*: all_reduce [3] at 5\n!1: broadcast [2] at 6\n1: all_reduce [3] at 5")
 
 
 def late() -> Job:
-    job = Job(4)
-    job.all("all_reduce", [3], line=5)
-    job.all("all_reduce", [3], line=6, without=[2])
-    return job
-
-
-def other_size() -> Job:
-    job = Job(4)
-    job.all("all_reduce", [3], without=[2])
-    job.call(2, "all_reduce", [4])
-    return job
-
-
-def other_dtype() -> Job:
-    job = Job(4)
-    job.all("all_reduce", [3], without=[2])
-    job.call(2, "all_reduce", [3], input_dtypes=["Half"], output_dtypes=["Half"])
-    return job
-
-
-def crossed_groups() -> Job:
-    job = Job(2, {"1": ("a", [0, 1]), "2": ("b", [0, 1])})
-    job.call(0, "all_reduce", [3], group="1", line=5)
-    job.call(1, "all_reduce", [3], group="2", line=7)
-    return job
+    return Job(4).calls("*: all_reduce [3] at 5\n!2: all_reduce [3] at 6")
 
 
 def held_up_elsewhere() -> Job:
-    job = Job(4, {"1": ("tp", [0, 1]), "2": ("tp", [2, 3])})
-    job.all("barrier")
-    job.all("all_reduce", [3], group="1")
-    job.all("all_reduce", [3], group="2", without=[3])
-    job.all("all_gather", [3], without=[2, 3])
-    return job
+    return Job(4, {"1": ("tp", [0, 1]), "2": ("tp", [2, 3])}).calls("""
+        *: barrier
+        *: all_reduce [3] of 1
+        2: all_reduce [3] of 2
+        0,1: all_gather [3]
+    """)
 
 
 def never_sent() -> Job:
-    job = Job(3)
-    job.all("all_reduce", [3])
-    job.call(1, "recv 1<-2", [3], line=8)
-    return job
+    return Job(3).calls("*: all_reduce [3]\n1: recv 1<-2 [3] at 8")
 
 
-def receive_in_a_ring() -> Job:
-    job = Job(3)
-    for rank in range(3):
-        job.call(rank, f"recv {rank}<-{(rank - 1) % 3}", [3], line=8)
-    return job
-
-
-def message_against_collective() -> Job:
-    job = Job(2)
-    job.call(0, "send 0->1", [3], line=8)
-    job.call(1, "all_reduce", [4], line=9)
-    return job
-
-
-def other_size_of_a_message() -> Job:
-    job = Job(2)
-    job.call(0, "send 0->1", [3])
-    job.call(1, "recv 1<-0", [4])
+def other_dtype() -> Job:
+    job = Job(4).calls("!2: all_reduce [3]")
+    job.call(2, "all_reduce", [3], input_dtypes=["Half"], output_dtypes=["Half"])
     return job
 
 
@@ -129,14 +79,6 @@ def issued_as_one() -> Job:
         with job.as_one(rank):
             job.call(rank, "all_reduce", [3])
             job.call(rank, "all_gather", [3 + rank])
-    return job
-
-
-def dropped_calls() -> Job:
-    job = Job(4, capacity=5)
-    for _ in range(20):
-        job.all("all_reduce", [3])
-    job.call(3, "all_reduce", [3])  # its buffer begins later than the others'
     return job
 
 
@@ -161,53 +103,69 @@ def swapped() -> Job:
     return job
 
 
-def group_of_gloo() -> Job:
-    job = Job(4, {"1": ("", [0, 1])}, backend="gloo")
-    job.all("barrier")
-    job.call(1, "all_reduce", [3], group="1")
-    return job
+_TWO = {"1": ("a", [0, 1]), "2": ("b", [0, 1])}
+_JOBS: dict[str, tuple[Job, str, tuple[int, ...], list[str]]] = {
+    "agreeing": (agreeing(), "no rank waits in a collective, and the calls of ranks 0-3 agree", (), []),
+    "skipped": (
+        skipped(), "ranks disagree at collective #7", (1,),
+        ["> rank 1  nccl_trace_rank_1  all_reduce(float32[3])   /job/train.py:5 in step",
+         "rank 1 skipped broadcast at /job/train.py:6, which ranks 0, 2 and 3 made as #7",
+         "torch.distributed.all_reduce(stop, ", "Collective #7 is torch's sequence number 8."]),
+    "rank 0 skipped": (
+        Job(3).calls("!0: all_reduce [3] at 5\n0: barrier at 6"),
+        "ranks disagree at collective #0", (0,), ["> rank 0  nccl_trace_rank_0  barrier()"]),
+    "late": (
+        late(), "collective #1 cannot be completed: rank 2 has not arrived, ranks 0, 1 and 3 wait in it", (2,),
+        ["The latest call of rank 2, all_reduce(float32[3]) at /job/train.py:5, has ended."]),
+    "other size": (
+        Job(4).calls("!2: all_reduce [3]\n2: all_reduce [4]"),
+        "ranks disagree at collective #0", (2,), ["all_reduce(float32[4])", "Nothing is broadcast"]),
+    "other dtype": (
+        other_dtype(), "ranks disagree at collective #0", (2,), ["all_reduce(float16[3])", "Values are never cast"]),
+    "crossed groups": (
+        Job(2, _TWO).calls("0: all_reduce [3] of 1 at 5\n1: all_reduce [3] of 2 at 7"),
+        "ranks 0 and 1 wait for each other, each in another group's collective", (0, 1),
+        ["rank 0 waits in all_reduce(float32[3]) #0 of group 'a' of ranks 0 and 1 (/job/train.py:5) for rank 1"]),
+    "held up elsewhere": (
+        held_up_elsewhere(),
+        "collective #0 of group 'tp' of ranks 2 and 3 cannot be completed: rank 3 has not arrived, rank 2 waits in it",
+        (3,), ["all ranks, #1 all_gather(float32[3]): ranks 0 and 1; without ranks 2 and 3", "in process group '2'"]),
+    "never sent": (
+        never_sent(), "rank 2 does not send what rank 1 is to receive", (1, 2),
+        ["recv(float32[3], src=2)", "The latest call of rank 2, all_reduce(float32[3])"]),
+    "receive in a ring": (
+        Job(3).calls("0: recv 0<-2 [3]\n1: recv 1<-0 [3]\n2: recv 2<-1 [3]"),
+        "ranks 0-2 wait for each other", (0, 1, 2), ["of the message from rank 1 to rank 2"]),
+    "message against collective": (
+        Job(2).calls("0: send 0->1 [3] at 8\n1: all_reduce [4] at 9"),
+        "ranks 0 and 1 wait for each other", (0, 1), ["waits in all_reduce(float32[4])"]),
+    "other size of a message": (
+        Job(2).calls("0: send 0->1 [3]\n1: recv 1<-0 [4]"),
+        "ranks disagree at the message from rank 0 to rank 1", (0, 1), ["batch_isend_irecv"]),
+    "issued as one": (
+        issued_as_one(), "ranks disagree at collective #0", (0, 1),
+        ["The shape differs at value[1]: float32[3] on rank 0"]),
+    "dropped calls, on rank 3 more than on others": (
+        Job(4, capacity=5).calls("*: all_reduce [3]\n" * 20 + "3: all_reduce [3]"),
+        "collective #20 cannot be completed: ranks 0-2 have not arrived, rank 3 waits in it", (0, 1, 2),
+        ["Older calls of ranks 0-3 have been dropped"]),
+    "not begun": (
+        not_begun(), "collective #0 cannot be completed: all have arrived, but their values have not", (0, 1, 2, 3),
+        ["It runs on ranks 0-2; the devices of rank 3 have not begun it."]),
+    "swapped": (
+        swapped(), "ranks disagree at collective #3", (1,), ["make the same two calls in opposite order"]),
+    "group of gloo": (
+        Job(4, {"1": ("", [0, 1])}, backend="gloo").calls("*: barrier\n1: all_reduce [3] of 1"),
+        "collective #0 of group '1' of rank 1 has not ended: rank 1 called it, and who else is in the group is not",
+        (1,), ["Gloo does not record the members of process groups"]),
+}  # fmt: skip
 
 
-_JOBS: list[tuple[Callable[[], Job], str, tuple[int, ...], list[str]]] = [
-    (agreeing, "no rank waits in a collective, and the calls of ranks 0-3 agree", (), []),
-    (skipped, "ranks disagree at collective #7", (1,),
-     ["> rank 1  nccl_trace_rank_1  all_reduce(float32[3])   /job/train.py:5 in step",
-      "rank 1 skipped broadcast at /job/train.py:6, which ranks 0, 2 and 3 made as #7",
-      "torch.distributed.all_reduce(stop, ", "Collective #7 is torch's sequence number 8."]),
-    (rank_0_skipped, "ranks disagree at collective #0", (0,), ["> rank 0  nccl_trace_rank_0  barrier()"]),
-    (late, "collective #1 cannot be completed: rank 2 has not arrived, ranks 0, 1 and 3 wait in it", (2,),
-     ["The latest call of rank 2, all_reduce(float32[3]) at /job/train.py:5, has ended."]),
-    (other_size, "ranks disagree at collective #0", (2,), ["all_reduce(float32[4])", "Nothing is broadcast"]),
-    (other_dtype, "ranks disagree at collective #0", (2,), ["all_reduce(float16[3])", "Values are never cast"]),
-    (crossed_groups, "ranks 0 and 1 wait for each other, each in another group's collective", (0, 1),
-     ["rank 0 waits in all_reduce(float32[3]) #0 of group 'a' of ranks 0 and 1 (/job/train.py:5) for rank 1"]),
-    (held_up_elsewhere,
-     "collective #0 of group 'tp' of ranks 2 and 3 cannot be completed: rank 3 has not arrived, rank 2 waits in it",
-     (3,), ["all ranks, #1 all_gather(float32[3]): ranks 0 and 1; without ranks 2 and 3", "in process group '2'"]),
-    (never_sent, "rank 2 does not send what rank 1 is to receive", (1, 2),
-     ["recv(float32[3], src=2)", "The latest call of rank 2, all_reduce(float32[3])"]),
-    (receive_in_a_ring, "ranks 0-2 wait for each other", (0, 1, 2), ["of the message from rank 1 to rank 2"]),
-    (message_against_collective, "ranks 0 and 1 wait for each other", (0, 1), ["waits in all_reduce(float32[4])"]),
-    (other_size_of_a_message, "ranks disagree at the message from rank 0 to rank 1", (0, 1), ["batch_isend_irecv"]),
-    (issued_as_one, "ranks disagree at collective #0", (0, 1), ["The shape differs at value[1]: float32[3] on rank 0"]),
-    (dropped_calls, "collective #20 cannot be completed: ranks 0-2 have not arrived, rank 3 waits in it", (0, 1, 2),
-     ["Older calls of ranks 0-3 have been dropped"]),
-    (not_begun, "collective #0 cannot be completed: all have arrived, but their values have not", (0, 1, 2, 3),
-     ["It runs on ranks 0-2; the devices of rank 3 have not begun it."]),
-    (swapped, "ranks disagree at collective #3", (1,), ["make the same two calls in opposite order"]),
-    (group_of_gloo,
-     "collective #0 of group '1' of rank 1 has not ended: rank 1 called it, and who else is in the group is not known",
-     (1,), ["Gloo does not record the members of process groups"]),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("job", "headline", "suspects", "texts"), _JOBS, ids=lambda each: getattr(each, "__name__", "")
-)
+@pytest.mark.parametrize(("job", "headline", "suspects", "texts"), _JOBS.values(), ids=_JOBS)
 def test_what_is_said_of_a_job(
-    job: Callable[[], Job], headline: str, suspects: tuple[int, ...], texts: list[str], tmp_path: Path
+    job: Job, headline: str, suspects: tuple[int, ...], texts: list[str], tmp_path: Path
 ) -> None:
-    found = said_of(job(), tmp_path)
+    found = said_of(job, tmp_path)
     said = on_one_line(str(found))
     assert said.startswith(headline)
     assert (found.report.suspects if found.report is not None else ()) == suspects

@@ -163,15 +163,13 @@ def _text(event: Event, name: str) -> str:
 
 
 class _Reader:
-    """Reads the events of one file in their order; those that need later ones wait for the end."""
+    """Reads the events of one file in their order: lanes, runs, and what stands in them."""
 
     def __init__(self) -> None:
         self._devices: dict[int, dict[int, str]] = {}
         self._runs: dict[int, TracedRun] = {}
         self._replicas: dict[tuple[int, int], int] = {}
         self._collectives: dict[int, TracedCollective] = {}
-        self._reports: list[Event] = []
-        self._functions: list[Event] = []
         self._complete = True
 
     def take(self, found: dict[str, Any]) -> dict[str, Any] | None:
@@ -189,7 +187,7 @@ class _Reader:
             case "X", "collective":
                 self._read_await(event)
             case "X", "run" if _integer(event, "tid"):
-                self._functions.append(event)
+                self._read_function(event)
             case "X", "run":
                 number, begin = _integer(event["args"], "run"), _time(event, "ts")
                 name = _text(event, "name").partition(": ")[2]
@@ -198,7 +196,7 @@ class _Reader:
                 self._read_lane(event)
             case "i", "end":
                 if event["s"] == "p":
-                    self._reports.append(event)
+                    self._read_report(event)
             case (("s" | "t" | "f"), "collective"):
                 pass
             case phase:
@@ -211,6 +209,21 @@ class _Reader:
             self._replicas[pid, tid] = replica
             if found[2]:
                 self._devices.setdefault(pid, {})[replica] = found[2]
+
+    def _read_function(self, event: Event) -> None:
+        args, started = event["args"], _time(event, "ts")
+        run, replica = self._runs[args["run"]], self._replicas[event["pid"], event["tid"]]
+        error = _text(args, "error") if "error" in args else None
+        run.functions[replica] = Function(started, started + _time(event, "dur"), _text(args, "end"), error)
+
+    def _read_report(self, event: Event) -> None:
+        args = event["args"]
+        if not all(type(suspect) is int for suspect in args["suspects"]):
+            raise TypeError
+        self._runs[args["run"]].report = {
+            "at": _time(event, "ts"), "number": _integer(args, "number"), "error": _text(event, "name"),
+            "reason": _text(args, "reason"), "text": _text(args, "text"), "suspects": args["suspects"],
+        }  # fmt: skip
 
     def _read_await(self, event: Event) -> None:
         args, begin = event["args"], _time(event, "ts")
@@ -242,39 +255,26 @@ class _Reader:
             raise _UnknownFileError("other programs' traces open in https://ui.perfetto.dev")
         if about["aiodist_trace"] != FORMAT:
             raise _UnknownFileError(f"its version is {about['aiodist_trace']}, and this aiodist reads version {FORMAT}")
-        try:
-            self._finish_runs()
-            fits = all(map(self._has_lanes, self._runs.values())) and all(
-                map(self._is_of_run, self._collectives.values())
-            )
-        except (LookupError, TypeError):
-            fits = False
-        if not (fits and self._complete) or any(event is not None for event in events):
+        fits = (
+            self._complete
+            and not any(event is not None for event in events)
+            and all(map(self._has_lanes, self._runs.values()))
+            and all(map(self._is_of_run, self._collectives.values()))
+        )
+        if not fits:
             raise _UnknownFileError("an event lacks what it should have")
         collectives = sorted(self._collectives.values(), key=lambda found: found.first)
         return TraceFile(about, self._devices, dict(sorted(self._runs.items())), collectives)
 
-    def _finish_runs(self) -> None:
-        for event in self._functions:
-            args = event["args"]
-            run, replica = self._runs[args["run"]], self._replicas[event["pid"], event["tid"]]
-            started, error = _time(event, "ts"), _text(args, "error") if "error" in args else None
-            run.functions[replica] = Function(started, started + _time(event, "dur"), _text(args, "end"), error)
-        for event in self._reports:
-            args = event["args"]
-            if not all(type(suspect) is int for suspect in args["suspects"]):
-                raise TypeError
-            self._runs[args["run"]].report = {
-                "at": _time(event, "ts"), "number": _integer(args, "number"), "error": _text(event, "name"),
-                "reason": _text(args, "reason"), "text": _text(args, "text"), "suspects": args["suspects"],
-            }  # fmt: skip
-
     def _has_lanes(self, run: TracedRun) -> bool:
         """Whether the replicas of a run have lanes: those that follow its first."""
-        devices = self._devices[run.pid]
-        return run.functions.keys() <= devices.keys() == set(range(min(devices), min(devices) + len(devices)))
+        devices = self._devices.get(run.pid)
+        return devices is not None and (
+            run.functions.keys() <= devices.keys() == set(range(min(devices), min(devices) + len(devices)))
+        )
 
     def _is_of_run(self, collective: TracedCollective) -> bool:
         replicas = {arrival.replica for arrival in collective.arrivals}
         whole = len(replicas) == len(collective.arrivals) and collective.last in replicas
-        return whole and replicas <= self._runs[collective.run].functions.keys()
+        run = self._runs.get(collective.run)
+        return whole and run is not None and replicas <= run.functions.keys()
