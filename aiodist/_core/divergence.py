@@ -129,10 +129,9 @@ def _by_calls(usual: Side, odd: Side) -> Divergence | None:
         may_follow = len(skipped) == len(odd.calls) == 1  # it waits in the one call, so the other may come after it
         return _skipped(usual, odd, skipped, certain=not may_follow, or_swapped=may_follow)
     if usual.keys[0] in odd.keys:
-        added = tuple(odd.calls[: odd.keys.index(usual.keys[0])])
-        made = f"{ids_briefly(odd.replicas)} made {count(len(added), 'call')} more than {ids_briefly(usual.replicas)}"
-        text = f"{upper(made)}: {_listed(added)}."
-        return Divergence(DivergenceKind.ADDED, odd.replicas, usual.replicas, added, True, text)
+        calls = odd.calls[: odd.keys.index(usual.keys[0])]
+        more = f"made {count(len(calls), 'call')} more than {ids_briefly(usual.replicas)}: {_listed(calls)}"
+        return _added(usual, odd, calls, more, certain=True)
     return None
 
 
@@ -150,6 +149,11 @@ def _skipped(
     or_else = f", or {it_makes} the two in another order" if or_swapped else ""
     text = f"{upper(how + ids_briefly(odd.replicas))} {what}; {its} next call is #{last + 1} of the others{or_else}."
     return Divergence(DivergenceKind.SKIPPED, odd.replicas, usual.replicas, tuple(calls), certain, text)
+
+
+def _added(usual: Side, odd: Side, calls: Sequence[CallRecord], what: str, *, certain: bool = False) -> Divergence:
+    text = f"{upper(ids_briefly(odd.replicas))} {what}."
+    return Divergence(DivergenceKind.ADDED, odd.replicas, usual.replicas, tuple(calls), certain, text)
 
 
 # By a loop that one side has left.
@@ -181,11 +185,9 @@ def _extra_behind(past: Past, inside: Side, left: Side, loop: Location, there: L
     under = next((at._replace(line=line) for at, line in lines if line is not None), None)
     if under is None or (under.file == loop.file and under.line <= loop.line):
         return None
-    text = (
-        f"{upper(ids_briefly(left.replicas))} made a call that {clause(inside.replicas, 'does')} not have: "
-        f"{_brief(call)} at {place(call.location)}, under `{source.line_at(under)}` at {place(under)}."
-    )
-    return Divergence(DivergenceKind.ADDED, left.replicas, inside.replicas, (call,), False, text)
+    code = f"under `{source.line_at(under)}` at {place(under)}"
+    made = f"made a call that {clause(inside.replicas, 'does')} not have: {_listed([call])}, {code}"
+    return _added(inside, left, [call], made)
 
 
 def _uneven(past: Past, inside: Side, left: Side, loop: Location, outside: Location | None) -> Divergence:
@@ -247,12 +249,9 @@ def _by_rounds(past: Past, usual: Side, odd: Side) -> Divergence | None:
     call, next_call = odd.calls[0], usual.calls[0]
     if call.location == next_call.location:  # one call, and the report says what differs in it
         return None
-    text = (
-        f"{upper(ids_briefly(odd.replicas))} made a call that the rounds before do not have: {call.call} at "
-        f"{place(call.location)}; {ids_briefly(usual.replicas)} went on as before, with "
-        f"{next_call.call.partition('(')[0]} at {place(next_call.location)}."
-    )
-    return Divergence(DivergenceKind.ADDED, odd.replicas, usual.replicas, (call,), False, text)
+    went_on = f"went on as before, with {next_call.call.partition('(')[0]} at {place(next_call.location)}"
+    made = f"made a call that the rounds before do not have: {_listed([call])}; {ids_briefly(usual.replicas)} {went_on}"
+    return _added(usual, odd, [call], made)
 
 
 def _expected(past: Past) -> list[int]:
@@ -291,11 +290,10 @@ def _by_source(usual: Side, odd: Side) -> Divergence | None:
     here, there = apart
     at_call = (here, there) == (odd.calls[0].location, usual.calls[0].location)
     if at_call and source.is_optional(here.file, here.line, there.line):
-        text = (
-            f"{upper(ids_briefly(odd.replicas))} made 1 call more: {_brief(odd.calls[0])} at {place(here)}, "
-            f"in a branch on the way to {place(there)}."
+        call = odd.calls[0]
+        return _added(
+            usual, odd, [call], f"made 1 call more: {_listed([call])}, in a branch on the way to {place(there)}"
         )
-        return Divergence(DivergenceKind.ADDED, odd.replicas, usual.replicas, (odd.calls[0],), False, text)
     if at_call and source.is_optional(here.file, there.line, here.line):
         call = usual.calls[0]
         text = (
