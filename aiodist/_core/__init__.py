@@ -13,7 +13,8 @@ library is all that it imports. The modules, each importing only from those abov
 - `source`: the program's source around calls.
 - `snapshot`: what every replica called and where it is, frozen; merge; to and from JSON.
 - `divergence`: two histories aligned: skipped, added, swapped, left the loop.
-- `render`: what an analysis has found, and the report as text: partitions, source lines, hints.
+- `trouble`: a collective in trouble: who came and who is missing, the majority, how the others diverged.
+- `render`: the report as text: partitions, source lines, hints.
 - `analysis`: analyse(snapshot) -> report.
 - `ledger`: Ledger, Group, Member, Slot: the state machine.
 - `recorder`: the last collectives of every replica, to be read at any time.

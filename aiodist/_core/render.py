@@ -7,15 +7,14 @@ on thousands fits a screen.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from aiodist._core import source
 from aiodist._core.call import LEAF, Call, Function, Post, compare, leaf_text
-from aiodist._core.divergence import CAUGHT, Side, branch_line, diff
-from aiodist._core.report import Divergence, DivergenceKind, Location, Reason, ReplicaReport, ReplicaState
+from aiodist._core.divergence import CAUGHT, branch_line, diff
+from aiodist._core.report import DivergenceKind, Location, Reason, ReplicaReport, ReplicaState
 from aiodist._core.snapshot import GroupRecord
 from aiodist._core.text import (
     WIDTH,
@@ -30,6 +29,7 @@ from aiodist._core.text import (
     shown_file,
     upper,
 )
+from aiodist._core.trouble import Trouble
 
 _MOST_PARTITIONS = 8
 _MOST_PATHS = 4
@@ -39,47 +39,6 @@ _MOST_DEVICES = 2
 _LONGEST_CALL = 60
 _SHORTEST_LINE = 30
 _LONGEST_PART = 80
-
-
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """What was found; reason, number, replicas, group and divergence are those of the `CollectiveReport`.
-
-    Attributes:
-        odd: ids of the minority, which is marked; empty on a tie.
-        partitions: who arrived, by equal calls, the largest partition first, with the post of its first replica.
-        chains: of each partition, its callers' places from the first one that differs between them down to its call.
-        abandoned: ids of those that were cancelled out of the collective.
-        elsewhere: by id, for those that wait in a collective of another group, in which, and where they called it.
-        refusals: by id, for those of them that were not cancelled, but whose call was refused, what that has raised.
-        unmade_by: ids of the members that have not made the group.
-        joining: the collective is a join.
-        sides: one of the majority and one of the odd ones, to be laid beside each other; None where there are none.
-        cancellations, circle, races: sentences on who was cancelled out of it, which tasks wait for each other, and in
-            which tasks racing calls are made; empty where there are none.
-        unknown: ids of those of which nothing is known.
-        timeout_seconds: how long the collective had, from the first arrival; 0 where there was no limit.
-    """
-
-    reason: Reason
-    sequence_number: int
-    replicas: tuple[ReplicaReport, ...]
-    odd: tuple[int, ...]
-    partitions: Sequence[tuple[Sequence[int], Post]]
-    chains: Sequence[tuple[Location, ...]]
-    abandoned: tuple[int, ...]
-    elsewhere: Mapping[int, tuple[str, Location]]
-    refusals: Mapping[int, str]
-    group: str | None
-    unmade_by: tuple[int, ...]
-    joining: bool
-    sides: tuple[Side, Side] | None
-    divergence: Divergence | None
-    cancellations: tuple[str, ...]
-    circle: str
-    unknown: frozenset[int]
-    races: tuple[str, ...]
-    timeout_seconds: float
 
 
 class Step(NamedTuple):
@@ -94,13 +53,13 @@ class Step(NamedTuple):
     odd: bool
 
 
-def text(findings: Findings) -> str:
+def text(trouble: Trouble) -> str:
     """Return the whole text."""
-    lines = [_headline(findings), *_who(findings), *_what_differs(findings)]
-    circle = [f"{findings.circle}."] if findings.circle and findings.reason is Reason.TIMEOUT else []
-    unmade = [f"{upper(clause(findings.unmade_by, 'has'))} not made {findings.group}."] if findings.unmade_by else []
-    lines += [*findings.cancellations, *unmade, *circle, *_last_agreement(findings), *_divergence(findings)]
-    return on_a_screen(lines, hints(findings))
+    lines = [_headline(trouble), *_who(trouble), *_what_differs(trouble)]
+    circle = [f"{trouble.circle}."] if trouble.circle and trouble.reason is Reason.TIMEOUT else []
+    unmade = [f"{upper(clause(trouble.unmade_by, 'has'))} not made {trouble.group}."] if trouble.unmade_by else []
+    lines += [*trouble.cancellations, *unmade, *circle, *_last_agreement(trouble), *_divergence(trouble)]
+    return on_a_screen(lines, hints(trouble))
 
 
 def cycle_text(steps: Sequence[Step]) -> tuple[list[str], tuple[str, ...]]:
@@ -168,82 +127,82 @@ _SAME_ORDER = (
 # The headline.
 
 
-def _headline(findings: Findings) -> str:
-    number = _collective(findings)
-    if findings.reason is Reason.EXITED:
-        gone = [r.replica_id for r in findings.replicas if _left_before(findings, r)]
-        gone = gone or [r.replica_id for r in findings.replicas if r.state.ended]  # while they had joined
-        return f"{_ids(gone)} ended without {number}, which {_others(findings, gone)}"
-    if findings.reason is Reason.ABANDONED:
-        return _abandoned(findings, number)
-    if findings.reason is Reason.UNMATCHED:
-        return _unmatched(findings)
-    if findings.reason is Reason.TIMEOUT:
-        if not findings.timeout_seconds:
-            return f"{number} cannot be completed: {_what_is_late(findings)}"
-        return f"{number} timed out after {findings.timeout_seconds:.3g} s: {_what_is_late(findings)}"
+def _headline(trouble: Trouble) -> str:
+    number = _collective(trouble)
+    if trouble.reason is Reason.EXITED:
+        gone = [r.replica_id for r in trouble.replicas if _left_before(trouble, r)]
+        gone = gone or [r.replica_id for r in trouble.replicas if r.state.ended]  # while they had joined
+        return f"{_ids(gone)} ended without {number}, which {_others(trouble, gone)}"
+    if trouble.reason is Reason.ABANDONED:
+        return _abandoned(trouble, number)
+    if trouble.reason is Reason.UNMATCHED:
+        return _unmatched(trouble)
+    if trouble.reason is Reason.TIMEOUT:
+        if not trouble.timeout_seconds:
+            return f"{number} cannot be completed: {_what_is_late(trouble)}"
+        return f"{number} timed out after {trouble.timeout_seconds:.3g} s: {_what_is_late(trouble)}"
     return f"replicas disagree at {number}"
 
 
-def _abandoned(findings: Findings, number: str) -> str:
-    if findings.refusals:
-        raised = next(iter(findings.refusals.values()))
-        return f"{_ids(findings.refusals)} did not make {number}, because its call raised: {raised}"
-    return f"{_clause(findings.abandoned, 'was')} cancelled out of {number} before it was complete"
+def _abandoned(trouble: Trouble, number: str) -> str:
+    if trouble.refusals:
+        raised = next(iter(trouble.refusals.values()))
+        return f"{_ids(trouble.refusals)} did not make {number}, because its call raised: {raised}"
+    return f"{_clause(trouble.abandoned, 'was')} cancelled out of {number} before it was complete"
 
 
-def _unmatched(findings: Findings) -> str:
-    (here, *_), post = findings.partitions[0]
-    there = next(r.replica_id for r in findings.replicas if r.replica_id != here)
-    if there in findings.unknown:
+def _unmatched(trouble: Trouble) -> str:
+    (here, *_), post, _ = trouble.partitions[0]
+    there = next(r.replica_id for r in trouble.replicas if r.replica_id != here)
+    if there in trouble.unknown:
         return f"replica {here} waits in {post.call}, and nothing is known of replica {there}"
     if post.call.role.startswith("send"):
         return f"replica {there} does not receive what replica {here} sends"
     return f"replica {there} does not send what replica {here} is to receive"
 
 
-def _collective(findings: Findings) -> str:
-    if findings.sequence_number < 0:
-        return f"the creation of {findings.group}"
-    number = f"collective #{findings.sequence_number}"
-    if findings.joining:
+def _collective(trouble: Trouble) -> str:
+    if trouble.sequence_number < 0:
+        return f"the creation of {trouble.group}"
+    number = f"collective #{trouble.sequence_number}"
+    if trouble.joining:
         number = f"the join ({number})"
-    return f"{number} of {findings.group}" if findings.group is not None else number
+    return f"{number} of {trouble.group}" if trouble.group is not None else number
 
 
-def _left_before(findings: Findings, replica: ReplicaReport) -> bool:
-    if findings.sequence_number < 0:
+def _left_before(trouble: Trouble, replica: ReplicaReport) -> bool:
+    if trouble.sequence_number < 0:
         return replica.state.ended and replica.call is None
-    return replica.state.ended and _calls_made(replica) <= findings.sequence_number
+    return replica.state.ended and _calls_made(replica) <= trouble.sequence_number
 
 
 def _calls_made(replica: ReplicaReport) -> int:
     return replica.history[-1].sequence_number + 1 if replica.history else 0
 
 
-def _others(findings: Findings, gone: Sequence[int]) -> str:
-    waiting = [r.replica_id for r in findings.replicas if r.state is ReplicaState.WAITING]
-    if waiting and findings.sequence_number >= 0:
+def _others(trouble: Trouble, gone: Sequence[int]) -> str:
+    waiting = [r.replica_id for r in trouble.replicas if r.state is ReplicaState.WAITING]
+    if waiting and trouble.sequence_number >= 0:
         return f"{_clause(waiting, 'waits')} in"
-    called = "made" if findings.sequence_number < 0 else "called"
-    others = {r.replica_id for r in findings.replicas} - set(gone)
+    called = "made" if trouble.sequence_number < 0 else "called"
+    others = {r.replica_id for r in trouble.replicas} - set(gone)
     return f"{_ids(others) if others else 'nobody'} {called}"
 
 
-def _what_is_late(findings: Findings) -> str:
-    arrived = {replica_id for members, _ in findings.partitions for replica_id in members}
-    absent = {r.replica_id for r in findings.replicas} - arrived
-    missing = absent - findings.unknown
+def _what_is_late(trouble: Trouble) -> str:
+    arrived = {replica_id for members, _, _ in trouble.partitions for replica_id in members}
+    absent = {r.replica_id for r in trouble.replicas} - arrived
+    missing = absent - trouble.unknown
     wait = _clause(arrived, "waits") if arrived else "nobody waits"
     if missing:
         return f"{_clause(missing, 'has')} not arrived, {wait} in it"
     if absent:
         return f"{wait} in it, and nothing is known of {_ids(absent)}"
-    return "its merge function has not returned" if _merges(findings) else "all have arrived, but their values have not"
+    return "its merge function has not returned" if _merges(trouble) else "all have arrived, but their values have not"
 
 
-def _merges(findings: Findings) -> bool:
-    return bool(findings.partitions) and findings.partitions[0][1].call.kind == "merge_call"
+def _merges(trouble: Trouble) -> bool:
+    return bool(trouble.partitions) and trouble.partitions[0][1].call.kind == "merge_call"
 
 
 _ids = partial(ids_briefly, most_runs=12)
@@ -253,19 +212,19 @@ _clause = partial(clause, most_runs=12)
 # Who asked for what, and where: the lines that begin with a replica, and the source lines below them.
 
 
-def _who(findings: Findings) -> list[str]:
-    return [*_rows(findings), *_source_lines(findings), *_waits(findings)]
+def _who(trouble: Trouble) -> list[str]:
+    return [*_rows(trouble), *_source_lines(trouble), *_waits(trouble)]
 
 
-def _rows(findings: Findings) -> list[str]:
+def _rows(trouble: Trouble) -> list[str]:
     """Return a line for all replicas that do the same; the odd ones marked, and last."""
-    marked = set(findings.odd)
+    marked = set(trouble.odd)
     calls: dict[int, str] = {}
-    for members, post in findings.partitions:
-        calls.update(dict.fromkeys(members, _shown_call(findings, post.call)))
+    for members, post, _ in trouble.partitions:
+        calls.update(dict.fromkeys(members, _shown_call(trouble, post.call)))
     alike: dict[tuple[bool, str, str], list[ReplicaReport]] = {}
-    for replica in findings.replicas:
-        what, where = _doing(findings, replica)
+    for replica in trouble.replicas:
+        what, where = _doing(trouble, replica)
         if replica.call is not None:
             what = calls.get(replica.replica_id, what)
         alike.setdefault((replica.replica_id in marked, what, where), []).append(replica)
@@ -285,16 +244,16 @@ def _devices(replicas: Sequence[ReplicaReport]) -> str:
     return ", ".join(replica.device for replica in replicas)
 
 
-def _shown_call(findings: Findings, call: Call) -> str:
+def _shown_call(trouble: Trouble, call: Call) -> str:
     """Return a call as text; of a large nest what differs alone."""
     whole = str(call)
     if call.structure is None or len(whole) <= _LONGEST_CALL:
         return whole
     shown = [call.op] if call.op is not None else []
     shown.append(count(len(call.paths), "leaf").replace("leafs", "leaves"))
-    field = _LEAF_FIELDS.get(findings.reason)
+    field = _LEAF_FIELDS.get(trouble.reason)
     if field is not None:
-        others = [post.call.leaves for _, post in findings.partitions]
+        others = [post.call.leaves for _, post, _ in trouble.partitions]
         for path, *leaves in zip(call.paths, call.leaves, *others, strict=False):
             if len({leaf[field] for leaf in leaves[1:]}) > 1:
                 shown.append(f"value{path}: {leaf_text(*leaves[0])}")
@@ -302,11 +261,11 @@ def _shown_call(findings: Findings, call: Call) -> str:
     return f"{call.kind}({', '.join(shown)})"
 
 
-def _doing(findings: Findings, replica: ReplicaReport) -> tuple[str, str]:
+def _doing(trouble: Trouble, replica: ReplicaReport) -> tuple[str, str]:
     """Return what a replica does, and where."""
     if replica.call is not None and replica.location is not None:
         return replica.call, shown(replica.location)
-    if replica.replica_id in findings.unknown:
+    if replica.replica_id in trouble.unknown:
         return "nothing is known of it", ""
     made = f"after {count(_calls_made(replica), 'collective')}"
     if replica.state is ReplicaState.EXITED:
@@ -314,11 +273,11 @@ def _doing(findings: Findings, replica: ReplicaReport) -> tuple[str, str]:
         return f"returned {value}{made}", shown(replica.ended_at) if replica.ended_at is not None else ""
     if replica.state.ended:
         return f"{replica.state} {made}", ""
-    if replica.replica_id in findings.elsewhere:
-        what, at = findings.elsewhere[replica.replica_id]
+    if replica.replica_id in trouble.elsewhere:
+        what, at = trouble.elsewhere[replica.replica_id]
         return what, shown(at)
-    what = "cancelled out of it, goes on" if replica.replica_id in findings.abandoned else "elsewhere"
-    if replica.replica_id in findings.refusals:
+    what = "cancelled out of it, goes on" if replica.replica_id in trouble.abandoned else "elsewhere"
+    if replica.replica_id in trouble.refusals:
         what = "raised for its arguments, goes on"
     return f"{what}, {made}", f"now at {shown(replica.stack[-1])}" if replica.stack else ""
 
@@ -339,20 +298,20 @@ def _columns(rows: Sequence[tuple[bool, str, str, str, str]]) -> list[str]:
     return lines
 
 
-def _source_lines(findings: Findings) -> list[str]:
+def _source_lines(trouble: Trouble) -> list[str]:
     """Return the source line of each place that was named, the odd ones marked; the first few places.
 
     Of a call in a helper that several callers share, the callers' lines stand before it.
     """
-    marked = set(findings.odd)
-    chains = {members[0]: chain for (members, _), chain in zip(findings.partitions, findings.chains, strict=False)}
+    marked = set(trouble.odd)
+    chains = {members[0]: chain for (members, *_), chain in zip(trouble.partitions, trouble.chains, strict=False)}
     places: dict[Location, bool] = {}
     shared: dict[Location, bool] = {}
-    for replica in sorted(findings.replicas, key=lambda replica: replica.replica_id in marked):
+    for replica in sorted(trouble.replicas, key=lambda replica: replica.replica_id in marked):
         odd = replica.replica_id in marked
         for at in chains.get(replica.replica_id, ()):
             places.setdefault(at, odd)
-        elsewhere = findings.elsewhere.get(replica.replica_id, (None, None))[1]
+        elsewhere = trouble.elsewhere.get(replica.replica_id, (None, None))[1]
         here = replica.location or elsewhere or replica.ended_at or (replica.stack[-1] if replica.stack else None)
         if here is not None:
             (shared if any(chains.values()) else places).setdefault(here, odd)
@@ -376,10 +335,10 @@ def _cut(line: str, width: int) -> str:
     return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
-def _waits(findings: Findings) -> list[str]:
+def _waits(trouble: Trouble) -> list[str]:
     """Return what replicas wait for that are elsewhere, those that wait for the same together."""
     alike: dict[str, list[int]] = {}
-    for replica in findings.replicas:
+    for replica in trouble.replicas:
         if replica.waits_for is not None:
             alike.setdefault(replica.waits_for, []).append(replica.replica_id)
     lines = []
@@ -392,17 +351,17 @@ def _waits(findings: Findings) -> list[str]:
 # What differs inside the calls: of all that they ask for the first field that is not the same, and nothing else.
 
 
-def _what_differs(findings: Findings) -> list[str]:  # noqa: PLR0911  (one return a kind of difference)
-    partitions, reason = findings.partitions, findings.reason
+def _what_differs(trouble: Trouble) -> list[str]:  # noqa: PLR0911  (one return a kind of difference)
+    partitions, reason = trouble.partitions, trouble.reason
     if len(partitions) < 2:
         return []
     if reason in (Reason.AXIS, Reason.SOURCE):
-        values = [str(_value(reason, post.call)) for _, post in partitions]
-        return [f"The {reason} differs: {_on_each(findings, values, _MOST_PATHS)}."]
+        values = [str(_value(reason, post.call)) for _, post, _ in partitions]
+        return [f"The {reason} differs: {_on_each(trouble, values, _MOST_PATHS)}."]
     if reason is Reason.CALL_SITE:
-        return _sites_differ(findings)
-    (members, post), *odd = partitions
-    others, other = next(((m, p) for m, p in odd if compare(p.call, post.call) is reason), odd[0])
+        return _sites_differ(trouble)
+    (members, post, _), *odd = partitions
+    others, other, _ = next((each for each in odd if compare(each.post.call, post.call) is reason), odd[0])
     a, on_a, b, on_b = post.call, ids_briefly(members), other.call, ids_briefly(others)
     if reason in _LEAF_FIELDS:
         return _leaf_differs(reason, a, on_a, b, on_b)
@@ -434,22 +393,22 @@ def _value(reason: Reason, call: Call) -> object:
     return call.axis[0] if call.axis is not None and call.structure is None else call.axis
 
 
-def _sites_differ(findings: Findings) -> list[str]:
+def _sites_differ(trouble: Trouble) -> list[str]:
     """Tell calls apart that stand on one line, by their columns or by their callers."""
-    for depth, sites in enumerate(zip(*(post.path for _, post in findings.partitions), strict=False)):
+    for depth, sites in enumerate(zip(*(post.path for _, post, _ in trouble.partitions), strict=False)):
         if len({site[:3] for site in sites}) == 1:
             continue
         if len({site[:2] for site in sites}) == 1 and all(site.column is not None for site in sites):
             where = [f"column {(site.column or 0) + 1}" for site in sites]
             what = "Their callers stand on one line" if depth else "They are different calls on one line"
-            return [f"{what}: {_on_each(findings, where)}."]
-        return [f"Their callers differ: {_on_each(findings, [place(s.location) for s in sites])}."] if depth else []
+            return [f"{what}: {_on_each(trouble, where)}."]
+        return [f"Their callers differ: {_on_each(trouble, [place(s.location) for s in sites])}."] if depth else []
     return []
 
 
-def _on_each(findings: Findings, what: Sequence[str], most: int = _MOST_PARTITIONS) -> str:
+def _on_each(trouble: Trouble, what: Sequence[str], most: int = _MOST_PARTITIONS) -> str:
     """Say what holds for the replicas of each partition."""
-    told = [f"{each} on {ids_briefly(members)}" for (members, _), each in zip(findings.partitions, what, strict=True)]
+    told = [f"{each} on {ids_briefly(members)}" for (members, *_), each in zip(trouble.partitions, what, strict=True)]
     return ", ".join([*told[:most], *(["…"] if len(told) > most else [])])
 
 
@@ -511,25 +470,25 @@ def _unopened(tokens: Iterable[str], opening: str = "([{", closing: str = ")]}")
 # What came before, and how they diverged.
 
 
-def _last_agreement(findings: Findings) -> list[str]:
-    first = findings.sequence_number
-    if findings.divergence is not None and findings.divergence.kind is DivergenceKind.SWAPPED:
-        first = min(first, findings.divergence.calls[0].sequence_number)  # from there on callers came in another order
-    common = min((replica.history for replica in findings.replicas), key=len, default=())
+def _last_agreement(trouble: Trouble) -> list[str]:
+    first = trouble.sequence_number
+    if trouble.divergence is not None and trouble.divergence.kind is DivergenceKind.SWAPPED:
+        first = min(first, trouble.divergence.calls[0].sequence_number)  # from there on callers came in another order
+    common = min((replica.history for replica in trouble.replicas), key=len, default=())
     last = next((record for record in reversed(common) if record.sequence_number < first), None)
     if last is not None:
         return [f"All replicas agreed up to #{last.sequence_number}: {last.call} at {place(last.location)}."]
-    whole = "run" if findings.group is None else "group"
-    return [f"This is the first collective of the {whole}."] if findings.sequence_number == 0 else []
+    whole = "run" if trouble.group is None else "group"
+    return [f"This is the first collective of the {whole}."] if trouble.sequence_number == 0 else []
 
 
-def _divergence(findings: Findings) -> list[str]:
-    if findings.sides is None:
+def _divergence(trouble: Trouble) -> list[str]:
+    if trouble.sides is None:
         return []
-    divergence = findings.divergence
-    lines = [*diff(*findings.sides)] + ([divergence.text] if divergence is not None else [])
+    divergence = trouble.divergence
+    lines = [*diff(*trouble.sides)] + ([divergence.text] if divergence is not None else [])
     if divergence is None or divergence.kind not in (DivergenceKind.LEFT_LOOP, DivergenceKind.OTHER_BRANCH):
-        branch = branch_line(*findings.sides)
+        branch = branch_line(*trouble.sides)
         lines += [branch] if branch is not None else []
     return lines
 
@@ -537,67 +496,67 @@ def _divergence(findings: Findings) -> list[str]:
 # Hints: what usually causes a disagreement, and what to do about it. Only what fits what was found.
 
 
-def hints(findings: Findings) -> list[str]:
+def hints(trouble: Trouble) -> list[str]:
     """Return the last lines of a text: what to do."""
-    return fitted(_hints(findings))
+    return fitted(_hints(trouble))
 
 
-def _hints(findings: Findings) -> Sequence[str]:
-    if findings.races and findings.sides is None and len(findings.partitions) > 1:
-        return [*findings.races[:2], _RACE]
-    if findings.joining and findings.reason is Reason.EXITED:
+def _hints(trouble: Trouble) -> Sequence[str]:
+    if trouble.races and trouble.sides is None and len(trouble.partitions) > 1:
+        return [*trouble.races[:2], _RACE]
+    if trouble.joining and trouble.reason is Reason.EXITED:
         return ["If one replica joins, all must: await ctx.join() after the loop, on every path out of it."]
-    if findings.unmade_by:
+    if trouble.unmade_by:
         return [_SAME_GROUP]
-    if findings.sequence_number < 0 and findings.reason is Reason.CALL_SITE:
+    if trouble.sequence_number < 0 and trouble.reason is Reason.CALL_SITE:
         return ["Every member must make the group at the same place, or give the group the same name."]
-    return _by_divergence(findings) or _by_reason(findings)
+    return _by_divergence(trouble) or _by_reason(trouble)
 
 
-def _by_divergence(findings: Findings) -> Sequence[str]:
-    kind = findings.divergence.kind if findings.divergence is not None else None
-    if kind is DivergenceKind.LEFT_LOOP and findings.divergence is not None:
-        return _UNEVEN_BY_FAILURE if CAUGHT in findings.divergence.text else _UNEVEN
+def _by_divergence(trouble: Trouble) -> Sequence[str]:
+    kind = trouble.divergence.kind if trouble.divergence is not None else None
+    if kind is DivergenceKind.LEFT_LOOP and trouble.divergence is not None:
+        return _UNEVEN_BY_FAILURE if CAUGHT in trouble.divergence.text else _UNEVEN
     if kind is DivergenceKind.SWAPPED:
         return ["Iterate over sorted keys, or reduce one dict: then the order is the same on every replica."]
-    if findings.sides is not None and any(side.handles for side in findings.sides):
+    if trouble.sides is not None and any(side.handles for side in trouble.sides):
         return ["Let an exception end the run, or do what follows it on every replica: reduce whether one has failed."]
     one_more_or_less = kind in (DivergenceKind.SKIPPED, DivergenceKind.ADDED)
-    if one_more_or_less and _in_one_loop(findings):
+    if one_more_or_less and _in_one_loop(trouble):
         return [_ITEMS]
-    if kind is not None and findings.reason in _BRANCHED:
+    if kind is not None and trouble.reason in _BRANCHED:
         return _CONDITION
     return [*_CONDITION, _NAME] if one_more_or_less else []
 
 
-def _on_one_line(findings: Findings) -> bool:
-    return len({replica.location for replica in findings.replicas if replica.location is not None}) == 1
+def _on_one_line(trouble: Trouble) -> bool:
+    return len({replica.location for replica in trouble.replicas if replica.location is not None}) == 1
 
 
-def _in_one_loop(findings: Findings) -> bool:
+def _in_one_loop(trouble: Trouble) -> bool:
     """Whether all calls come from one line that stands in a loop, itself or by one of its callers."""
-    path = findings.sides[0].path if findings.sides is not None else ()
-    return _on_one_line(findings) and any(source.is_in_loop(at.file, at.line) for at in path)
+    path = trouble.sides[0].path if trouble.sides is not None else ()
+    return _on_one_line(trouble) and any(source.is_in_loop(at.file, at.line) for at in path)
 
 
-def _by_reason(findings: Findings) -> Sequence[str]:  # noqa: C901, PLR0911, PLR0912  (one return a reason)
-    calls = [post.call for _, post in findings.partitions]
-    match findings.reason:
+def _by_reason(trouble: Trouble) -> Sequence[str]:  # noqa: C901, PLR0911, PLR0912  (one return a reason)
+    calls = [post.call for _, post, _ in trouble.partitions]
+    match trouble.reason:
         case Reason.KIND:
             return [_SAME_ORDER_OF_ALL]
         case Reason.NAME:
             variable = " It is the same line everywhere, so the name is a variable: print it."
-            differ = f"The names differ: calls that are to meet have the same name.{variable * _on_one_line(findings)}"
-            return [_ITEMS if _in_one_loop(findings) else differ]
+            differ = f"The names differ: calls that are to meet have the same name.{variable * _on_one_line(trouble)}"
+            return [_ITEMS if _in_one_loop(trouble) else differ]
         case Reason.REDUCE_OP:
             variable = " It is the same line everywhere, so the op is a variable: print it."
-            return [f"The reduce op must be the same on every replica.{variable * _on_one_line(findings)}"]
+            return [f"The reduce op must be the same on every replica.{variable * _on_one_line(trouble)}"]
         case Reason.AXIS:
-            return [f"The axis must be the same value everywhere.{_was_it_the_id(findings)}"]
+            return [f"The axis must be the same value everywhere.{_was_it_the_id(trouble)}"]
         case Reason.SOURCE:
             whose = "the id of the one that has the value"
-            return [f"The source must be the same value everywhere, {whose}.{_was_it_the_id(findings)}"]
-        case Reason.MERGE_FN if _merges(findings):
+            return [f"The source must be the same value everywhere, {whose}.{_was_it_the_id(trouble)}"]
+        case Reason.MERGE_FN if _merges(trouble):
             return [f"The merge function must be the same on every replica; it runs once. {_AS_ARGUMENT}"]
         case Reason.MERGE_FN:
             return [f"The function must be the same on every worker. {_AS_ARGUMENT}"]
@@ -620,34 +579,34 @@ def _by_reason(findings: Findings) -> Sequence[str]:  # noqa: C901, PLR0911, PLR
         case Reason.EXITED:
             return _EXITED
         case Reason.ABANDONED:
-            return _abandoned_hint(findings)
+            return _abandoned_hint(trouble)
         case Reason.TIMEOUT:
-            return _timeout_hint(findings)
+            return _timeout_hint(trouble)
         case _:
             return []
 
 
-def _was_it_the_id(findings: Findings) -> str:
+def _was_it_the_id(trouble: Trouble) -> str:
     passed = all(
-        len(members) == 1 and _value(findings.reason, post.call) == members[0] for members, post in findings.partitions
+        len(members) == 1 and _value(trouble.reason, post.call) == members[0] for members, post, _ in trouble.partitions
     )
     return " The replica's id was passed." if passed else " Was the replica's id passed?"
 
 
-def _abandoned_hint(findings: Findings) -> Sequence[str]:
-    told = " ".join(findings.cancellations)
-    if findings.refusals:
+def _abandoned_hint(trouble: Trouble) -> Sequence[str]:
+    told = " ".join(trouble.cancellations)
+    if trouble.refusals:
         return ["Only that worker raises the error in its arguments; the others wait for its call."]
     if "sibling task failed" in told:
         return ["A task group cancels its other tasks when one fails: let that end the run, or reduce whether one has."]
-    return [_TIME_LIMIT] if findings.partitions and ", inside `" in told else []
+    return [_TIME_LIMIT] if trouble.partitions and ", inside `" in told else []
 
 
-def _timeout_hint(findings: Findings) -> Sequence[str]:
-    if all(replica.call is not None for replica in findings.replicas):
+def _timeout_hint(trouble: Trouble) -> Sequence[str]:
+    if all(replica.call is not None for replica in trouble.replicas):
         runs = "The merge function runs in a task of its own: look at what it awaits."
-        return [runs] if _merges(findings) else []
-    waits = " ".join(replica.waits_for or "" for replica in findings.replicas)
+        return [runs] if _merges(trouble) else []
+    waits = " ".join(replica.waits_for or "" for replica in trouble.replicas)
     if "Lock" in waits or "Semaphore" in waits:
         return ["A lock that is held across a collective keeps the others from reaching it: release it first."]
     return ["The places where the missing replicas are now are in report.replicas[i].stack."]

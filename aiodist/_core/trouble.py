@@ -1,0 +1,452 @@
+"""A collective in trouble: who has come to it and who never will, who differs, and all that reports say of it.
+
+Posts that mean the same are a partition; replicas that are gone without the collective are one more. The largest is the
+majority, and the rest are the suspects; where none is larger than every other, nobody is to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+from aiodist._core.call import MESSAGE, OrderCheck, Post, difference, fingerprint, is_of_the_program
+from aiodist._core.callers import ways_in_another_order
+from aiodist._core.divergence import Past, Side, came_in_another_order, diverged
+from aiodist._core.report import CallRecord, Divergence, Location, Reason, ReplicaReport, ReplicaState
+from aiodist._core.snapshot import GroupRecord, MemberRecord, ReplicaFacts, SlotRecord, Snapshot
+from aiodist._core.source import time_limit_around
+from aiodist._core.text import clause, place, upper
+
+_REASONS = list(Reason)
+_MOST_LIMITS = 3
+_MOST_CALLS = 64
+_MOST_CALLERS = 3
+
+
+# Who has come to a collective, and who is missing.
+
+
+def slot_of(group: GroupRecord, number: int | None) -> SlotRecord | None:
+    if number is None:
+        return group.join
+    return next((slot for slot in group.open if slot.number == number), None)
+
+
+def gone(group: GroupRecord, slot: SlotRecord, ended: Collection[int]) -> list[MemberRecord]:
+    """Return the members that are missing from a collective and will never come to it."""
+    return [each for each in missing(group, slot) if each.replica_id in ended or has_left(group, each, slot)]
+
+
+def ended_in(snapshot: Snapshot) -> set[int]:
+    return {replica.replica_id for replica in snapshot.replicas if replica.end is not None}
+
+
+def has_left(group: GroupRecord, member: MemberRecord, slot: SlotRecord) -> bool:
+    """Whether a member was cancelled out of a collective; a join's number was not known when it was."""
+    left_join = member.joined and member.abandoned is not None and member.abandoned >= member.sequence
+    return left_join if slot is group.join else member.abandoned == slot.number and not left_join
+
+
+def _takes_part(member: MemberRecord, slot: SlotRecord) -> bool:
+    return not member.joined or member.sequence > slot.number
+
+
+def missing(group: GroupRecord, slot: SlotRecord) -> list[MemberRecord]:
+    """Return the members that have not come to a collective, or were cancelled out of it."""
+    there = {i for _, replicas in slot.posts for i in replicas}
+    is_join = slot is group.join
+    return [
+        member
+        for member in group.members
+        if has_left(group, member, slot) or (member.replica_id not in there and (is_join or _takes_part(member, slot)))
+    ]
+
+
+class Posted(NamedTuple):
+    """A partition: replicas whose posts are the same collective, and the post of the first of them.
+
+    Where they are the same but for the order in which the replicas have gone through the same callers, ``ways`` are the
+    callers from which they came to this call and to those before it at that place, by the calls' numbers.
+    """
+
+    replicas: tuple[int, ...]
+    post: Post
+    ways: tuple[tuple[int, Location], ...] = ()
+
+
+def partitions(order_check: OrderCheck, group: GroupRecord, slot: SlotRecord) -> list[Posted]:
+    """Return who has come to a collective, by what their posts mean; the largest partition first."""
+    left = {member.replica_id for member in group.members if has_left(group, member, slot)}
+    found: dict[Hashable, list[tuple[tuple[int, ...], Post]]] = {}
+    for post, replicas in slot.posts:
+        own = tuple(i for i in replicas if i not in left) if left else replicas
+        if own:
+            key = "join" if slot is group.join else fingerprint(order_check, post)
+            found.setdefault(key, []).append((own, post))
+    each = []
+    for alike in found.values():
+        first = min(alike, key=lambda one: min(one[0]))
+        each.append(Posted(tuple(sorted(i for replicas, _ in alike for i in replicas)), first[1]))
+    if len(each) == 1 and order_check is OrderCheck.CALL_SITE and slot is not group.join:
+        each = _by_ways(group, slot) or each
+    return sorted(each, key=lambda one: (-len(one.replicas), one.replicas[0]))
+
+
+def _by_ways(group: GroupRecord, slot: SlotRecord) -> list[Posted]:
+    """Return who has come to a collective by the ways that they came by, where the order of these differs."""
+    first = slot.posts[0][0]
+    if first.call.name is not None or len({post.path for post, _ in slot.posts}) == 1:
+        return []
+    calls = list(_calls_at(group, slot))
+    ways = ways_in_another_order([each.posts for each in calls])
+    found: dict[tuple[tuple[int, Location], ...], list[int]] = {}
+    for replica_id, own in (ways or {}).items():
+        numbers = reversed([each.number for each in calls[: len(own)]])
+        key = tuple((number, way[-1].location) for number, way in zip(numbers, own, strict=True))
+        found.setdefault(key, []).append(replica_id)
+    post_of = {replica_id: post for post, ids in slot.posts for replica_id in ids}
+    return [Posted(tuple(sorted(own)), post_of[min(own)], way) for way, own in found.items()]
+
+
+def _calls_at(group: GroupRecord, slot: SlotRecord) -> Iterator[SlotRecord]:
+    """Yield the calls at the place of a collective that all members have made, itself first, the latest first."""
+    place = slot.posts[0][0].path[0][:3]
+    open_before = (each for each in reversed(group.open) if 0 <= each.number <= slot.number)
+    for each in (*open_before, *reversed(group.history)):
+        if each.posts[0][0].path[0][:3] == place:
+            if sum(len(ids) for _, ids in each.posts) < len(group.key[0]):
+                return
+            yield each
+
+
+# What each replica waits in.
+
+
+class Waiting(NamedTuple):
+    """An open collective that replicas wait in, and the group that it is of."""
+
+    group: GroupRecord
+    slot: SlotRecord
+
+    def in_words(self, replica_id: int) -> tuple[str, Location]:
+        """Say in which collective of which group a replica waits, and where it called it."""
+        post = self.slot.post_of(replica_id)
+        assert post is not None, "it waits in it"
+        number = "" if self.slot is self.group.join else f" #{self.slot.number}"
+        return f"waits in {post.call}{number} of {self.group.label() or 'the run'}", post.location
+
+
+def waits_of(snapshot: Snapshot) -> dict[int, list[Waiting]]:
+    """Return what each replica waits in, group by group."""
+    waits: dict[int, list[Waiting]] = {}
+    for group in snapshot.groups:
+        for slot in (*group.open, *([group.join] if group.join is not None else [])):
+            for replica_id in slot.waiting:
+                waits.setdefault(replica_id, []).append(Waiting(group, slot))
+    return waits
+
+
+# What each replica did.
+
+
+def replica_reports(snapshot: Snapshot, group: GroupRecord, slot: SlotRecord | None = None) -> list[ReplicaReport]:
+    """Return what every member of a group does, by id.
+
+    Args:
+        snapshot: the whole picture.
+        group: the group whose collectives are reported.
+        slot: the collective that is asked about; None for none in particular.
+    """
+    calls = Calls(group)
+    facts = {each.replica_id: each for each in snapshot.replicas}
+    return [replica_report(facts[m.replica_id], calls, slot) for m in group.members if m.replica_id in facts]
+
+
+def replica_report(known: ReplicaFacts, calls: Calls, slot: SlotRecord | None) -> ReplicaReport:
+    record = calls.waits_in(known, slot)
+    waits = record is not None and record.sequence_number >= 0
+    state = known.end or (ReplicaState.WAITING if waits else ReplicaState.RUNNING)
+    return ReplicaReport(
+        replica_id=known.replica_id,
+        device=known.device,
+        state=state,
+        call=record.call if record else None,
+        location=record.location if record else None,
+        history=calls.history(known.replica_id),
+        stack=() if state.ended else known.stack,
+        returned=known.returned,
+        ended_at=known.ended_at,
+        waits_for=known.waits_for if state is ReplicaState.RUNNING else None,
+    )
+
+
+class Calls:
+    """What the members of a group called. Most called the same, so histories that are alike are one tuple."""
+
+    def __init__(self, group: GroupRecord) -> None:
+        self._group = group
+        self._members = {member.replica_id: member for member in group.members}
+        self._common: list[CallRecord] = []
+        self._own: dict[int, list[CallRecord]] = {}
+        self._open: dict[int, dict[int, CallRecord]] = {}
+        self._histories: dict[tuple[CallRecord, ...], tuple[CallRecord, ...]] = {}
+        for slot in group.history:
+            self._add(slot)
+        for slot in (*group.open, *([group.join] if group.join is not None else [])):
+            self._open[slot.number] = self._add(slot)
+
+    def _add(self, slot: SlotRecord) -> dict[int, CallRecord]:
+        """Add what was called in a slot to the histories, and return it by replica."""
+        calls = {}
+        for post, replicas in slot.posts:
+            record = CallRecord(slot.number, str(post.call), post.location)
+            calls.update(dict.fromkeys(replicas, record))
+            if slot.number < 0:
+                continue
+            if len(replicas) == len(self._members):
+                self._common.append(record)
+            else:
+                for replica_id in replicas:
+                    self._own.setdefault(replica_id, []).append(record)
+        return calls
+
+    def history(self, replica_id: int) -> tuple[CallRecord, ...]:
+        """Return the last calls of a replica, newest last."""
+        own = tuple(self._own.get(replica_id, ()))
+        if own not in self._histories:
+            self._histories[own] = tuple(sorted((*self._common, *own), key=lambda record: record.sequence_number))
+        return self._histories[own]
+
+    def waits_in(self, known: ReplicaFacts, slot: SlotRecord | None) -> CallRecord | None:
+        """Return the collective that a replica waits in: this one if it is there, else the first that it has not left.
+
+        Nobody waits in the creation of a group, so there it is enough to have been there.
+        """
+        group, member = self._group, self._members.get(known.replica_id)
+        if member is None or (known.end is not None and (slot is None or slot.number >= 0)):
+            return None
+        candidates = [each for each in group.open if each.number >= 0]
+        if slot is not None and slot.number in self._open:
+            candidates.insert(0, slot)
+        if member.joined and group.join is not None:
+            candidates = [group.join]
+        for each in candidates:
+            if known.replica_id in self._open[each.number] and not has_left(group, member, each):
+                return self._open[each.number][known.replica_id]
+        return None
+
+
+# All of it.
+
+
+class Trouble:
+    """A collective that cannot complete, and what is found about it.
+
+    Args:
+        snapshot: what every replica called and where it is.
+        group: the group that the collective is of.
+        slot: the collective.
+        seconds: how long it had, from the first arrival; 0 where there was no limit.
+    """
+
+    def __init__(self, snapshot: Snapshot, group: GroupRecord, slot: SlotRecord, seconds: float = 0.0) -> None:
+        self._snapshot = snapshot
+        self._group = group
+        self._slot = slot
+        self._facts = {each.replica_id: each for each in snapshot.replicas}
+        self._reports = {each.replica_id: each for each in replica_reports(snapshot, group, slot)}
+        self._ended = ended_in(snapshot)
+        self._missing = missing(group, slot)
+        self._gone = tuple(m.replica_id for m in gone(group, slot, self._ended))
+        self.abandoned = sorted(m.replica_id for m in self._missing if has_left(group, m, slot))
+        self.refusals = {i: self._facts[i].refusal for i in self.abandoned if self._facts[i].refusal}
+        self.unknown = {each.replica_id for each in snapshot.replicas if each.unknown}
+        self.replicas = tuple(self._reports.values())
+        self.partitions = partitions(snapshot.order_check, group, slot)
+        self.sequence_number = slot.number
+        self.group = group.label()
+        self.joining = slot is group.join
+        self.circle = snapshot.circle
+        self.timeout_seconds = seconds
+        self.waits = waits_of(snapshot)
+
+    @cached_property
+    def reason(self) -> Reason:
+        """What is wrong, as in `CollectiveReport`."""
+        if len(self.partitions) > 1:
+            first = self.partitions[0].post
+            found = (difference(self._snapshot.order_check, each.post, first) for each in self.partitions[1:])
+            return min((each for each in found if each is not None), key=_REASONS.index, default=Reason.CALL_SITE)
+        if self._missing and self.partitions and self.partitions[0].post.call.kind == MESSAGE:
+            return Reason.UNMATCHED
+        if any(m.replica_id in self._ended and m.sequence <= self._slot.number for m in self._missing):
+            return Reason.EXITED
+        return Reason.ABANDONED if self.abandoned else Reason.TIMEOUT
+
+    @cached_property
+    def odd(self) -> tuple[int, ...]:
+        """The minority, which is marked; empty on a tie, where nobody is to blame."""
+        absent = {member.replica_id for member in self._missing}
+        if self.reason is Reason.TIMEOUT:
+            if not absent and self.partitions and self.partitions[0].post.call.kind == "merge_call":
+                return (min(self._group.key[0]),)  # its merge function hangs
+            return tuple(sorted(absent - self.unknown or absent))
+        there = [each.replicas for each in self.partitions]
+        if len(there) == 1:  # who has joined waits, too
+            there = [tuple(m.replica_id for m in self._group.members if m.replica_id not in absent)]
+        sides = sorted(there + ([self._gone] if self._gone else []), key=len, reverse=True)
+        if len(sides) == 1:  # nobody waits any more: it is the few that they have waited for, or that have left
+            late = tuple(m.replica_id for m in self._group.members if m.replica_id not in self._gone)
+            if len(late) == len(self._gone):
+                return ()
+            return late if 0 < len(late) < len(self._gone) else self._gone
+        if len(sides[0]) == len(sides[1]):
+            undecided = len(self._missing) - len(self._gone)  # they may still come to those who wait
+            return self._gone if self._gone and undecided and len(there) == 1 else ()
+        return tuple(sorted(i for side in sides[1:] for i in side))
+
+    @property
+    def suspects(self) -> tuple[int, ...]:
+        """The minority; on a tie all who could have taken part."""
+        takes_part = (m.replica_id for m in self._group.members if self.joining or _takes_part(m, self._slot))
+        return self.odd or tuple(takes_part)
+
+    @property
+    def unmade_by(self) -> tuple[int, ...]:
+        """The members that have not made the group, where that may be why they are missing."""
+        creation = slot_of(self._group, -1)
+        if creation is None or self._slot is creation or self.reason not in (Reason.EXITED, Reason.TIMEOUT):
+            return ()
+        return tuple(member.replica_id for member in missing(self._group, creation))
+
+    @cached_property
+    def elsewhere(self) -> dict[int, tuple[str, Location]]:
+        """By id, for those that wait in a collective of another group, in which, and where they called it."""
+        there = (i for i, each in self._reports.items() if each.call is None and not each.state.ended)
+        return {i: self.waits[i][0].in_words(i) for i in there if i in self.waits}
+
+    # Where they call from, and how they diverged.
+
+    @property
+    def chains(self) -> list[tuple[Location, ...]]:
+        """Of each partition, the callers' places from the first one that differs between them down to its call."""
+        paths = [self._path(each.replicas[0]) for each in self.partitions] if not self.races else []
+        common = 0
+        for places in zip(*paths, strict=False):
+            if len(set(places)) > 1:
+                break
+            common += 1
+        return [path[common:-1][:_MOST_CALLERS] for path in paths]
+
+    def _path(self, replica_id: int) -> tuple[Location, ...]:
+        """Return the places from a replica's function down to its call, where it waits at the call itself.
+
+        Where it waits now says nothing of a call whose handle it kept; of that the nearest callers are known.
+        """
+        replica, post = self._reports[replica_id], self._slot.post_of(replica_id)
+        location, here = replica.location, replica.stack[-1] if replica.stack else None
+        if location is None:
+            return ()
+        if here is not None and here == location._replace(function=here.function):
+            return (*(at for at in replica.stack[:-1] if is_of_the_program(at.file)), location)
+        return tuple(each.location for each in reversed(post.path)) if post is not None else (location,)
+
+    @cached_property
+    def races(self) -> tuple[str, ...]:
+        """In which tasks the replicas that differ are at their calls; empty where none of them is in a child task.
+
+        A replica's own task races with a child that it does not wait for.
+        """
+        firsts = [(self._reports[each.replicas[0]], each.post) for each in self.partitions[:2]]
+        alike: dict[str, list[int]] = {}
+        children = 0
+        for replica, post in firsts:
+            call, here = replica.location, replica.stack[-1] if replica.stack else None
+            if call is None or here is None:
+                return ()
+            known = self._facts[replica.replica_id]
+            own = (here.file, here.line) == (call.file, call.line)
+            places = {(at.file, at.line) for at in post.path[:_MOST_CALLERS]}
+            tasks = [task for at, task in known.child_calls if (at.file, at.line) in places]
+            if tasks and not own:
+                children += 1
+                alike.setdefault(tasks[0], []).append(replica.replica_id)
+            elif own and known.child_calls:
+                alike.setdefault(f"its own task ({place(call)})", []).append(replica.replica_id)
+            else:
+                return ()
+        awaits = any("task" in (self._facts[replica.replica_id].waits_for or "") for replica, _ in firsts)
+        if len(firsts) != 2 or not children or (children == 1 and awaits):
+            return ()
+        told = sorted((ids, task) for task, ids in alike.items())
+        return tuple(f"{upper(clause(sorted(ids), 'calls'))} in {task}." for ids, task in told)
+
+    @cached_property
+    def sides(self) -> tuple[Side, Side] | None:
+        """The majority and the largest other partition, or those that have ended; None where all are one.
+
+        Of racing tasks, which may call on, nobody can say what they left out.
+        """
+        if not self.partitions or self.races:
+            return None
+        usual = self._side(self.partitions[0].replicas)
+        if len(self.partitions) > 1:
+            return usual, self._side(self.partitions[1].replicas)
+        ended = tuple(member.replica_id for member in self._missing if member.replica_id in self._ended)
+        if not ended or self._slot.number < 0 or self.joining:
+            return None
+        ended_at = self._reports[ended[0]].ended_at
+        return usual, Side(ended, (), (), (ended_at,) if ended_at is not None else (), "")
+
+    def _side(self, replicas: tuple[int, ...]) -> Side:
+        first, number = replicas[0], self._slot.number
+        slots = [self._slot]  # the creation of a group stands for itself
+        if number >= 0:
+            slots = [slot for slot in self._group.open if slot.number >= number][:_MOST_CALLS]
+        posted = [(slot.number, post) for slot in slots if (post := slot.post_of(first)) is not None]
+        return Side(
+            replicas,
+            [CallRecord(number, str(post.call), post.location) for number, post in posted],
+            [fingerprint(self._snapshot.order_check, post) for _, post in posted],
+            self._path(first),
+            self._facts[first].handles,
+        )
+
+    @cached_property
+    def divergence(self) -> Divergence | None:
+        """How they diverged, where that is known."""
+        if self.sides is None:
+            return None
+        if len(self.partitions) > 1 and self.partitions[0].ways:
+            return came_in_another_order(*self.sides, self.partitions[0].ways, self.partitions[1].ways)
+        return diverged(self._past(), *self.sides, tie=not self.odd)
+
+    def _past(self) -> Past:
+        """Return the calls that all made before, as far as they are kept; of open ones those that wait for a result."""
+        check, group = self._snapshot.order_check, self._group
+        matched = (s for s in group.open if len(partitions(check, group, s)) == 1 and not missing(group, s))
+        before = [slot for slot in (*group.history, *matched) if 0 <= slot.number < self._slot.number]
+        firsts = [slot.posts[0][0] for slot in before]
+        keys = {id(post): fingerprint(check, post) for post in {id(post): post for post in firsts}.values()}
+        calls = [
+            CallRecord(slot.number, str(post.call), post.location) for slot, post in zip(before, firsts, strict=True)
+        ]
+        return Past(calls, [keys[id(post)] for post in firsts], whole=not before or before[0].number == 0)
+
+    @cached_property
+    def cancellations(self) -> tuple[str, ...]:
+        """Out of which call replicas were cancelled, and why: a sibling's failure, or a time limit around the call."""
+        alike: dict[str, list[int]] = {}
+        for known in (self._facts[i] for i in self.abandoned if i not in self.refusals):
+            post = self._slot.post_of(known.replica_id)
+            if post is None:
+                continue
+            limits = (time_limit_around(file, line) for file, line in (*known.cancelled_in, post.path[0][:2]))
+            limit = next((each for each in limits if each), "")
+            why = f": {known.cancelled_by}" if known.cancelled_by else f", inside {limit}" if limit else ""
+            alike.setdefault(f"{post.call} at {place(post.location)}{why}", []).append(known.replica_id)
+        return tuple(
+            f"{upper(clause(members, 'was'))} cancelled out of {what}."
+            for what, members in list(alike.items())[:_MOST_LIMITS]
+        )
