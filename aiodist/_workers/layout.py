@@ -78,23 +78,14 @@ class Layout:
 
 
 class Hello(NamedTuple):
-    """What a worker says of itself.
+    """What a worker says of itself."""
 
-    Attributes:
-        version: of aiodist.
-        devices: its replicas'.
-        host: its machine's name.
-        machine: its machine, and what of that it sees: those with the same one reach each other over loopback.
-        pid: its process.
-        place: where it makes the strategy, file and line.
-    """
-
-    version: str
-    devices: tuple[str, ...]
-    host: str
-    machine: str
-    pid: int
-    place: str = ""
+    version: str  # of aiodist
+    devices: tuple[str, ...]  # its replicas'
+    host: str  # its machine's name
+    machine: str  # its machine, and what of that it sees: those with the same one reach each other over loopback
+    pid: int  # its process
+    place: str = ""  # where it makes the strategy, file and line
 
     @classmethod
     def of_this_process(cls, devices: Sequence[str], place: str) -> Hello:

@@ -23,18 +23,12 @@ OUTSIDE: Final = -1
 
 
 class Failure(NamedTuple):
-    """What a replica raised on its own.
+    """What a replica raised on its own."""
 
-    Attributes:
-        replica_id: the replica.
-        type: the exception's type.
-        text: its message, the first line.
-        plain: its arguments, where it is one of Python's own and they are numbers and strings; else None.
-    """
-
-    replica_id: int
-    type: str
-    text: str
+    replica_id: int  # the replica
+    type: str  # the exception's type
+    text: str  # its message, the first line
+    # its arguments, where it is one of Python's own and they are numbers and strings; else None
     plain: tuple[str | int | float | bool | None, ...] | None = None
 
     @classmethod
@@ -61,25 +55,15 @@ _BUILT_IN: Final[Mapping[str, type[Exception]]] = {
 
 
 class Trouble(NamedTuple):
-    """A worker's part of a run that cannot go on. The first one that the coordinator hears makes it ask the others.
+    """A worker's part of a run that cannot go on. The first one that the coordinator hears makes it ask the others."""
 
-    Attributes:
-        run: the run's number, or `OUTSIDE`.
-        snapshot: the worker's replicas, and what they have called.
-        group: the group that is in trouble, where that is known.
-        number: the number of the collective that cannot be complete.
-        overdue: the collective whose time is up, where that is the trouble.
-        failures: what replicas raised.
-        note: more, for a person: that the event loop is blocked, say.
-    """
-
-    run: int
-    snapshot: Snapshot
-    group: GroupKey | None = None
-    number: int | None = None
-    overdue: Overdue | None = None
-    failures: tuple[Failure, ...] = ()
-    note: str = ""
+    run: int  # the run's number, or `OUTSIDE`
+    snapshot: Snapshot  # the worker's replicas, and what they have called
+    group: GroupKey | None = None  # the group that is in trouble, where that is known
+    number: int | None = None  # the number of the collective that cannot be complete
+    overdue: Overdue | None = None  # the collective whose time is up, where that is the trouble
+    failures: tuple[Failure, ...] = ()  # what replicas raised
+    note: str = ""  # more, for a person: that the event loop is blocked, say
 
 
 class Waiting(NamedTuple):
@@ -156,17 +140,11 @@ class Farewell(NamedTuple):
 
 
 class Stalled(NamedTuple):
-    """A worker does not go on, and the others may wait for it: they warn of that, if they do.
+    """A worker does not go on, and the others may wait for it: they warn of that, if they do."""
 
-    Attributes:
-        text: which worker, and what it is at.
-        file: where, if that is known; else empty.
-        line: the line in it.
-    """
-
-    text: str
-    file: str = ""
-    line: int = 0
+    text: str  # which worker, and what it is at
+    file: str = ""  # where, if that is known; else empty
+    line: int = 0  # the line in it
 
 
 Message: TypeAlias = (

@@ -66,42 +66,24 @@ ALIKE: Final[Callers] = (0, 0)
 
 
 class Notice(enum.IntEnum):
-    """What the others must know of a worker's part in a step, beside the call.
+    """What the others must know of a worker's part in a step, beside the call."""
 
-    Attributes:
-        NONE: all its replicas take part.
-        ABSENT: some of them have joined, and take part with nothing.
-        JOINED: all of them have.
-        END: this is no call: all its replicas have ended.
-        END_UNSURE: likewise, and it has made groups of which it is not known that others have.
-    """
-
-    NONE = 0
-    ABSENT = 1
-    JOINED = 2
-    END = 3
-    END_UNSURE = 4
+    NONE = 0  # all its replicas take part
+    ABSENT = 1  # some of them have joined, and take part with nothing
+    JOINED = 2  # all of them have
+    END = 3  # this is no call: all its replicas have ended
+    END_UNSURE = 4  # likewise, and it has made groups of which it is not known that others have
 
 
 class Agreement(enum.Enum):
-    """What the records of all workers say together, and what follows.
+    """What the records of all workers say together, and what follows."""
 
-    Attributes:
-        ALIKE: all make the same call, with all their replicas; its values are moved.
-        WITHOUT_SOME: those that have not joined make the same call: all tell each other what each replica contributes.
-        ALL_JOINED: all replicas have joined: all tell each other which was the last.
-        ENDED: all replicas have ended.
-        ENDED_UNSURE: likewise, and some worker does not know whether others have made the groups that it has made: all
-            tell each other which they have made.
-        DIFFERENT: the workers are at different calls.
-    """
-
-    ALIKE = enum.auto()
-    WITHOUT_SOME = enum.auto()
-    ALL_JOINED = enum.auto()
-    ENDED = enum.auto()
-    ENDED_UNSURE = enum.auto()
-    DIFFERENT = enum.auto()
+    ALIKE = enum.auto()  # all make the same call, with all their replicas; its values are moved
+    WITHOUT_SOME = enum.auto()  # those that have not joined do: all tell each other what each replica contributes
+    ALL_JOINED = enum.auto()  # all replicas have joined: all tell each other which was the last
+    ENDED = enum.auto()  # all replicas have ended
+    ENDED_UNSURE = enum.auto()  # likewise, and some worker wants to know whether others have made its groups, too
+    DIFFERENT = enum.auto()  # the workers are at different calls
 
 
 class Record(NamedTuple):
@@ -116,22 +98,13 @@ class Record(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What all records say.
+    """What all records say."""
 
-    Attributes:
-        agreement: whether the workers are at the same call.
-        digest: that of those who make a call.
-        flags: the first worker's.
-        flags_alike: all have the same, so that payloads mean the same.
-        apart: how far the workers' callers are apart: zeros where they are alike; where not all records are received,
-            no number of these comes twice.
-    """
-
-    agreement: Agreement
-    digest: bytes
-    flags: int
-    flags_alike: bool
-    apart: Callers = ALIKE
+    agreement: Agreement  # whether the workers are at the same call
+    digest: bytes  # that of those who make a call
+    flags: int  # the first worker's
+    flags_alike: bool  # all have the same, so that payloads mean the same
+    apart: Callers = ALIKE  # how far the workers' callers are apart; where not all records come, never the same twice
 
 
 class RecordBuffers:

@@ -48,35 +48,22 @@ _WRAP: Final = (1 << 64) - 1
 
 
 class Step(NamedTuple):
-    """A call that all local replicas have posted, or all that have not joined.
+    """A call that all local replicas have posted, or all that have not joined."""
 
-    Attributes:
-        digest: 16 bytes that stand for the call.
-        what: the caller's own: a slot, say.
-        flags: see `record`.
-        payload: a small value; empty where values are moved later, and where replicas are absent.
-        absent: some local replicas have joined.
-        site: stands for the place of the call, on this worker.
-        callers: numbers that stand for the way to it; None where callers do not count.
-    """
-
-    digest: bytes
-    what: Any = None
-    flags: int = NO_FLAGS
+    digest: bytes  # 16 bytes that stand for the call
+    what: Any = None  # the caller's own: a slot, say
+    flags: int = NO_FLAGS  # see `record`
+    # a small value; empty where values are moved later, and where replicas are absent
     payload: bytes | memoryview = b""
-    absent: bool = False
-    site: Hashable = None
-    callers: Callers | None = None
+    absent: bool = False  # some local replicas have joined
+    site: Hashable = None  # stands for the place of the call, on this worker
+    callers: Callers | None = None  # numbers that stand for the way to it; None where callers do not count
 
 
 class Carrier:
-    """What a session's steps are for. The generators end when the workers have moved what there is to move.
+    """What a session's steps are for. The generators end when the workers have moved what there is to move."""
 
-    Attributes:
-        told: trouble has been reported to the coordinator.
-    """
-
-    told = False
+    told = False  # trouble has been reported to the coordinator
 
     def move(self, session: Session, step: Step | None, found: Found) -> Steps[None]:
         """Move the values of a step that all have agreed on; no step where all of this worker's replicas have joined.

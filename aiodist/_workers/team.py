@@ -61,15 +61,10 @@ class Control(Protocol):
 
 
 class Pending(Slot):
-    """A call outside of replicas, until all workers have it.
+    """A call outside of replicas, until all workers have it."""
 
-    Attributes:
-        move: moves its values, and returns the result.
-        value: the result, once it is complete without an error.
-    """
-
-    move: Move
-    value: Any = None
+    move: Move  # moves its values, and returns the result
+    value: Any = None  # the result, once it is complete without an error
 
     @property
     def has_result(self) -> bool:
@@ -99,15 +94,10 @@ def _anew(error: BaseException) -> BaseException:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What all workers of a strategy have in common.
+    """What all workers of a strategy have in common."""
 
-    Attributes:
-        order_check: what calls are compared by.
-        ordered: reductions give the same bits for every layout.
-    """
-
-    order_check: OrderCheck = OrderCheck.CALL_SITE
-    ordered: bool = False
+    order_check: OrderCheck = OrderCheck.CALL_SITE  # what calls are compared by
+    ordered: bool = False  # reductions give the same bits for every layout
 
 
 class Team:

@@ -39,17 +39,11 @@ Steps: TypeAlias = Generator[Request, None, T]
 
 
 class Parts(NamedTuple):
-    """A buffer of bytes with a part for each worker.
+    """A buffer of bytes with a part for each worker."""
 
-    Attributes:
-        whole: the buffer.
-        counts: by rank, how many bytes a part has.
-        places: by rank, where it begins; None: each behind the one before it.
-    """
-
-    whole: Array
-    counts: Sequence[int]
-    places: Sequence[int] | None = None
+    whole: Array  # the buffer
+    counts: Sequence[int]  # by rank, how many bytes a part has
+    places: Sequence[int] | None = None  # by rank, where it begins; None: each behind the one before it
 
     @property
     def begins(self) -> Sequence[int]:
@@ -67,21 +61,13 @@ def begins_of(counts: Sequence[int]) -> list[int]:
 
 
 class Communicator(Protocol):
-    """Some workers, and an order of operations of their own.
+    """Some workers, and an order of operations of their own."""
 
-    Attributes:
-        engine: the engine's name.
-        library: what the engine stands on, with its version.
-        rank: this worker, among those of the communicator.
-        size: how many they are.
-        depth: how many operations are well begun before the first is complete.
-    """
-
-    engine: str
-    library: str
-    rank: int
-    size: int
-    depth: int
+    engine: str  # the engine's name
+    library: str  # what the engine stands on, with its version
+    rank: int  # this worker, among those of the communicator
+    size: int  # how many they are
+    depth: int  # how many operations are well begun before the first is complete
 
     def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
         """Return whether `iallreduce` takes an op and a dtype with the meaning that they have here."""

@@ -9,18 +9,12 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from typing import Any, Final
 
 import numpy as np
 
-from aiodist._arrays.leaves import Spec
-from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, Collective
-from aiodist._collectives.transfers import Members
-from aiodist._collectives.workers import WorkerPlan
-from aiodist._workers import exchange
 from aiodist._workers.exchange import SEGMENT
-from aiodist._workers.transport import Communicator, Job, Parts, Request, Steps, Threads
+from aiodist._workers.transport import Communicator, Parts, Request
 from aiodist_kernels import ReduceOp
 
 Case = Callable[[Communicator], Iterator[Request]]
@@ -91,60 +85,6 @@ def least_of_records(c: Communicator) -> Iterator[Request]:
     values = np.array([c.rank, 255 - c.rank, 128, 127], np.uint8)
     yield c.iallreduce(ReduceOp.MIN, values, values)
     assert values.tolist() == [0, 256 - c.size, 128, 127]
-
-
-class AtOnce(Threads):
-    """Calls what is for worker threads in the thread that asks."""
-
-    def begin(self, fn: Callable[..., Any], *args: Any) -> Job:
-        """Call a function."""
-        future: Future[Any] = Future()
-        future.set_result(fn(*args))
-        return Job(future)
-
-
-def over_workers(collective: Collective, values: list[Any], c: Communicator) -> Steps[Any]:
-    """Carry out a collective as aiodist does, with one replica a worker; return this one's result."""
-    plan = WorkerPlan(collective, Members(c.rank, tuple((rank,) for rank in range(c.size))))
-    crossing = plan.begin([values])
-    yield from exchange.carry_out(crossing, c, AtOnce())
-    return crossing.result() if plan.shared else crossing.result()[0]
-
-
-def spec_of(values: Sequence[Any], axes: Sequence[int | None]) -> Spec:
-    """Return what is said of arrays; sizes along their axes may differ between workers."""
-    shapes = tuple(
-        tuple(None if place == axis else size for place, size in enumerate(value.shape))
-        for value, axis in zip(values, axes, strict=True)
-    )
-    return Spec(shapes, tuple(value.dtype for value in values), (None,) * len(values), single=False)
-
-
-def reduced_over_workers(op: ReduceOp, arrays: list[np.ndarray], c: Communicator) -> Steps[list[Any]]:
-    """Reduce arrays."""
-    spec = spec_of(arrays, [None] * len(arrays))
-    results: list[Any] = yield from over_workers(Collective(ALL_REDUCE, op, None, spec), arrays, c)
-    return results
-
-
-def reductions(c: Communicator) -> Iterator[Request]:
-    """All that aiodist reduces, by the engine or by moving shares, several arrays at a time."""
-    for op in FOLDS:
-        dtypes = [dtype for dtype in DTYPES if takes(op, dtype)]
-        for size in SIZES:
-            results = yield from reduced_over_workers(op, [contributed(c.rank, size, d) for d in dtypes], c)
-            for dtype, result in zip(dtypes, results, strict=True):
-                check(op, result, reduced(op, size, dtype, range(c.size)))
-
-
-def reductions_at_the_edges_of_segments(c: Communicator) -> Iterator[Request]:
-    """What fills a segment but for one element, just so, and with one more."""
-    for dtype, op in ((np.dtype(np.float32), ReduceOp.SUM), (np.dtype(np.int16), ReduceOp.MAX)):
-        edge = SEGMENT // dtype.itemsize
-        for sizes in ([edge - 1], [edge]) if dtype.kind == "i" else ([edge + 1], [5, edge, edge - 5, 1]):
-            results = yield from reduced_over_workers(op, [contributed(c.rank, size, dtype) for size in sizes], c)
-            for size, result in zip(sizes, results, strict=True):
-                check(op, result, reduced(op, size, dtype, range(c.size)))
 
 
 def text(rank: int, size: int) -> np.ndarray:
@@ -271,68 +211,9 @@ def parts_of_the_workers(c: Communicator) -> Iterator[Request]:
         assert value[0] == sum(1 << rank for rank in members)
 
 
-def leaf(rank: int, rows: int, dtype: str) -> np.ndarray:
-    """Return an array of a worker, of which each has another number of rows."""
-    return np.random.default_rng([rank, rows]).integers(0, 100, (rows, 3)).astype(dtype)
-
-
-def gathered_leaves(c: Communicator) -> Iterator[Request]:
-    """Leaves of no, few and many bytes, along the axis in which they lie behind each other, and along the other."""
-    many = SEGMENT // 24
-    for rows in ([0], [3, 0, 1], [many // c.size], [1, many, 4, 10_000, 0], [many + 1, 2], [9000] * 5):
-        dtypes = ["<f8", "<i2", "<f4", "<u1", "<c16"][: len(rows)]
-        for axis in (0, 1):
-
-            def contributes(
-                rank: int, rows: list[int] = rows, axis: int = axis, dtypes: list[str] = dtypes
-            ) -> list[np.ndarray]:
-                leaves = [leaf(rank, n * (rank + 1), dtype) for n, dtype in zip(rows, dtypes, strict=True)]
-                return [array.T for array in leaves] if axis else leaves
-
-            own, axes = contributes(c.rank), (axis,) * len(rows)
-            found = yield from over_workers(Collective(ALL_GATHER, None, axes, spec_of(own, axes)), own, c)
-            for gathered, *parts in zip(found, *map(contributes, range(c.size)), strict=True):
-                np.testing.assert_array_equal(gathered, np.concatenate(parts, axis), strict=True)
-
-
-def broadcast_leaves(c: Communicator) -> Iterator[Request]:
-    """Leaves of few and of many bytes, in one piece or not, read-only or not."""
-    large = np.arange(SEGMENT // 4 + 8.0).reshape(-1, 8)
-    large.flags.writeable = False
-    for root in {0, c.size - 1}:
-        for values in (
-            [np.arange(5)],
-            [large[: SEGMENT // 64]],
-            [large, *(np.full(9000, k) for k in range(9)), large[0]],
-            [large[::2], large.T, large[:0]],
-        ):
-            own = values if c.rank == root else [np.zeros_like(value) for value in values]
-            spec = spec_of(values, [None] * len(values))
-            found = yield from over_workers(Collective(BROADCAST, None, root, spec), own, c)
-            for leaf, wanted in zip(found, values, strict=True):
-                np.testing.assert_array_equal(leaf, wanted, strict=True)
-
-
-def exchanged_leaves(c: Communicator) -> Iterator[Request]:
-    """Leaves that are cut and put together along the same axis, and along different ones."""
-    for rows in (1, SEGMENT // 100):
-        for split, concat in ((0, 0), (0, 1), (1, 0)):
-
-            def contributes(rank: int, rows: int = rows) -> np.ndarray:
-                whole = np.arange(rows * c.size * c.size, dtype=np.int64).reshape(rows * c.size, c.size)
-                return whole + 1_000_000 * rank
-
-            spec = spec_of([contributes(0)], [None])
-            asked = Collective(ALL_TO_ALL, None, ((split, concat),), spec)
-            (found,) = yield from over_workers(asked, [contributes(c.rank)], c)
-            parts = [np.split(contributes(rank), c.size, split)[c.rank] for rank in range(c.size)]
-            np.testing.assert_array_equal(found, np.concatenate(parts, concat), strict=True)
-
-
 CASES: Final[list[Case]] = [
-    reductions_of_the_engine, least_of_records, reductions, reductions_at_the_edges_of_segments, gatherings,
-    gatherings_in_places, gathered_leaves, broadcasts, broadcast_leaves, exchanges, exchanged_leaves, several_in_flight,
-    duplicates_are_apart, parts_of_the_workers,
+    reductions_of_the_engine, least_of_records, gatherings, gatherings_in_places, broadcasts, exchanges,
+    several_in_flight, duplicates_are_apart, parts_of_the_workers,
 ]  # fmt: skip
 
 

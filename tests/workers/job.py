@@ -59,12 +59,13 @@ async def values(ctx: ReplicaContext) -> list[Any]:
                 found.append(await ctx.all_reduce(ReduceOp.MAX, whole))
     mean = await ctx.all_reduce("MEAN", {"w": np.full(5000, r, np.float32), "l": 0.5 * r})
     found += [mean["w"], mean["l"]]
-    found.append(await ctx.all_gather(np.full((r + 1, 200), r), 0))
-    found.append(await ctx.broadcast(np.full(2000, r), n - 1))
-    scattered = await ctx.reduce_scatter("SUM", np.arange(500 * n))
-    found.append(await ctx.all_gather(scattered, 0))
-    exchanged = await ctx.all_to_all(np.arange(100 * n) + r)
-    found.append(await ctx.all_gather(exchanged, 0))
+    for size in (20, 20_000):  # in one segment, and in several
+        found.append(await ctx.all_gather([np.full((size, r + 1), r), np.full((3, 1), r, np.int8)], 1))
+        found.append(await ctx.broadcast([np.full(10 * size, r), np.arange(size).reshape(-1, 20).T], n - 1))
+        scattered = await ctx.reduce_scatter("SUM", np.arange(2 * size * n, dtype=np.float32))
+        found.append(await ctx.all_gather(scattered, 0))
+        exchanged = await ctx.all_to_all(np.arange(size * n) + r)
+        found.append(await ctx.all_gather(exchanged, 0))
     variable = Variable(np.full(3, float(r)), aggregation="sum")
     await ctx.barrier()
     await variable.assign_add(np.ones(3))
@@ -99,8 +100,9 @@ async def all_values(strategy: MultiWorkerMirroredStrategy) -> str:
     assert ticks > 10 or strategy.num_replicas_in_sync == local, "the event loop stood still"
     total = hashlib.sha256()
     for value in first:
-        array = np.asarray(value)
-        total.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
+        for leaf in value if isinstance(value, list) else [value]:
+            array = np.asarray(leaf)
+            total.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
     return total.hexdigest()[:16]
 
 

@@ -17,6 +17,7 @@ from aiodist import (
     ReplicaContext,
 )
 from aiodist._strategy.scope import replicas_of
+from aiodist._workers.exchange import SEGMENT
 from tests.workers.simulated import Job, on_one_machine, on_uvloop_too
 
 LAYOUTS = [(1,), (2, 2), (1, 3), (3, 1, 2, 2)]
@@ -57,16 +58,19 @@ async def check(program: Any, layout: tuple[int, ...], **options: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"reduction": "ordered"}], ids=str)
-@pytest.mark.parametrize("size", [3, 1000], ids=["in the record", "beside it"])
+@pytest.mark.parametrize("size", [3, 1000, SEGMENT // 4 + 1], ids=["in the record", "beside it", "in segments"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 async def test_reductions(layout: tuple[int, ...], size: int, options: dict[str, str]) -> None:
     async def program(ctx: ReplicaContext) -> Any:
         found = []
-        for dtype in DTYPES:
-            for op in ReduceOp:
+        large = size > SEGMENT // 4  # for which each kernel is compiled
+        for dtype in (np.float32,) if large else DTYPES:
+            for op in (ReduceOp.SUM,) if large else ReduceOp:
                 if np.dtype(dtype).kind == "c" and op in (ReduceOp.MIN, ReduceOp.MAX):
                     continue
                 found.append(await ctx.all_reduce(op, whole(ctx, dtype, size)))
+        sizes = (SEGMENT // 4 - 1, SEGMENT // 4, 5) if large else (size,)
+        found += await ctx.all_reduce("SUM", [whole(ctx, np.float32, each) for each in sizes])
         return found
 
     await check(program, layout, **options)

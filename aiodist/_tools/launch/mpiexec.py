@@ -21,15 +21,10 @@ OPEN_MPI: Final = "Open MPI"
 
 @dataclass(frozen=True, slots=True)
 class Mpiexec:
-    """A launcher of an MPI.
+    """A launcher of an MPI."""
 
-    Attributes:
-        path: where it is.
-        mpi: whose it is, `MPICH` or `OPEN_MPI`.
-    """
-
-    path: str
-    mpi: str
+    path: str  # where it is
+    mpi: str  # whose it is, `MPICH` or `OPEN_MPI`
 
     @property
     def rank_variable(self) -> str:
