@@ -36,7 +36,7 @@ def checked(collective: Collective, leaves: Sequence[Any], buffers: Sequence[Any
     assert spec is not None
     assert op is not None
     found = [
-        _on_device(buffer, leaf, mark, op) if isinstance(mark, DeviceType) else _on_host(buffer, shape, dtype, mark, op)
+        _buffer(buffer, leaf, shape, dtype, mark, op)
         for buffer, leaf, shape, dtype, mark in zip(buffers, leaves, *spec[:3], strict=True)
     ]
     _check_apart([buffer for buffer in found if isinstance(buffer, np.ndarray)])
@@ -50,30 +50,29 @@ def checked(collective: Collective, leaves: Sequence[Any], buffers: Sequence[Any
     return found
 
 
-def _on_host(out: Any, shape: tuple[int | None, ...], dtype: Any, mark: LeafMark, op: ReduceOp) -> Array:
-    buffer = describe_leaf(out)[3]
-    if not (is_array(mark) or mark == LeafType.NUMPY_SCALAR) or not isinstance(buffer, np.ndarray):
-        raise TypeError(f"out must hold arrays, where the value has arrays, got {out!r}")
+def _buffer(out: Any, leaf: Any, shape: tuple[int | None, ...], dtype: Any, mark: LeafMark, op: ReduceOp) -> Any:
+    buffer: Any
+    if isinstance(mark, DeviceType):
+        if device_type_of(out) is not mark:
+            raise TypeError(
+                f"out must hold {mark.name} arrays on GPUs, where the value has them, got a {class_name(out)}"
+            )
+        buffer = mark.buffer(out)
+        if buffer.ordinal != leaf.ordinal:
+            raise ValueError(
+                f"out must be on the value's GPU, number {leaf.ordinal}, got one on number {buffer.ordinal}"
+            )
+    else:
+        buffer = describe_leaf(out)[3]
+        if not (is_array(mark) or mark == LeafType.NUMPY_SCALAR) or not isinstance(buffer, np.ndarray):
+            raise TypeError(f"out must hold arrays, where the value has arrays, got {out!r}")
+        if not buffer.flags.writeable:
+            raise ValueError("out must be writeable, got a read-only array")
     expected = kernels.result_dtype(op, dtype)
     if buffer.dtype != expected:
         raise TypeError(f"out must have the result's dtype {expected}, got {buffer.dtype}")
-    if buffer.shape != shape:
-        raise ValueError(f"out must have the result's shape {shape}, got {buffer.shape}")
-    if not buffer.flags.writeable:
-        raise ValueError("out must be writeable, got a read-only array")
-    return buffer
-
-
-def _on_device(out: Any, value: DeviceArray, mark: DeviceType, op: ReduceOp) -> DeviceArray:
-    if device_type_of(out) is not mark:
-        raise TypeError(f"out must hold {mark.name} arrays on GPUs, where the value has them, got a {class_name(out)}")
-    buffer, expected = mark.buffer(out), kernels.result_dtype(op, value.dtype)
-    if buffer.dtype != expected:
-        raise TypeError(f"out must have the result's dtype {expected}, got {buffer.dtype}")
-    if tuple(buffer.shape) != tuple(value.shape):
-        raise ValueError(f"out must have the result's shape {tuple(value.shape)}, got {tuple(buffer.shape)}")
-    if buffer.ordinal != value.ordinal:
-        raise ValueError(f"out must be on the value's GPU, number {value.ordinal}, got one on number {buffer.ordinal}")
+    if tuple(buffer.shape) != shape:
+        raise ValueError(f"out must have the result's shape {shape}, got {tuple(buffer.shape)}")
     return buffer
 
 
@@ -86,9 +85,10 @@ def _check_apart(buffers: Sequence[Array]) -> None:
                 f"out must have memory for each element, got an array of shape {buffer.shape} whose elements overlap: "
                 f"its strides are {buffer.strides}"
             )
-    for one, other in combinations(buffers, 2):
-        if np.may_share_memory(one, other) and _share(one, other):
-            raise ValueError("out must have a buffer of its own for each leaf, got two that share memory")
+    if entangled([], [span(buffer, place) for place, buffer in enumerate(buffers)], in_place=True):
+        for one, other in combinations(buffers, 2):
+            if np.may_share_memory(one, other) and _share(one, other):
+                raise ValueError("out must have a buffer of its own for each leaf, got two that share memory")
 
 
 def _share(one: Array, other: Array) -> bool:
