@@ -7,8 +7,7 @@ Modules, in order; each imports only from those above it and from lower floors:
 - `scope`: a strategy's cross-replica context, and what belongs there.
 - `state`: a variable's components, and the assignments that change them.
 - `variable`: `Variable`.
-- `operands`: what takes part in a reduction outside of replicas.
-- `reductions`: how that is carried out: on the host, on GPUs, in a worker thread.
+- `reductions`: reductions, gatherings and copies outside of replicas: what takes part, and how they are carried out.
 - `cross_device_ops`: hints by TensorFlow's names.
 - `extended`: `StrategyExtended`.
 - `warmup`: kernels compiled before they are needed.

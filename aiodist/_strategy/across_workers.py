@@ -34,8 +34,7 @@ from aiodist._runtime.stacks import all_callers
 from aiodist._strategy.aggregation import VariableAggregation, differ, update_differs
 from aiodist._strategy.creation import Site
 from aiodist._strategy.extended import StrategyExtended, Update
-from aiodist._strategy.operands import Operand, Operation, values_of
-from aiodist._strategy.reductions import Combination, combine_parts, on_host, parts_along
+from aiodist._strategy.reductions import Combination, Operand, Operation, combine_parts, on_host, parts_along, values_of
 from aiodist._strategy.scope import Replicas, Share, require_all_workers
 from aiodist._strategy.state import State
 from aiodist._strategy.variable import Variable, state_of

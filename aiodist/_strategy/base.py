@@ -24,8 +24,7 @@ from aiodist._runtime.participant import Participant
 from aiodist._runtime.scheduler import Call, Run, new_standing_run, run_replicas
 from aiodist._strategy import creation
 from aiodist._strategy.extended import StrategyExtended, bind
-from aiodist._strategy.operands import Operation, gathering, reduction
-from aiodist._strategy.reductions import Combination
+from aiodist._strategy.reductions import Combination, Operation, gathering, reduction
 from aiodist._strategy.scope import (
     HasReplicas,
     Replicas,

@@ -22,8 +22,7 @@ from aiodist._runtime.current import current
 from aiodist._runtime.participant import Participant
 from aiodist._strategy.aggregation import check_equal, update_differs, updated
 from aiodist._strategy.cross_device_ops import CrossDeviceOps, options_of
-from aiodist._strategy.operands import COPY, reduction
-from aiodist._strategy.reductions import combine, devices_of
+from aiodist._strategy.reductions import COPY, combine, devices_of, reduction
 from aiodist._strategy.scope import HasReplicas, Scope, replicas_here, replicas_of, require_cross_replica
 from aiodist._strategy.variable import Variable, state_of
 

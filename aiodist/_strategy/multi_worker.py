@@ -21,7 +21,7 @@ from aiodist._runtime.scheduler import Run
 from aiodist._strategy.across_workers import CallSite, Workers
 from aiodist._strategy.base import Strategy
 from aiodist._strategy.extended import StrategyExtended, Update, new_extended
-from aiodist._strategy.operands import Operation, gathering, reduction
+from aiodist._strategy.reductions import Operation, gathering, reduction
 from aiodist._strategy.scope import HasReplicas, replicas_here, replicas_of, require_cross_replica
 from aiodist._workers.exchange import Moving
 from aiodist._workers.record import Found
