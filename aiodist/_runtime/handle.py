@@ -384,30 +384,11 @@ class AsyncioHandle(CollectiveHandle[T]):
 
     # What asks for the state of a coroutine, as anyio before it cancels a task, reads these.
 
-    @property
-    def cr_frame(self) -> Any:
-        """Where the await stands."""
-        return self._generator().gi_frame
-
-    @property
-    def cr_code(self) -> Any:
-        """The code of the await."""
-        return self._generator().gi_code
-
-    @property
-    def cr_running(self) -> bool:
-        """Whether the await runs at this moment."""
-        return bool(self._generator().gi_running)
-
-    @property
-    def cr_suspended(self) -> bool:
-        """Whether the await has begun, and waits."""
-        return bool(self._generator().gi_suspended)
-
-    @property
-    def cr_await(self) -> Any:
-        """What the await has passed the waiting on to."""
-        return self._generator().gi_yieldfrom
+    cr_frame = property(lambda self: self._generator().gi_frame)
+    cr_code = property(lambda self: self._generator().gi_code)
+    cr_running = property(lambda self: self._generator().gi_running)
+    cr_suspended = property(lambda self: self._generator().gi_suspended)
+    cr_await = property(lambda self: self._generator().gi_yieldfrom)
 
 
 class TrioHandle(CollectiveHandle[T]):

@@ -125,57 +125,33 @@ class Request:
 START = Request.of_kind(kinds.BARRIER)
 """Stands for what a replica has reduced before its first reduction."""
 
-_requests: dict[Any, Request] = {}
 
-
+@functools.lru_cache(_MOST_KEPT)
 def array_request(kind: Kind, op: ReduceOp | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Request:
     """Return the request for a single NumPy array, without a name: the commonest."""
-    key = (kind, op, shape, dtype)
-    found = _requests.get(key)
-    if found is None:
-        found = _keep(key, _new(kind, op, None, None, None, Spec((shape,), (dtype,), (None,), single=True)))
-    return found
+    return request(kind, op, None, None, None, Spec((shape,), (dtype,), (None,), single=True))
 
 
+@functools.lru_cache(_MOST_KEPT)
 def request(
     kind: Kind, op: ReduceOp | None, detail: Any, name: str | None, structure: Any, spec: Spec | None
 ) -> Request:
     """Return the request for a described value."""
-    key = (kind, op, detail, name, structure, spec)
-    found = _requests.get(key)
-    if found is None:
-        found = _keep(key, _new(kind, op, detail, name, structure, spec))
-    return found
+    call = call_of(kind, op, detail, name, structure, spec)
+    return Request(Collective(kind, op, detail, spec), call, structure=structure)
 
 
 def merge_request(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str | None) -> Request:
     """Return the request for a merge function with these arguments."""
     _, structure = nests.flatten_with_none((list(args), dict(kwargs)))
-    function = function_of(fn)
-    key = (kinds.MERGE_CALL, function, name, structure)
-    found = _requests.get(key)
-    if found is None:
-        call = Call(
-            kinds.MERGE_CALL.name,
-            function=function,
-            name=name,
-            structure=nests.text(structure).replace("*", LEAF),
-            arguments=(len(args), tuple(sorted(kwargs))),
-        )
-        found = _keep(key, Request(Collective(kinds.MERGE_CALL, None, None, None), call))
-    return found
+    return _merge_request(function_of(fn), name, structure, (len(args), tuple(sorted(kwargs))))
 
 
-def _keep(key: Any, made: Request) -> Request:
-    if len(_requests) >= _MOST_KEPT:
-        _requests.clear()
-    _requests[key] = made
-    return made
-
-
-def _new(kind: Kind, op: ReduceOp | None, detail: Any, name: str | None, structure: Any, spec: Spec | None) -> Request:
-    call = call_of(kind, op, detail, name, structure, spec)
-    return Request(Collective(kind, op, detail, spec), call, structure=structure)
+@functools.lru_cache(_MOST_KEPT)
+def _merge_request(function: Function, name: str | None, structure: Any, arguments: Any) -> Request:
+    text = nests.text(structure).replace("*", LEAF)
+    call = Call(kinds.MERGE_CALL.name, function=function, name=name, structure=text, arguments=arguments)
+    return Request(Collective(kinds.MERGE_CALL, None, None, None), call)
 
 
 def call_of(kind: Kind, op: ReduceOp | None, detail: Any, name: str | None, structure: Any, spec: Spec | None) -> Call:

@@ -69,72 +69,61 @@ class _Known(NamedTuple):
     variable: str | None = "self"
 
 
-_LOCK = _Known(Awaited.LOCK, "for {a thing}")
-_EVENT = _Known(Awaited.EVENT, "for {a thing} to be set")
-_SEMAPHORE = _Known(Awaited.SEMAPHORE, "for {a thing}")
-_CONDITION = _Known(Awaited.CONDITION, "for {a thing} to be notified")
-_RECEIVE = _Known(Awaited.QUEUE, "for an item of {a thing}")
-_SEND = _Known(Awaited.QUEUE, "for room in {a thing}")
-_THREAD = _Known(Awaited.THREAD, "for {call} in a thread", "func")
-_FOREVER = _Known(Awaited.SLEEP, "forever: sleep_forever()", None)
-
 _KNOWN = {
-    ("aiodist", "AsyncioHandle.__await__"): _Known(Awaited.COLLECTIVE, "in {collective}"),
-    ("aiodist", "TrioHandle._wait"): _Known(Awaited.COLLECTIVE, "in {collective}"),
-    ("aiodist", "DeviceThread.run"): _Known(Awaited.THREAD, "for {call} in the device's thread", "fn"),
-    ("asyncio", "Lock.acquire"): _LOCK,
-    ("asyncio", "Event.wait"): _EVENT,
-    ("asyncio", "Condition.wait"): _CONDITION,
-    ("asyncio", "Semaphore.acquire"): _SEMAPHORE,
-    ("asyncio", "Barrier.wait"): _Known(Awaited.EVENT, "at {a thing}"),
-    ("asyncio", "Queue.get"): _RECEIVE,
-    ("asyncio", "Queue.put"): _SEND,
-    ("asyncio", "Queue.join"): _Known(Awaited.QUEUE, "for {a thing} to be worked off"),
-    ("asyncio", "sleep"): _Known(Awaited.SLEEP, "for asyncio.sleep({value})", "delay"),
-    ("asyncio", "wait_for"): _Known(Awaited.TASK, "for {tasks}", "fut"),
-    ("asyncio", "wait"): _Known(Awaited.TASK, "for {tasks}", "fs"),
-    ("asyncio", "TaskGroup.__aexit__"): _Known(Awaited.TASK, "for {tasks}", "self._tasks"),
-    ("asyncio", "to_thread"): _THREAD,
-    ("anyio", "Lock.acquire"): _LOCK,
-    ("anyio", "LockAdapter.acquire"): _LOCK,
-    ("anyio", "Event.wait"): _EVENT,
-    ("anyio", "EventAdapter.wait"): _EVENT,
-    ("anyio", "Condition.wait"): _CONDITION,
-    ("anyio", "Semaphore.acquire"): _SEMAPHORE,
-    ("anyio", "SemaphoreAdapter.acquire"): _SEMAPHORE,
-    ("anyio", "CapacityLimiter.acquire"): _SEMAPHORE,
-    ("anyio", "CapacityLimiterAdapter.acquire"): _SEMAPHORE,
-    ("anyio", "CapacityLimiter.acquire_on_behalf_of"): _SEMAPHORE,
-    ("anyio", "MemoryObjectReceiveStream.receive"): _RECEIVE,
-    ("anyio", "MemoryObjectSendStream.send"): _SEND,
-    ("anyio", "TaskGroup.__aexit__"): _Known(Awaited.TASK, "for {tasks}", "self._tasks"),
-    ("anyio", "sleep"): _Known(Awaited.SLEEP, "for anyio.sleep({value})", "delay"),
-    ("anyio", "sleep_forever"): _FOREVER,
-    ("anyio", "run_sync"): _THREAD,
-    ("trio", "_LockImpl.acquire"): _LOCK,
-    ("trio", "Event.wait"): _EVENT,
-    ("trio", "Condition.wait"): _CONDITION,
-    ("trio", "Semaphore.acquire"): _SEMAPHORE,
-    ("trio", "CapacityLimiter.acquire_on_behalf_of"): _SEMAPHORE,
-    ("trio", "MemoryReceiveChannel.receive"): _RECEIVE,
-    ("trio", "MemorySendChannel.send"): _SEND,
-    ("trio", "Nursery._nested_child_finished"): _Known(Awaited.TASK, "for {tasks}", "self._children"),
-    ("trio", "sleep"): _Known(Awaited.SLEEP, "for trio.sleep({value})", "seconds"),
-    ("trio", "sleep_forever"): _FOREVER,
-    ("trio", "to_thread_run_sync"): _Known(Awaited.THREAD, "for {call} in a thread", "sync_fn"),
+    tuple(function.split(":")): known
+    for known, functions in (
+        (_Known(Awaited.COLLECTIVE, "in {collective}"), "aiodist:AsyncioHandle.__await__ aiodist:TrioHandle._wait"),
+        (
+            _Known(Awaited.LOCK, "for {a thing}"),
+            "asyncio:Lock.acquire anyio:Lock.acquire anyio:LockAdapter.acquire trio:_LockImpl.acquire",
+        ),
+        (
+            _Known(Awaited.SEMAPHORE, "for {a thing}"),
+            "asyncio:Semaphore.acquire anyio:Semaphore.acquire anyio:SemaphoreAdapter.acquire trio:Semaphore.acquire",
+        ),
+        (
+            _Known(Awaited.SEMAPHORE, "for {a thing}"),
+            "anyio:CapacityLimiter.acquire anyio:CapacityLimiterAdapter.acquire",
+        ),
+        (
+            _Known(Awaited.SEMAPHORE, "for {a thing}"),
+            "anyio:CapacityLimiter.acquire_on_behalf_of trio:CapacityLimiter.acquire_on_behalf_of",
+        ),
+        (
+            _Known(Awaited.EVENT, "for {a thing} to be set"),
+            "asyncio:Event.wait anyio:Event.wait anyio:EventAdapter.wait trio:Event.wait",
+        ),
+        (_Known(Awaited.EVENT, "at {a thing}"), "asyncio:Barrier.wait"),
+        (
+            _Known(Awaited.CONDITION, "for {a thing} to be notified"),
+            "asyncio:Condition.wait anyio:Condition.wait trio:Condition.wait",
+        ),
+        (
+            _Known(Awaited.QUEUE, "for an item of {a thing}"),
+            "asyncio:Queue.get anyio:MemoryObjectReceiveStream.receive trio:MemoryReceiveChannel.receive",
+        ),
+        (
+            _Known(Awaited.QUEUE, "for room in {a thing}"),
+            "asyncio:Queue.put anyio:MemoryObjectSendStream.send trio:MemorySendChannel.send",
+        ),
+        (_Known(Awaited.QUEUE, "for {a thing} to be worked off"), "asyncio:Queue.join"),
+        (_Known(Awaited.TASK, "for {tasks}", "fut"), "asyncio:wait_for"),
+        (_Known(Awaited.TASK, "for {tasks}", "fs"), "asyncio:wait"),
+        (_Known(Awaited.TASK, "for {tasks}", "self._tasks"), "asyncio:TaskGroup.__aexit__ anyio:TaskGroup.__aexit__"),
+        (_Known(Awaited.TASK, "for {tasks}", "self._children"), "trio:Nursery._nested_child_finished"),
+        (_Known(Awaited.SLEEP, "for asyncio.sleep({value})", "delay"), "asyncio:sleep"),
+        (_Known(Awaited.SLEEP, "for anyio.sleep({value})", "delay"), "anyio:sleep"),
+        (_Known(Awaited.SLEEP, "for trio.sleep({value})", "seconds"), "trio:sleep"),
+        (_Known(Awaited.SLEEP, "forever: sleep_forever()", None), "anyio:sleep_forever trio:sleep_forever"),
+        (_Known(Awaited.THREAD, "for {call} in the device's thread", "fn"), "aiodist:DeviceThread.run"),
+        (_Known(Awaited.THREAD, "for {call} in a thread", "func"), "asyncio:to_thread anyio:run_sync"),
+        (_Known(Awaited.THREAD, "for {call} in a thread", "sync_fn"), "trio:to_thread_run_sync"),
+    )
+    for function in functions.split()
 }
 _IO = (
-    "asyncio.base_events",
-    "asyncio.selector_events",
-    "asyncio.streams",
-    "asyncio.subprocess",
-    "asyncio.unix_events",
-    "trio._core._io",
-    "trio._highlevel",
-    "trio._socket",
-    "trio._ssl",
-    "trio._subprocess",
-    "trio._unix_pipes",
+    *("asyncio.base_events", "asyncio.selector_events", "asyncio.streams", "asyncio.subprocess", "asyncio.unix_events"),
+    *("trio._core._io", "trio._highlevel", "trio._socket", "trio._ssl", "trio._subprocess", "trio._unix_pipes"),
     "uvloop",
 )
 

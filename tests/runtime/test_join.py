@@ -9,12 +9,12 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 
-import aiodist
 from aiodist import (
     IndexedSlices,
     ReplicaContext,
     ReplicaContextError,
     Variable,
+    get_replica_context,
 )
 from tests.runtime.programs import error_of, mirrored, results, run
 
@@ -114,7 +114,7 @@ async def test_a_join_in_a_group_is_of_that_group() -> None:
 
 
 async def test_outside_any_run_a_replica_joins_alone() -> None:
-    ctx = aiodist.get_replica_context()
+    ctx = get_replica_context()
     assert await ctx.join() == 0
     assert await ctx.all_reduce("SUM", 2) == 2
 

@@ -39,15 +39,6 @@ async def turns(count: int = 10) -> None:
         await checkpoint()
 
 
-async def test_small_values_stay_on_the_loop(held: HeldThreads) -> None:
-    async def program() -> float:
-        await here().all_reduce("SUM", {"w": np.ones(100), "b": 1.0})
-        return float((await here().all_reduce("SUM", np.ones(1000)))[0])
-
-    assert await on_each(2, program) == (2.0, 2.0)
-    assert not held.given
-
-
 async def test_handle_is_done_when_the_work_is(held: HeldThreads) -> None:
     async def program() -> None:
         handle = here().all_reduce("SUM", part(replica()))
@@ -191,23 +182,3 @@ async def test_contributions_are_let_go_when_the_work_is_done(monkeypatch: pytes
         await checkpoint()  # what has ended the work is about to let go of it
     gc.collect()
     assert [reference() for reference in alive] == [None] * 4
-
-
-async def test_worker_threads_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def program() -> Any:
-        mine = part(replica())
-        nest = {"large": mine, "small": [mine[:9], 2.5], "none": None, "int": np.arange(SIZE) + replica()}
-        return [
-            await here().all_reduce("MEAN", nest),
-            await here().all_gather(mine, 0),
-            await here().reduce_scatter("SUM", nest["int"], 0),
-        ]
-
-    async def bits() -> list[bytes]:
-        mean, whole, scattered = (await on_each(2, program))[0]
-        return [mean["large"].tobytes(), mean["small"][0].tobytes(), whole.tobytes(), scattered.tobytes()]
-
-    on_loop = await bits()
-    monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 1)
-    monkeypatch.setattr(policy, "LEAST_MOVED_BY_A_THREAD", 1 << 16)
-    assert await bits() == on_loop

@@ -164,8 +164,3 @@ async def test_what_is_no_plain_function_or_of_another_replica_is_refused() -> N
         await here().barrier(name="both are done")
 
     await mirrored(2).run(program)
-
-
-async def test_default_context_has_threads_too() -> None:
-    context = aiodist.get_replica_context()
-    assert await context.run_sync(threading.get_ident) != threading.get_ident()
