@@ -449,7 +449,7 @@ def _parts_that_differ(a: str, b: str) -> list[str]:
         parts = [tokens[first : len(tokens) - last] for tokens in (here, there)]
         if first and (here[first - 1] not in ("(", "[", "{", ",") or any(_unopened(part) for part in parts)):
             first -= 1
-        elif last and any(_unopened(part[::-1], ")]}", "([{") for part in parts):
+        elif last and (here[-last] not in (")", "]", "}", ",") or any(_unopened(p[::-1], ")]}", "([{") for p in parts)):
             last -= 1
         else:
             break

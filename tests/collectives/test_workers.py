@@ -133,7 +133,7 @@ def test_broadcast_of_anything(large: bool, monkeypatch: pytest.MonkeyPatch) -> 
     mine: list[Any] = [1.5, -(2**200), True, 2j, np.float32(3), np.arange(6).reshape(2, 3).T, np.array(["x", "yz"]),
                        np.array([when]), np.zeros((0, 2)), np.array(7, ">i4")]  # fmt: skip
     other: list[Any] = [0.0, 0, False, 0j, np.float32(0), np.zeros((3, 2), int), np.array(["", "  "]),
-                        np.array([when - 1]), np.zeros((0, 2)), np.array(0, ">i4")]  # fmt: skip
+                        np.array([when - np.timedelta64(1, "D")]), np.zeros((0, 2)), np.array(0, ">i4")]  # fmt: skip
     values = [other, mine, other]
     asked = Collective(kinds.BROADCAST, None, 1, spec_of(other))
     for results in over_workers(asked, [[0], [1, 2]], values, random.Random(0)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,9 @@ async def diverging(ctx: ReplicaContext) -> None:
     [
         (
             (OrderedDict(a=1, z=1), OrderedDict(z=1, a=1)),
-            "('a', *), ('z', *) on replica 0, ('z', *), ('a', *) on replica 1.",
+            "('a', *), ('z', *) on replica 0, ('z', *), ('a', *) on replica 1."
+            if sys.version_info < (3, 12)
+            else "'a': *, 'z': * on replica 0, 'z': *, 'a': * on replica 1.",
         ),
         (([[1], 2], [(1,), 2]), "[*] on replica 0, (*,) on replica 1."),
     ],

@@ -314,12 +314,17 @@ class LoopThread:
             lambda: loop, lambda text, _: self.told.append(text), lambda: self.now, lambda _: self.computed
         )
 
+    def _look(self, looked: threading.Lock) -> None:
+        self._blocked.look()
+        looked.release()
+
     def hold(self, seconds: float, share: float = 1.0) -> None:
         """Hold up the loop; the thread computes for a share of that time, at another instruction at each look."""
         for index in range(round(seconds * 10) + 1):
-            looker = threading.Thread(target=self._blocked.look)
-            looker.start()
-            looker.join() if index % 2 or not share else looker.join(60)
+            looked = threading.Lock()
+            looked.acquire()
+            threading.Thread(target=self._look, args=(looked,)).start()
+            looked.acquire() if index % 2 or not share else looked.acquire(True, 60)
             self.now += 0.1
             self.computed += 0.1 * share
 
