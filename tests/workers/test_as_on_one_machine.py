@@ -20,15 +20,6 @@ LAYOUTS = [(1, 1, 1, 1), (2, 2), (1, 3), (4,)]
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("short_pauses")]
 
 
-async def members_in_the_order_given(ctx: ReplicaContext) -> Any:
-    if ctx.replica_id_in_sync_group == 1:
-        return None
-    group = ctx.new_group([3, 0, 2], name="experts")
-    gathered = await group.all_gather(np.array([ctx.replica_id_in_sync_group]), 0)
-    shown = repr(group).partition(" on ")[0]
-    return group.replica_id_in_sync_group, group.num_replicas_in_sync, gathered.tolist(), shown
-
-
 async def every_collective(ctx: ReplicaContext) -> Any:
     me = ctx.replica_id_in_sync_group
     group = ctx.new_group([me % 2 + 2, me % 2])
@@ -113,16 +104,6 @@ async def every_kind(ctx: ReplicaContext) -> Any:
     return seen, last, await ctx.all_reduce("SUM", 1)
 
 
-async def epochs(ctx: ReplicaContext) -> Any:
-    me = ctx.replica_id_in_sync_group
-    sums: list[Any] = []
-    for epoch in range(3):
-        sums += [await ctx.all_reduce("SUM", np.full(1000, me), name="step") for _ in range((me + epoch) % 4)]
-        last = await ctx.join()
-        sums.append((last, await ctx.broadcast(me, last), await ctx.all_reduce("SUM", 1)))
-    return [np.asarray(value).tolist() for value in sums], ctx._me.member.sequence
-
-
 async def rows_and_buffers(ctx: ReplicaContext) -> Any:
     me = ctx.replica_id_in_sync_group
     found: list[Any] = []
@@ -137,8 +118,8 @@ async def rows_and_buffers(ctx: ReplicaContext) -> Any:
 
 
 VALUES = [
-    members_in_the_order_given, every_collective, a_group_of_a_group, inner_groups_of_equal_groups, racing_tasks,
-    groups_that_nobody_uses, joins_in_groups, every_kind, epochs, rows_and_buffers,
+    every_collective, a_group_of_a_group, inner_groups_of_equal_groups, racing_tasks, groups_that_nobody_uses,
+    joins_in_groups, every_kind, rows_and_buffers,
 ]  # fmt: skip
 
 
@@ -233,15 +214,6 @@ async def a_disagreement(ctx: ReplicaContext) -> None:
     await group.all_reduce("MAX" if ctx.replica_id_in_sync_group == 2 else "SUM", 1.0)
 
 
-async def one_ends_early(ctx: ReplicaContext) -> Any:
-    if ctx.replica_id_in_sync_group in (1, 3):
-        return await ctx.barrier()
-    group = ctx.new_group([0, 2])
-    if ctx.replica_id_in_sync_group == 0:
-        await group.barrier()
-    return None
-
-
 async def one_never_makes_it(ctx: ReplicaContext) -> Any:
     if ctx.replica_id_in_sync_group in (1, 3):
         return await ctx.barrier()
@@ -299,18 +271,11 @@ async def one_ends_without(ctx: ReplicaContext) -> None:
         await ctx.join()
 
 
-async def one_ends_while_others_go_on(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group < 2:
-        await ctx.join()
-    elif ctx.replica_id_in_sync_group == 2:
-        await ctx.barrier()
-
-
 FAULTS = [
     *map(diverging, ["kind", "size", "another key", "merge functions of one name", "reduce op"]), swapped,
     calls_behind_a_difference, merge_call_before_a_difference, returned, late, waits_for_one_that_waits_elsewhere,
-    late_in_one_that_is_not_made_yet, a_disagreement, one_ends_early, one_never_makes_it, another_place, unmade,
-    cancelled, a_join_that_one_leaves_out, another_order, one_ends_without, one_ends_while_others_go_on,
+    late_in_one_that_is_not_made_yet, a_disagreement, one_never_makes_it, another_place, unmade,
+    cancelled, a_join_that_one_leaves_out, another_order, one_ends_without,
 ]  # fmt: skip
 
 

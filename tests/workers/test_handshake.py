@@ -20,7 +20,7 @@ from aiodist._tools.launch.notes import folder_of_notes
 from aiodist._workers import handshake
 from aiodist._workers.control import MOST_BYTES, Peer, packed
 from aiodist._workers.handshake import MOST_UNPROVEN, Address, Door, connect, own_address
-from aiodist._workers.layout import Hello
+from aiodist._workers.layout import Hello, check_versions, made_differently
 from aiodist._workers.messages import Beat, Lost, Message
 from aiodist._workers.portable import resolved
 
@@ -106,6 +106,30 @@ def test_address_that_is_none_of_this_machine_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setenv("AIODIST_CONTROL_ADDRESS", "192.0.2.7")
     with pytest.raises(OSError, match=r"cannot listen at 192\.0\.2\.7 .*set AIODIST_CONTROL_ADDRESS"):
         Door(hellos("one", "other"))
+
+
+# What workers say of themselves.
+
+
+def workers(count: int) -> list[Hello]:
+    return [Hello("1.0", ("CPU:0",) * (rank + 1), f"host {rank}", "machine", rank, "a.py:3") for rank in range(count)]
+
+
+def test_other_version_of_aiodist_is_refused() -> None:
+    told = workers(3)
+    check_versions(told)
+    told[1] = told[1]._replace(version="2.0")
+    with pytest.raises(RuntimeError, match=r"1\.0 on workers 0 and 2; 2\.0 on worker 1"):
+        check_versions(told)
+
+
+def test_strategy_that_is_made_at_different_places() -> None:
+    told = workers(3)
+    assert made_differently(told) == ""
+    told[2] = told[2]._replace(place="a.py:7")
+    assert made_differently(told).startswith(
+        "The strategy was made by workers 0 and 1 at a.py:3 and by worker 2 at a.py:7"
+    )
 
 
 # Strangers.

@@ -123,14 +123,6 @@ class Label(enum.StrEnum):
     LOSS = "loss"
 
 
-async def by_barrier(ctx: ReplicaContext, name: str) -> None:
-    await ctx.barrier(name=name)
-
-
-async def by_gather(ctx: ReplicaContext, name: str) -> None:
-    await ctx.all_gather(np.ones(2), 0, name=name)
-
-
 async def by_sum(ctx: ReplicaContext, name: str) -> None:
     for _ in range(2):
         assert (await ctx.all_reduce("SUM", np.ones(2), name=name)).tolist() == [2.0, 2.0]
@@ -140,7 +132,7 @@ async def by_group(ctx: ReplicaContext, name: str) -> None:
     await ctx.new_group([0, 1], name=name).barrier()
 
 
-@pytest.mark.parametrize("meet", [by_barrier, by_gather, by_sum, by_group], ids=lambda meet: meet.__name__)
+@pytest.mark.parametrize("meet", [by_sum, by_group], ids=lambda meet: meet.__name__)
 @pytest.mark.parametrize("other", [Label.LOSS, np.str_("loss")], ids=["enum", "numpy"])
 async def test_equal_names_are_the_same_whatever_kind_of_string_they_are(
     other: str, meet: Callable[[ReplicaContext, str], Awaitable[None]]
