@@ -53,11 +53,6 @@ def register_dicts(value: Any) -> bool:
     return found
 
 
-def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
-    """Return the nest of that structure with these leaves."""
-    return structure.unflatten(leaves)
-
-
 def builder(structure: Structure | None) -> Build | None:
     """Return what makes nests of that structure; None where there is none."""
     return None if structure is None else structure.unflatten

@@ -195,7 +195,7 @@ def split(value: Any, num_replicas: int) -> Sequence[Any]:
         _components(leaf, num_replicas) if isinstance(leaf, DistributedValues) else (leaf,) * num_replicas
         for leaf in leaves
     ]
-    return [nests.unflatten(structure, row) for row in zip(*repeated, strict=True)]
+    return [structure.unflatten(row) for row in zip(*repeated, strict=True)]
 
 
 def _components(value: DistributedValues[Any], num_replicas: int) -> tuple[Any, ...]:
@@ -241,7 +241,7 @@ def regroup(
     columns, structures = [leaves for leaves, _ in flat], [structure for _, structure in flat]
     if structures.count(structures[0]) < len(structures):
         raise _different_structures(values, structures, what, range(len(values)) if replicas is None else replicas)
-    return nests.unflatten(structures[0], map(of_leaf, zip(*columns, strict=True)))
+    return structures[0].unflatten(map(of_leaf, zip(*columns, strict=True)))
 
 
 def regroup_arguments(values: Sequence[Any], replicas: Sequence[int]) -> Any:

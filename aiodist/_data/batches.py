@@ -16,7 +16,7 @@ def cut(batch: Any, num_replicas: int) -> Any:
     length = -(-common_size(leaves, structure, "batch") // num_replicas)
     if num_replicas == 1:
         return batch
-    return nests.unflatten(structure, (_parts(leaf, length, num_replicas) for leaf in leaves))
+    return structure.unflatten(_parts(leaf, length, num_replicas) for leaf in leaves)
 
 
 def cut_for(mine: range, num_replicas: int, batches: Sequence[Any]) -> Any:
@@ -46,7 +46,7 @@ def without_rows(batch: Any) -> Any:
     """Return a batch like this one, of no rows."""
     leaves, structure = nests.flatten_with_none(batch)
     common_size(leaves, structure, "batch")
-    return nests.unflatten(structure, (None if leaf is None else leaf[:0] for leaf in leaves))
+    return structure.unflatten(None if leaf is None else leaf[:0] for leaf in leaves)
 
 
 def common_size(leaves: Sequence[Any], structure: nests.Structure, root: str) -> int:

@@ -200,7 +200,7 @@ class NumpyDataset:
             upstream = partial(stage.runs, upstream)
         for run in upstream((iteration,)):
             for index in run:
-                yield nests.unflatten(self._structure, [_rows(leaf, index) for leaf in self._leaves])
+                yield self._structure.unflatten([_rows(leaf, index) for leaf in self._leaves])
 
     def __aiter__(self) -> Steps | Prefetched:
         return iter(self)

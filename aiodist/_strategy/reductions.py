@@ -403,7 +403,7 @@ class Combination:
     def rebuilt(self, results: Mapping[int, Any]) -> list[Any]:
         """Return the nests of results by place; a result for several destinations is mirrored."""
         leaves = (self._rebuilt_leaf(place, leaf, results) for place, leaf in enumerate(self._leaves))
-        return [nests.unflatten(each, islice(leaves, each.num_leaves)) for each in self._structures]
+        return [each.unflatten(islice(leaves, each.num_leaves)) for each in self._structures]
 
     def _rebuilt_leaf(self, place: int, leaf: Any, results: Mapping[int, Any]) -> Any:
         if leaf is None:

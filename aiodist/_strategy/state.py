@@ -47,25 +47,22 @@ class State:
     """What a variable is, and its components.
 
     Attributes:
+        mirrored: it has the same value on every replica.
         strategy: whose it is; None: the default one's.
         subject: tells it from others of its name.
         requests: what replicas ask for when they create it or assign to it, by method and name.
     """
 
-    __slots__ = ("_change", "_components", "requests", "spec", "strategy", "subject")
+    __slots__ = ("_change", "_components", "mirrored", "requests", "spec", "strategy", "subject")
 
     def __init__(self, spec: Spec, strategy: Any, components: Sequence[Array]) -> None:
         self.spec = spec
+        self.mirrored = spec.synchronization is VariableSynchronization.ON_WRITE
         self.strategy = strategy
         self.subject = str(next(_numbers))
         self.requests: dict[tuple[str, str | None], Request] = {}
         self._change: Callable[[], Array] | None = None  # makes what a large assignment is about to put in place
         self.put(components)
-
-    @property
-    def mirrored(self) -> bool:
-        """Whether it has the same value on every replica."""
-        return self.spec.synchronization is VariableSynchronization.ON_WRITE
 
     @property
     def sharing(self) -> Any:
@@ -178,8 +175,8 @@ class State:
     def assign_outside(self, method: str, value: Any) -> None:
         """Assign outside of replicas, at once; see `Variable.assign`."""
         self.settle()
-        mirrored, size = self.mirrored, len(self.present())
-        if mirrored and self.sharing is not None:
+        size = len(self.present())
+        if self.mirrored and self.sharing is not None:
             self._check_assignable(method, value)
         if isinstance(value, DistributedValues):
             if len(value.values) != size:
@@ -189,13 +186,13 @@ class State:
                 )
             if isinstance(value, Mirrored):
                 value = value.values[0]  # a copy for each replica of one value, not what each of them would assign
-        if mirrored and not isinstance(value, DistributedValues):
+        if self.mirrored and not isinstance(value, DistributedValues):
             self._update_all(method, self.converted(value))
             return
         each = [self.converted(v) for v in (value.values if isinstance(value, DistributedValues) else (value,))]
         share = None if self.strategy is None else replicas_of(self.strategy).share
         first = 0 if share is None else share.mine.start
-        if mirrored:
+        if self.mirrored:
             self._update_all(method, aggregate(self.spec.aggregation, each, self.spec.name, first=first))
             return
         if method != "assign":

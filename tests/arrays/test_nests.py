@@ -57,7 +57,7 @@ def test_difference_of_large_nests_is_told_in_few_words(a: Any, b: Any) -> None:
 def same(nest: Any) -> Any:
     """Take a nest apart, and put it together again."""
     leaves, structure = nests.flatten_with_none(nest)
-    return nests.unflatten(structure, leaves)
+    return structure.unflatten(leaves)
 
 
 @pytest.mark.parametrize(
