@@ -139,7 +139,8 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def _get_backend(self, device: Any) -> Any:
         return self
 
-    supports_splitting = supports_coalescing = supports_time_estimate = False
+    supports_splitting = True
+    supports_coalescing = supports_time_estimate = False
 
     def get_group_store(self) -> Any:
         return self._store
@@ -153,8 +154,13 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
     set_timeout = _set_default_timeout = _set_sequence_number_for_group = shutdown = abort = _nothing
     _start_coalescing = _end_coalescing = _nothing
 
-    def split_group(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError("aiodist check cannot carry out ProcessGroup.split_group: make groups by new_group")
+    def split_group(self, ranks: Sequence[int], *, group_name: str, group_desc: str | None = None, **_: Any) -> Any:
+        ids = self._member.group.key[0]
+        member = self._job.new_group(tuple(ids[rank] for rank in ranks), group_name, by_all=False)
+        if member is None:
+            return None
+        store = c10d.PrefixStore(f"{group_name}/", self._store)
+        return RankGroup(self._job, member, len(ranks), group_name, group_desc or "undefined", self._backend, store)
 
     def merge_remote_group(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError("aiodist check cannot carry out ProcessGroup.merge_remote_group")
@@ -402,7 +408,7 @@ def _new_group(
     rank = job.rank()
     if not ranks:
         _check(job, rank if group_rank is None else group_rank, group_size)
-    member = job.new_group(rank, tuple(ranks), group_name) if ranks else job.ledger.root.member_of(rank)
+    member = job.new_group(tuple(ranks), group_name) if ranks else job.ledger.root.member_of(rank)
     if member is None:
         return c10d.GroupMember.NON_GROUP_MEMBER, None
     own_store = c10d.PrefixStore(f"{group_name}/", store)

@@ -39,6 +39,7 @@ _PLUMBING = tuple(
 _SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
 _DECORATORS = f"{os.sep}typing_extensions.py"  # which marks torch's deprecated functions
 _MOST_CALLERS = 8
+_LENGTH_OF_HASH = 32  # which torch names groups by that their members alone make
 
 Sites: TypeAlias = tuple[Place, tuple[Any, ...]]
 """A call's place, and those of its callers, each with an offset of 0, as the ledger has it."""
@@ -261,15 +262,19 @@ class Job:
         if self.error is not None:
             raise type(self.error)(self.error.report)
 
-    def new_group(self, rank: int, ranks: tuple[int, ...], name: str) -> Member | None:
-        """Let a rank make a group of some ranks; return what it is in it, None where it is no member."""
+    def new_group(self, ranks: tuple[int, ...], name: str, *, by_all: bool = True) -> Member | None:
+        """Let this rank make a group of some ranks; return what it is in it, None where it is no member.
+
+        Either all ranks of the job make it, as with ``new_group``, or its members alone, as with ``split_group``.
+        """
         self._check()
-        root = self.ledger.root
-        sites = _here()
-        self._made[rank].append(Post(Call(NEW_GROUP, members=ranks), sites[:1]))
+        rank, root, sites = self.rank(), self.ledger.root, _here()
+        if by_all:
+            self._made[rank].append(Post(Call(NEW_GROUP, members=ranks), sites[:1]))
         if rank not in ranks:
             return None
-        return root.new_group(root.member_of(rank), ranks, name, sites[0], 0, sites[1])
+        shown_name = name if len(name) < _LENGTH_OF_HASH else name[:8]
+        return root.new_group(root.member_of(rank), ranks, shown_name, sites[0], 0, sites[1])
 
     # What ranks send each other.
 

@@ -111,6 +111,11 @@ VALUES = {
                 dist.broadcast(x.fill_(rank), src=2, group=pair)
                 assert x.item() == 2 and dist.get_rank(pair) == members.index(rank)
         assert dist.get_backend(pairs[0] if rank != 1 else None) == "gloo"
+        if torch.__version__ >= "2.15":  # before, torch splits groups of GPUs alone
+            part = dist.split_group(split_ranks=[[0, 2], [1]])
+            x = torch.full((1,), float(rank))
+            dist.all_reduce(x, group=part)
+            assert x.item() == (1 if rank == 1 else 2) and dist.get_rank(part) == rank // 2
         only = dist.new_group([0, 1], use_local_synchronization=True)
         if rank < 2:
             dist.monitored_barrier(only)
