@@ -68,12 +68,7 @@ class Result:
 def run(program: Program, order: Order, *, seed: int, seconds: float | None, on_point: OnPoint | None = None) -> Result:
     """Run a program once; what is no `Exception`, such as KeyboardInterrupt, comes out as itself.
 
-    Args:
-        program: the program.
-        order: decides who runs next.
-        seed: of the random numbers that it draws from `random` and `numpy.random`.
-        seconds: how long it may take, in real time; None: as long as it likes.
-        on_point: is called at each point.
+    The seed is that of what it draws from `random` and `numpy.random`; None seconds: it may take as long as it likes.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     execution = Execution(order, StuckRuns(seconds), on_point=on_point, deadline=deadline)
@@ -179,12 +174,8 @@ def explore(
 ) -> Exploration:
     """Run a program under up to that many schedules, and stop at the first that fails.
 
-    Args:
-        program: the program.
-        schedules: how many schedules to run at most.
-        seed: what they, and the program's own random numbers, are drawn from.
-        seconds: how long an execution may take, in real time; None: as long as it likes.
-        before: called with the number of each schedule before it is run.
+    The seed is what they, and the program's own random numbers, are drawn from; ``before`` is called with the number of
+    each schedule before it is run.
     """
     points: defaultdict[object, list[int]] = defaultdict(list)
     swaps: defaultdict[object, list[Change]] = defaultdict(list)
@@ -300,11 +291,6 @@ def minimise(items: Sequence[T], failure_of: Callable[[Sequence[T]], R | None], 
 
     Large pieces are left out first, as in delta debugging (Zeller and Hildebrandt, 2002). After half a minute, or that
     many runs, the failure of the smallest part that has been found counts.
-
-    Args:
-        items: what fails together.
-        failure_of: runs a part of them, and returns how it failed, or None.
-        runs: how many parts are run at most.
     """
     until, best = time.monotonic() + _REDUCING_SECONDS, None
     left, size = list(items), (len(items) + 1) // 2

@@ -26,15 +26,8 @@ if TYPE_CHECKING:
 class Site:
     """The collectives of one kind at one place of the program.
 
-    Attributes:
-        call: the first of them, as text.
-        kind: their kind.
-        location: where they were called.
-        times: how many there were.
-        bytes: what all replicas contributed, as far as sizes are known.
-        waited: how long they took from the first post to the last, in seconds of the loop's clock.
-        longest: the longest of that.
-        last: by replica id, how often it was the last to post while others had waited.
+    What all replicas contributed counts as far as sizes are known; waiting is from the first post to the last, in
+    seconds of the loop's clock, and ``last`` counts by replica id who was the last to post while others had waited.
     """
 
     call: str

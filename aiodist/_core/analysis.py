@@ -44,12 +44,7 @@ _MOST_PLACES = 6
 
 
 def analyse(snapshot: Snapshot, *, overdue: Overdue | None = None) -> CollectiveReport:
-    """Return what a snapshot says went wrong.
-
-    Args:
-        snapshot: what every replica called and where it is.
-        overdue: the collective whose time is up, where that is what is wrong.
-    """
+    """Return what a snapshot says went wrong; ``overdue`` is the collective whose time is up, where it is that."""
     snapshot = replace(snapshot, groups=tuple(sorted(snapshot.groups, key=_order)))
     if overdue is not None:
         group = next(group for group in snapshot.groups if group.key == overdue.group)

@@ -56,13 +56,9 @@ class OrderCheck(enum.StrEnum):
 
 
 class Place(NamedTuple):
-    """Where an instruction stands; two calls come from the same call site when their files, lines and columns agree.
+    """Where an instruction stands: its line from 1, its column from 0 (None where Python does not know), its function.
 
-    Attributes:
-        file: the file's name as Python knows it.
-        line: the line, counted from 1.
-        column: the column, counted from 0; None where Python does not know.
-        function: the name of the function that the line belongs to.
+    Two calls come from the same call site when their files, lines and columns agree.
     """
 
     file: str
@@ -117,14 +113,7 @@ def is_of_the_program(file: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A merge function: two are the same when their code is.
-
-    Attributes:
-        name: its qualified name, for texts.
-        file: where it is defined; empty where that is not known.
-        line: its first line; 0 where that is not known.
-        digest: tells its code from others', also between processes.
-    """
+    """A merge function (name and place for texts); two are the same when their code is, which the digest tells."""
 
     name: str
     file: str
@@ -239,12 +228,7 @@ def leaf_text(shape: tuple[int | None, ...], dtype: str, array: str) -> str:
 
 
 class Post(NamedTuple):
-    """A collective as one replica has issued it.
-
-    Attributes:
-        call: what it asks for.
-        path: the call site, and behind it those of its callers, where they are noted.
-    """
+    """A collective as one replica has issued it: what it asks for, its call site and, as far as noted, its callers'."""
 
     call: Call
     path: tuple[Place, ...]

@@ -495,11 +495,7 @@ def _member_record(member: Member) -> MemberRecord:
 
 
 class _Recording:
-    """Makes records of a group's slots; equal posts become one object.
-
-    Attributes:
-        members: the group's, by id.
-    """
+    """Makes records of a group's slots; equal posts become one object."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -567,10 +563,8 @@ class Ledger:
         slot_type: the class of slots.
 
     Attributes:
-        replicas, replica_by_id: the replicas of this process.
         root: the run's own group, of all replicas.
-        making: by the ids of their members and their name, the groups that are being made, whichever group they are
-            made of.
+        making: by members and name, the groups that are being made, whichever group they are made of.
         troubled: the groups that are doomed.
         held: the groups that have open slots; the others are known weakly.
     """
@@ -664,11 +658,6 @@ class Ledger:
         return stuck(waits, blockers, (_ELSEWHERE,))
 
     def snapshot(self, facts: Iterable[ReplicaFacts] = (), **more: Any) -> Snapshot:
-        """Return what every replica called and where it is.
-
-        Args:
-            facts: what the runtime knows of each replica; without it, only how it ended.
-            **more: `Snapshot`'s other fields.
-        """
+        """Return what every replica called and where it is, with facts of each, and `Snapshot`'s other fields."""
         known = tuple(facts) or tuple(ReplicaFacts(each.id, f"CPU:{each.id}", each.end) for each in self.replicas)
         return Snapshot(self.order_check, known, tuple(group.record() for group in self.groups()), **more)

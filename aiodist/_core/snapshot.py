@@ -34,13 +34,7 @@ def everyone(total: int) -> tuple[int, ...]:
 
 
 class Overdue(NamedTuple):
-    """A collective whose time is up.
-
-    Attributes:
-        group: the group that it is of.
-        number: its sequence number; None for the join.
-        seconds: how long it had, from the first arrival; 0 where it had no limit.
-    """
+    """A collective of a group, by its number (None: the join), whose time is up; 0 seconds where it had no limit."""
 
     group: GroupKey
     number: int | None
@@ -97,12 +91,9 @@ class MemberRecord(NamedTuple):
 
 
 class SlotRecord(NamedTuple):
-    """One collective, and who has issued it.
+    """One collective: its number, -1 for the creation of a group, who has posted what, and whose tasks wait in it.
 
-    Attributes:
-        number: its sequence number; -1 for the creation of a group.
-        posts: the distinct posts, each with the ids of the replicas that made it.
-        waiting: the ids of the replicas of which a task waits in it.
+    Each distinct post stands with the ids of the replicas that made it.
     """
 
     number: int
@@ -119,7 +110,6 @@ class GroupRecord:
     """A group of replicas and its collectives.
 
     Attributes:
-        key: what it is known by.
         made_at: where it was made; None for the run's own group, and where its members made it at different places.
         members: those of its members that this snapshot knows of, by id.
         history: the last collectives that all members have issued alike, oldest first; complete, or about to be.

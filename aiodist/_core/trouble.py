@@ -151,13 +151,7 @@ def waits_of(snapshot: Snapshot) -> dict[int, list[Waiting]]:
 
 
 def replica_reports(snapshot: Snapshot, group: GroupRecord, slot: SlotRecord | None = None) -> list[ReplicaReport]:
-    """Return what every member of a group does, by id.
-
-    Args:
-        snapshot: the whole picture.
-        group: the group whose collectives are reported.
-        slot: the collective that is asked about; None for none in particular.
-    """
+    """Return what every member of a group does, by id, asked about one of its collectives or about none."""
     calls = Calls(group)
     facts = {each.replica_id: each for each in snapshot.replicas}
     return [replica_report(facts[m.replica_id], calls, slot) for m in group.members if m.replica_id in facts]
@@ -243,11 +237,7 @@ class Calls:
 class Trouble:
     """A collective that cannot complete, and what is found about it.
 
-    Args:
-        snapshot: what every replica called and where it is.
-        group: the group that the collective is of.
-        slot: the collective.
-        seconds: how long it had, from the first arrival; 0 where there was no limit.
+    It had so many seconds from the first arrival, 0 where there was no limit.
     """
 
     def __init__(self, snapshot: Snapshot, group: GroupRecord, slot: SlotRecord, seconds: float = 0.0) -> None:
