@@ -7,8 +7,11 @@ the text for a person.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, NamedTuple
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 
 class Location(NamedTuple):
@@ -246,21 +249,12 @@ class CollectiveReport:
         """
         if data.get("schema") != 2:
             raise ValueError(f"expected a report of schema 2, got {data.get('schema')!r}")
-        histories = [tuple(_call(call) for call in history) for history in data["histories"]]
-        return cls(
-            reason=Reason(data["reason"]),
-            sequence_number=data["sequence_number"],
-            replicas=tuple(_replica(replica, histories[replica["history"]]) for replica in data["replicas"]),
-            suspects=tuple(data["suspects"]),
-            text=data["text"],
-            group=data["group"],
-            partitions=tuple(
-                Partition(**{**each, "replicas": tuple(each["replicas"]), "location": Location(**each["location"])})
-                for each in data["partitions"]
-            ),
-            divergence=None if data["divergence"] is None else _divergence(data["divergence"]),
-            advice=tuple(data["advice"]),
-        )
+        own = {each.name: data[each.name] for each in fields(cls)}
+        histories = reader(tuple[tuple[CallRecord, ...], ...])(data["histories"])
+        read = reader(ReplicaReport)
+        replicas = (replace(read({**r, "history": ()}), history=histories[r["history"]]) for r in data["replicas"])
+        report: CollectiveReport = reader(CollectiveReport)({**own, "replicas": ()})
+        return replace(report, replicas=tuple(replicas))
 
 
 def _plain(value: Any) -> Any:
@@ -273,21 +267,34 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, enum.StrEnum) else value
 
 
-def _place(data: dict[str, Any] | None) -> Location | None:
-    return None if data is None else Location(**data)
+@cache
+def reader(kind: Any) -> Callable[[Any], Any]:  # noqa: PLR0911  (one return a kind of type)
+    """Return what makes a value of that type of what JSON has for it: an object or a list for what has fields."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        (some,) = (reader(part) for part in parts if part is not NoneType)
+        return lambda data: None if data is None else some(data)
+    if origin is tuple and parts[-1] is Ellipsis:
+        each = reader(parts[0])
+        return lambda data: tuple(map(each, data))
+    if origin is tuple:
+        readers = [reader(part) for part in parts]
+        return lambda data: tuple(read(part) for read, part in zip(readers, data, strict=True))
+    if kind is Any:
+        return _frozen
+    make: Callable[..., Any] = kind
+    if issubclass(kind, enum.StrEnum):
+        return make
+    if not is_dataclass(kind) and not issubclass(kind, tuple):
+        return lambda data: data
+    own = {name: reader(hint) for name, hint in get_type_hints(kind).items()}
+
+    def read(data: Any) -> Any:
+        given = data.items() if isinstance(data, dict) else zip(own, data, strict=False)
+        return make(**{name: own[name](value) for name, value in given})
+
+    return read
 
 
-def _call(data: dict[str, Any]) -> CallRecord:
-    return CallRecord(**{**data, "location": Location(**data["location"])})
-
-
-def _replica(data: dict[str, Any], history: tuple[CallRecord, ...]) -> ReplicaReport:
-    places = {name: _place(data[name]) for name in ("location", "ended_at")}
-    stack = tuple(Location(**place) for place in data["stack"])
-    return ReplicaReport(**{**data, **places, "state": ReplicaState(data["state"]), "history": history, "stack": stack})
-
-
-def _divergence(data: dict[str, Any]) -> Divergence:
-    ids = {name: tuple(data[name]) for name in ("replicas", "others")}
-    calls = tuple(_call(call) for call in data["calls"])
-    return Divergence(**{**data, **ids, "kind": DivergenceKind(data["kind"]), "calls": calls})
+def _frozen(data: Any) -> Any:
+    return tuple(map(_frozen, data)) if isinstance(data, list) else data

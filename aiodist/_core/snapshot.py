@@ -16,8 +16,8 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
-from aiodist._core.call import Call, Function, OrderCheck, Place, Post, fingerprint
-from aiodist._core.report import Location, ReplicaState
+from aiodist._core.call import Call, OrderCheck, Place, Post, fingerprint
+from aiodist._core.report import Location, ReplicaState, reader
 from aiodist._core.text import ids_briefly, place, shortened
 
 GroupKey: TypeAlias = tuple[tuple[int, ...], str | None, int]
@@ -288,7 +288,7 @@ def from_json(data: Mapping[str, Any]) -> Snapshot:
 
 
 def _from_json(data: Mapping[str, Any]) -> Snapshot:
-    calls = [_call_from_json(row) for row in data["calls"]]
+    calls = list(map(reader(Call), data["calls"]))
     places = [Place(*row) for row in data["places"]]
 
     def slot(row: Sequence[Any]) -> SlotRecord:
@@ -309,7 +309,7 @@ def _from_json(data: Mapping[str, Any]) -> Snapshot:
         )
         for each in data["groups"]
     )
-    replicas = tuple(_replica_from_json(row) for row in data["replicas"])
+    replicas = reader(tuple[ReplicaFacts, ...])(data["replicas"])
     return Snapshot(
         OrderCheck(data["order_check"]),
         replicas,
@@ -327,31 +327,6 @@ _NOBODY = ReplicaFacts(-1, "")
 def _given(value: Any, default: Any) -> dict[str, Any]:
     """Return the fields of a dataclass that differ from the default, as JSON has them."""
     return {name: field for name, field in asdict(value).items() if field != getattr(default, name)}
-
-
-def _call_from_json(row: Mapping[str, Any]) -> Call:
-    fields: dict[str, Any] = {name: _tuples(value) for name, value in row.items() if name != "function"}
-    if "function" in row:
-        fields["function"] = Function(**row["function"])
-    if "shapes" not in row and fields.get("dtypes"):
-        raise KeyError("shapes")
-    return Call(**fields)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, (list, tuple)) else value
-
-
-def _replica_from_json(row: Mapping[str, Any]) -> ReplicaFacts:
-    fields = dict(row)
-    if "end" in row:
-        fields["end"] = ReplicaState(row["end"])
-    if "ended_at" in row:
-        fields["ended_at"] = Location(*row["ended_at"])
-    fields["stack"] = tuple(Location(*at) for at in row.get("stack", ()))
-    fields["cancelled_in"] = tuple((str(file), int(line)) for file, line in row.get("cancelled_in", ()))
-    fields["child_calls"] = tuple((Location(*at), str(text)) for at, text in row.get("child_calls", ()))
-    return ReplicaFacts(**fields)
 
 
 def _to_ranges(replicas: Sequence[int]) -> list[list[int]]:
