@@ -319,7 +319,9 @@ def test_replica_that_ignores_the_deadlock_does_not_hang_the_loop() -> None:
     assert isinstance(result(lambda: mirrored(2).run(replica)).error, DeadlockError)
 
 
-def test_replica_that_polls_for_a_day_while_another_waits_is_a_livelock() -> None:
+def test_replica_that_polls_for_a_day_while_another_waits_is_a_livelock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiodist._checking.loop._MOST_JUMPS", 100)
+
     async def replica(pause: float, times: int) -> None:
         ctx = get_replica_context()
         if ctx.replica_id_in_sync_group:
@@ -330,13 +332,13 @@ def test_replica_that_polls_for_a_day_while_another_waits_is_a_livelock() -> Non
     def main(*args: int) -> Main:
         return lambda: mirrored(3).run(replica, args)
 
-    error = result(main(80, 3000)).error
+    error = result(main(800, 300)).error
     assert isinstance(error, DeadlockError)
     assert (error.report.reason, error.report.suspects) == (Reason.LIVELOCK, (1, 2))
     first, *lines = str(error).splitlines()
     assert first.startswith("no replica has made progress for a day of virtual time: replica 0 waits in a collective")
-    assert any("replicas 1 and 2 wait for asyncio.sleep(80) (" in line for line in lines)
-    for pause, times in ((3600, 900), (10, 1500)):  # a long wait of few sleeps, and a short one of many
+    assert any("replicas 1 and 2 wait for asyncio.sleep(800) (" in line for line in lines)
+    for pause, times in ((3600, 90), (100, 150)):  # a long wait of few sleeps, and a short one of many
         value(main(pause, times))
 
 

@@ -12,7 +12,7 @@ from aiodist._core.report import Reason
 from tests.core.programs import CALLS, Drawn, Op, Program, drawn, turns
 from tests.core.test_snapshot import told
 
-many = settings(max_examples=300)
+many = settings(max_examples=120)
 
 
 @many

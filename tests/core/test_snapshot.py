@@ -24,7 +24,7 @@ from aiodist._core.snapshot import (
 )
 from tests.core.programs import Drawn, drawn, turns
 
-many = settings(max_examples=300)
+many = settings(max_examples=120)
 
 
 def sent(snapshot: Snapshot) -> Snapshot:

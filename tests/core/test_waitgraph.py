@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aiodist._core.waitgraph import shortest_cycle, stuck
 
-many = settings(max_examples=300)
+many = settings(max_examples=120)
 _few = st.lists(st.integers(0, 6), max_size=3)
 
 
