@@ -160,7 +160,11 @@ async def simulated(
     """Measure with two workers in this process."""
     strategies = [MultiWorkerMirroredStrategy(["GPU:0"], each) for each in SimulatedCluster(2).communicators]
     workers = [measure(lab, strategy, rank, sizes, leaves) for rank, strategy in enumerate(strategies)]
-    return strategies[0], (await asyncio.gather(*workers))[0]
+    try:
+        return strategies[0], (await asyncio.gather(*workers))[0]
+    finally:
+        for strategy in strategies:
+            strategy.close()
 
 
 def main() -> int:

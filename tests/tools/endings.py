@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -31,18 +32,18 @@ def leaves_a_process(code: str) -> None:
 
 
 def is_stubborn() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, lambda *_: print("no end", flush=True))
     while True:
         time.sleep(60)
 
 
 def tidies_up() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("tidied up"))
-    try:
-        time.sleep(60)
-    except KeyboardInterrupt:
-        sys.exit("tidied up")
+    time.sleep(60)
+
+
+HANDLERS: dict[str, Callable[[int, object], object]] = {
+    "is_stubborn": lambda number, _: number == signal.SIGINT and print("no end", flush=True),
+    "tidies_up": lambda *_: sys.exit("tidied up"),
+}
 
 
 def floods() -> None:
@@ -94,5 +95,7 @@ def first(path: str) -> bool:
 
 if __name__ == "__main__":
     name, *arguments = sys.argv[1:]
+    for number in (signal.SIGTERM, signal.SIGINT) if name in HANDLERS else ():  # before the line that tests wait for
+        signal.signal(number, HANDLERS[name])
     print(f"worker {os.getpid()} of agent {os.getppid()} {tuple(arguments)}", flush=True)
     globals()[name](*arguments)
