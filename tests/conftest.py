@@ -59,15 +59,16 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
 
 
-# The whole suite runs in a process for each core, four at the most; what is named on the command line runs in this one,
-# where it starts sooner, -s and a debugger work, and benchmarks measure. `-n` says otherwise.
+# The whole suite runs in four processes, also on two cores, for half of its time it waits: for deadlines, and for the
+# programs that it starts. What is named on the command line runs in this process, where it starts sooner, -s and a
+# debugger work, and benchmarks measure. `-n` says otherwise.
 #
 # A file's tests stay together, for they share fixtures.
 
 
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Run what is named in this process, and leave it to xdist otherwise."""
-    return 0 if config.args_source is pytest.Config.ArgsSource.ARGS else None
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Run what is named in this process, and the whole suite in four."""
+    return 0 if config.args_source is pytest.Config.ArgsSource.ARGS else 4
 
 
 @pytest.fixture(scope="module", autouse=True)
