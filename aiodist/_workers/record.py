@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from functools import lru_cache
 from itertools import count
 from typing import Final, NamedTuple
 
@@ -53,11 +54,10 @@ FLOAT64: Final = 1
 _HEADER: Final = struct.Struct("<16sBBQQ6xQ")
 _HEAD: Final = struct.Struct("<16sBBQQ")
 _SIZE: Final = _HEADER.size + PAYLOAD
-_LEAST: Final = 134
-_COMPARED: Final = slice(0, 33)
-_COMPLEMENT: Final = slice(33, 66)
-_LEAST_NOTICE, _GREATEST_NOTICE, _FIRST = 66, 67, 68
-_FREE: Final = slice(69, 133)
+_COMPARED: Final = struct.Struct("<16sBQQ")
+_LEAST: Final = struct.Struct("<33s33sBBB64sx")
+_PARTS: Final = (slice(0, 16), slice(16, 17), slice(17, 25), slice(25, 33))
+_COMPLEMENTS: Final = bytes(range(255, -1, -1))
 _MOST: Final = 255
 
 Callers = tuple[int, int]
@@ -117,8 +117,8 @@ class RecordBuffers:
     def __init__(self, rank: int, size: int) -> None:
         self._rank = rank
         self.in_full = size <= MOST_IN_FULL
-        self._own = np.zeros(_SIZE if self.in_full else _LEAST, np.uint8)
-        self._all = np.zeros(_SIZE * size if self.in_full else _LEAST, np.uint8)
+        self._own = np.zeros(_SIZE if self.in_full else _LEAST.size, np.uint8)
+        self._all = np.zeros(_SIZE * size if self.in_full else _LEAST.size, np.uint8)
         self._view = self._own.data
         self._begins = range(0, _SIZE * size, _SIZE)
         self._record = Record(b"")
@@ -137,15 +137,13 @@ class RecordBuffers:
         return communicator.iallgather(self._own, self._all)
 
     def _write_least(self, record: Record) -> None:
-        own = self._own
-        compared = record.digest + bytes([record.flags]) + struct.pack("<QQ", *record.callers)
-        own[_COMPARED] = np.frombuffer(compared, np.uint8)
-        np.invert(own[_COMPARED], out=own[_COMPLEMENT])
+        compared = _COMPARED.pack(record.digest, record.flags, *record.callers)
+        complement = compared.translate(_COMPLEMENTS)
         if record.notice is Notice.JOINED:
-            own[_COMPARED] = own[_COMPLEMENT] = _MOST
-        own[_LEAST_NOTICE], own[_GREATEST_NOTICE] = record.notice, _MOST - record.notice
-        own[_FIRST] = record.flags if self._rank == 0 else _MOST
-        own[_FREE] = np.unpackbits(np.frombuffer(record.free.to_bytes(8, "little"), np.uint8), bitorder="little")
+            compared = complement = bytes([_MOST]) * _COMPARED.size
+        notices = record.notice, _MOST - record.notice
+        first = record.flags if self._rank == 0 else _MOST
+        _LEAST.pack_into(self._view, 0, compared, complement, *notices, first, _byte_each(record.free))
 
     def read(self) -> Found:
         """Return what all records say; the exchange is complete."""
@@ -171,18 +169,18 @@ class RecordBuffers:
         return True
 
     def _read_least(self) -> Found:
-        whole = self._all
-        least, greatest = int(whole[_LEAST_NOTICE]), _MOST - int(whole[_GREATEST_NOTICE])
-        same = whole[_COMPARED] == ~whole[_COMPLEMENT]
-        agreement = _agreement(least, greatest, bool(same[:16].all()))
-        digest = self._record.digest if agreement is Agreement.ALL_JOINED else whole[:16].tobytes()
-        nearest, two = (0 if same[at : at + 8].all() else next(self._numbers) for at in (17, 25))
-        return Found(agreement, digest, int(whole[_FIRST]), bool(same[16]), (nearest, two))
+        compared, complement, least, greatest, first, self._found = _LEAST.unpack(self._all.tobytes())
+        most = complement.translate(_COMPLEMENTS)
+        digests_alike, flags_alike, *callers_alike = (compared[part] == most[part] for part in _PARTS)
+        agreement = _agreement(least, _MOST - greatest, digests_alike)
+        digest = self._record.digest if agreement is Agreement.ALL_JOINED else compared[:16]
+        nearest, two = (0 if alike else next(self._numbers) for alike in callers_alike)
+        return Found(agreement, digest, first, flags_alike, (nearest, two))
 
     def free(self) -> int:
         """Return the channels that all workers have free, a bit each; `read` has been called."""
         if not self.in_full:
-            return int.from_bytes(np.packbits(self._all[_FREE], bitorder="little").tobytes(), "little")
+            return sum(1 << channel for channel, is_free in enumerate(self._found) if is_free)
         found = ALL_FREE
         for begin in self._begins:
             found &= _HEADER.unpack_from(self._found, begin)[-1]
@@ -192,6 +190,11 @@ class RecordBuffers:
         """Return the first bytes of each worker's payload, by rank; `read` has been called, and all are received."""
         whole, skip = memoryview(self._found), _HEADER.size
         return [whole[begin + skip : begin + skip + count] for begin, count in zip(self._begins, counts, strict=True)]
+
+
+@lru_cache(maxsize=256)
+def _byte_each(free: int) -> bytes:
+    return bytes(free >> channel & 1 for channel in range(64))
 
 
 def _agreement(least: int, greatest: int, digests_alike: bool) -> Agreement:
