@@ -35,11 +35,10 @@ def executor(
         absent: those that have joined, and take part with nothing.
         accumulate: as in `aiodist_kernels.reduce`.
         devices: by position, the replicas' logical devices, on whose streams arrays may have been made.
-        targets: the GPUs that get a result each, instead of those that contribute; for another framework's arrays on
-            the host they say only how many there are.
+        targets: the GPUs that get a result each of arrays on GPUs, instead of those that contribute.
     """
     if collective.spec is not None and has_device_arrays(collective.spec.marks):
         from aiodist._collectives.device import DeviceExecutor  # loaded where there are arrays on GPUs
 
         return DeviceExecutor(collective, size, absent, accumulate, devices, targets)
-    return HostExecutor(collective, size, absent, accumulate, None if targets is None else len(targets))
+    return HostExecutor(collective, size, absent, accumulate)

@@ -182,7 +182,6 @@ class HostExecutor:
         size: how many positions there are.
         absent: those that take part with nothing.
         accumulate: as in `aiodist_kernels.reduce`.
-        takers: how many get a result each, instead of those that take part.
 
     Attributes:
         shared: one result serves all; else there is a list of results by position, with None for those that are absent
@@ -196,13 +195,10 @@ class HostExecutor:
         size: int,
         absent: Sequence[int] = (),
         accumulate: Accumulate = "native",
-        takers: int | None = None,
     ) -> None:
         kind, spec = collective.kind, collective.spec
         self.size = size
         self.positions = [position for position in range(size) if position not in absent]
-        self._takers: Sequence[int] = self.positions if takers is None else range(takers)
-        self._results = size if takers is None else takers
         self.op = collective.op
         self.accumulate: Accumulate = accumulate
         self.single = spec is not None and spec.single
@@ -347,12 +343,12 @@ class HostExecutor:
         if self.shared:
             leaves = [results[0] for results in by_leaf]
             return leaves[0] if self.single else leaves
-        places = [place for place, position in enumerate(self._takers) if position not in outs]
+        places = [place for place, position in enumerate(self.positions) if position not in outs]
         columns = [self._each(leaf.mark, results, places) for leaf, results in zip(self.leaves, by_leaf, strict=True)]
         rows: Iterable[Sequence[Any]] = zip(*columns, strict=True) if columns else [[]] * len(places)
-        found: list[Any] = [None] * self._results
+        found: list[Any] = [None] * self.size
         for place, row in zip(places, rows, strict=True):
-            found[self._takers[place]] = row[0] if self.single else list(row)
+            found[self.positions[place]] = row[0] if self.single else list(row)
         return found
 
     def _each(self, mark: LeafMark, results: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:

@@ -76,10 +76,12 @@ class Operation(NamedTuple):
     operand: Callable[[Any], Operand | None]
     op: ReduceOp | None = None
     accumulate: Accumulate = "native"
+    along_axes: bool = False  # beside over the replicas
 
     def collective(self, operands: Sequence[Operand]) -> Collective:
         """Return what is to be carried out for operands."""
         shapes, dtypes, marks = zip(*[operand[1:4] for operand in operands], strict=True)
+        marks = tuple([None if isinstance(mark, HostType) else mark for mark in marks])  # NumPy's, until they are given
         detail: Any = 0 if self.kind.detail is Detail.SOURCE else None
         if self.kind.detail is Detail.AXIS:
             detail = tuple([axis for operand in operands for axis in operand.axes or ()])
@@ -116,7 +118,7 @@ def reduction(op: ReduceOp, axis: Any, replicas: Sequence[int], accumulate: Accu
         kernels.result_dtype(op, dtypes[0])
         return _along(_axes(axis, len(shapes[0])), axis, shapes, dtypes, mark, arrays, replicas)
 
-    return Operation(ALL_REDUCE, operand, op, accumulate)
+    return Operation(ALL_REDUCE, operand, op, accumulate, axis is not None)
 
 
 def gathering(axis: Any, replicas: Sequence[int], *, bare: bool = False) -> Operation:
@@ -265,13 +267,6 @@ def _along(
     return Operand(arrays, common, dtypes[0], mark, axes)
 
 
-Targets: TypeAlias = tuple[int, ...]
-"""The GPUs that get a result each; -1 stands for the host."""
-
-_HOST = -1
-_SHARED = (str, type(None))
-"""The types of the marks of leaves whose results NumPy can share."""
-
 _LOOKS = 3
 """Turns of the event loop in which it looks whether the devices are done, before a thread waits for them."""
 
@@ -311,15 +306,11 @@ class Combination:
             self._goals += [None if destinations is None else destinations[number]] * len(leaves)
         described = enumerate(map(operation.operand, self._leaves))
         self.operands = {place: operand for place, operand in described if operand is not None}
-        self._targets = {
-            place: self._of_each(place) for place, each in self.operands.items() if not isinstance(each.mark, _SHARED)
-        }
+        self._targets = {place: self._gpus(place) for place, operand in self.operands.items() if operand.on_gpus}
 
-    def _of_each(self, place: int) -> Targets:
-        """Return the targets of an operand whose results cannot be shared: of another framework."""
+    def _gpus(self, place: int) -> tuple[int, ...]:
+        """Return the GPUs that get a result each of an operand on GPUs."""
         goals = self._goals[place]
-        if not self.operands[place].on_gpus:
-            return (_HOST,) * (1 if goals is None else len(goals))
         if goals is None:
             return (self.operands[place].arrays[0].ordinal,)
         for name in goals:
@@ -333,40 +324,52 @@ class Combination:
     async def results(self, places: Iterable[int]) -> dict[int, Any]:
         """Carry it out for some of the operands; return their results by place, as `rebuilt` takes them."""
         await checkpoint()
-        along: list[int] = []
-        groups: dict[tuple[int, Targets | None], list[int]] = {}
+        if self._operation.along_axes:
+            return await self._reduced_along(list(places))
+        groups: dict[tuple[int, tuple[int, ...] | None], list[int]] = {}
         for place in places:
-            operand = self.operands[place]
-            if operand.axes is not None and self._operation.op is not None:
-                along.append(place)
-            else:
-                groups.setdefault((len(operand.arrays), self._targets.get(place)), []).append(place)
-        found = await self._reduced_along(along) if along else {}
-        works: list[tuple[list[int], Work]] = []
+            groups.setdefault((len(self.operands[place].arrays), self._targets.get(place)), []).append(place)
+        found: dict[int, Any] = {}
+        works: list[tuple[Work, Callable[[Any], dict[int, Any]]]] = []
         # What is made here at once comes before devices are put to work, for it may raise.
         for (size, targets), among in sorted(groups.items(), key=lambda group: group[0][1] is not None):
             operands = [self.operands[place] for place in among]
             collective, devices = self._operation.collective(operands), () if targets is None else self._devices
             carrier = executor(collective, size, (), self._operation.accumulate, devices, targets)
             result = carrier.run(values_of(operands))
-            if type(result) is Work:
-                works.append((among, result))
+            by_place = partial(self._by_place, among)
+            if type(result) is not Work:
+                found |= by_place(result)
+            elif targets is None:
+                works.append((result.then(by_place), dict))
             else:
-                found |= self._by_place(among, result)
+                works.append((result, by_place))
         if works:
             with CancelScope(shield=True):
-                for among, work in reversed(works):  # devices are at work already, threads are not
-                    found |= self._by_place(among, await _waited(work))
+                for work, finish in reversed(works):  # devices are at work already, threads are not
+                    found |= finish(await _waited(work))
             await checkpoint_if_cancelled()
         return found
 
     def _by_place(self, places: list[int], result: Any) -> dict[int, Any]:
-        """Return a collective's results by place: a list by target, or one for all."""
+        """Return a collective's results by place: another framework's as a list by target, NumPy's one for all."""
         if len(places) == 1:
             result = [result]
         elif places[0] in self._targets:
             result = map(list, zip(*result, strict=True))
-        return dict(zip(places, result, strict=True))
+        return self._given(dict(zip(places, result, strict=True)))
+
+    def _given(self, found: dict[int, Any]) -> dict[int, Any]:
+        """Give arrays on the host to their frameworks, as many as there are destinations."""
+        for place, result in found.items():
+            mark = self.operands[place].mark
+            if isinstance(mark, HostType):
+                found[place] = mark.give_each(result, self._count(place))
+        return found
+
+    def _count(self, place: int) -> int:
+        goals = self._goals[place]
+        return 1 if goals is None else len(goals)
 
     async def _reduced_along(self, places: Sequence[int]) -> dict[int, Any]:
         op, accumulate = self._operation.op, self._operation.accumulate
@@ -383,11 +386,7 @@ class Combination:
 
     async def lifted(self, places: Sequence[int], results: Sequence[Any]) -> dict[int, Any]:
         """Return results on the host by place, and those of other frameworks' operands as theirs, where they were."""
-        found = dict(zip(places, results, strict=True))
-        for place in places:
-            mark = self.operands[place].mark
-            if isinstance(mark, HostType):
-                found[place] = mark.give_each(found[place], len(self._targets[place]))
+        found = self._given(dict(zip(places, results, strict=True)))
         there = [place for place in places if self.operands[place].on_gpus]
         if there:
             from aiodist._collectives.device import bring_up, staged  # loaded where there are arrays on GPUs
@@ -412,8 +411,8 @@ class Combination:
             leaf = results[place]
         elif self._operation is COPY and isinstance(leaf, IndexedSlices):
             leaf = IndexedSlices(frozen(copied(leaf.values)), frozen(copied(leaf.indices)), leaf.dense_shape)
-        goals = self._goals[place]
-        each = leaf if place in self._targets else [leaf] * (1 if goals is None else len(goals))
+        is_list = place in results and isinstance(self.operands[place].mark, (HostType, DeviceType))
+        each = leaf if is_list else [leaf] * self._count(place)
         return each[0] if len(each) == 1 else Mirrored(each)
 
 
