@@ -526,12 +526,9 @@ class Run:
             certain = self.waiting_for_good()
             if self.span is not None and certain:
                 self.span.stuck(certain)
-            elif certain and (self.loop.pending() is not None or self._has_been_quiet()):
-                from aiodist._core.analysis import find_cycle
-
-                snapshot = self.snapshot(blocked=tuple(sorted(certain)))
-                if find_cycle(snapshot) and self._others_have_settled(certain):
-                    self.fail(_error_of(snapshot))
+            elif certain & suspects and (self.loop.pending() is not None or self._has_been_quiet()):
+                if self._others_have_settled(certain):
+                    self._end_by_deadlock(certain)
                     return
         took = time.perf_counter() - began
         self._not_before = self.now() + max(_PAUSE_SECONDS if suspects else 0.0, _PAUSE_PER_LOOK * took)
@@ -571,17 +568,20 @@ class Run:
         certain = self.waiting_for_good()
         waiting = {m.replica_id for slot in self.ledger.open_slots() for m in slot.group.members if m.has_posted(slot)}
         if certain & waiting:
-            from aiodist._runtime.inspection import look_at_loop
+            self._end_by_deadlock(certain)
 
-            graph = look_at_loop()
-            cycle = graph.cycle_text()
-            text = "\n".join([
-                f"{ids(certain)} wait for each other, and nothing else can wake them",
-                *(f"  {line}" for line in graph.lines(replicas_alone=True)[:_MOST_LINES]),
-                *([f"The cycle: {cycle}."] if cycle else []),
-            ])  # fmt: skip
-            among = tuple(sorted(certain))
-            self.fail(_error_of(self.snapshot(blocked=among, deadlocked=among, circle=text)))
+    def _end_by_deadlock(self, certain: set[int]) -> None:
+        from aiodist._runtime.inspection import look_at_loop
+
+        graph = look_at_loop()
+        cycle = graph.cycle_text()
+        text = "\n".join([
+            f"{ids(certain)} wait for each other, and nothing else can wake them",
+            *(f"  {line}" for line in graph.lines(replicas_alone=True)[:_MOST_LINES]),
+            *([f"The cycle: {cycle}."] if cycle else []),
+        ])  # fmt: skip
+        among = tuple(sorted(certain))
+        self.fail(_error_of(self.snapshot(blocked=among, deadlocked=among, circle=text)))
 
     # What is known of the replicas.
 

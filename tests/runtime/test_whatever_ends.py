@@ -121,7 +121,7 @@ def collected() -> Iterator[None]:
 @pytest.mark.usefixtures("collected")
 @pytest.mark.every_loop
 @pytest.mark.filterwarnings("ignore:replica . never awaited")
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1 << 32), replicas=st.integers(1, 5), alike=st.booleans())
 def test_whatever_replicas_do_ends(anyio_backend: Loop, seed: int, replicas: int, alike: bool) -> None:
     """They do the same where they are ``alike``; none of them waits for ever."""
