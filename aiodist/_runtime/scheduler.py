@@ -526,10 +526,9 @@ class Run:
             certain = self.waiting_for_good()
             if self.span is not None and certain:
                 self.span.stuck(certain)
-            elif certain & suspects and (self.loop.pending() is not None or self._has_been_quiet()):
-                if self._others_have_settled(certain):
-                    self._end_by_deadlock(certain)
-                    return
+            elif certain & suspects and self._no_timer_helps() and self._others_have_settled(certain):
+                self._end_by_deadlock(certain)
+                return
         took = time.perf_counter() - began
         self._not_before = self.now() + max(_PAUSE_SECONDS if suspects else 0.0, _PAUSE_PER_LOOK * took)
         if suspects:
@@ -548,8 +547,10 @@ class Run:
         running = (each.id for each in self.ledger.replicas if each.end is None)
         return certain.issuperset(running) or self.now() >= self._cycle_until
 
-    def _has_been_quiet(self) -> bool:
-        """Whether no replica has got further for a second: a timer that the event loop does not show may end a wait."""
+    def _no_timer_helps(self) -> bool:
+        """Whether the event loop shows its timers; where it does not, whether no replica has moved for a second."""
+        if self.loop.pending() is not None:
+            return True
         progress, now = self.ledger.progress(), self.now()
         if self._quiet is None or self._quiet[0] != progress:
             self._quiet = (progress, now)
