@@ -15,7 +15,7 @@ from aiodist._checking.blocking import BlockingWatch, HeldUp
 from aiodist._checking.explore import Exploration, NewLoop, explore, function_program, replay
 from aiodist._checking.loop import ControlledLoop
 from aiodist._checking.schedule import Schedule
-from aiodist._checking.statistics import Runs, Statistics
+from aiodist._checking.statistics import Statistics
 from aiodist._checking.target import Source, Target, TargetError, TargetExitError
 from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import observing
@@ -136,7 +136,7 @@ class _Subject:
             TargetExitError: it ended the process.
             Exception: what it raised.
         """
-        runs = self.statistics if self._is_first else Runs()
+        runs = self.statistics if self._is_first else Statistics(of_runs_alone=True)
         with ExitStack() as meanwhile:
             meanwhile.enter_context(observing(runs))
             if self._is_first:

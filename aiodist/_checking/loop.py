@@ -410,16 +410,12 @@ class ControlledLoop(asyncio.SelectorEventLoop):
     def _take(self, first: Step, choice: int) -> Step:
         """Put the first step back and take another out of the batch; run the callbacks that are before it."""
         batch = self._batch
-        if len(batch) == self._steps:
-            index = choice - 1 if choice > 0 else choice
-            chosen = batch[index]
-            del batch[index]
-            batch.appendleft(first)
-        else:
-            batch.appendleft(first)
-            index = [i for i, handle in enumerate(batch) if type(handle) is Step][choice]
-            chosen = batch[index]
-            del batch[index]
+        has_callbacks = len(batch) > self._steps
+        batch.appendleft(first)
+        index = [i for i, one in enumerate(batch) if type(one) is Step][choice] if has_callbacks else choice
+        chosen = batch[index]
+        del batch[index]
+        if has_callbacks:
             self._run_callbacks_before(index)
         assert isinstance(chosen, Step)
         return chosen

@@ -40,8 +40,8 @@ class Site:
     last: Counter[int] = field(default_factory=Counter)
 
 
-class Runs(Observer):
-    """An observer that counts a program's runs.
+class Statistics(Observer):
+    """An observer that counts a program's runs and, unless it is of runs alone, their collectives.
 
     Attributes:
         runs: how many runs of strategies there were.
@@ -50,13 +50,14 @@ class Runs(Observer):
         refusal: why a run was not allowed to begin; None when all were.
     """
 
-    of_runs_alone = True
-
-    def __init__(self) -> None:
+    def __init__(self, *, of_runs_alone: bool = False) -> None:
+        self.of_runs_alone = of_runs_alone
         self.runs = 0
         self.replicas = 0
         self.errors: list[CollectiveError] = []
         self.refusal: TargetError | None = None
+        self._clock: Callable[[], float] = float
+        self._sites: dict[tuple[str, CodeType, int], Site] = {}
 
     def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:
         """Count a run, unless its loop is not controlled: that is a `TargetError`."""
@@ -68,21 +69,11 @@ class Runs(Observer):
             raise self.refusal
         self.runs += 1
         self.replicas = max(self.replicas, len(run.ledger.replicas))
+        self._clock = run.clock
 
     def reported(self, run: ObservedRun, error: CollectiveError) -> None:  # noqa: ARG002
         """Note that replicas disagreed."""
         self.errors.append(error)
-
-
-class Statistics(Runs):
-    """An observer that counts the collectives of a program's runs as well."""
-
-    of_runs_alone = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._clock: Callable[[], float] = float
-        self._sites: dict[tuple[str, CodeType, int], Site] = {}
 
     @property
     def sites(self) -> list[Site]:
@@ -94,14 +85,9 @@ class Statistics(Runs):
         """How many collectives were completed."""
         return sum(site.times for site in self._sites.values())
 
-    def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:
-        """Count a run."""
-        super().run_begun(run, fn)
-        self._clock = run.clock
-
     def completed(self, slot: Any) -> None:
         """Count a collective."""
-        if slot.error is not None or slot.number < 0:
+        if self.of_runs_alone or slot.error is not None or slot.number < 0:
             return
         call, members = slot.call, slot.group.members
         key = call.kind, slot.code, slot.offset

@@ -33,7 +33,6 @@ from tests.faults.case import (
 from tests.faults.trainer import Trainer
 
 SIZES = (2, 5)
-FEW = (2, 3, 7)
 
 
 # Groups.
@@ -49,7 +48,7 @@ async def replica_0_comes_late(ctx: ReplicaContext, over: Any) -> AsyncIterator[
     await ctx.barrier()
 
 
-@cycle(1, sizes=FEW, says="name")
+@cycle(1, sizes=SIZES, says="name")
 async def group_of_another_name(ctx: ReplicaContext) -> None:
     group = ctx.new_group(everyone(ctx), name="expert" if odd(ctx) else "experts")
     await group.all_reduce(SUM, LOSS)  # named
@@ -61,25 +60,25 @@ async def group_of_other_members(ctx: ReplicaContext) -> None:
     await ctx.new_group(members, name="experts").all_reduce(SUM, LOSS)  # named
 
 
-@cycle(1, sizes=FEW, says="order")
+@cycle(1, sizes=SIZES, says="order")
 async def group_of_members_in_another_order(ctx: ReplicaContext) -> None:
     members = everyone(ctx)[::-1] if odd(ctx) else everyone(ctx)
     await ctx.new_group(members).all_reduce(SUM, LOSS)  # named
 
 
-@cycle(1, sizes=FEW, says="context")
+@cycle(1, sizes=SIZES, says="context")
 async def context_of_the_run_instead_of_the_group(ctx: ReplicaContext) -> None:
     group = ctx.new_group(everyone(ctx), name="experts")
     await (ctx if odd(ctx) else group).all_reduce(SUM, LOSS)  # named
 
 
-@cycle(1, sizes=FEW, says="context")
+@cycle(1, sizes=SIZES, says="context")
 async def context_of_the_group_instead_of_the_run(ctx: ReplicaContext) -> None:
     group = ctx.new_group(everyone(ctx), name="experts")
     await (group if odd(ctx) else ctx).all_reduce(SUM, LOSS)  # named
 
 
-@cycle(1, sizes=FEW, says="#1 of group 'experts'")
+@cycle(1, sizes=SIZES, says="#1 of group 'experts'")
 async def one_call_more_in_the_group(ctx: ReplicaContext) -> None:
     group = ctx.new_group(everyone(ctx), name="experts")
     for _ in range(2 if odd(ctx) else 1):
@@ -87,13 +86,13 @@ async def one_call_more_in_the_group(ctx: ReplicaContext) -> None:
     await ctx.barrier()  # named
 
 
-@incomplete(Reason.EXITED, 1, sizes=FEW, says="has not made group 'experts'", never="out of data")
+@incomplete(Reason.EXITED, 1, sizes=SIZES, says="has not made group 'experts'", never="out of data")
 async def member_does_not_make_the_group(ctx: ReplicaContext) -> None:
     if not odd(ctx):
         await ctx.new_group(everyone(ctx), name="experts").all_reduce(SUM, LOSS)  # named
 
 
-@mismatch(Reason.KIND, 1, sizes=FEW, says="group 'experts'")
+@mismatch(Reason.KIND, 1, sizes=SIZES, says="group 'experts'")
 async def another_kind_in_the_group(ctx: ReplicaContext) -> None:
     group = ctx.new_group(everyone(ctx), name="experts")
     await ctx.barrier()
@@ -103,7 +102,7 @@ async def another_kind_in_the_group(ctx: ReplicaContext) -> None:
         await group.all_reduce(SUM, LOSS)  # named
 
 
-@cycle(1, sizes=FEW)
+@cycle(1, sizes=SIZES)
 async def groups_of_all_in_another_order(ctx: ReplicaContext) -> None:
     rows, columns = (ctx.new_group(everyone(ctx), name=name) for name in ("rows", "columns"))
     if odd(ctx):
@@ -121,7 +120,7 @@ async def group_of_members_in_one_other_order(ctx: ReplicaContext) -> None:
     await group.barrier()
 
 
-@correct(sizes=FEW)
+@correct(sizes=SIZES)
 async def groups_that_others_do_not_make(ctx: ReplicaContext) -> None:
     if me(ctx) < 2:
         await ctx.new_group([0, 1], name="pair").all_reduce(SUM, LOSS)
@@ -131,7 +130,7 @@ async def groups_that_others_do_not_make(ctx: ReplicaContext) -> None:
 # Helpers in another file, trainers.
 
 
-@mismatch(Reason.CALL_SITE, 1, sizes=FEW, says="in the opposite order")
+@mismatch(Reason.CALL_SITE, 1, sizes=SIZES, says="in the opposite order")
 async def swapped_through_a_helper_of_another_file(ctx: ReplicaContext) -> None:
     for name in ("loss", "norm") if odd(ctx) else ("norm", "loss"):
         if name == "loss":
@@ -140,7 +139,7 @@ async def swapped_through_a_helper_of_another_file(ctx: ReplicaContext) -> None:
             await trainer.average(ctx, LOSS * 2)  # named
 
 
-@mismatch(Reason.KIND, 1, sizes=FEW, says="after_epoch")
+@mismatch(Reason.KIND, 1, sizes=SIZES, says="after_epoch")
 async def saves_after_an_epoch(ctx: ReplicaContext) -> None:
     async def save(epoch: int) -> None:
         if odd(ctx) and epoch == 1:
@@ -149,7 +148,7 @@ async def saves_after_an_epoch(ctx: ReplicaContext) -> None:
     await Trainer(ctx).fit(3, after_epoch=save)
 
 
-@mismatch(Reason.KIND, 1, sizes=FEW, says="left the loop")
+@mismatch(Reason.KIND, 1, sizes=SIZES, says="left the loop")
 async def skips_a_step_of_the_trainer(ctx: ReplicaContext) -> None:
     async def bad(step: int) -> bool:
         return odd(ctx) and step == 1
@@ -157,7 +156,7 @@ async def skips_a_step_of_the_trainer(ctx: ReplicaContext) -> None:
     await Trainer(ctx).fit(1, before_step=bad)
 
 
-@incomplete(Reason.EXITED, 1, sizes=FEW, says="trainer.py:36", never="drop the remainder")
+@incomplete(Reason.EXITED, 1, sizes=SIZES, says="trainer.py:36", never="drop the remainder")
 async def raises_out_of_the_trainer_and_returns(ctx: ReplicaContext) -> None:
     async def stop(step: int) -> bool:
         if odd(ctx) and step == 1:
@@ -168,7 +167,7 @@ async def raises_out_of_the_trainer_and_returns(ctx: ReplicaContext) -> None:
         await Trainer(ctx).fit(2, before_step=stop)
 
 
-@mismatch(Reason.REDUCE_OP, 1, sizes=FEW)
+@mismatch(Reason.REDUCE_OP, 1, sizes=SIZES)
 async def another_helper(ctx: ReplicaContext) -> None:
     if odd(ctx):
         await trainer.sum_and_max(ctx, LOSS)  # named
@@ -176,7 +175,7 @@ async def another_helper(ctx: ReplicaContext) -> None:
         await trainer.average(ctx, LOSS)  # named
 
 
-@mismatch(Reason.CALL_SITE, 1, sizes=FEW)
+@mismatch(Reason.CALL_SITE, 1, sizes=SIZES)
 async def swapped_through_a_helper_of_two_collectives(ctx: ReplicaContext) -> None:
     for step in (1, 0) if odd(ctx) else (0, 1):
         if step:
@@ -185,20 +184,20 @@ async def swapped_through_a_helper_of_two_collectives(ctx: ReplicaContext) -> No
             await trainer.sum_and_max(ctx, LOSS * 2)  # named
 
 
-@mismatch(Reason.KIND, 1, sizes=FEW)
+@mismatch(Reason.KIND, 1, sizes=SIZES)
 async def early_out_of_a_helper(ctx: ReplicaContext) -> None:
     values = [LOSS] * (1 if odd(ctx) else 2)
     await trainer.average_all(ctx, values)
     await ctx.barrier()  # named
 
 
-@mismatch(Reason.CALL_SITE, 1, sizes=FEW)
+@mismatch(Reason.CALL_SITE, 1, sizes=SIZES)
 async def deeper_recursion(ctx: ReplicaContext) -> None:
     await trainer.spread(ctx, 3 if odd(ctx) else 2)
     await ctx.all_reduce(SUM, LOSS)  # named
 
 
-@mismatch(Reason.SHAPE, 1, sizes=FEW)
+@mismatch(Reason.SHAPE, 1, sizes=SIZES)
 async def another_shape_through_a_decorated_function(ctx: ReplicaContext) -> None:
     @trainer.logged
     async def reduce(size: int) -> None:
@@ -207,14 +206,14 @@ async def another_shape_through_a_decorated_function(ctx: ReplicaContext) -> Non
     await reduce(2 if odd(ctx) else 3)
 
 
-@mismatch(Reason.KIND, 1, sizes=FEW)
+@mismatch(Reason.KIND, 1, sizes=SIZES)
 async def leaves_a_fence(ctx: ReplicaContext) -> None:
     async with trainer.fenced(ctx):
         if not odd(ctx):
             await ctx.all_reduce(SUM, LOSS)  # named
 
 
-@mismatch(Reason.KIND, 1, sizes=FEW, anyio=False)
+@mismatch(Reason.KIND, 1, sizes=SIZES, anyio=False)
 async def fewer_batches_of_a_generator(ctx: ReplicaContext) -> None:
     async for batch in trainer.batches(2 if odd(ctx) else 3):
         await ctx.all_reduce(SUM, batch)  # named
@@ -248,7 +247,7 @@ async def recursion_of_one_depth(ctx: ReplicaContext) -> None:
 # How replicas part in loops and under conditions.
 
 
-@incomplete(Reason.EXITED, 1, sizes=FEW, says="continue")
+@incomplete(Reason.EXITED, 1, sizes=SIZES, says="continue")
 async def continues_under_a_condition(ctx: ReplicaContext) -> None:
     for step in range(4):
         if odd(ctx) and step == 2:
@@ -257,7 +256,7 @@ async def continues_under_a_condition(ctx: ReplicaContext) -> None:
         await ctx.barrier()  # named
 
 
-@mismatch(Reason.KIND, 0, sizes=FEW, says="eplica 0 ma", never="left the loop")
+@mismatch(Reason.KIND, 0, sizes=SIZES, says="eplica 0 ma", never="left the loop")
 async def first_replica_saves_after_an_epoch(ctx: ReplicaContext) -> None:
     for _ in range(3):
         for _ in range(2):
@@ -266,7 +265,7 @@ async def first_replica_saves_after_an_epoch(ctx: ReplicaContext) -> None:
             await ctx.barrier()  # named
 
 
-@mismatch(Reason.KIND, 1, sizes=FEW, says="left the loop")
+@mismatch(Reason.KIND, 1, sizes=SIZES, says="left the loop")
 async def stops_early_by_its_own_loss(ctx: ReplicaContext) -> None:
     for step in range(5):
         if odd(ctx) and step == 3:
@@ -275,7 +274,7 @@ async def stops_early_by_its_own_loss(ctx: ReplicaContext) -> None:
     await ctx.barrier()  # named
 
 
-@mismatch(Reason.CALL_SITE, 1, sizes=FEW)
+@mismatch(Reason.CALL_SITE, 1, sizes=SIZES)
 async def another_arm_of_a_chain(ctx: ReplicaContext) -> None:
     kind = "a" if odd(ctx) else "c"
     if kind == "a":
@@ -286,12 +285,12 @@ async def another_arm_of_a_chain(ctx: ReplicaContext) -> None:
         await ctx.all_reduce(SUM, LOSS)  # named
 
 
-@mismatch(Reason.KIND, 1, sizes=FEW)
+@mismatch(Reason.KIND, 1, sizes=SIZES)
 async def one_line_of_two_calls(ctx: ReplicaContext) -> None:
     await (ctx.barrier() if odd(ctx) else ctx.all_reduce(SUM, LOSS))  # named
 
 
-@incomplete(Reason.EXITED, 1, sizes=FEW)
+@incomplete(Reason.EXITED, 1, sizes=SIZES)
 async def returns_inside_two_loops(ctx: ReplicaContext) -> None:
     for epoch in range(2):
         for step in range(3):
@@ -324,7 +323,7 @@ async def fail() -> None:
     raise ValueError("broken batch")  # raised
 
 
-@incomplete(Reason.ABANDONED, 1, sizes=FEW, anyio=False, says="ValueError", shared=asyncio.Event)
+@incomplete(Reason.ABANDONED, 1, sizes=SIZES, anyio=False, says="ValueError", shared=asyncio.Event)
 async def sibling_task_fails(ctx: ReplicaContext, over: asyncio.Event) -> None:
     async with replica_0_comes_late(ctx, over):
 
@@ -339,14 +338,14 @@ async def sibling_task_fails(ctx: ReplicaContext, over: asyncio.Event) -> None:
                     tasks.create_task(fail())
 
 
-@incomplete(Reason.ABANDONED, 1, sizes=FEW, anyio=False, says="wait_for", shared=asyncio.Event)
+@incomplete(Reason.ABANDONED, 1, sizes=SIZES, anyio=False, says="wait_for", shared=asyncio.Event)
 async def wait_for_one_collective(ctx: ReplicaContext, over: asyncio.Event) -> None:
     async with replica_0_comes_late(ctx, over):
         with suppress(TimeoutError):
             await asyncio.wait_for(ctx.all_reduce(SUM, LOSS), 0.05 if odd(ctx) else 60)  # named
 
 
-@incomplete(Reason.ABANDONED, 1, sizes=FEW, anyio=False, says="asyncio.timeout(", shared=asyncio.Event)
+@incomplete(Reason.ABANDONED, 1, sizes=SIZES, anyio=False, says="asyncio.timeout(", shared=asyncio.Event)
 async def timeout_around_a_helper(ctx: ReplicaContext, over: asyncio.Event) -> None:
     async with replica_0_comes_late(ctx, over):
         with suppress(TimeoutError):
@@ -354,7 +353,7 @@ async def timeout_around_a_helper(ctx: ReplicaContext, over: asyncio.Event) -> N
                 await trainer.average(ctx, LOSS)
 
 
-@incomplete(Reason.ABANDONED, 1, sizes=FEW, anyio=False, says="was cancelled out of", shared=asyncio.Event)
+@incomplete(Reason.ABANDONED, 1, sizes=SIZES, anyio=False, says="was cancelled out of", shared=asyncio.Event)
 async def task_cancelled_by_its_own_replica(ctx: ReplicaContext, over: asyncio.Event) -> None:
     async with replica_0_comes_late(ctx, over):
         task = asyncio.create_task(trainer.average(ctx, LOSS))
@@ -365,7 +364,7 @@ async def task_cancelled_by_its_own_replica(ctx: ReplicaContext, over: asyncio.E
             await task
 
 
-@incomplete(Reason.ABANDONED, 1, sizes=FEW, says="its sibling", shared=anyio.Event)
+@incomplete(Reason.ABANDONED, 1, sizes=SIZES, says="its sibling", shared=anyio.Event)
 async def sibling_fails_in_a_task_group_of_anyio(ctx: ReplicaContext, over: anyio.Event) -> None:
     async with replica_0_comes_late(ctx, over):
         with suppress(ExceptionGroup):
@@ -375,7 +374,7 @@ async def sibling_fails_in_a_task_group_of_anyio(ctx: ReplicaContext, over: anyi
                 await ctx.all_reduce(SUM, LOSS)  # named
 
 
-@incomplete(Reason.ABANDONED, 1, sizes=FEW, says="cancelled its scope", shared=anyio.Event)
+@incomplete(Reason.ABANDONED, 1, sizes=SIZES, says="cancelled its scope", shared=anyio.Event)
 async def scope_cancelled_by_a_sibling(ctx: ReplicaContext, over: anyio.Event) -> None:
     async with replica_0_comes_late(ctx, over), anyio.create_task_group() as tasks:
         if odd(ctx):
@@ -387,7 +386,7 @@ async def _cancel(tasks: Any) -> None:
     tasks.cancel_scope.cancel()
 
 
-@incomplete(Reason.ABANDONED, 1, sizes=FEW, anyio=False, never="time limit around")
+@incomplete(Reason.ABANDONED, 1, sizes=SIZES, anyio=False, never="time limit around")
 async def one_is_late_and_the_others_time_out(ctx: ReplicaContext) -> None:
     if odd(ctx):
         await asyncio.sleep(9)  # named
@@ -396,7 +395,7 @@ async def one_is_late_and_the_others_time_out(ctx: ReplicaContext) -> None:
     await ctx.barrier()
 
 
-@incomplete(Reason.ABANDONED, 1, sizes=FEW, anyio=False, shared=asyncio.Event)
+@incomplete(Reason.ABANDONED, 1, sizes=SIZES, anyio=False, shared=asyncio.Event)
 async def times_out_and_returns(ctx: ReplicaContext, over: asyncio.Event) -> None:
     if me(ctx) == 0:
         await over.wait()
@@ -408,7 +407,7 @@ async def times_out_and_returns(ctx: ReplicaContext, over: asyncio.Event) -> Non
         return
 
 
-@mismatch(Reason.KIND, 1, sizes=FEW, never="drop the remainder")
+@mismatch(Reason.KIND, 1, sizes=SIZES, never="drop the remainder")
 async def leaves_the_loop_by_an_exception(ctx: ReplicaContext) -> None:
     with suppress(ValueError):
         for step in range(3):
@@ -418,7 +417,7 @@ async def leaves_the_loop_by_an_exception(ctx: ReplicaContext) -> None:
     await ctx.barrier()  # named
 
 
-@incomplete(Reason.EXITED, 1, sizes=FEW, never="drop the remainder")
+@incomplete(Reason.EXITED, 1, sizes=SIZES, never="drop the remainder")
 async def swallows_and_returns(ctx: ReplicaContext) -> None:
     for step in range(3):
         try:
@@ -465,7 +464,7 @@ async def timeout_around_the_work_between(ctx: ReplicaContext) -> None:
 # Merges.
 
 
-@mismatch(Reason.MERGE_FN, 1, sizes=FEW)
+@mismatch(Reason.MERGE_FN, 1, sizes=SIZES)
 async def merges_by_another_lambda(ctx: ReplicaContext) -> None:
     if odd(ctx):
         await ctx.merge_call(lambda strategy: None)  # named
@@ -477,17 +476,17 @@ def _merge(strategy: Any, *args: Any, **more: Any) -> None:
     """Do nothing."""
 
 
-@mismatch(Reason.STRUCTURE, 1, sizes=FEW, says="positional")
+@mismatch(Reason.STRUCTURE, 1, sizes=SIZES, says="positional")
 async def merges_with_an_argument_less(ctx: ReplicaContext) -> None:
     await ctx.merge_call(_merge, args=(1.0,) if odd(ctx) else (1.0, 2.0))  # named
 
 
-@mismatch(Reason.STRUCTURE, 1, sizes=FEW, says="scale")
+@mismatch(Reason.STRUCTURE, 1, sizes=SIZES, says="scale")
 async def merges_with_a_keyword_less(ctx: ReplicaContext) -> None:
     await ctx.merge_call(_merge, kwargs={} if odd(ctx) else {"scale": 1.0})  # named
 
 
-@mismatch(Reason.KIND, 1, sizes=FEW)
+@mismatch(Reason.KIND, 1, sizes=SIZES)
 async def reduces_instead_of_merging(ctx: ReplicaContext) -> None:
     if odd(ctx):
         await ctx.all_reduce(SUM, LOSS)  # named
