@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 import threading
 from argparse import ArgumentParser, Namespace
@@ -13,7 +14,7 @@ from functools import partial
 
 import aiodist
 from aiodist._arrays.environment import completes_words, fix_hashes
-from aiodist._demos.interruption import INTERRUPTIONS, InterruptedRun
+from aiodist._demos.interruption import InterruptedRun
 from aiodist._tools.check import add_check
 from aiodist._tools.demo import add_demo
 from aiodist._tools.doctor import add_doctor
@@ -47,9 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unexpected arguments: -- {' '.join(own)}")
     if argv is None and checks:
         fix_hashes(arguments.hash_seed(arguments))
-    if argv is None and "handles_interruptions" in arguments:
-        INTERRUPTIONS.install()
     code = run(arguments)
+    if argv is None and code == Exit.INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # another Ctrl-C must not break into the end of the process
     if argv is None and checks:
         _leave_threads(code)
     return code

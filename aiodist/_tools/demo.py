@@ -39,13 +39,13 @@ def add_demo(commands: _SubParsersAction[ArgumentParser]) -> None:
     option("--seed", type=natural, metavar="N", default=0, help=same)
     each = "one device for each replica (default: CPU:0,CPU:1,...)"
     option("--devices", type=devices, metavar="NAME,NAME,...", help=each)
-    text.set_defaults(command=_run_text, handles_interruptions=True)
+    text.set_defaults(command=_run_text)
     mismatch = demos.add_parser(
         "mismatch",
         help="show the report on a program in which one replica takes another branch",
         description="Run a wrong program and print the report on it. The exit code is 0: showing it is the purpose.",
     )
-    mismatch.set_defaults(command=_run_mismatch, handles_interruptions=True)
+    mismatch.set_defaults(command=_run_mismatch)
 
 
 def _run_text(arguments: Namespace) -> int:

@@ -7,12 +7,10 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from aiodist._demos import interruption
-from aiodist._demos.interruption import Interruptions
 from aiodist._tools.cli import main
 from tests.tools.command import environment, in_terminal
 
@@ -21,41 +19,30 @@ LONG_RUN = ["demo", "text", "--steps", "1000000", "--replicas"]
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
 
-@pytest.fixture
-def interruptions(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interruptions]:
-    """Count this test's Ctrl-Cs alone."""
-    monkeypatch.setattr(interruption, "INTERRUPTIONS", own := Interruptions())
-    before = signal.getsignal(signal.SIGINT)
-    yield own
-    signal.signal(signal.SIGINT, before)
+def test_third_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
 
+    async def program(times: int) -> None:
+        for _ in range(times):
+            signal.raise_signal(signal.SIGINT)
 
-def test_first_ends_what_an_event_loop_runs_and_the_third_ends_all(
-    monkeypatch: pytest.MonkeyPatch, interruptions: Interruptions
-) -> None:
-    told: list[object] = []
-    monkeypatch.setattr("os._exit", told.append)
-    interruptions.cancel = lambda: told.append("cancelled")
-    for expected in (["cancelled"], ["cancelled"], ["cancelled", 130]):
-        interruptions.handle()
-        assert told == expected
-
-
-def test_first_without_an_event_loop_is_raised(interruptions: Interruptions) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        interruptions.handle()
+    for times, ended in ((1, []), (2, []), (3, [130])):
+        with pytest.raises(KeyboardInterrupt):
+            interruption.run(program, times)
+        assert codes == ended
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("replicas", ["1", "4"])
 def test_run_says_at_which_step_it_was_interrupted(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, interruptions: Interruptions, replicas: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, replicas: str
 ) -> None:
     def describe(_: float) -> str:
         signal.raise_signal(signal.SIGINT)
         return ""
 
     monkeypatch.setattr("aiodist._demos.text._bits", describe)
-    interruptions.install()
     assert main([*LONG_RUN, replicas]) == 130
     noun = "replica" if replicas == "1" else "replicas"
     told = rf"interrupted at step [12] of 1000000 on {replicas} {noun}; nothing was saved\n"
@@ -63,10 +50,9 @@ def test_run_says_at_which_step_it_was_interrupted(
 
 
 def test_interruption_before_the_first_step_says_so(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, interruptions: Interruptions
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aiodist._demos.text.load_topics", lambda: signal.raise_signal(signal.SIGINT))
-    interruptions.install()
     assert main([*LONG_RUN, "4"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 

@@ -20,7 +20,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
 
-from aiodist._demos.interruption import INTERRUPTIONS
 from aiodist._tools.launch import agent
 from aiodist._tools.launch.notes import Notes, SharedMemory
 
@@ -41,7 +40,6 @@ def follow(process: subprocess.Popen[bytes], notes: Notes) -> int:
         finally:
             job.end()
         if signal.SIGINT in signals:
-            INTERRUPTIONS.note()
             raise KeyboardInterrupt
         if signals:
             return 128 + signals[0]

@@ -45,7 +45,7 @@ def add_run(commands: _SubParsersAction[ArgumentParser]) -> None:
     run.add_argument("-m", action="store_true", help="PROGRAM is a module's name, as for python -m", dest="is_module")
     run.add_argument("program", metavar="PROGRAM", help="a Python file, or a module")
     run.add_argument("arguments", nargs=REMAINDER, metavar="...", help="its arguments")
-    run.set_defaults(command=_run, handles_interruptions=True)
+    run.set_defaults(command=_run)
 
 
 def _run(arguments: Namespace) -> int:
