@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far results are from the exact ones, in units of the last place, and what must be exact."""
+"""How far results of many buffers are from the exact ones, in units of the last place, and what must be exact."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.kernels.arrays import BFLOAT16, assert_same_bits
 
 HALVES = [np.dtype(np.float16), BFLOAT16]
 SINGLE = np.dtype(np.float32)
+SUM, MEAN = ReduceOp.SUM, ReduceOp.MEAN
 
 
 def positive(count: int, size: int, dtype: np.dtype) -> list[np.ndarray]:
@@ -20,50 +21,37 @@ def positive(count: int, size: int, dtype: np.dtype) -> list[np.ndarray]:
     return [generator.uniform(0.5, 1, size).astype(dtype) for _ in range(count)]
 
 
-def worst_error(result: np.ndarray, exact: np.ndarray) -> float:
-    """Return the greatest error in units of the last place of the exact value's binade."""
-    bits = ml_dtypes.finfo(result.dtype).nmant  # type: ignore[no-untyped-call]
-    unit = 2.0 ** (np.floor(np.log2(np.abs(exact))) - bits)
-    return float(np.max(np.abs(result.astype(np.float64) - exact) / unit))
-
-
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("count", [2, 64, 1024])
-@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN], ids=arrays.name)
-def test_half_precision_does_not_stagnate(op: ReduceOp, dtype: np.dtype, count: int) -> None:
-    buffers = positive(count, 200, dtype)
-    exact = np.sum([b.astype(np.float64) for b in buffers], axis=0) / (count if op is ReduceOp.MEAN else 1)
-    assert worst_error(reduce(op, buffers), exact) < 0.51
-
-
-@pytest.mark.parametrize("count", [2, 3, 64, 1024])
-def test_float32_mean_is_the_exact_one_rounded(count: int) -> None:
-    buffers = positive(count, 500, SINGLE)
-    exact = np.sum([b.astype(np.float64) for b in buffers], axis=0) / count
-    assert worst_error(reduce(ReduceOp.MEAN, buffers), exact) < 0.500001
+@pytest.mark.parametrize("count", [64, 1024])
+@pytest.mark.parametrize(
+    ("op", "dtype", "most"), [*[(op, dtype, 0.51) for op in (SUM, MEAN) for dtype in HALVES], (MEAN, SINGLE, 0.500001)]
+)
+def test_wide_accumulators_do_not_stagnate(op: ReduceOp, dtype: np.dtype, most: float, count: int) -> None:
+    buffers = positive(count, 300, dtype)
+    exact = np.sum([b.astype(np.float64) for b in buffers], axis=0) / (count if op is MEAN else 1)
+    bits = ml_dtypes.finfo(dtype).nmant  # type: ignore[no-untyped-call]
+    unit = 2.0 ** (np.floor(np.log2(np.abs(exact))) - bits)  # of the last place, in the exact value's binade
+    assert np.max(np.abs(reduce(op, buffers).astype(np.float64) - exact) / unit) < most
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, SINGLE], ids=str)
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 49, 1000])
+@pytest.mark.parametrize("count", [1, 3, 7, 49, 1000])
 def test_mean_of_identical_buffers_is_exact(dtype: np.dtype, count: int) -> None:
     buffer = arrays.values(1, (300,), dtype)
     if dtype == BFLOAT16:  # it has the range of its accumulator: the sum must not overflow
         buffer[np.abs(buffer.astype(np.float64)) > 2.0**100] = 1
-    assert_same_bits(reduce(ReduceOp.MEAN, [buffer] * count), buffer)
+    assert_same_bits(reduce(MEAN, [buffer] * count), buffer)
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, SINGLE], ids=str)
 def test_float64_accumulator_does_not_depend_on_order(dtype: np.dtype) -> None:
     buffers = positive(32, 400, dtype)
-    wanted = reduce(ReduceOp.SUM, buffers, accumulate="float64")
-    generator = np.random.default_rng(0)
-    for _ in range(20):
-        shuffled = [buffers[i] for i in generator.permutation(len(buffers))]
-        assert_same_bits(reduce(ReduceOp.SUM, shuffled, accumulate="float64"), wanted)
+    wanted = reduce(SUM, buffers, accumulate="float64")
+    for seed in range(5):
+        shuffled = [buffers[i] for i in np.random.default_rng(seed).permutation(len(buffers))]
+        assert_same_bits(reduce(SUM, shuffled, accumulate="float64"), wanted)
 
 
 def test_float64_accumulator_rounds_once_to_bfloat16() -> None:
     # 1 + 2**-8 lies half-way between two bfloat16 numbers, and 2**-40 more than float32 can hold above it.
     parts = [np.array([x, -x]).astype(BFLOAT16) for x in (1.0, 2.0**-8, 2.0**-40)]
-    result = reduce(ReduceOp.SUM, parts, accumulate="float64")
-    assert result.astype(float).tolist() == [1 + 2**-7, -1 - 2**-7]
+    assert reduce(SUM, parts, accumulate="float64").astype(float).tolist() == [1 + 2**-7, -1 - 2**-7]
