@@ -8,6 +8,7 @@ takes over half as long as compiling, and happens on the same thread.
 
 import os
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 from llvmlite import ir
@@ -91,6 +92,7 @@ def _fold_all(recipe: Recipe, width: int, *, streaming: bool) -> Any:
     return intrinsic(fold_all)
 
 
+@cache
 def _fence() -> Any:
     """Make `f()`: order streaming stores before whatever tells another thread of them."""
 
@@ -104,6 +106,7 @@ def _fence() -> Any:
     return intrinsic(fence)
 
 
+@cache
 def _give_way() -> Any:
     """Make `f()`: let the core run another thread, if one waits for it."""
     if not hasattr(os, "sched_yield"):
