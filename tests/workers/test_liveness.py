@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from aiodist._workers.layout import Hello, this_machine
+from aiodist._workers.layout import Hello
 from aiodist._workers.liveness import SILENT_SECONDS, SUSPICIOUS_SECONDS, Pulse, trouble
 
 
@@ -28,23 +26,6 @@ def test_worker_on_another_machine_has_a_minute_or_what_the_user_says(
     assert trouble(hello, silent) == told
     monkeypatch.setenv("AIODIST_LOST_SECONDS", "90")
     assert trouble(hello, silent) is None
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux shows whether a process is stopped")
-def test_stopped_process_of_this_machine_is_found_and_a_busy_one_is_not() -> None:
-    program = "import os, signal; print(flush=True); input(); os.kill(os.getpid(), signal.SIGSTOP); input()"
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        hello = Hello("1", ("CPU:0",), "host", this_machine(), process.pid)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdout.readline()
-        assert trouble(hello, 100) is None
-        process.stdin.write(b"\n")
-        process.stdin.flush()
-        while trouble(hello, SUSPICIOUS_SECONDS / 2) or trouble(hello, 100) is None:
-            assert process.poll() is None
-        assert trouble(hello, 100) == "is stopped: the system has halted its process"
-        process.kill()
 
 
 def test_pulse_tells_for_how_long_a_loop_is_silent_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
