@@ -74,16 +74,6 @@ class Waiter:
         return any(frame.f_code.co_qualname == "_Replicas.results" for frame in self.frames)
 
     @property
-    def rank(self) -> tuple[int, bool, str]:
-        """What waiters are ordered by: replicas by id, each before its child tasks, others last."""
-        return sys.maxsize if self.replica is None else self.replica.id, self.member is None, self.who
-
-    def waits_like(self, other: Waiter) -> bool:
-        """Whether both wait for the same thing in the same way, so that neither can end the other's wait."""
-        a, b = self.suspension, other.suspension
-        return a.kind is b.kind and a.what == b.what and bool(a.things) and a.things[0] is b.things[0]
-
-    @property
     def verb(self) -> str:
         """What it does."""
         if self.suspension.kind is Awaited.NOTHING:
@@ -95,6 +85,11 @@ class Waiter:
         """The place at which it waits, in brackets; empty where it is in no frame of the program."""
         location = self.suspension.location
         return f" ({place(location)})" if location is not None else ""
+
+
+def _rank(waiter: Waiter) -> tuple[int, bool, str]:
+    """Return what waiters are ordered by: replicas by id, each before its child tasks, others last."""
+    return sys.maxsize if waiter.replica is None else waiter.replica.id, waiter.member is None, waiter.who
 
 
 def look_at(task: Any) -> Waiter:
@@ -230,7 +225,7 @@ class WaitGraph:
 
     def __init__(self, tasks: Iterable[Any]) -> None:
         waiters = [look_at(task) for task in tasks]
-        self.waiters = sorted((w for w in waiters if not w.is_plumbing), key=lambda waiter: waiter.rank)
+        self.waiters = sorted((w for w in waiters if not w.is_plumbing), key=_rank)
         self._by_task = {id(waiter.task): waiter for waiter in self.waiters}
         self._by_replica = {id(w.member.replica): w for w in self.waiters if w.member is not None}
         self._of_slots: dict[int, tuple[Waiter, ...]] = {}
@@ -258,9 +253,10 @@ class WaitGraph:
         """Return others that have what a task waits for at hand, where nobody is certain to end the wait."""
         if waiter.suspension.kind not in _SHARED:
             return ()
-        users = self._users.get(id(waiter.suspension.things[0]), ())
-        others = (user for user in users if user is not waiter and not user.waits_for_a_run)
-        return tuple(user for user in others if not user.waits_like(waiter))
+        thing, what = waiter.suspension.things[0], waiter.suspension.what
+        users = [user for user in self._users.get(id(thing), ()) if user is not waiter and not user.waits_for_a_run]
+        alike = {id(user) for user in users if user.suspension.what == what and user.suspension.things[0] is thing}
+        return tuple(user for user in users if id(user) not in alike)  # who waits for the same alike cannot end it
 
     def _missing(self, slot: Any) -> tuple[Waiter, ...]:
         if slot.matched:

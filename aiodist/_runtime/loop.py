@@ -365,7 +365,7 @@ class SoloLoop:
 
     def __init__(self, merge: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
         self.clock = self.fine_clock = time.monotonic
-        self.merge = merge
+        self.merge = merge  # runs a merge function, in the await: in a task that can be cancelled
 
     def call_soon(self, fn: Callable[..., object], /, *args: Any) -> None:
         """Call ``fn`` now."""
@@ -373,22 +373,10 @@ class SoloLoop:
 
     call_plainly = call_soon_threadsafe = call_soon
 
-    def wake(self, slot: Rendezvous) -> None:
-        """Nobody waits."""
+    def wake(self, *_: object) -> None:
+        """Do nothing: nobody waits, nothing can be late, and there is no task to start, to cancel or to leave."""
 
-    wake_failed = wake
-
-    def call_at(self, at: float, fn: Callable[[], object]) -> None:
-        """Nothing can be late."""
-
-    def start_task(self, context: Context, fn: Callable[..., Any], *args: Any) -> None:
-        """Leave the merge function to the await, which is in a task that can be cancelled."""
-
-    def cancel(self) -> None:
-        """There is no task to cancel."""
-
-    def close(self) -> None:
-        """There is nothing to leave behind."""
+    wake_failed = call_at = start_task = cancel = close = wake
 
 
 def new_loop(tasks: TaskGroup) -> AsyncioLoop | TrioLoop:

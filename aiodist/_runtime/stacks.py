@@ -32,6 +32,10 @@ _ENDS = frozenset(
 )
 _MOST_FRAMES = 32
 _WITH_FRAMES = (CoroutineType, GeneratorType, AsyncGeneratorType)
+_OPAQUE = (
+    *("FutureIter", "coroutine_wrapper", "anext_awaitable"),
+    *("async_generator_asend", "async_generator_athrow"),
+)
 
 
 class Link(NamedTuple):
@@ -101,20 +105,10 @@ def _runs(generator: AsyncGeneratorType[Any, Any]) -> bool:
 
 def _behind(awaitable: Any) -> Any:
     """Return the one thing with frames, or the future, that an opaque iterator or wrapper stands for."""
-    if not _is_opaque(awaitable):
+    if type(awaitable).__name__ not in _OPAQUE:
         return None
     found = [one for one in gc.get_referents(awaitable) if isinstance(one, _WITH_FRAMES) or hasattr(one, "get_loop")]
     return found[0] if len(found) == 1 else None
-
-
-def _is_opaque(awaitable: Any) -> bool:
-    return type(awaitable).__name__ in {
-        "FutureIter",
-        "coroutine_wrapper",
-        "async_generator_asend",
-        "async_generator_athrow",
-        "anext_awaitable",
-    }
 
 
 def _running_above(frame: FrameType) -> list[FrameType]:
