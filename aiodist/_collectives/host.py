@@ -220,7 +220,7 @@ class HostExecutor:
             self._quick = self._quick_way(collective)
             if self.is_small:
                 self.run = self._quick
-        elif self.shared and self.single and not absent and self.op is None and marks == {LeafType.NUMPY_ARRAY}:
+        elif self.shared and not absent and self.op is None and marks == {LeafType.NUMPY_ARRAY}:
             self.run = self._copied
 
     def _nothing(self, spec: Spec | None) -> Callable[..., Any]:
@@ -283,10 +283,13 @@ class HostExecutor:
         return (self.general if policy.blocks(cost) else self._quick)(values, outs)
 
     def _copied(self, values: Sequence[Any], outs: Outs | None = None) -> Any:
-        """Carry out an all_gather or a broadcast of an array."""
-        if sum([array.nbytes for array in values]) >= LOOK_FROM:
+        """Carry out an all_gather or a broadcast of arrays."""
+        columns = [values] if self.single else list(zip(*values, strict=True))
+        if sum([array.nbytes for column in columns for array in column]) >= LOOK_FROM:
             return self.general(values, outs)
-        return frozen(made(self.leaves[0].plan.results[0], values, self.size))
+        pairs = zip(self.leaves, columns, strict=True)
+        leaves = [frozen(made(leaf.plan.results[0], column, self.size)) for leaf, column in pairs]
+        return leaves[0] if self.single else leaves
 
     def general(self, values: Sequence[Any], outs: Outs | None = None) -> Any:
         """Carry it out.

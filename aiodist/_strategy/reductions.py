@@ -306,7 +306,9 @@ class Combination:
             self._goals += [None if destinations is None else destinations[number]] * len(leaves)
         described = enumerate(map(operation.operand, self._leaves))
         self.operands = {place: operand for place, operand in described if operand is not None}
-        self._targets = {place: self._gpus(place) for place, operand in self.operands.items() if operand.on_gpus}
+        foreign = HostType, DeviceType
+        self._foreign = {place for place, operand in self.operands.items() if isinstance(operand.mark, foreign)}
+        self._targets = {place: self._gpus(place) for place in self._foreign if self.operands[place].on_gpus}
 
     def _gpus(self, place: int) -> tuple[int, ...]:
         """Return the GPUs that get a result each of an operand on GPUs."""
@@ -361,15 +363,11 @@ class Combination:
 
     def _given(self, found: dict[int, Any]) -> dict[int, Any]:
         """Give arrays on the host to their frameworks, as many as there are destinations."""
-        for place, result in found.items():
-            mark = self.operands[place].mark
+        for place in self._foreign.intersection(found):
+            mark, goals = self.operands[place].mark, self._goals[place]
             if isinstance(mark, HostType):
-                found[place] = mark.give_each(result, self._count(place))
+                found[place] = mark.give_each(found[place], 1 if goals is None else len(goals))
         return found
-
-    def _count(self, place: int) -> int:
-        goals = self._goals[place]
-        return 1 if goals is None else len(goals)
 
     async def _reduced_along(self, places: Sequence[int]) -> dict[int, Any]:
         op, accumulate = self._operation.op, self._operation.accumulate
@@ -405,14 +403,14 @@ class Combination:
         return [each.unflatten(islice(leaves, each.num_leaves)) for each in self._structures]
 
     def _rebuilt_leaf(self, place: int, leaf: Any, results: Mapping[int, Any]) -> Any:
+        result, goals = results.get(place, leaf), self._goals[place]
+        if goals is None:
+            return result[0] if place in self._foreign else result
         if leaf is None:
             return None
-        if place in results:
-            leaf = results[place]
-        elif self._operation is COPY and isinstance(leaf, IndexedSlices):
-            leaf = IndexedSlices(frozen(copied(leaf.values)), frozen(copied(leaf.indices)), leaf.dense_shape)
-        is_list = place in results and isinstance(self.operands[place].mark, (HostType, DeviceType))
-        each = leaf if is_list else [leaf] * self._count(place)
+        if self._operation is COPY and isinstance(result, IndexedSlices):
+            result = IndexedSlices(frozen(copied(leaf.values)), frozen(copied(leaf.indices)), leaf.dense_shape)
+        each = result if place in self._foreign else [result] * len(goals)
         return each[0] if len(each) == 1 else Mirrored(each)
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist import IndexedSlices
 from aiodist._collectives import kinds, workers
-from aiodist._collectives.host import fold_slices
 from aiodist._collectives.kinds import Collective
 from aiodist._collectives.transfers import Members, Reduction
 from aiodist._collectives.workers import WorkerPlan
@@ -105,25 +102,6 @@ def test_integers_of_many_workers_are_exact(op: ReduceOp, monkeypatch: pytest.Mo
     asked = Collective(kinds.ALL_REDUCE, op, None, spec_of(values[0]))
     for results in over_workers(asked, [[4], [0, 2], [1, 3]], values, random.Random(0)):
         assert results == [reduce_numbers(op, column) for column in columns]
-
-
-@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN])
-@pytest.mark.parametrize("ids", [[[0], [1], [2]], [[0, 2], [1]], [[0, 1, 2]]], ids=str)
-def test_rows_by_index_are_combined_as_on_one_machine(op: ReduceOp, ids: list[list[int]]) -> None:
-    slices = [
-        IndexedSlices(arrays.values(i, (i + 1, 2), np.dtype(ml_dtypes.bfloat16)), np.arange(i + 1) % 2, (4, 2))
-        for i in range(3)
-    ]
-    values: list[Any] = [[slices[i], np.full(2, i, SINGLE), float(i)] for i in range(3)]
-    asked = Collective(kinds.ALL_REDUCE, op, None, spec_of(values[0]))
-    with np.errstate(all="ignore"):
-        wanted = fold_slices(op, slices)
-        found = over_workers(asked, ids, values, random.Random(0))
-    for rows, array, number in found:
-        assert rows.indices.tolist() == wanted.indices.tolist()
-        assert_same_bits(rows.values, wanted.values)
-        assert rows.dense_shape == (4, 2)
-        assert array[0] == number == reduce_numbers(op, [0.0, 1.0, 2.0])
 
 
 @pytest.mark.parametrize("large", [False, True])
