@@ -42,10 +42,7 @@ _ENOUGH_SHARED_MEMORY: Final = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One finding: what was looked at, what was found, and what to do about it, if anything.
-
-    If `needed`, aiodist does not work properly until that is done.
-    """
+    """What was looked at, what was found, and what to do about it; if `needed`, aiodist does not work until then."""
 
     name: str
     value: str
@@ -104,10 +101,7 @@ def _kernels() -> Row:
         return Row("kernels", f"Numba does not load: {error}", "pip install --upgrade numba", needed=True)
     if is_ready(spec):
         return Row("kernels", "compile")
-    return Row(
-        "kernels",
-        "not used: on this processor their bits differ from NumPy's, which is used instead",
-    )
+    return Row("kernels", "not used: on this processor their bits differ from NumPy's, which is used instead")
 
 
 def gpu_rows() -> Iterator[Row]:
@@ -172,11 +166,8 @@ def _mpiexec(library: str) -> Row:
 
 
 def library_of_mpi4py() -> str:
-    """Return the name and version of the library that mpi4py loads, e.g. ``MPICH Version: 5.0``; empty if none.
-
-    This runs in a separate process, because a library that does not load may end its process.
-    """
-    command = [sys.executable, "-c", _PRINT_MPI]
+    """Return the name and version of the library that mpi4py loads, e.g. ``MPICH Version: 5.0``; empty if none."""
+    command = [sys.executable, "-c", _PRINT_MPI]  # a library that does not load may end its process
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_MPI_SECONDS)  # noqa: S603
     except (subprocess.SubprocessError, OSError):

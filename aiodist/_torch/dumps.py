@@ -110,14 +110,13 @@ class Dump:
     """What one rank has issued.
 
     Attributes:
-        rank: whose dump it is, by the file's name.
-        file: the file.
+        rank, file: whose dump it is, by the file's name.
         is_json: it is JSON, which has no frames.
-        backends: the backends that have issued the calls.
+        backends: those that have issued the calls.
         groups: the process groups that it knows, by name.
-        calls: what it has issued, by group and sequence number.
+        calls: by group and sequence number.
         messages: the sends and receives that have not ended.
-        last: its newest call, and the group of that; None where there is none.
+        last: its newest call, and the group of that.
         dropped: older calls are no longer in it.
         newest: when its newest call was made, in nanoseconds since 1970.
     """

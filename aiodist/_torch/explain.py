@@ -38,9 +38,9 @@ class Explanation:
     """What the dumps of a job say.
 
     Attributes:
-        report: what is wrong, in ranks; None where nobody waits and all calls agree.
+        report: what is wrong; None where nobody waits and all calls agree.
         waiting: where ranks wait, a line a process group, where that is more than one.
-        notes: what else the dumps say, and what they cannot show, as sentences.
+        notes: what else the dumps say, and what they cannot show.
         known: the ranks that have a dump.
     """
 

@@ -182,17 +182,10 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         rows: bool = True,
         result: Sequence[Tensor] | None = None,
     ) -> RankWork:
-        """Post a collective.
+        """Post a collective, with the tensors whose shapes and dtypes must agree, what is read, and what is written.
 
-        Args:
-            kind: which.
-            compared: the tensors whose shapes and dtypes must agree.
-            inputs: those that are read.
-            outputs: those that are written.
-            op: the reduce op, or options that have it.
-            root: the root's rank in the group.
-            rows: whether sizes along axis 0 must agree, too.
-            result: what the future is to have; None for the outputs.
+        `op` is the reduce op, or options that have it; `root` is the root's rank in the group; without `rows`, sizes
+        along axis 0 may differ. The future has `result`; None: the outputs.
         """
         group = self._member.group
         name = None if op is None else op_name(getattr(op, "reduceOp", op))

@@ -124,9 +124,6 @@ class Job:
     """One run of a script's ranks.
 
     Attributes:
-        size: how many ranks there are.
-        ranks: the ranks.
-        ledger: the order check.
         error: why the job cannot go on; None while it can.
         stores: what ranks have stored, by what they know the store by.
         kept: what C++ calls back, and which must be there as long as the job.
@@ -156,11 +153,7 @@ class Job:
         self.observer.run_begun(self, SimpleNamespace(__qualname__=name))  # type: ignore[arg-type]
 
     def rank(self) -> int:
-        """Return the rank that calls.
-
-        Raises:
-            RuntimeError: it is none, for example a process that the script has started.
-        """
+        """Return the rank that calls; a process that the script has started is none."""
         rank = self.ranks.current()
         if rank is None:
             raise RuntimeError("torch.distributed is used outside of the ranks that aiodist check runs")

@@ -1,8 +1,7 @@
 """What each collective asks for, and what it computes.
 
-A `Contribution` is what one rank contributes: the call that is compared, the tensors that are read, and those that are
-written. `compute` carries a collective out on all ranks' contributions once every rank has come. Reductions are left
-folds in the order of ranks, in the tensors' own dtype.
+`compute` carries a collective out on all ranks' contributions once every rank has come. Reductions are left folds in
+the order of ranks, in the tensors' own dtype.
 """
 
 from __future__ import annotations
@@ -22,13 +21,9 @@ Tensor: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What a rank contributes to a collective.
+    """What a rank contributes to a collective: the call, the tensors that are read, and those that are written.
 
-    Attributes:
-        call: what it asks for.
-        inputs: the tensors that are read.
-        outputs: the tensors that are written; often the same.
-        root: the root's rank in the group; -1 where there is none.
+    `root` is the root's rank in the group; -1 where there is none.
     """
 
     call: Call
@@ -51,13 +46,8 @@ def call(
 ) -> Call:
     """Return the call of a collective; equal ones are one object.
 
-    Args:
-        kind: what is called.
-        tensors: those whose shapes and dtypes must agree.
-        op: the reduce op.
-        root: the root's rank in the job.
-        rows: whether sizes along axis 0 must agree, too.
-        role: what this side of it is called, where sides differ.
+    Shapes and dtypes of the tensors must agree, but for sizes along axis 0 without `rows`. `root` is the root's rank in
+    the job, `role` what this side is called, where sides differ.
     """
     shapes = tuple(tuple(t.shape) if rows or not t.dim() else (None, *t.shape[1:]) for t in tensors)
     dtypes = tuple(str(t.dtype).removeprefix("torch.") for t in tensors)

@@ -42,12 +42,10 @@ class Ranks:
     """The threads of a program's ranks.
 
     Attributes:
-        size: how many there are.
         changes: the differences from the default order, so far.
         points: how many points there have been.
         holder: the rank that has the baton; None before the first has it.
         threads: by rank, its thread's identity, once it runs.
-        ended: the ranks that have ended.
         refused: what could not be done for a thread that a rank has started; empty if nothing.
     """
 

@@ -44,13 +44,7 @@ _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What came of a check.
-
-    Attributes:
-        request: what was run.
-        outcome: how the last run ended, or the one with the fewest changes that ended like it.
-        schedules: how many schedules were run.
-    """
+    """What came of a check: how its last schedule ended, or the one with the fewest changes that ended like it."""
 
     request: Request
     outcome: Outcome

@@ -26,16 +26,9 @@ _OWN = str(Path(__file__).parent)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be run, and how.
+    """What is to be run, and how: schedules are those that the seed gives, or the one to replay.
 
-    Attributes:
-        script: the file.
-        arguments: its own, as on its command line.
-        ranks: on how many ranks.
-        seed: of schedules and random numbers.
-        replay: the one schedule to run; None for those that the seed gives.
-        seconds: how long a run may take.
-        cpu: whether CUDA devices are taken for the CPU.
+    With `cpu`, CUDA devices are taken for the CPU.
     """
 
     script: str
@@ -55,11 +48,11 @@ class Outcome:
         kind: ``agreed``, ``disagreed``, ``failed`` (an exception of the script's own), ``exited`` (with another code
             than 0), ``timeout`` or ``crashed``.
         text: what a person is to read of it.
-        report: the report of ranks that disagreed, as a dict; None where there is none.
+        report: of ranks that disagreed, as a dict.
         collectives: how many were completed.
         points: how many there were at which another rank could have gone on.
         schedule: how to repeat it.
-        notes: what was taken for what, and what else a person should know.
+        notes: what else a person should know.
     """
 
     kind: str
@@ -97,7 +90,6 @@ class _Run:
         self.process = Process(self.ranks, [request.script, *request.arguments], self._environment, self.seed)
 
     def run(self) -> Outcome:
-        """Run it."""
         try:
             self.code = compile(self.script.read_bytes(), str(self.script), "exec")
         except (SyntaxError, ValueError) as error:

@@ -21,16 +21,7 @@ _STATUS = {None: 0, "incomplete": 2}
 
 
 def write_page(trace: TraceFile, name: str, path: Path) -> None:
-    """Write a trace as a page, which is complete or absent.
-
-    Args:
-        trace: the trace.
-        name: what to call it.
-        path: where to write it.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a trace as a page of that name, which is complete or absent; raise an OSError if it cannot be written."""
     with AtomicFile(path) as file:
         file.write(page_of(trace, name))
 

@@ -32,14 +32,9 @@ class Function(NamedTuple):
 
 @dataclass(slots=True)
 class TracedRun:
-    """One run.
+    """One run: its number from 1, its function's name, its lanes, and by replica id what became of the function.
 
-    Attributes:
-        number, name: its number in the trace, from 1, and its function's name.
-        pid: the lanes that it uses.
-        begin, end: when it began and ended.
-        functions: by replica id, what became of its function.
-        report: of a run whose replicas disagreed: at, error, reason, number, suspects, text.
+    The report of a run whose replicas disagreed has at, error, reason, number, suspects and text.
     """
 
     number: int
@@ -52,14 +47,9 @@ class TracedRun:
 
 
 class Arrival(NamedTuple):
-    """What one replica did in a collective.
+    """What one replica did in a collective: when it called, awaited and resumed, and how long it waited for others.
 
-    Attributes:
-        replica: its id.
-        text: the kind of collective it asked for, the call, and its place.
-        nbytes: the bytes of its input.
-        issued, awaited, resumed: when it called, awaited, and resumed.
-        wait: how long it waited for the others.
+    `text` is the kind of collective it asked for, the call, and its place; `nbytes` are those of its input.
     """
 
     replica: int
@@ -73,13 +63,9 @@ class Arrival(NamedTuple):
 
 @dataclass(slots=True)
 class TracedCollective:
-    """One collective.
+    """One collective of a run: its group (None for all replicas), its number there, and the replica that came last.
 
-    Attributes:
-        run, group, number: its run, its group (None for all replicas), and its number there.
-        last: the id of the replica that came last.
-        error: what it ended with; "incomplete" where it never did.
-        arrivals: one for each replica that took part.
+    `error` is what it ended with; "incomplete" where it never did.
     """
 
     run: int
@@ -103,14 +89,7 @@ class TracedCollective:
 
 @dataclass(slots=True)
 class TraceFile:
-    """A trace file.
-
-    Attributes:
-        about: when and by what it was made.
-        devices: by pid, the replicas' devices, by their ids.
-        runs: by number.
-        collectives: in the order in which they began.
-    """
+    """A trace file: when and by what it was made, devices by pid and replica id, runs by number, and collectives."""
 
     about: dict[str, Any]
     devices: dict[int, dict[int, str]]

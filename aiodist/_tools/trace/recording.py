@@ -23,9 +23,6 @@ RawPost: TypeAlias = tuple[Call, Any, int]
 """What a replica asked for, its caller's code, and the offset of the call in it."""
 Clock: TypeAlias = Callable[[], float]
 
-MOST_OPEN = 1024
-"""So many collectives of a run stay open; then the oldest complete one is written as one whose handle nobody awaits."""
-
 
 @dataclass(slots=True)
 class Function:
@@ -41,13 +38,9 @@ class Run:
     """One run: when it began and ended, and its replicas.
 
     Attributes:
-        number: its number in the trace, from 1.
-        name: the name of the replicas' function.
+        number, name: its number in the trace, from 1, and the name of the replicas' function.
         first: the id of its first replica: on several workers, of the first of this process.
-        devices: the replicas' devices.
-        clock: the clock of its event loop.
         shift: what to add to a time to get the seconds since the trace began.
-        begun, over: when it began and ended.
         functions: by position in the run's group, what became of the replica's function.
         report: when the replicas were found to disagree, and the error.
         labels: by serial number, the name of a group in reports.
@@ -99,12 +92,9 @@ class Collective:
     """One collective, and the arrivals of its replicas, by position in the group.
 
     Attributes:
-        run, number: its run, and its number in its group.
-        key: the group's serial number and that number, or None in place of one that is not known yet, a join's.
-        group: the group's name.
+        key: the group's serial number and its number there, or None in place of one that is not known yet, a join's.
         post: what the first replica asked for.
         varies: the bytes of the inputs are each replica's own.
-        completed: when it was complete.
         error: the type of error that it ended with.
         left: how many replicas have yet to resume from it.
     """
@@ -216,10 +206,6 @@ class Recording(Observer):
         key = _key(slot)
         found = run.open.get(key)
         if found is None:
-            if len(run.open) >= MOST_OPEN:
-                oldest = next((found for found in run.open.values() if found.completed is not None), None)
-                if oldest is not None:
-                    self._finish(oldest)
             found = run.open[key] = Collective(run, key, slot)
         other = None if slot.others is None else slot.others.get(member.position)
         post = found.post if other is None else other[:3]

@@ -91,11 +91,7 @@ class AtomicFile:
 
 
 class Tracer:
-    """A recording, and the file to which it is written as runs go on.
-
-    Raises:
-        OSError: the file's folder does not exist or cannot be written to.
-    """
+    """A recording, and the file to which it is written as runs go on."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.recording = Recording(self._write_out_if_full)
@@ -133,11 +129,7 @@ class Tracer:
             self._file.flush()
 
     def close(self) -> None:
-        """Write what is left, and put the file in its place.
-
-        Raises:
-            OSError: it cannot be written; nothing of it is left behind.
-        """
+        """Write what is left, and put the file in its place; of one that cannot be written, nothing is left behind."""
         self.recording.close()
         with self._file:
             if self._problem is not None:
