@@ -51,12 +51,11 @@ _NEAR = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """How an execution ended: what the program returned or raised, how to repeat it, and how many points there were."""
+    """How an execution ended: what the program returned or raised, and how to repeat it."""
 
     value: Any
     error: Exception | None
     schedule: Schedule
-    points: int
 
     @property
     def kind(self) -> object:
@@ -79,7 +78,7 @@ def run(program: Program, order: Order, *, seed: int, seconds: float | None, on_
         value = program(partial(ControlledLoop, execution))
     except Exception as raised:  # noqa: BLE001  (whatever it is, it is how the execution ended)
         error = raised
-    return Result(value, error, Schedule(seed, tuple(execution.changes)), execution.points)
+    return Result(value, error, Schedule(seed, tuple(execution.changes)))
 
 
 @contextmanager
