@@ -108,7 +108,7 @@ def _report(loop: ControlledLoop, run: Run | None, why: Reason, seconds: float |
         *(f"  {line}" for line in [*waits[:_MOST_LINES], *([f"… and {more} more"] if more > 0 else [])]),
         *source_lines([(at, False) for at in places][:_MOST_PLACES]),
         *_ways(graph),
-        *([f"The cycle: {cycle}."] if cycle else []),
+        *([f"{'The cycle' if graph.is_certain else 'They may be waiting for each other'}: {cycle}."] if cycle else []),
         *(_late() if why is Reason.TIMEOUT else [_PROOF if why is Reason.DEADLOCK else _POLLING]),
     ]
     return replace(report, reason=why, text=on_a_screen(lines))
