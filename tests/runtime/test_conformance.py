@@ -26,7 +26,6 @@ from aiodist import (
     CollectiveTimeoutError,
     CommunicationOptions,
     DeadlockError,
-    IncompleteCollectiveError,
     ReplicaContext,
 )
 from aiodist._collectives.work import thread_count
@@ -325,26 +324,6 @@ async def test_replica_that_is_cancelled_in_the_turn_in_which_it_is_woken() -> N
         return total
 
     assert await on_each(3, program) == (3, 3, 3)
-
-
-async def test_abandoned_collective_is_an_error_that_names_who_left() -> None:
-    left = anyio.Event()
-
-    async def program(ctx: ReplicaContext) -> None:
-        if replica() == 2:
-            await left.wait()
-        if replica() == 1:
-            with anyio.CancelScope() as scope:
-                handle = ctx.barrier(name="met")
-                scope.cancel()
-                await handle
-            left.set()
-        else:
-            await ctx.barrier(name="met")
-
-    error = await error_of(program)
-    assert isinstance(error, IncompleteCollectiveError)
-    assert (error.report.reason, error.report.suspects) == ("abandoned", (1,))
 
 
 @pytest.fixture

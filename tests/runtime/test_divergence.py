@@ -63,16 +63,6 @@ async def test_the_first_reason_counts_among_several_partitions() -> None:
     assert (report.reason, report.suspects) == (Reason.SHAPE, (3, 4))
 
 
-@pytest.mark.parametrize("replicas", [2, 6])
-async def test_a_tie_makes_everyone_a_suspect(replicas: int) -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        await (ctx.barrier() if ctx.replica_id_in_sync_group % 2 else ctx.all_reduce("SUM", 1))
-
-    error = await error_of(program, replicas)
-    assert error.report.suspects == tuple(range(replicas))
-    assert ">" not in str(error)
-
-
 async def test_equal_calls_on_one_line_are_told_apart_by_column() -> None:
     async def program(ctx: ReplicaContext) -> None:
         await (ctx.barrier() if ctx.replica_id_in_sync_group == 0 else ctx.barrier())  # noqa: RUF034

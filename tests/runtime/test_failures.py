@@ -95,26 +95,18 @@ def when_unwinding(*errors: Exception | None, first: int = 1) -> Callable[[], An
     return program
 
 
-async def test_several_of_one_type_give_the_lowest_id_and_notes() -> None:
+async def test_several_failures_come_out_as_one_with_notes_by_type_as_a_group_and_an_object_once() -> None:
     error = await failure_of(when_unwinding(*(FirstError(f"own of {i}") for i in range(3))))
     assert str(error) == "own of 0"
     assert error.__notes__[0].startswith("replica 0 of 3 on CPU:0")
     assert error.__notes__[1:] == [f"replica {i} failed, too: FirstError: own of {i}" for i in (1, 2)]
-
-
-async def test_several_of_different_types_give_a_group() -> None:
     group = await failure_of(when_unwinding(SecondError(), FirstError(), None), kind=ExceptionGroup)
     assert [type(error) for error in group.exceptions] == [SecondError, FirstError]
-    assert [error.__notes__[0].partition(";")[0] for error in group.exceptions] == [
-        "replica 0 of 3 on CPU:0",
-        "replica 1 of 3 on CPU:1",
-    ]
-
-
-async def test_one_object_raised_by_several_replicas_comes_out_once() -> None:
-    error = FirstError()
-    assert await failure_of(when_unwinding(error, error, error)) is error
-    assert len(error.__notes__) == 1
+    notes = [error.__notes__[0].partition(";")[0] for error in group.exceptions]
+    assert notes == ["replica 0 of 3 on CPU:0", "replica 1 of 3 on CPU:1"]
+    one = FirstError()
+    assert await failure_of(when_unwinding(one, one, one)) is one
+    assert len(one.__notes__) == 1
 
 
 @pytest.mark.parametrize(
@@ -195,14 +187,6 @@ async def test_mismatch_that_came_out_of_a_task_group_is_no_failure_of_its_own()
 
     error = await failure_of(program, 2, CollectiveMismatchError)
     assert not hasattr(error, "__notes__")
-
-
-async def test_mismatch_comes_out_even_where_every_replica_caught_it() -> None:
-    async def program() -> None:
-        with pytest.raises(CollectiveMismatchError):
-            await (here().barrier() if replica() else here().all_reduce("SUM", 1))
-
-    await failure_of(program, 2, CollectiveMismatchError)
 
 
 @pytest.mark.parametrize("error", [FirstError("mine"), ExceptionGroup("tasks", [FirstError("mine")])])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import anyio
@@ -13,7 +14,7 @@ import pytest
 from aiodist import CollectiveError, ReplicaContext, ReplicaState
 from aiodist._core.instrument import ObservedRun, Observer, observe_process, observing, who_observes
 from aiodist._core.ledger import Member, Slot
-from tests.runtime.programs import mirrored, run
+from tests.runtime.programs import Program, mirrored, run
 
 pytestmark = pytest.mark.anyio
 
@@ -58,11 +59,16 @@ async def reduce_once(ctx: ReplicaContext) -> None:
     await ctx.all_reduce("SUM", np.ones(3, np.float32))
 
 
-async def test_a_run_is_told_event_by_event() -> None:
+async def heard_of(program: Program, error: type[Exception] | None = None) -> list[str]:
+    """Return what an observer is told of a run of two replicas, out of which that error comes."""
     listener = Listener()
-    with observing(listener):
-        await run(mirrored(2), reduce_once)
-    assert listener.heard == [
+    with observing(listener), pytest.raises(error) if error else nullcontext():
+        await run(mirrored(2), program)
+    return listener.heard
+
+
+async def test_a_run_is_told_event_by_event() -> None:
+    assert await heard_of(reduce_once) == [
         "run of replica on 2",
         "0 started",
         "0 at #0 all_reduce(SUM, float32[3])",
@@ -83,11 +89,8 @@ async def test_a_disagreement_is_told_with_its_report() -> None:
     async def program(ctx: ReplicaContext) -> None:
         await (ctx.barrier() if ctx.replica_id_in_sync_group else ctx.all_reduce("SUM", 1.0))
 
-    listener = Listener()
-    with observing(listener), pytest.raises(CollectiveError):
-        await run(mirrored(2), program)
-    told = [line for line in listener.heard if "waits" not in line and "started" not in line]
-    assert told == [
+    heard = await heard_of(program, CollectiveError)
+    assert [line for line in heard if "waits" not in line and "started" not in line] == [
         "run of replica on 2",
         "0 at #0 all_reduce(SUM, float)",
         "1 at #0 barrier()",
@@ -107,11 +110,9 @@ async def test_a_failure_of_a_replica_is_told_with_its_exception() -> None:
             raise ValueError("no data")
         await ctx.barrier()
 
-    listener = Listener()
-    with observing(listener), pytest.raises(ValueError, match="no data"):
-        await run(mirrored(2), program)
-    assert "1 failed ValueError('no data')" in listener.heard
-    assert listener.heard[-3:] == ["0 resumed #0", "0 cancelled", "run ended"]
+    heard = await heard_of(program, ValueError)
+    assert "1 failed ValueError('no data')" in heard
+    assert heard[-3:] == ["0 resumed #0", "0 cancelled", "run ended"]
 
 
 async def test_a_merge_call_is_complete_when_its_function_has_returned() -> None:
@@ -141,22 +142,15 @@ async def test_runs_beside_the_block_are_not_told() -> None:
     assert len(mine.heard) == 18
 
 
-async def test_several_observers_are_told_the_same() -> None:
+def test_several_observers_are_told_the_same_also_by_blocks_around_the_event_loop() -> None:
     outer, inner = Listener(), Listener()
     with observing(outer), observing(inner):
-        await run(mirrored(2), reduce_once)
+        asyncio.run(run(mirrored(2), reduce_once))
         assert inner.heard == outer.heard
     with observing(outer):
-        await run(mirrored(2), reduce_once)
-    assert len(outer.heard) == 2 * len(inner.heard)
-
-
-def test_a_block_around_the_event_loop_observes_its_runs() -> None:
-    listener = Listener()
-    with observing(listener):
-        asyncio.run(run(mirrored(1), reduce_once))
+        asyncio.run(run(mirrored(2), reduce_once))
     asyncio.run(run(mirrored(1), reduce_once))
-    assert listener.heard.count("run ended") == 1
+    assert len(outer.heard) == 2 * len(inner.heard)
 
 
 async def test_who_observes_the_process_is_told_of_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
