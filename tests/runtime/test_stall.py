@@ -433,16 +433,20 @@ def test_a_loop_that_proves_deadlocks_is_not_looked_after() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of what the loop leaves behind
-def test_nobody_looks_after_a_loop_that_was_closed_in_the_middle_of_a_run() -> None:
+def test_nobody_looks_after_a_loop_that_was_closed_in_the_middle_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiodist._runtime.blocking._PAUSE_SECONDS", 0.01)
+    begun = asyncio.Event()
+
     async def program(ctx: ReplicaContext) -> None:
+        begun.set()
         await anyio.sleep_forever()
 
     loop = asyncio.new_event_loop()
     left = loop.create_task(run(mirrored(2), program))
-    loop.run_until_complete(asyncio.sleep(0.1))
+    loop.run_until_complete(begun.wait())
     watching = [each for each in threading.enumerate() if each.name == "aiodist watch"]
     loop.close()
     for each in watching:
-        each.join(timeout=5)
+        each.join(timeout=60)
         assert not each.is_alive()
     assert not left.done()
