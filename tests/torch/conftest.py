@@ -30,8 +30,7 @@ rank, size = dist.get_rank(), dist.get_world_size()
 
 def _serve(connection: Connection) -> None:
     os.chdir(ROOT)
-    for name in ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor"):  # once, not in every fork
-        import_module(name)
+    import_module("torch._dynamo")  # once, not in every fork
     from aiodist._torch.run import check
     from aiodist._torch.script import Request
 

@@ -215,7 +215,7 @@ class Recording(Observer):
     def _find(self, member: Member, slot: Slot) -> Arrival | None:
         run = self._runs.get(slot.group.ledger)
         found = None if run is None else run.open.get(_key(slot))
-        return None if found is None else found.arrivals[member.position]
+        return None if found is None else found.arrivals.get(member.position)
 
     def waits(self, member: Member, slot: Slot) -> None:
         """Note when a replica first awaited a collective."""
