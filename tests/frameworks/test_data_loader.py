@@ -31,17 +31,3 @@ async def test_batches_of_a_data_loader_are_cut_and_reduced() -> None:
         means.append(float(await strategy.reduce("MEAN", labels, axis=0)))
     assert sizes == [[2, 2, 0], [2, 2, 0], [1, 1, 0]]
     assert means == [1.5, 5.5, 8.5]
-
-
-async def test_error_in_a_data_set_arrives_with_its_traceback() -> None:
-    class Broken(torch.utils.data.Dataset):  # type: ignore[misc,name-defined]
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, index: int) -> Any:
-            raise OSError("disk")
-
-    loader = torch.utils.data.DataLoader(Broken(), batch_size=2)
-    with pytest.raises(OSError, match="disk") as caught:
-        await anext(aiter(mirrored(2).experimental_distribute_dataset(loader)))
-    assert "__getitem__" in {entry.name for entry in caught.traceback}

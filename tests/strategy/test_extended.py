@@ -26,14 +26,9 @@ from aiodist import (
     Variable,
 )
 from tests.runtime.programs import here, mirrored, replica
+from tests.strategy.test_variables import under
 
 pytestmark = pytest.mark.anyio
-
-
-def under(strategy: Any, *args: Any, **settings: Any) -> Variable:
-    """Return a variable of that strategy."""
-    with strategy.scope():
-        return Variable(*args, **settings)
 
 
 # Reducing and copying onto devices.

@@ -37,10 +37,15 @@ CHANGES: dict[str, Callable[..., Any]] = {
 }
 
 
-def variable(count: int, initial_value: Any, **settings: Any) -> Variable:
+def under(strategy: Any, *args: Any, **settings: Any) -> Variable:
+    """Return a variable of that strategy."""
+    with strategy.scope():
+        return Variable(*args, **settings)
+
+
+def variable(count: int, *args: Any, **settings: Any) -> Variable:
     """Return a variable of a strategy of so many replicas."""
-    with mirrored(count).scope():
-        return Variable(initial_value, **settings)
+    return under(mirrored(count), *args, **settings)
 
 
 # What it is.

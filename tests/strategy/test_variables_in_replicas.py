@@ -25,15 +25,9 @@ from aiodist._strategy import state
 from aiodist._strategy.aggregation import updated
 from aiodist_kernels import policy
 from tests.runtime.programs import Relay, here, mirrored, on_each, replica, still_works
-from tests.strategy.test_variables import AGGREGATED, CHANGES
+from tests.strategy.test_variables import AGGREGATED, CHANGES, under
 
 pytestmark = pytest.mark.anyio
-
-
-def under(strategy: Any, *args: Any, **settings: Any) -> Variable:
-    """Return a variable of that strategy."""
-    with strategy.scope():
-        return Variable(*args, **settings)
 
 
 @pytest.fixture
