@@ -432,8 +432,8 @@ class Trouble:
             post = self._slot.post_of(known.replica_id)
             if post is None:
                 continue
-            limits = (time_limit_around(file, line) for file, line in (*known.cancelled_in, post.path[0][:2]))
-            limit = next((each for each in limits if each), "")
+            places = [at for at in (*known.cancelled_in, post.path[0][:2]) if is_of_the_program(at[0])]
+            limit = next((limit for at in places if (limit := time_limit_around(*at))), "")
             why = f": {known.cancelled_by}" if known.cancelled_by else f", inside {limit}" if limit else ""
             alike.setdefault(f"{post.call} at {place(post.location)}{why}", []).append(known.replica_id)
         return tuple(
