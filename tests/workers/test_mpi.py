@@ -20,9 +20,8 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reas
 
 
 def test_one_worker_needs_no_mpi_and_runs_the_same_program() -> None:
-    code, output = job(1, "values")
+    code, output = job(1, "fault", "none")
     assert code == 0, output
-    assert "digest" in output
 
 
 @pytest.fixture(scope="module")
