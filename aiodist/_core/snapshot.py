@@ -11,7 +11,7 @@ thousands of replicas that did the same is hardly larger than that of two.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
@@ -326,7 +326,12 @@ _NOBODY = ReplicaFacts(-1, "")
 
 def _given(value: Any, default: Any) -> dict[str, Any]:
     """Return the fields of a dataclass that differ from the default, as JSON has them."""
-    return {name: field for name, field in asdict(value).items() if field != getattr(default, name)}
+    found = {each.name: getattr(value, each.name) for each in fields(value)}
+    return {
+        name: asdict(field) if is_dataclass(field) and not isinstance(field, type) else field
+        for name, field in found.items()
+        if field != getattr(default, name)
+    }
 
 
 def _to_ranges(replicas: Sequence[int]) -> list[list[int]]:
