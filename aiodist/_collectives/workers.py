@@ -142,12 +142,7 @@ class WorkerPlan:
         return self._host.handed_out(by_leaf, {})
 
     def on_host(self, values: Sequence[Any], devices: Sequence[str] = ()) -> Work:
-        """Return the work that gives values with arrays on GPUs as `begin` takes them.
-
-        Args:
-            values: what the local replicas contribute.
-            devices: their logical devices.
-        """
+        """Return the work that gives values with arrays on GPUs as `begin` takes them."""
         from aiodist._collectives.device import to_host  # loaded where there are arrays on GPUs
 
         places = [self.members.own.index(position) for position in self.sources[self.members.rank]]
@@ -208,11 +203,7 @@ class Crossing:
         return [again]
 
     def result(self) -> Any:
-        """Return the result: a leaf or a list of leaves for all local replicas, or a list of such, one for each.
-
-        Raises:
-            OverflowError: the MEAN of integers is beyond the range of float.
-        """
+        """Return the result: a leaf or a list of leaves for all local replicas, or a list of such, one for each."""
         columns: list[Any] = [None] * len(self._plan.leaves)
         for places, transfer in self._moved:
             by_leaf = transfer.results() if isinstance(transfer, Reduction) else transfer.values

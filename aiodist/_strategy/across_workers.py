@@ -39,9 +39,7 @@ from aiodist._strategy.scope import Replicas, Share, require_all_workers
 from aiodist._strategy.state import State
 from aiodist._strategy.variable import Variable, state_of
 from aiodist._workers.bootstrap import in_one_thread, rendezvous
-from aiodist._workers.exchange import accumulate_of, gather_objects, moved
-from aiodist._workers.record import Found
-from aiodist._workers.session import Session
+from aiodist._workers.exchange import Agreed
 from aiodist._workers.team import Move, Pending, Settings, Team
 from aiodist._workers.transport import Steps
 
@@ -51,17 +49,11 @@ _OF_DIGESTS: Final = Collective(ALL_GATHER, None, (0,), Spec(((None,),), (np.dty
 
 
 class CallSite(NamedTuple):
-    """Where a call outside of replicas stands, as it was when it was made: its frame goes on while it is awaited.
+    """Where a call outside of replicas stands, as it was when it was made: its frame goes on while it is awaited."""
 
-    Attributes:
-        code: the caller's code.
-        offset: that of the call in it.
-        path: its callers, where calls are compared by them.
-    """
-
-    code: CodeType
-    offset: int
-    path: Path
+    code: CodeType  # the caller's code
+    offset: int  # that of the call in it
+    path: Path  # its callers, where calls are compared by them
 
 
 class Workers(Replicas):
@@ -212,7 +204,7 @@ class Workers(Replicas):
         operands, down = on_host([_of_each(each, local) for each in described], devices)
 
         async def carry_out() -> list[Any]:
-            call, move = _call(kind, operation, described), partial(_move, operation, operands, self.team)
+            call, move = _call(kind, operation, described), partial(_move, operation, operands)
             totals = await self._perform(call, site, move, down)  # values on GPUs are copied down first
             results = await combination.lifted(together, totals)
             if alone:
@@ -225,9 +217,8 @@ class Workers(Replicas):
 
     def created_outside(self, state: State, value: Array, name: str | None, frame: FrameType) -> None:
         """Let all workers create a variable under the strategy's scope."""
-        pending = self._begin(
-            state.spec.call("Variable", None, name), self._site_of(frame), partial(_create, self.team, state, value)
-        )
+        create = partial(_create, self.team.layout.local, state, value)
+        pending = self._begin(state.spec.call("Variable", None, name), self._site_of(frame), create)
         state.subject = f"outside {pending.number}"
 
     def created_in_replica(self, state: State, here: Participant, value: Array, site: Site, frame: FrameType) -> None:
@@ -257,21 +248,14 @@ class Workers(Replicas):
         return OverWorkers(_OF_DIGESTS, _digests, finish)
 
     async def update(self, make: Callable[[], Awaitable[Update]], variable: Any, site: CallSite) -> Update:
-        """Make this worker's update of a variable, and compare that of a mirrored one with the other workers'.
-
-        Raises:
-            CollectiveError: the workers do not meet.
-            ReplicaContextError: this is the merge function of a group, which only some workers run.
-            ValueError: the components would differ.
-            Exception: whatever ``make`` raises.
-        """
+        """Make this worker's update of a variable, and compare that of a mirrored one with the other workers'."""
         if isinstance(variable, Variable) and not state_of(variable).mirrored:
             return await make()
         require_all_workers()
         with self.telling_refusal("extended.update", site):
             own = await make()
         state = state_of(variable)
-        move = partial(_compare, self.team, state.spec.name, own.components)
+        move = partial(_compare, state.spec.name, own.components)
         await self._perform(state.spec.call("extended.update", state.subject, None), site, move)
         return own
 
@@ -302,25 +286,19 @@ def _call(kind: str, operation: Operation, operands: Sequence[Operand]) -> Call:
     )
 
 
-def _move(
-    operation: Operation, operands: Sequence[Operand], team: Team, session: Session, found: Found
-) -> Steps[Sequence[Any]]:
+def _move(operation: Operation, operands: Sequence[Operand], agreed: Agreed) -> Steps[Sequence[Any]]:
     """Return the results of operands, once all workers have agreed on them."""
     if not operands:
         return []
     op = operation.op
     if op is not None and operands[0].axes is not None:  # an axis holds for every leaf
         # Each component is reduced along its axes here; what comes of them is folded in the order of all replicas.
-        own = [parts_along(op, operand, accumulate_of(found)) for operand in operands]
-        told = yield from gather_objects(session.communicator, own)
+        own = [parts_along(op, operand, agreed.accumulate) for operand in operands]
+        told = yield from agreed.gather(own)
         columns = [[part for worker in told for part in worker[i]] for i in range(len(operands))]
         return [combine_parts(op, operand, column) for operand, column in zip(operands, columns, strict=True)]
-    result = yield from _moved(team, session, operation.collective(operands), values_of(operands), found)
+    result = yield from agreed.move(operation.collective(operands), values_of(operands))
     return [result] if len(operands) == 1 else result
-
-
-def _moved(team: Team, session: Session, collective: Collective, values: Sequence[Any], found: Found) -> Steps[Any]:
-    return moved(session, team.plans, collective, values, found, team.threads)
 
 
 # Variables.
@@ -330,9 +308,8 @@ def _broadcast(state: State) -> Collective:
     return Collective(BROADCAST, None, 0, state.spec.value)
 
 
-def _create(team: Team, state: State, value: Array, session: Session, found: Found) -> Steps[None]:
-    local = team.layout.local
-    result = yield from _moved(team, session, _broadcast(state), [value] * local, found)
+def _create(local: int, state: State, value: Array, agreed: Agreed) -> Steps[None]:
+    result = yield from agreed.move(_broadcast(state), [value] * local)
     state.put([frozen(result)] * local)
 
 
@@ -361,8 +338,8 @@ def _digest(value: Array) -> Array:
     return np.frombuffer(found, np.uint8)
 
 
-def _compare(team: Team, name: str, components: Sequence[Array], session: Session, found: Found) -> Steps[None]:
-    digests = yield from _moved(team, session, _OF_DIGESTS, _digests(components), found)
+def _compare(name: str, components: Sequence[Array], agreed: Agreed) -> Steps[None]:
+    digests = yield from agreed.move(_OF_DIGESTS, _digests(components))
     _check_equal(digests, partial(update_differs, name))
 
 
@@ -376,15 +353,12 @@ async def _fill_up(team: Team, batches: Sequence[Any]) -> Sequence[Any]:
     """Return this worker's batches of a step; one of no rows where only other workers have some; none at the end."""
     if team.layout.workers == 1:
         return batches
-    code = _fill_up.__code__
-    have = await team.awaited(team.outside.begin(_WHO_HAS_ONE, code, 0, (), partial(_gather, bool(batches))))
+
+    def gathered(call: Call, own: Any) -> Awaitable[Any]:
+        return team.awaited(team.outside.begin(call, _fill_up.__code__, 0, (), lambda agreed: agreed.gather(own)))
+
+    have = await gathered(_WHO_HAS_ONE, bool(batches))
     if all(have) or not any(have):
         return batches
-    pattern = without_rows(batches[0]) if batches else None
-    move = partial(_gather, (bool(batches), pattern))
-    patterns = await team.awaited(team.outside.begin(_PATTERNS, code, 0, (), move))
+    patterns = await gathered(_PATTERNS, (bool(batches), without_rows(batches[0]) if batches else None))
     return batches or next([found] for has_batch, found in patterns if has_batch)
-
-
-def _gather(own: Any, session: Session, found: Found) -> Steps[list[Any]]:  # noqa: ARG001  (nothing is accumulated)
-    return (yield from gather_objects(session.communicator, own))

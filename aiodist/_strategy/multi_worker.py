@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from functools import partial
 from types import CoroutineType
 from typing import Any, cast
 
@@ -24,11 +23,8 @@ from aiodist._strategy.extended import StrategyExtended, Update, new_extended
 from aiodist._strategy.reductions import Operation, gathering, reduction
 from aiodist._strategy.scope import HasReplicas, replicas_here, replicas_of, require_cross_replica
 from aiodist._workers.exchange import Moving
-from aiodist._workers.record import Found
-from aiodist._workers.session import Session
 from aiodist._workers.span import RunSpan
 from aiodist._workers.team import Pending, Team
-from aiodist._workers.transport import Steps
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -177,7 +173,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         """Return a run's span, once all workers have come to the run."""
         team = self._team
         call = Call("strategy.run", function=function_of(fn))
-        pending = await self._workers.begin(call, site, partial(_open, team))
+        pending = await self._workers.begin(call, site, lambda _: team.choose_channel())
         try:
             await team.awaited(pending, run.options.timeout_seconds)
         except anyio.get_cancelled_exc_class():
@@ -190,11 +186,11 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def _span(self, run: Run, pending: Pending) -> RunSpan:
         team = self._team
-        number, communicator, of_opening = pending.result()
+        channel, communicator = pending.result()
         devices = dict(zip(team.layout.own, self._extended.devices, strict=True))
         moving = Moving(team.plans, devices, team.threads)
-        run.span = span = RunSpan(team, of_opening, number, communicator, run, moving)
-        self._workers.run_numbers[run.ledger] = of_opening
+        run.span = span = RunSpan(team, pending.number, channel, communicator, run, moving)
+        self._workers.run_numbers[run.ledger] = pending.number
         return span
 
     # Per-replica values.
@@ -271,13 +267,6 @@ class MultiWorkerMirroredStrategy(Strategy):
 def _as_method(doing: Coroutine[Any, Any, Any]) -> CoroutineType[Any, Any, Any]:
     """Return a coroutine as checkers know the result of an ``async`` method, which these override."""
     return cast("CoroutineType[Any, Any, Any]", doing)
-
-
-def _open(team: Team, session: Session, found: Found) -> Steps[tuple[int, Any, int]]:  # noqa: ARG001  (nothing is added up)
-    """Choose the channel of a run; return its number, its communicator and the number of the opening."""
-    of_opening = session.number
-    number, communicator = yield from team.choose_channel()
-    return number, communicator, of_opening
 
 
 class MultiWorkerExtended(StrategyExtended):

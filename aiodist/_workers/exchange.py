@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -208,13 +208,23 @@ class Moving:
         return tuple(self._device_of[member.replica_id] for member in group.members)
 
 
-def moved(
-    session: Session, plans: Plans, collective: Collective, values: Sequence[Any], found: Found, threads: Threads
-) -> Steps[Any]:
-    """Move values that all replicas contribute outside of runs, by local position; return the result, on the host."""
-    crossing = plans.plan(collective, accumulate_of(found)).begin(values)
-    yield from carry_out(crossing, session.communicator, threads)
-    return crossing.result()
+class Agreed(NamedTuple):
+    """A call outside of replicas that all workers make: what moves its values."""
+
+    communicator: Communicator
+    accumulate: Any  # what the first worker says
+    plans: Plans
+    threads: Threads
+
+    def move(self, collective: Collective, values: Sequence[Any]) -> Steps[Any]:
+        """Move values that all replicas contribute, by local position; return the result, on the host."""
+        crossing = self.plans.plan(collective, self.accumulate).begin(values)
+        yield from carry_out(crossing, self.communicator, self.threads)
+        return crossing.result()
+
+    def gather(self, own: Any) -> Steps[list[Any]]:
+        """Return what each worker has, by rank."""
+        return gather_objects(self.communicator, own)
 
 
 def _collective(slot: Rendezvous) -> Collective:

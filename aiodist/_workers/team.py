@@ -33,7 +33,7 @@ from aiodist._core.report import CollectiveReport, Reason, ReplicaReport, Replic
 from aiodist._core.snapshot import Overdue, ReplicaFacts, Snapshot
 from aiodist._core.text import ids
 from aiodist._workers.driver import Driver
-from aiodist._workers.exchange import Plans
+from aiodist._workers.exchange import Agreed, Plans, accumulate_of
 from aiodist._workers.layout import Layout
 from aiodist._workers.messages import OUTSIDE, Ask, GroupTag, Lost, Message, Query, Report, Stalled, Trouble
 from aiodist._workers.portable import digest_of, portable, resolved
@@ -41,7 +41,7 @@ from aiodist._workers.record import FLOAT64, NO_FLAGS, Callers, Found
 from aiodist._workers.session import Carrier, Session, Step
 from aiodist._workers.transport import OF_VALUES, Communicator, Steps, T, Threads
 
-Move = Callable[[Session, Found], Steps[Any]]
+Move = Callable[[Agreed], Steps[Any]]
 Meaning = tuple[bytes, Callers | None]
 _MOST_DIGESTS: Final = 4096
 _CHANNELS: Final = 64
@@ -360,7 +360,8 @@ class Outside(Carrier):
         pending: Pending = step.what
         error = None
         try:
-            pending.value = yield from self._team.hurried(pending.move(session, found))
+            agreed = Agreed(session.communicator, accumulate_of(found), self._team.plans, self._team.threads)
+            pending.value = yield from self._team.hurried(pending.move(agreed))
         except OF_VALUES as raised:
             error = raised
         if not pending.complete:
