@@ -403,7 +403,8 @@ class Combination:
         return [each.unflatten(islice(leaves, each.num_leaves)) for each in self._structures]
 
     def _rebuilt_leaf(self, place: int, leaf: Any, results: Mapping[int, Any]) -> Any:
-        result, goals = results.get(place, leaf), self._goals[place]
+        result: Any = results.get(place, leaf)
+        goals = self._goals[place]
         if goals is None:
             return result[0] if place in self._foreign else result
         if leaf is None:

@@ -364,7 +364,7 @@ def times_of_others(case: Case) -> dict[str, float]:
     for name, times in (("torch", _torch), ("cupy", _cupy), ("jax", _jax)):
         if importlib.util.find_spec(name) is not None:
             try:
-                found |= times(case, case.sizes[0] // case.dtype.itemsize)
+                found |= times(case, sum(case.sizes) // case.dtype.itemsize)
             except Exception as error:  # noqa: BLE001  (whatever ails it, the table goes on without it)
                 print(f"  {name} left out: {type(error).__name__}: {error}"[:200], flush=True)
     return found

@@ -39,7 +39,7 @@ def threaded(plan: Plan, count: int) -> None:
     batches = aiodist.NumpyDataset((plan.inputs, plan.targets)).shuffle(plan.seed).batch(plan.batch).repeat()
     drawn, meeting = iter(batches), threading.Barrier(count)
     parts = [{name: np.empty_like(weight) for name, weight in weights.items()} for _ in range(count)]
-    nats = [0.0] * count
+    nats, losses = [0.0] * count, list[float]()
     inputs, targets = plan.inputs, plan.targets
 
     def work(thread: int) -> None:
@@ -57,7 +57,7 @@ def threaded(plan: Plan, count: int) -> None:
                     optimiser.rate = rate
                     mean = reduce(np.add, [part[name] for part in parts]) / scale
                     weights[name] = weights[name] - optimiser.change(weights[name], mean)
-                sum(nats) / len(targets)
+                losses.append(sum(nats) / len(targets))
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(1, count)]
     for thread in threads:
