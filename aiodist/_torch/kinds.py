@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, Final, TypeAlias
 
 from aiodist._core.call import MESSAGE, Call
@@ -99,22 +99,7 @@ def op_name(op: Any) -> str:
     return name
 
 
-# What each kind computes: where an output's value comes from, as a member and which of its inputs; or, for -1, the
-# reduction of all members' inputs of that number.
-
-_REDUCED: Final = -1
-_SOURCES: Final[Mapping[str, Callable[[int, int, int, int], tuple[int, int]]]] = {
-    # member, output, size, root
-    "all_reduce": lambda _, output, __, ___: (_REDUCED, output),
-    "reduce": lambda _, output, __, ___: (_REDUCED, output),
-    "broadcast": lambda _, output, __, root: (root, output),
-    "all_gather": lambda _, output, size, __: (output % size, output // size),  # all ranks' first ones, then second
-    "gather": lambda _, output, __, ___: (output, 0),
-    "scatter": lambda member, _, __, root: (root, member),
-    "reduce_scatter": lambda member, output, size, _: (_REDUCED, output * size + member),  # inputs: likewise
-    "all_to_all": lambda member, output, _, __: (output, member),
-    MESSAGE: lambda member, output, _, __: (1 - member, output),
-}
+# What each kind computes.
 
 
 def compute(members: Sequence[Contribution]) -> None:
@@ -123,34 +108,50 @@ def compute(members: Sequence[Contribution]) -> None:
     Raises:
         ValueError: what a rank is to get is not as large as what it has for it.
     """
-    asked, root = members[0].call, members[0].root
-    source_of = _SOURCES.get(asked.kind)
-    if source_of is None:  # a barrier
-        return
-    values: dict[tuple[int, int], Tensor] = {}
+    kind = members[0].call.kind
     with torch.no_grad():
-        # All is read before anything is written: an input may be a part of an output.
-        for member, contribution in enumerate(members):
-            for output in range(len(contribution.outputs)):
-                source = source_of(member, output, len(members), root)
-                if source not in values:
-                    values[source] = _read(members, *source)
-        for member, contribution in enumerate(members):
-            for number, output in enumerate(contribution.outputs):
-                source = source_of(member, number, len(members), root)
-                _write(output, values[source], f"{asked.kind}: rank {source[0]} of the group sends", member)
+        results = _results(kind, members)  # before anything is written: an input may be a part of an output
+        for rank, (member, values) in enumerate(zip(members, results, strict=True)):
+            for number, (output, value) in enumerate(zip(member.outputs, values, strict=False)):
+                _write(output, value, f"{kind}: rank {rank} of the group is sent, as part {number},")
 
 
-def _read(members: Sequence[Contribution], source: int, number: int) -> Tensor:
-    if source == _REDUCED:
-        return _REDUCTIONS[members[0].call.op or "SUM"]([member.inputs[number] for member in members])
-    return members[source].inputs[number].clone()
+def _results(kind: str, members: Sequence[Contribution]) -> Sequence[Sequence[Tensor]]:
+    """Return what each member gets; those without outputs take nothing."""
+    size, op, root = len(members), members[0].call.op or "SUM", members[0].root
+    inputs = [member.inputs for member in members]
+    found: Sequence[Sequence[Tensor]] = [()] * size  # a barrier
+    match kind:
+        case "all_reduce" | "reduce":
+            found = [_reduced(op, inputs)] * size
+        case "reduce_scatter":  # the inputs are all ranks' first ones, then second, as are the outputs of all_gather
+            reduced = _reduced(op, inputs)
+            found = [reduced[rank::size] for rank in range(size)]
+        case "broadcast":
+            found = [_cloned(inputs[root])] * size
+        case "scatter":
+            found = [[tensor] for tensor in _cloned(inputs[root])]
+        case "all_gather" | "gather":
+            found = [_cloned(chain.from_iterable(zip(*inputs, strict=True)))] * size
+        case "all_to_all":
+            found = [_cloned(column) for column in zip(*inputs, strict=True)]
+        case _ if kind == MESSAGE:
+            found = [(), _cloned(inputs[0])]
+    return found
 
 
-def _write(output: Tensor, value: Tensor, sent: str, member: int) -> None:
+def _reduced(op: str, inputs: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    return [_REDUCTIONS[op](column) for column in zip(*inputs, strict=True)]
+
+
+def _cloned(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return [tensor.clone() for tensor in tensors]
+
+
+def _write(output: Tensor, value: Tensor, received: str) -> None:
     if value.shape != output.shape:
         if value.numel() != output.numel():
-            raise ValueError(f"{sent} {list(value.shape)} to rank {member}, which expects {list(output.shape)}")
+            raise ValueError(f"{received} {list(value.shape)}, but expects {list(output.shape)}")
         value = value.reshape(output.shape)
     (output if output.is_sparse else output.detach()).copy_(value)  # autograd must not see the writing
 

@@ -167,7 +167,7 @@ def test_wrong_scripts_are_reported(script: str, reason: str, suspects: list[int
 
 def test_what_ranks_cannot_exchange_is_raised_on_all(run: Run) -> None:
     outcome = run("dist.all_to_all_single(torch.zeros(3), torch.ones(3), [1, 1, 1], [1, 1, 1] if rank else [2, 1, 0])")
-    assert "rank 0 of the group sends [2] to rank 0, which expects [1]" in outcome.text
+    assert "all_to_all: rank 0 of the group is sent, as part 0, [2], but expects [1]" in outcome.text
     assert "ranks 0-2 of 3" in outcome.text
 
 
