@@ -19,7 +19,7 @@ from collections.abc import Generator, Mapping
 from contextvars import ContextVar
 from functools import cache
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from aiodist._core.call import Post
@@ -31,15 +31,6 @@ from aiodist._runtime.handle import CollectiveHandle
 from aiodist._runtime.suspension import current_task, task_text
 
 _known: ContextVar[Mapping[int, int]] = ContextVar("aiodist_known_collectives", default=MappingProxyType({}))
-
-
-class ObservableRun(Protocol):
-    """What observing needs of a run."""
-
-    loop: Any
-
-    def observe(self, observer: Observer, handle: type[CollectiveHandle[Any]]) -> None:
-        """Tell an observer what happens, with handles that tell it of awaits."""
 
 
 class _Issued(NamedTuple):
@@ -63,8 +54,8 @@ class _Issued(NamedTuple):
 class RaceWatch(Observer):
     """Warns of tasks of one replica that race with each other for the next collective of a group."""
 
-    def __init__(self, run: ObservableRun) -> None:
-        self._run = run
+    def __init__(self, run: Any) -> None:
+        self._run = run  # the scheduler's, which stands above this module
         self._last: WeakKeyDictionary[Member, _Issued] = WeakKeyDictionary()
         self._told: set[tuple[Location, Location]] = set()
 
@@ -133,7 +124,7 @@ def _observed(handle: type[CollectiveHandle[Any]]) -> type[CollectiveHandle[Any]
     return type(f"Observed{handle.__name__}", (_Observed, handle), {"__slots__": ()})
 
 
-def observe(run: ObservableRun, observer: Observer) -> None:
+def observe(run: Any, observer: Observer) -> None:
     """Let an observer see a run, and warn of tasks that race in it unless the observer is of runs alone."""
     if observer.of_runs_alone:
         run.observe(observer, run.loop.handle)

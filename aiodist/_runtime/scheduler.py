@@ -233,7 +233,7 @@ class Run:
             if work is not None:
                 slot.under_way = True
                 slot.deadline = None  # nobody is missing: it can be neither late nor abandoned
-                self.threads.carry_out(work, partial(self._finish_work, slot))
+                self.threads.carry_out(work, partial(self.complete, slot))
                 return
         except Exception as error:  # noqa: BLE001  (whatever it is, it is for those who wait)
             slot.fail(error)
@@ -249,12 +249,9 @@ class Run:
         """Whether a group's collectives are the span's: it has members on other workers, or the span takes all."""
         return self.span is not None and (self.span.takes_all or group.size != len(group.members))
 
-    def _finish_work(self, slot: Rendezvous, result: Any, error: BaseException | None) -> None:
-        slot.under_way = False
-        self.complete(slot, result, error)
-
     def complete(self, slot: Rendezvous, result: Any, error: BaseException | None) -> None:
         """Complete a collective with its result, for all or by position, or its error; wake those who wait."""
+        slot.under_way = False
         if slot.complete:
             return
         if error is None:

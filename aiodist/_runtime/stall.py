@@ -27,12 +27,12 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from weakref import WeakKeyDictionary, ref
 
 from aiodist._arrays.environment import stall_seconds
 from aiodist._core.errors import StallWarning
-from aiodist._core.ledger import Ledger, Slot
+from aiodist._core.ledger import Slot
 from aiodist._core.report import Location
 from aiodist._runtime.blocking import BlockedLoop, watch
 from aiodist._runtime.loop import current_loop
@@ -52,18 +52,6 @@ _ELSEWHERE = (
 )
 After = Callable[[float, Callable[[], None]], object]
 _log = logging.getLogger("aiodist")
-
-
-class WatchedRun(Protocol):
-    """What the watch needs of a run."""
-
-    closed: bool
-    threads: Any
-    span: Any
-    ledger: Ledger
-
-    def look_for_deadlock(self) -> None:
-        """End the run where it is certain that replicas wait for each other for ever."""
 
 
 class _Seen:
@@ -86,7 +74,7 @@ class StallWatch:
         self._pause = min(seconds / _LOOKS, _LONGEST_PAUSE) if seconds else _LONGEST_PAUSE
         self._after = after
         self._clock = clock
-        self._runs: dict[WatchedRun, _Seen] = {}
+        self._runs: dict[Any, _Seen] = {}  # by the scheduler's `Run`, which stands above this module
         self._ticks = False
         self._blocked = blocked
 
@@ -95,7 +83,7 @@ class StallWatch:
         """Whether it warns at all; else it only looks for deadlocks."""
         return bool(self._seconds)
 
-    def add(self, run: WatchedRun) -> None:
+    def add(self, run: Any) -> None:
         """Look after a run from now on."""
         self._runs[run] = _Seen()
         if self._blocked is not None and not self._blocked.watched:
@@ -104,7 +92,7 @@ class StallWatch:
             self._ticks = True
             self._after(self._pause, self._tick)
 
-    def remove(self, run: WatchedRun) -> None:
+    def remove(self, run: Any) -> None:
         """Look after a run no more."""
         self._runs.pop(run, None)
 
@@ -115,7 +103,7 @@ class StallWatch:
         if self._ticks:
             self._after(self._pause, self._tick)
 
-    def _look(self, run: WatchedRun, seen: _Seen) -> None:
+    def _look(self, run: Any, seen: _Seen) -> None:
         now, progress = self._clock(), run.ledger.progress()
         if progress != seen.progress:
             seen.progress, seen.since, seen.told, seen.look_after = progress, now, False, PROOF_SECONDS
@@ -134,7 +122,7 @@ class StallWatch:
             _warn(run, slot, still)
 
 
-def _waited_for(run: WatchedRun) -> Slot | None:
+def _waited_for(run: Any) -> Slot | None:
     """Return the first collective of a run that somebody waits in; None for none, or when threads carry one out."""
     slots = run.ledger.open_slots()
     if run.threads.under_way:
@@ -142,7 +130,7 @@ def _waited_for(run: WatchedRun) -> Slot | None:
     return next((slot for slot in slots if slot.has_waiters()), None)
 
 
-def _warn(run: WatchedRun, slot: Slot, seconds: float) -> None:
+def _warn(run: Any, slot: Slot, seconds: float) -> None:
     from aiodist._runtime.inspection import look_at_loop  # loaded when there is something to tell
 
     place = slot.post_of(0).location
