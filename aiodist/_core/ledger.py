@@ -69,6 +69,9 @@ Path: TypeAlias = tuple[Any, ...]
 RawPost: TypeAlias = tuple[Call, Any, int, Path]
 """A post as it is kept while all goes well: the call, the caller's code, the offset in it, its callers' sites."""
 
+Others: TypeAlias = dict[int, RawPost]
+"""By position, the posts that are not literally the first one's."""
+
 
 class Slot:
     """One collective of a group: who has posted it, and who waits in it.
@@ -79,7 +82,7 @@ class Slot:
         missing: how many members have not posted it.
         waiters: by member's position, what the runtime wakes of those that wait; None where nobody does. Behind these,
             the second and further waits of members.
-        others: by position, the posts that are not literally the first one's; None as long as there is none.
+        others: the posts that are not literally the first one's; None as long as there is none.
         absent: the positions of members that take part with nothing, for they have joined.
         matched: every member has posted it, and all mean the same.
         complete: the result, or what went wrong (``error``), is there.
@@ -101,13 +104,18 @@ class Slot:
         self.waiters: list[Any] = [None] * self.missing
         self.matched = self.complete = False
         self.error: BaseException | None = None
-        self.others: dict[int, RawPost] | None = None
+        self.others: Others | None = None
         self.absent: tuple[int, ...] = ()
+
+    @property
+    def raw(self) -> RawPost:
+        """What the first member to come has posted here, as it is kept."""
+        return self.call, self.code, self.offset, self.path
 
     @property
     def first(self) -> Post:
         """What the first member to come has posted here."""
-        return post_of((self.call, self.code, self.offset, self.path))
+        return post_of(self.raw)
 
     def post_of(self, position: int) -> Post:
         """Return what the member at that position has posted here."""
@@ -116,7 +124,7 @@ class Slot:
     def raw_post_of(self, position: int) -> RawPost:
         """Return the same as it is kept."""
         found = self.others.get(position) if self.others is not None else None
-        return found or (self.call, self.code, self.offset, self.path)
+        return found or self.raw
 
     def has_waiters(self) -> bool:
         """Return whether anybody waits in it."""
@@ -225,7 +233,7 @@ class Group:
         self.open: dict[int, Slot] = {}
         self.joining: Slot | None = None
         self.doomed: int | None = None
-        self.history: deque[tuple[int, Call, Any, int, Path, Any, tuple[int, ...]]] = deque(maxlen=HISTORY)
+        self.history: deque[tuple[int, RawPost, Others | None, tuple[int, ...]]] = deque(maxlen=HISTORY)
         self.unmet: list[Slot] = []
         self._first_gone = _NEVER  # the lowest number that a member has ended or joined before
         self._unsettled: set[int] | None = None
@@ -273,7 +281,8 @@ class Group:
                 self.doom(number)
                 return slot
             slot.matched = True  # and `_match`, written out
-            self.history.append((number, slot.call, slot.code, slot.offset, slot.path, slot.others, slot.absent))
+            raw = (slot.call, slot.code, slot.offset, slot.path)
+            self.history.append((number, raw, slot.others, slot.absent))
         return slot
 
     def _open_slot(self, member: Member, number: int, call: Call, code: Any, offset: int, path: Path) -> Slot:
@@ -311,7 +320,7 @@ class Group:
 
     def _match(self, slot: Slot) -> None:
         slot.matched = True
-        self.history.append((slot.number, slot.call, slot.code, slot.offset, slot.path, slot.others, slot.absent))
+        self.history.append((slot.number, slot.raw, slot.others, slot.absent))
 
     def complete(self, slot: Slot) -> None:
         """Note that a slot has its result, or its error."""
@@ -498,49 +507,43 @@ class _Recording:
     """Makes records of a group's slots; equal posts become one object."""
 
     def __init__(self, group: Group) -> None:
-        self._group = group
+        self._joining = group.joining
         self.members = sorted(group.members, key=lambda member: member.replica_id)
         self._everyone = tuple(member.replica_id for member in self.members)
         self._posts: dict[tuple[Any, ...], Post] = {}
 
-    def matched(
-        self, number: int, call: Call, code: Any, offset: int, path: Path, others: Any, absent: tuple[int, ...]
-    ) -> SlotRecord:
+    def matched(self, number: int, first: RawPost, others: Others | None, absent: tuple[int, ...]) -> SlotRecord:
         """Return the record of an entry of the history."""
         if not others and not absent:
-            return SlotRecord(number, ((self._post(call, code, offset, path), self._everyone),))
+            return SlotRecord(number, ((self._post(first), self._everyone),))
         there = (member for member in self.members if member.position not in absent)
-        return self._record(number, there, (call, code, offset, path), others or {}, ())
+        return SlotRecord(number, self._posted(there, first, others or {}))
 
     def slot(self, slot: Slot, number: int) -> SlotRecord:
         """Return the record of a slot that is not complete, or was completed with an error."""
         others = slot.others or {}
-        if slot is self._group.joining:
+        if slot is self._joining:
             there = [member for member in self.members if member.position in others]
         else:
             posted = (member for member in self.members if member.sequence > slot.number)
             there = [member for member in posted if member.position not in slot.absent]
         waiting = tuple(m.replica_id for m in self.members if slot.waiters[m.position] is not None)
-        return self._record(number, there, (slot.call, slot.code, slot.offset, slot.path), others, waiting)
+        return SlotRecord(number, self._posted(there, slot.raw, others), waiting)
 
-    def _record(
-        self,
-        number: int,
-        there: Iterable[Member],
-        first: RawPost,
-        others: dict[int, RawPost],
-        waiting: tuple[int, ...],
-    ) -> SlotRecord:
+    def _posted(
+        self, there: Iterable[Member], first: RawPost, others: Others
+    ) -> tuple[tuple[Post, tuple[int, ...]], ...]:
         found: dict[Post, list[int]] = {}
         for member in there:
-            found.setdefault(self._post(*others.get(member.position, first)), []).append(member.replica_id)
-        return SlotRecord(number, tuple((post, tuple(ids)) for post, ids in found.items()), waiting)
+            found.setdefault(self._post(others.get(member.position, first)), []).append(member.replica_id)
+        return tuple((post, tuple(ids)) for post, ids in found.items())
 
-    def _post(self, call: Call, code: Any, offset: int, path: Path) -> Post:
+    def _post(self, raw: RawPost) -> Post:
+        call, code, offset, path = raw
         key = (id(call), id(code), offset, path)
         found = self._posts.get(key)
         if found is None:
-            found = self._posts[key] = post_of((call, code, offset, path))
+            found = self._posts[key] = post_of(raw)
         return found
 
 

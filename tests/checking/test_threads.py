@@ -37,25 +37,6 @@ def nobody_else_runs() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-@pytest.mark.parametrize(("wait", "expected"), [(None, False), (20, True)])
-def test_thread_is_busy_when_it_can_wake_by_itself(wait: float | None, expected: bool) -> None:
-    release, inside = threading.Event(), threading.Event()
-
-    def waits() -> None:
-        inside.set()
-        release.wait(wait)
-
-    thread = threading.Thread(target=waits)
-    thread.start()
-    inside.wait()
-    if not expected:
-        wait_until_idle()
-    found = thread in busy_threads(pause=0)
-    release.set()
-    thread.join()
-    assert found is expected
-
-
 ITEMS: queue.Queue[int] = queue.Queue()
 EVENT = threading.Event()
 
