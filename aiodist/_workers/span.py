@@ -7,7 +7,7 @@ coordinator says when all its workers have come to that.
 
 **Trouble.** Whatever is wrong, here or elsewhere, ends in one message to the coordinator (`tell`), once local replicas
 have settled. A record that differs, a replica's own exception and a collective whose time is up are found here; of the
-rest the coordinator tells (`asked`). From the number on that is in trouble, no record is contributed any more. What
+rest the coordinator tells. From the number on that is in trouble, no record is contributed any more. What
 lies before it is carried out as ever, so that every worker's replicas get as far as they would on one machine.
 """
 
@@ -30,7 +30,7 @@ from aiodist._workers.portable import digest_of
 from aiodist._workers.record import FLOAT64, NO_FLAGS, Agreement, Found
 from aiodist._workers.session import Carrier, Session, Step
 from aiodist._workers.team import Team
-from aiodist._workers.transport import OF_VALUES, Communicator, Steps, as_bytes
+from aiodist._workers.transport import Communicator, Steps, as_bytes
 
 if TYPE_CHECKING:
     from aiodist._runtime.rendezvous import Rendezvous
@@ -185,11 +185,7 @@ class RunSpan(Carrier):
             yield from self._completed(slot, self._moving.move(session, slot, found))
 
     def _completed(self, slot: Rendezvous | None, steps: Steps[Any]) -> Steps[None]:
-        result, error = None, None
-        try:
-            result = yield from self._team.hurried(steps)
-        except OF_VALUES as raised:
-            error = raised
+        result, error = yield from self._team.outcome(steps)
         if slot is not None:
             self._run.complete(slot, result, error)
 

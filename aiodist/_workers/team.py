@@ -164,11 +164,13 @@ class Team:
             self.outside.abandon(pending)  # unless it is complete
         return pending.result()
 
-    def hurried(self, steps: Steps[T]) -> Steps[T]:
-        """Carry out steps for which all workers have come, so that it is worth while to ask again and again."""
-        self.driver.moving += 1
+    def outcome(self, steps: Steps[T]) -> Steps[tuple[T | None, Exception | None]]:
+        """Move values for which all workers have come; return the result, or the error that every worker has."""
+        self.driver.moving += 1  # it is worth while to ask again and again
         try:
-            return (yield from steps)
+            return (yield from steps), None
+        except OF_VALUES as error:
+            return None, error
         finally:
             self.driver.moving -= 1
 
@@ -358,12 +360,8 @@ class Outside(Carrier):
         """Move the values of a call that all workers make."""
         assert step is not None
         pending: Pending = step.what
-        error = None
-        try:
-            agreed = Agreed(session.communicator, accumulate_of(found), self._team.plans, self._team.threads)
-            pending.value = yield from self._team.hurried(pending.move(agreed))
-        except OF_VALUES as raised:
-            error = raised
+        agreed = Agreed(session.communicator, accumulate_of(found), self._team.plans, self._team.threads)
+        pending.value, error = yield from self._team.outcome(pending.move(agreed))
         if not pending.complete:
             pending.end(error)
         if session.number + 1 == self._tell_at:
