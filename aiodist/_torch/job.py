@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
@@ -45,24 +46,20 @@ Sites: TypeAlias = tuple[Place, tuple[Any, ...]]
 """A call's place, and those of its callers, each with an offset of 0, as the ledger has it."""
 
 
+@cache
 def is_plumbing(file: str) -> bool:
     """Return whether a file is torch's, the standard library's or ours, not the program's."""
     own = file.startswith(_PLUMBING) and not (_SITE_PACKAGES in file and not file.startswith(_PLUMBING[:2]))
     return own or file.startswith("<frozen") or file.endswith(_DECORATORS)
 
 
-_plumbing: dict[str, bool] = {}
 _sites: dict[Sites, Sites] = {}
 
 
 def _frames(frame: Any) -> Iterator[Any]:
     """Yield the program's own frames, from the innermost outward."""
     while frame is not None:
-        file = frame.f_code.co_filename
-        plumbing = _plumbing.get(file)
-        if plumbing is None:
-            plumbing = _plumbing[file] = is_plumbing(file)
-        if not plumbing:
+        if not is_plumbing(frame.f_code.co_filename):
             yield frame
         frame = frame.f_back
 

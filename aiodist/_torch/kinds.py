@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from itertools import accumulate, chain, pairwise
 from typing import Any, Final, TypeAlias
 
@@ -32,7 +32,7 @@ class Contribution:
     root: int = -1
 
 
-_calls: dict[Any, Call] = {}
+_call = cache(call_of_tensors)
 
 
 def call(
@@ -51,11 +51,7 @@ def call(
     """
     shapes = tuple(tuple(t.shape) if rows or not t.dim() else (None, *t.shape[1:]) for t in tensors)
     dtypes = tuple(str(t.dtype).removeprefix("torch.") for t in tensors)
-    key = kind, op, root, shapes, dtypes, role
-    found = _calls.get(key)
-    if found is None:
-        found = _calls[key] = call_of_tensors(kind, shapes, dtypes, op=op, source=root, role=role)
-    return found
+    return _call(kind, shapes, dtypes, op=op, source=root, role=role)
 
 
 # Reductions.

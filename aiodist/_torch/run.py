@@ -30,7 +30,7 @@ from aiodist._checking.explore import minimise
 from aiodist._checking.schedule import Change, LastFirst, Order, Random, Replayed, Schedule
 from aiodist._core.text import count
 from aiodist._torch.job import is_plumbing
-from aiodist._torch.script import Outcome, Request, run_script
+from aiodist._torch.script import Outcome, Request, ScriptRun
 
 if not hasattr(os, "fork"):
     raise ImportError("check --ranks needs an operating system with fork, such as Linux or macOS")
@@ -162,7 +162,7 @@ def _run_here(request: Request, order: Order, output: IO[str] | None, answer: in
     if output is not None:
         os.dup2(output.fileno(), 1)
     try:
-        outcome = run_script(request, order, lambda rank: os.pwrite(crash.fileno(), b"%-8d" % rank, 0))
+        outcome = ScriptRun(request, order, lambda rank: os.pwrite(crash.fileno(), b"%-8d" % rank, 0)).run()
         atexit._run_exitfuncs()  # noqa: SLF001  (a fork that leaves would run none: the script's, and a trace's)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

@@ -70,8 +70,8 @@ class Outcome:
         return self.kind, reason, self.kind == "disagreed" or self.text.partition("\nOn rank")[0]
 
 
-class _Run:
-    """One run of a script."""
+class ScriptRun:
+    """One run of a script on its ranks, in a process that is of no other use then."""
 
     def __init__(self, request: Request, order: Order, on_switch: Callable[[int], object]) -> None:
         self.request = request
@@ -90,6 +90,7 @@ class _Run:
         self.process = Process(self.ranks, [request.script, *request.arguments], self._environment, self.seed)
 
     def run(self) -> Outcome:
+        """Run it."""
         try:
             self.code = compile(self.script.read_bytes(), str(self.script), "exec")
         except (SyntaxError, ValueError) as error:
@@ -186,8 +187,3 @@ def _program_traceback(error: BaseException) -> Iterator[str]:
     while found.stack and is_plumbing(found.stack[0].filename):
         del found.stack[0]
     return found.format()
-
-
-def run_script(request: Request, order: Order, on_switch: Callable[[int], object] = lambda _: None) -> Outcome:
-    """Run a script on its ranks, in this process, which is of no other use then."""
-    return _Run(request, order, on_switch).run()
