@@ -171,11 +171,6 @@ def _formatted(component: Any, spec: str) -> str:
     return np.array2string(component, separator=", ", formatter={"all": lambda item: format(item, spec)})
 
 
-def select_replica(replica_id: int, value: Any, num_replicas: int) -> Any:
-    """Return what one replica gets of ``value``; see `split`."""
-    return split(value, num_replicas)[replica_id]
-
-
 def split(value: Any, num_replicas: int) -> Sequence[Any]:
     """Return what each replica gets of ``value``: per-replica values at any depth give their components.
 

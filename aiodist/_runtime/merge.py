@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from anyio import get_cancelled_exc_class
 
-from aiodist._arrays.values import check_awaited, regroup_arguments, select_replica
+from aiodist._arrays.values import check_awaited, regroup_arguments, split
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.text import shown
 from aiodist._runtime.current import CrossReplica, current
@@ -52,7 +52,7 @@ async def merge(strategy: Any, finish: Finish, slot: Rendezvous) -> None:
         if inspect.isawaitable(result):
             result = await result
         check_awaited(result, "result")
-        results = [select_replica(position, result, size) for position in range(size)]
+        results = [*split(result, size)]
     except BaseException as error:
         if isinstance(error, ReplicaContextError):
             post = slot.post_of(0)
