@@ -23,7 +23,7 @@ from aiodist._core import analysis
 from aiodist._core.errors import CollectiveError
 from aiodist._core.render import source_lines
 from aiodist._core.report import CollectiveReport, Location, Reason, ReplicaReport, ReplicaState
-from aiodist._core.text import ids, on_a_screen, shown
+from aiodist._core.text import clause, ids, on_a_screen, shown
 from aiodist._runtime.inspection import WaitGraph, look_at_loop
 from aiodist._runtime.scheduler import Run
 from aiodist._runtime.stacks import drives_replica, links
@@ -119,10 +119,8 @@ def _headline(replicas: Sequence[ReplicaReport], what: str) -> str:
     elsewhere = [r.replica_id for r in replicas if r.state is ReplicaState.RUNNING]
     if not waiting:
         return what
-    parts = [f"{ids(waiting)} wait{'s' * (len(waiting) == 1)} in a collective"]
-    if elsewhere:
-        parts.append(f"{ids(elsewhere)} {'is' if len(elsewhere) == 1 else 'are'} elsewhere")
-    return f"{what}: {', '.join(parts)}"
+    others = f", {clause(elsewhere, 'is')} elsewhere" if elsewhere else ""
+    return f"{what}: {clause(waiting, 'waits')} in a collective{others}"
 
 
 def _ways(graph: WaitGraph) -> list[str]:
