@@ -19,7 +19,6 @@ import ctypes
 import os
 import sys
 import time
-from asyncio import get_running_loop
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
@@ -30,6 +29,7 @@ from typing import Any, Final
 import anyio
 from anyio import wait_readable
 
+from aiodist._runtime.loop import current_loop, running_on_trio
 from aiodist._workers.transport import Request, Steps
 
 _SPIN_SECONDS: Final = 200e-6
@@ -58,7 +58,7 @@ class _Waiter:
         self.done = done
         self.thread = get_ident()
         self.event = anyio.Event()
-        self.call_soon_threadsafe = _call_soon_threadsafe()
+        _, self.call_soon_threadsafe = current_loop()
 
     def wake(self) -> None:
         if get_ident() == self.thread:
@@ -230,22 +230,9 @@ class Driver:
             self._timer = None
 
 
-def _call_soon_threadsafe() -> Callable[..., object]:
-    if _running_on_trio():
-        from trio.lowlevel import current_trio_token
-
-        return current_trio_token().run_sync_soon
-    return get_running_loop().call_soon_threadsafe
-
-
-def _running_on_trio() -> bool:
-    trio = sys.modules.get("trio")
-    return trio is not None and bool(trio.lowlevel.in_trio_task())
-
-
 async def _next_turn() -> None:
     """Let the loop's other tasks run; anyio's checkpoint does the same, in three times the time."""
-    if _running_on_trio():
+    if running_on_trio():
         from trio.lowlevel import checkpoint
 
         await checkpoint()
