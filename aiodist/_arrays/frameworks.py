@@ -44,25 +44,22 @@ class Torch(DeviceType):
         return bool(getattr(leaf, "is_cuda", False))
 
     def view(self, leaf: Any) -> DeviceArray:
-        if leaf.requires_grad:
-            refuse_gradient(leaf)
         if leaf.is_conj() or leaf.is_neg():  # what its memory holds is not what it says
             leaf = leaf.resolve_conj().resolve_neg()
-        whole = leaf if leaf.is_contiguous() else leaf.contiguous()
-        ordinal: int = leaf.get_device()
-        return DeviceArray(
-            whole.data_ptr(), tuple(leaf.shape), _of_torch(leaf.dtype), ordinal, self.stream(ordinal), whole
-        )
+        return self._array(leaf if leaf.is_contiguous() else leaf.contiguous())
 
     def buffer(self, leaf: Any) -> DeviceArray:
-        if leaf.requires_grad:
-            refuse_gradient(leaf)
         if leaf.is_conj() or leaf.is_neg():
             raise TypeError("out must hold plain tensors, got the conjugate or the negative of another one's memory")
-        shape, size, ordinal = tuple(leaf.shape), leaf.element_size(), leaf.get_device()
+        size = leaf.element_size()
         steps = tuple(size * step for step in leaf.stride())
-        strides = None if leaf.is_contiguous() else write_strides(shape, steps, size)
-        return DeviceArray(leaf.data_ptr(), shape, _of_torch(leaf.dtype), ordinal, self.stream(ordinal), leaf, strides)
+        return self._array(leaf, None if leaf.is_contiguous() else write_strides(tuple(leaf.shape), steps, size))
+
+    def _array(self, leaf: Any, strides: tuple[int, ...] | None = None) -> DeviceArray:
+        if leaf.requires_grad:
+            refuse_gradient(leaf)
+        dtype, ordinal = _of_torch(leaf.dtype), leaf.get_device()
+        return DeviceArray(leaf.data_ptr(), tuple(leaf.shape), dtype, ordinal, self.stream(ordinal), leaf, strides)
 
     def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
         empty, device = sys.modules["torch"].empty, _torch_device(ordinal)
