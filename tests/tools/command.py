@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -50,31 +50,21 @@ def exit_code(*arguments: str) -> Any:
 def behind_pipe(arguments: Sequence[str], *, when: str = "", act: Action | None = None) -> Ended:
     """Run `aiodist` with its output in a pipe; `act` on the process once `when` has been printed."""
     ours, its = os.pipe()
-    return _follow(arguments, ours, its, {"stdout": its, "stderr": its}, when, act, {})
+    return _follow(arguments, ours, when, act, stdout=its, stderr=its)
 
 
-def in_terminal(
-    arguments: Sequence[str], *, when: str = "", act: Action | None = None, variables: Mapping[str, str] | None = None
-) -> Ended:
-    """Do the same in a terminal, with these environment variables."""
+def in_terminal(arguments: Sequence[str], *, when: str = "", act: Action | None = None) -> Ended:
+    """Do the same in a terminal."""
     import pty
 
     ours, its = pty.openpty()
-    return _follow(arguments, ours, its, {"stdin": its, "stdout": its, "stderr": its}, when, act, variables or {})
+    return _follow(arguments, ours, when, act, stdin=its, stdout=its, stderr=its)
 
 
-def _follow(
-    arguments: Sequence[str],
-    ours: int,
-    its: int,
-    streams: dict[str, int],
-    when: str,
-    act: Action | None,
-    variables: Mapping[str, str],
-) -> Ended:
+def _follow(arguments: Sequence[str], ours: int, when: str, act: Action | None, **streams: int) -> Ended:
     command, output = [sys.executable, "-m", "aiodist", *arguments], b""
-    with subprocess.Popen(command, env=environment(**variables), start_new_session=True, **streams) as process:  # type: ignore[call-overload]
-        os.close(its)
+    with subprocess.Popen(command, env=environment(), start_new_session=True, **streams) as process:  # type: ignore[call-overload]
+        os.close(streams["stdout"])
         while chunk := _read(ours):
             output += chunk
             if act and when.encode() in output:
