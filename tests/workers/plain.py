@@ -78,7 +78,6 @@ class PlainRun:
 
     def __init__(self, ids: Sequence[int], total: int, program: Program) -> None:
         self.ledger = Ledger(ids, total=total, slot_type=PlainSlot)
-        self.devices = tuple(f"CPU:{i}" for i in range(len(ids)))
         self.span: Any = None
         self.error: CollectiveError | None = None
         self.results: dict[int, list[Any]] = {i: [] for i in ids}
@@ -86,7 +85,6 @@ class PlainRun:
                          self.ledger.root.members}  # fmt: skip
         self.judged = False
         self.failures: dict[int, BaseException] = {}
-        self.begun: set[Any] = set()
 
     # What a span calls.
 

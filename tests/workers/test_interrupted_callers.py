@@ -121,10 +121,6 @@ async def reduce_much(strategy: MultiWorkerMirroredStrategy) -> Any:
     return await strategy.reduce("SUM", np.ones(200_000), None)
 
 
-async def gather(strategy: MultiWorkerMirroredStrategy) -> Any:
-    return await strategy.gather(np.ones(400), 0)
-
-
 async def update(strategy: MultiWorkerMirroredStrategy) -> Any:
     return await strategy.extended.update(_variables[strategy], lambda v: v.assign(np.ones(3)))
 
@@ -142,7 +138,7 @@ async def _make_variable(strategy: MultiWorkerMirroredStrategy) -> None:
     await strategy.reduce("SUM", 1, None)  # which carries its initial value over
 
 
-OPERATIONS = [run, run_with_a_group, run_with_a_group_of_two, run_with_a_join, reduce_much, gather, update, assign]
+OPERATIONS = [run, run_with_a_group, run_with_a_group_of_two, run_with_a_join, reduce_much, update, assign]
 
 
 async def _outcomes(job: Job, operation: Operation, victim: int, shift: int, caller: Caller) -> list[Any]:

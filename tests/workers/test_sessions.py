@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from aiodist._core.errors import CollectiveError, WorkerLostError
+from aiodist._core.errors import WorkerLostError
 from tests.workers.plain import Op, PlainJob, Program, on_one_machine
 
 LAYOUTS = [(1, 1), (2, 1), (1, 2, 1), (1, 1, 1, 1)]
@@ -15,11 +16,15 @@ SEEDS = range(25)
 each_layout = pytest.mark.parametrize("counts", LAYOUTS, ids=str)
 
 
-def outcomes(counts: tuple[int, ...], program: Program, seed: int) -> list[CollectiveError | dict[int, list]]:
+def outcomes(counts: tuple[int, ...], program: Program, seed: int) -> list[Any]:
     job = PlainJob(counts, program, seed)
     job.go()
     assert job.over, "a worker waits for ever"
     return [run.error if run.error is not None else run.results for run in job.runs]
+
+
+def together(found: Sequence[Any]) -> dict[int, list]:
+    return {i: values for each in found for i, values in each.items()}
 
 
 def check(counts: tuple[int, ...], program: Program, seed: int) -> None:
@@ -27,14 +32,13 @@ def check(counts: tuple[int, ...], program: Program, seed: int) -> None:
     right = on_one_machine(sum(counts), program, seed)
     found = outcomes(counts, program, seed)
     if right.error is None:
-        results = {i: values for each in found for i, values in each.items()}  # type: ignore[union-attr]
+        results = together(found)
         assert results == right.results
         return
     expected = right.error.report
-    for each in (*found,):
-        outcome: Any = each
+    for each in found:
         assert type(each) is type(right.error), (each, right.error)
-        report = outcome.report
+        report = each.report
         assert (report.reason, report.sequence_number, set(report.suspects)) == (
             expected.reason,
             expected.sequence_number,
@@ -90,7 +94,7 @@ def test_uneven_loops_with_a_join(counts: tuple[int, ...]) -> None:
         ]
         right, found = on_one_machine(sum(counts), program, seed), outcomes(counts, program, seed)
         assert right.error is None
-        results = {i: values for each in found for i, values in each.items()}  # type: ignore[union-attr]
+        results = together(found)
         for i, values in results.items():
             assert _without_last(values) == _without_last(right.results[i])
         assert len({v for values in results.values() for v in values if isinstance(v, tuple)}) == 1
