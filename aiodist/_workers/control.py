@@ -28,18 +28,8 @@ from typing import Any, Final
 
 from aiodist._arrays import environment
 from aiodist._arrays.environment import stall_seconds
+from aiodist._workers import ending
 from aiodist._workers.coordinator import PATIENCE_SECONDS, Coordinator
-from aiodist._workers.ending import (
-    ENDED,
-    WORKER_LOST,
-    farewell_of,
-    is_echo,
-    last_error,
-    reports_of_all,
-    shorten_reports,
-    tell_of_echo,
-    unfinished,
-)
 from aiodist._workers.layout import Hello, made_differently
 from aiodist._workers.liveness import Pulse, trouble
 from aiodist._workers.messages import Ask, Beat, Farewell, Lost, Message, Report, Stalled, decode, encode
@@ -174,7 +164,7 @@ class TcpControl:
         self._loop = asyncio.SelectorEventLoop()
         self._leaving = asyncio.Event()
         self._connected, self._left = threading.Event(), threading.Event()
-        shorten_reports(self._rank)
+        ending.shorten_reports(self._rank)
         threading.Thread(target=self._serve, args=(connections,), name="aiodist control", daemon=True).start()
         self._connected.wait()
         atexit.register(self.close)
@@ -189,17 +179,17 @@ class TcpControl:
         """Tell the others that this worker ends, or why it leaves them; give them time to hear of an error."""
         if os.getpid() != self._process:  # what the program has forked has no part in it
             return
-        error = last_error()
-        if is_echo(error, self._own):
-            tell_of_echo()
-        self._leave(why or farewell_of(error), lingers=bool(why) or error is not None)
+        error = ending.last_error()
+        if ending.is_echo(error, self._own):
+            ending.tell_of_echo()
+        self._leave(why or ending.farewell_of(error), lingers=bool(why) or error is not None)
         self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
 
     def let_go(self) -> None:
         """Leave without waiting: the strategy is gone, and nobody has closed it."""
         if os.getpid() != self._process:
             return
-        self._leave(ENDED, lingers=False)
+        self._leave(ending.ENDED, lingers=False)
         warnings.warn(
             f"the strategy of worker {self._rank} of {self._size} was dropped with its connections open; call "
             "strategy.close() when it is needed no more",
@@ -288,10 +278,10 @@ class TcpControl:
     def _pass_on(self, message: Message) -> None:
         """Let this worker hear what the coordinator tells it."""
         if isinstance(message, Report):
-            unfinished.append("operations are in the air that will never match")
-            reports_of_all.append(message.report)
-        elif isinstance(message, Lost) and message.why != ENDED:
-            unfinished.append(WORKER_LOST)
+            ending.unfinished.append("operations are in the air that will never match")
+            ending.reports_of_all.append(message.report)
+        elif isinstance(message, Lost) and message.why != ending.ENDED:
+            ending.unfinished.append(ending.WORKER_LOST)
         team = self._team()
         if team is None:
             return
