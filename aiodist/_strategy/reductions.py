@@ -334,7 +334,9 @@ class Combination:
         found: dict[int, Any] = {}
         works: list[tuple[Work, Callable[[Any], dict[int, Any]]]] = []
         # What is made here at once comes before devices are put to work, for it may raise.
-        for (size, targets), among in sorted(groups.items(), key=lambda group: group[0][1] is not None):
+        in_order = sorted(groups, key=lambda key: key[1] is not None) if self._targets else groups
+        for size, targets in in_order:
+            among = groups[size, targets]
             operands = [self.operands[place] for place in among]
             collective, devices = self._operation.collective(operands), () if targets is None else self._devices
             carrier = executor(collective, size, (), self._operation.accumulate, devices, targets)
@@ -359,7 +361,8 @@ class Combination:
             result = [result]
         elif places[0] in self._targets:
             result = map(list, zip(*result, strict=True))
-        return self._given(dict(zip(places, result, strict=True)))
+        found = dict(zip(places, result, strict=True))
+        return self._given(found) if self._foreign else found
 
     def _given(self, found: dict[int, Any]) -> dict[int, Any]:
         """Give arrays on the host to their frameworks, as many as there are destinations."""
