@@ -168,70 +168,54 @@ def test_floors_hold() -> None:
 # Planted violations.
 
 SOUND = {
-    "kernels/aiodist_kernels/__init__.py": "from aiodist_kernels.sums import fold",
     "kernels/aiodist_kernels/sums.py": "import functools\nimport numpy as np\nfold = functools.reduce",
     "aiodist/__init__.py": "from aiodist._strategy.mirrored import Mirror as Mirror",
-    "aiodist/__main__.py": "from aiodist._tools.cli import main",
     "aiodist/_arrays/__init__.py": "",
     "aiodist/_arrays/words.py": "import optree",
-    "aiodist/_collectives/__init__.py": "",
     "aiodist/_collectives/meeting.py": "import aiodist_kernels\nfrom .._arrays import words\nfrom . import names",
     "aiodist/_collectives/names.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import meeting",
     "aiodist/_strategy/mirrored.py": "def later():\n    from aiodist._collectives.meeting import words",
-    "aiodist/_tools/cli.py": "from aiodist._demos import text\nfrom aiodist.testing_helpers import check",
-    "aiodist/_demos/text.py": "import aiodist\nfrom aiodist._strategy import mirrored",
+    "aiodist/_tools/cli.py": "import aiodist\nfrom aiodist.testing_helpers import check",
     "aiodist/testing_helpers.py": "",
 }
 WORDS, SUMS, NAMES = "aiodist/_arrays/words.py", "kernels/aiodist_kernels/sums.py", "aiodist/_collectives/names.py"
 ONLY_FOR_TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
+LISTING = "aiodist/_arrays/__init__.py"
 
 
-def plant(root: Path, files: dict[str, str]) -> list[str]:
-    """Write a small checkout, and judge it."""
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, ""),
+        ({WORDS: "import aiodist._strategy.mirrored"}, "(floor 2) imports aiodist._strategy.mirrored (floor 8)"),
+        ({WORDS: "from aiodist import Mirror"}, "(floor 2) imports aiodist (floor 12)"),
+        ({LISTING: "from .._collectives.names import x"}, "imports aiodist._collectives.names"),
+        ({WORDS: "def f():\n    from .._runtime import context"}, "words:2 (floor 2)"),
+        ({WORDS: "import importlib\nimportlib.import_module('aiodist._demos')"}, "words:2"),
+        ({WORDS: f"{ONLY_FOR_TYPES}from aiodist._runtime import context"}, "words:3 (floor 2)"),
+        ({"aiodist/strangers.py": ""}, "aiodist.strangers stands on no floor"),
+        ({SUMS: "def f():\n    import torch.cuda"}, "sums:2 (floor 0) imports torch.cuda from outside"),
+        (
+            {NAMES: "def f():\n    from aiodist._collectives import meeting"},
+            "aiodist._collectives.names -> aiodist._coll",
+        ),
+        ({"aiodist/__init__.py": "from aiodist._tools.cli import main as main"}, "floor 12: import circle"),
+        ({LISTING: '"""- `words`: one."""'}, ""),
+        ({LISTING: '"""- `texts`: two."""'}, "aiodist._arrays does not list words"),
+        (
+            {
+                LISTING: '"""- `texts`: two.\n- `words`: one."""',
+                "aiodist/_arrays/texts.py": f"{ONLY_FOR_TYPES}from . import words",
+            },
+            "texts:3 imports aiodist._arrays.words, which aiodist._arrays lists below it",
+        ),
+    ],
+)
+def test_planted_violation_is_found(tmp_path: Path, files: dict[str, str], expected: str) -> None:
     for name, text in (SOUND | files).items():
-        path = root / name
+        path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return list(violations(read_tree(root)))
-
-
-def test_sound_tree_has_no_violation(tmp_path: Path) -> None:
-    assert plant(tmp_path, {}) == []
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "expected"),
-    [
-        (WORDS, "import aiodist._strategy.mirrored", "(floor 2) imports aiodist._strategy.mirrored (floor 8)"),
-        (WORDS, "from aiodist import Mirror", "(floor 2) imports aiodist (floor 12)"),
-        (WORDS, "from .._collectives import names", "imports aiodist._collectives.names"),
-        ("aiodist/_arrays/__init__.py", "from .._collectives.names import x", "imports aiodist._collectives.names"),
-        (WORDS, "def f():\n    from .._runtime import context", "words:2 (floor 2)"),
-        (WORDS, "import importlib\nimportlib.import_module('aiodist._demos')", "words:2"),
-        (WORDS, f"{ONLY_FOR_TYPES}from aiodist._runtime import context", "words:3 (floor 2)"),
-        ("aiodist/strangers.py", "", "aiodist.strangers stands on no floor"),
-        (SUMS, "def f():\n    import torch.cuda", "sums:2 (floor 0) imports torch.cuda from outside"),
-        ("aiodist/_core/ledger.py", "import numpy", "(floor 1) imports numpy from outside"),
-        (NAMES, "from aiodist._collectives import meeting", "aiodist._collectives.names -> aiodist._collectives.meet"),
-        (NAMES, "def f():\n    from aiodist._collectives import meeting", "floor 4: import circle"),
-        ("aiodist/__init__.py", "from aiodist._tools.cli import main as main", "floor 12: import circle"),
-    ],
-)
-def test_planted_violation_is_found(tmp_path: Path, file: str, text: str, expected: str) -> None:
-    (found,) = plant(tmp_path, {file: text})
-    assert expected in found
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("- `words`: one.\n- `texts`: two.", ""),
-        ("- `texts`: two.\n- `words`: one.", "texts:3 imports aiodist._arrays.words, which aiodist._arrays lists"),
-        ("- `texts`: two.", "aiodist._arrays does not list words"),
-    ],
-)
-def test_package_lists_its_modules_in_order(tmp_path: Path, text: str, expected: str) -> None:
-    listing = {"aiodist/_arrays/__init__.py": f'"""What a leaf is.\n\n{text}\n"""'}
-    found = plant(tmp_path, {**listing, "aiodist/_arrays/texts.py": f"{ONLY_FOR_TYPES}from . import words"})
+    found = list(violations(read_tree(tmp_path)))
     assert len(found) == bool(expected)
     assert expected in "".join(found)
