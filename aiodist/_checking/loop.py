@@ -33,6 +33,7 @@ import math
 import selectors
 import threading
 import time
+import warnings
 from asyncio import Handle, Task, TimerHandle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -325,6 +326,19 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         """Stop after this turn."""
         self._turns_left = 0
         super().stop()
+
+    async def shutdown_asyncgens(self) -> None:
+        """Close generators, also those whose end asyncio has sent like a call from a thread."""
+        self._take_calls_of_threads()
+        for _ in range(3):  # turns: the call, the task that it makes, its end
+            await asyncio.sleep(0)
+        await super().shutdown_asyncgens()
+
+    async def shutdown_default_executor(self, *timeout: float | None) -> None:
+        """Wait for threads as long as asyncio does, in this loop's time; which do not end, others say."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The executor did not finish", RuntimeWarning)
+            await super().shutdown_default_executor(*timeout)
 
     def close(self) -> None:
         """Close the loop; what has not run does not."""
