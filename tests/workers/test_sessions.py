@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from aiodist._core.errors import WorkerLostError
+from aiodist._workers.record import MOST_IN_FULL
 from tests.workers.plain import Op, PlainJob, Program, on_one_machine
 
 LAYOUTS = [(1, 1), (2, 1), (1, 2, 1), (1, 1, 1, 1)]
@@ -185,15 +186,13 @@ def test_worker_that_dies_at_any_moment_ends_the_others_alike(counts: tuple[int,
 
 
 def test_more_workers_than_exchange_whole_records() -> None:
-    counts = (1,) * 70
-    for seed in range(2):
-        check(counts, alike(random.Random(seed), 70), seed)
-        program = [[op._replace(what="call") for op in ops] for ops in alike(random.Random(seed), 70)]
-        del program[seed * 20][-1]
-        check(counts, program, seed)
-        uneven = [[*(Op("call", 5) for _ in range(i % 3)), Op("join", 6), Op("call", 7)] for i in range(70)]
-        found = outcomes(counts, uneven, seed)
-        assert all(isinstance(each, dict) for each in found)
+    n, seed = MOST_IN_FULL + 1, 1
+    check((1,) * n, alike(random.Random(seed), n), seed)
+    program = [[op._replace(what="call") for op in ops] for ops in alike(random.Random(seed), n)]
+    del program[20][-1]
+    check((1,) * n, program, seed)
+    uneven = [[*(Op("call", 5) for _ in range(i % 3)), Op("join", 6), Op("call", 7)] for i in range(n)]
+    assert all(isinstance(each, dict) for each in outcomes((1,) * n, uneven, seed))
 
 
 def _without_last(values: list[Any]) -> list[Any]:
