@@ -94,15 +94,16 @@ class Slot:
     )  # fmt: skip
 
     def __init__(self, group: Group, number: int, call: Call, code: Any, offset: int, path: Path) -> None:
-        self.group = group
-        self.number = number
-        self.call = call
+        self.group: Group = group
+        self.number: int = number
+        self.call: Call = call
         self.code: Any = code
-        self.offset = offset
-        self.path = path
+        self.offset: int = offset
+        self.path: Path = path
         self.missing: int = len(group.members)
         self.waiters: list[Any] = [None] * self.missing
-        self.matched = self.complete = False
+        self.matched: bool = False
+        self.complete: bool = False
         self.error: BaseException | None = None
         self.others: Others | None = None
         self.absent: tuple[int, ...] = ()
