@@ -84,24 +84,30 @@ class Peer(asyncio.Protocol):
         self.farewell: str | None = None
         self._take, self._hang_up = take, hang_up
         self._received = bytearray()
+        self._early = b""  # what is to be sent before the loop has taken the connection
         self._transport: Any = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection."""
         self._transport = transport
+        self._transport.write(self._early)
 
     def send(self, data: bytes) -> None:
         """Let a message, as `packed` gave it, be sent."""
-        self._transport.write(data)
+        if self._transport is None:
+            self._early += data
+        else:
+            self._transport.write(data)
 
     @property
     def is_sending(self) -> bool:
         """Whether the system has not taken all that is to be sent."""
-        return bool(self._transport.get_write_buffer_size())
+        return self._transport is None or bool(self._transport.get_write_buffer_size())
 
     def close(self) -> None:
         """End the connection."""
-        self._transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Take what has come."""
@@ -213,12 +219,13 @@ class TcpControl:
         self._left.set()
 
     async def _until_left(self, connections: Mapping[int, socket.socket]) -> None:
-        for rank, connection in connections.items():
+        self._peers = {rank: Peer(rank, self._take, self._hang_up) for rank in connections}
+        for rank, peer in list(self._peers.items()):
+            connection = connections[rank]
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if hasattr(socket, "TCP_USER_TIMEOUT"):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(cut_off_seconds() * 1000))
             connection.setblocking(False)
-            peer = self._peers[rank] = Peer(rank, self._take, self._hang_up)
             await self._loop.connect_accepted_socket(lambda peer=peer: peer, connection)  # type: ignore[misc]
         self._connected.set()
         self._beat()

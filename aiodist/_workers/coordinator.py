@@ -165,11 +165,11 @@ class Coordinator:
 def report_of(parts: Mapping[int, Trouble], layout: Layout) -> CollectiveReport:
     """Return what the workers' parts of a run say together."""
     ranks, names = sorted(parts), layout.names
-    whole = _with_silent(merge([parts[rank].snapshot for rank in ranks]), layout)
-    whole = replace(whole, replicas=tuple(replace(each, device=names[each.replica_id]) for each in whole.replicas))
     overdue = next((parts[rank].overdue for rank in ranks if parts[rank].overdue is not None), None)
-    somebody_waits = any(group.open or group.join is not None for group in whole.groups)
     try:
+        whole = _with_silent(merge([parts[rank].snapshot for rank in ranks]), layout)
+        whole = replace(whole, replicas=tuple(replace(each, device=names[each.replica_id]) for each in whole.replicas))
+        somebody_waits = any(group.open or group.join is not None for group in whole.groups)
         report = analyse(whole, overdue=overdue) if overdue is not None or somebody_waits else _nobody_waits(whole)
     except Exception as error:  # noqa: BLE001  (those who wait must hear something)
         report = CollectiveReport(

@@ -101,8 +101,9 @@ class Driver:
 
     def notify(self) -> None:
         """Look anew whether somebody has what they wait for; from any thread."""
-        if self._timer is not None:
-            self._timer.cut_short()
+        timer = self._timer  # which another thread may just give back
+        if timer is not None:
+            timer.cut_short()
         for waiter in self._waiters[:1]:
             waiter.wake()
 

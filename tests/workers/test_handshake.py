@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket
@@ -16,12 +17,15 @@ from pathlib import Path
 import pytest
 
 from aiodist._arrays import environment
+from aiodist._core.call import OrderCheck
+from aiodist._core.snapshot import Snapshot
 from aiodist._tools.launch.notes import folder_of_notes
 from aiodist._workers import handshake
 from aiodist._workers.control import MOST_BYTES, Peer, packed
+from aiodist._workers.coordinator import Coordinator
 from aiodist._workers.handshake import MOST_UNPROVEN, Address, Door, connect, own_address
-from aiodist._workers.layout import Hello, check_versions, made_differently
-from aiodist._workers.messages import Beat, Lost, Message
+from aiodist._workers.layout import Hello, Layout, check_versions, made_differently
+from aiodist._workers.messages import Beat, Lost, Message, Report, Trouble
 from aiodist._workers.portable import resolved
 
 HERE = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
@@ -231,6 +235,32 @@ def received(data: bytes) -> list[Message]:
         assert error is not None
         raise error
     return found
+
+
+def test_what_is_sent_before_the_connection_is_taken_goes_first() -> None:
+    mine, others = socket.socketpair()
+    mine.setblocking(False)
+
+    async def send() -> None:
+        peer = Peer(1, lambda *_: None, lambda *_: None)
+        peer.send(b"early, ")
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: peer, mine)
+        peer.send(b"late")
+        peer.close()
+
+    with others:
+        asyncio.run(send())
+        assert others.recv(100) == b"early, late"
+
+
+def test_a_failing_analysis_still_gives_all_workers_a_report() -> None:
+    layout = Layout(0, [["CPU:0"], ["CPU:0"]])
+    broken = Snapshot(OrderCheck.CALL_SITE, (), ())  # without the run's own group
+    coordinator = Coordinator(layout)
+    sent = [each for rank in (0, 1) for each in coordinator.take(rank, Trouble(0, broken))]
+    reports = {rank: message.report for rank, message in sent if isinstance(message, Report)}
+    assert reports.keys() == {0, 1}
+    assert "the analysis of why failed: IndexError" in reports[0].text
 
 
 def framed(text: bytes) -> bytes:
