@@ -210,12 +210,12 @@ async def groups_and_joins() -> str:
     for step in range(3):
         pairs = [(a, b) for a in range(n) for b in range(a) if me in (a, b)]
         groups = [ctx.new_group(pair, f"{pair}") for pair in pairs]
-        handles = [group.all_reduce("SUM", np.full(100_000, 10**me + step)) for group in groups]
+        handles = [group.all_reduce("SUM", np.full(20_000, 10**me + step)) for group in groups]
         found += [int((await handle)[-1]) for handle in handles]
     half = ctx.new_group(range(me % 2, n, 2))
     found += [await half.all_reduce("SUM", 10**me) for _ in range(me // 2 + 1)]
     found.append(await half.join())
-    found += [int((await ctx.all_reduce("SUM", np.full(50_000, 1)))[-1]) for _ in range(me)]
+    found += [int((await ctx.all_reduce("SUM", np.full(10_000, 1)))[-1]) for _ in range(me)]
     found.append(await ctx.join())
     return str(found)
 
