@@ -65,7 +65,7 @@ def in_pieces(op: ReduceOp, buffers: list[np.ndarray], parts: int, **options: An
 
 
 @pytest.mark.parametrize(("op", "dtype"), DEFINED, ids=arrays.name)
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(
     count=arrays.counts,
     shape=arrays.shapes,
@@ -122,8 +122,11 @@ def test_reduce_large_buffers_as_small_ones(op: ReduceOp, dtype: np.dtype) -> No
         assert_same_bits(out, wanted)
 
 
-@pytest.mark.parametrize("dtype", [dtype for dtype in ALL if dtype != BOOL], ids=str)
-@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.PRODUCT], ids=arrays.name)
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    [(op, dtype) for op, dtype in COMPILED if op is ReduceOp.SUM or (op, dtype.kind) == (ReduceOp.PRODUCT, "c")],
+    ids=arrays.name,
+)
 @pytest.mark.parametrize("nbytes", [1, 320, 300_000])
 def test_out_overlaps_an_input(op: ReduceOp, dtype: np.dtype, nbytes: int) -> None:
     size = -(-nbytes // dtype.itemsize)
@@ -174,9 +177,9 @@ def test_the_same_array_counts_each_time_it_is_passed() -> None:
 @pytest.mark.parametrize(("op", "dtype"), DEFINED, ids=arrays.name)
 def test_number_alone_has_the_bits_that_it_has_among_others(op: ReduceOp, dtype: np.dtype) -> None:
     for count, accumulate in itertools.product((1, 3, 6, 7, 12, 13, 64), ACCUMULATE):
-        buffers = arrays.buffers(5, count, (17,), dtype)
+        buffers = arrays.buffers(5, count, (6,), dtype)
         wanted = reduce(op, buffers, accumulate=accumulate)
-        rows = [[buffer[place] for buffer in buffers] for place in range(17)]
+        rows = [[buffer[place] for buffer in buffers] for place in range(6)]
         alone = [reduce_scalars(op, row, accumulate) for row in rows]
         assert {type(number) for number in alone} == {wanted.dtype.type}
         assert_same_bits(np.array(alone), wanted)
