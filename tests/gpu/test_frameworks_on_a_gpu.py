@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.skipif(not gpus.find().gpus, reason=f"no GPU: {gpus.find().missing}"),
-    pytest.mark.timeout(120),  # the first of a file imports frameworks and compiles kernels
 ]
 
 CYCLES = 100_000_000

@@ -49,7 +49,6 @@ def reduced(lab: Gpu, case: Case, buffers: list[list[np.ndarray]]) -> list[list[
     ]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_bits_of_the_cpu(lab: Gpu, case: Case) -> None:
     for count, sizes in ((2, [100_003]), (3, [5]), (4, [4097, 1, 70_000]), (8, [33]), (16, [1000]), (21, [5000, 3])):

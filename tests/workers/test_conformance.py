@@ -65,14 +65,12 @@ def check(size: int, engine: str, code: int, output: str) -> None:
     assert re.findall(r"ordered (\w+)", output) == [digest_of_ordered_sums()] * size, "the same bits for every layout"
 
 
-@pytest.mark.timeout(180)  # four workers, which compile kernels, take their time on a busy machine
 @pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="no mpi4py")
 def test_mpi_engine() -> None:
     check(4, "mpi", *job(4, "conforms"))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch")
-@pytest.mark.timeout(180)  # each process loads torch
 def test_torch_engine() -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     ended = subprocess.run(

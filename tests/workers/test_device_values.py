@@ -451,7 +451,6 @@ async def test_cancelled_call_is_held_back_until_devices_are_done(plant: Plant) 
 
 
 @pytest.mark.skipif(not gpus.find().gpus, reason=f"no GPU: {gpus.find().missing}")
-@pytest.mark.timeout(300)
 async def test_on_a_gpu() -> None:
     cuda: Any = importlib.import_module("numba.cuda")
     job = DeviceJob(None, 1, 1)
