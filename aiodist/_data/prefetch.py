@@ -10,9 +10,11 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
-from typing import Any, Final, Self
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import Any, Final, Self, TypeAlias
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -20,6 +22,7 @@ from anyio.lowlevel import checkpoint
 from aiodist._runtime.loop import current_loop
 
 _END: Final = object()
+_Wanted: TypeAlias = SimpleQueue[Future[Any] | None]
 
 
 class Prefetched:
@@ -31,16 +34,21 @@ class Prefetched:
     """
 
     def __init__(self, elements: Iterator[Any], ahead: int) -> None:
-        self._thread = ThreadPoolExecutor(1, "aiodist prefetch")
-        self._elements = elements
-        self._ahead: deque[Future[Any]] = deque(self._make() for _ in range(ahead))
-        weakref.finalize(self, self._thread.shutdown, wait=False, cancel_futures=True)
+        self._lock = Lock()
+        self._wanted: _Wanted = SimpleQueue()
+        self._ahead: deque[Future[Any]] = deque()
+        for _ in range(ahead):
+            self._ask()
+        weakref.finalize(self, _end, self._ahead, self._wanted)
+        # No executor: it takes no work any more once the main thread has ended, and holds up the interpreter's exit.
+        self._thread = Thread(target=_make_all, args=(elements, self._wanted), name="aiodist prefetch", daemon=True)
+        self._thread.start()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        if self._ahead:
+        with suppress(IndexError):  # there are no more
             wait([self._ahead[0]])
         element = self._take()
         if element is _END:
@@ -61,28 +69,49 @@ class Prefetched:
             raise StopAsyncIteration
         return element
 
-    def _make(self) -> Future[Any]:
-        return self._thread.submit(next, self._elements, _END)
+    def _ask(self) -> None:
+        future: Future[Any] = Future()
+        self._ahead.append(future)
+        self._wanted.put(future)
 
     def _take(self) -> Any:
         """Return the next element, which is there, or `_END`; raise what the thread raised, once."""
-        if not self._ahead:
-            return _END
-        future = self._ahead.popleft()
-        self._ahead.append(self._make())
+        with self._lock:
+            if not self._ahead:
+                return _END
+            future = self._ahead.popleft()
+            self._ask()
         element = future.result()
         if element is _END:
-            self._end(wait=False)
+            self._end()
         return element
 
     def close(self) -> None:
         """End the thread, and wait for its end: at most for the element that it is making."""
-        self._end(wait=True)
+        self._end()
+        self._thread.join()
 
-    def _end(self, *, wait: bool) -> None:
-        self._ahead.clear()
-        self._elements = iter(())
-        self._thread.shutdown(wait=wait, cancel_futures=True)
+    def _end(self) -> None:
+        with self._lock:
+            _end(self._ahead, self._wanted)
+
+
+def _end(ahead: deque[Future[Any]], wanted: _Wanted) -> None:
+    """Have no more elements made. It may be called by a garbage collection, in any thread and at any point of it."""
+    for future in ahead:
+        future.cancel()
+    ahead.clear()
+    wanted.put(None)
+
+
+def _make_all(elements: Iterator[Any], wanted: _Wanted) -> None:
+    while (future := wanted.get()) is not None:
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(next(elements, _END))
+            except BaseException as error:  # noqa: BLE001  (it is the consumer's)
+                future.set_exception(error)
+        del future  # and with it the element, which is the consumer's
 
 
 def _setter(event: anyio.Event) -> Callable[[object], None]:
