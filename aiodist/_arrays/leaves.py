@@ -11,7 +11,7 @@ import numpy as np
 from aiodist._arrays import nests
 from aiodist._arrays.device import DeviceType
 from aiodist._arrays.frameworks import device_type_of, framework_of, views_on_gpu
-from aiodist._arrays.host import ArrayLike, HostType, host_type_of
+from aiodist._arrays.host import ArrayLike, HostType, host_type_of, is_foreign
 from aiodist._arrays.slices import IndexedSlices
 
 
@@ -41,7 +41,7 @@ def describe(value: Any) -> tuple[Any, Any, Any, Any, Any]:
     item for each leaf in the rest, except that the marks are None where all leaves are NumPy arrays. The leaves are
     what takes part in the collective: see `describe_leaf`.
     """
-    if isinstance(value, (np.ndarray, np.generic, int, float, complex)) or framework_of(type(value)) is not None:
+    if isinstance(value, (np.ndarray, np.generic, int, float, complex)) or _is_framework_array(value):
         return None, *describe_leaf(value)
     try:
         return _describe_nest(value)
@@ -49,6 +49,12 @@ def describe(value: Any) -> tuple[Any, Any, Any, Any, Any]:
         if not nests.register_dicts(value):  # asked only now, so that nests of other kinds do not pay for it
             raise
     return _describe_nest(value)
+
+
+def _is_framework_array(value: Any) -> bool:
+    """Return whether a value is known at a glance as a framework's array; frameworks have nests of their own, too."""
+    framework = framework_of(type(value))
+    return framework is not None and (is_foreign(value) or framework.is_on_gpu(value))
 
 
 def _describe_nest(value: Any) -> tuple[Any, Any, Any, Any, Any]:

@@ -169,6 +169,17 @@ async def test_subclass_comes_back_as_its_framework_s_array() -> None:
         assert got.tolist() == [2, 2]
 
 
+async def test_framework_s_own_named_tuple_is_a_nest() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+    async def program() -> Any:
+        return await here().all_reduce("SUM", torch.max(torch.arange(6.0).reshape(2, 3), dim=0))
+
+    for got in await on_each(2, program):
+        assert type(got) is torch.return_types.max
+        assert (got.values.tolist(), got.indices.tolist()) == ([6, 8, 10], [2, 2, 2])
+
+
 class Alone(toy.Tensor):
     __array_namespace__ = None  # type: ignore[assignment]
 
