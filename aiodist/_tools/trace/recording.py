@@ -23,6 +23,9 @@ RawPost: TypeAlias = tuple[Call, Any, int]
 """What a replica asked for, its caller's code, and the offset of the call in it."""
 Clock: TypeAlias = Callable[[], float]
 
+MOST_OPEN = 1024
+"""So many collectives of a run stay open; then the oldest complete one is written as one whose handle nobody awaits."""
+
 
 @dataclass(slots=True)
 class Function:
@@ -206,6 +209,10 @@ class Recording(Observer):
         key = _key(slot)
         found = run.open.get(key)
         if found is None:
+            if len(run.open) >= MOST_OPEN:
+                oldest = next((found for found in run.open.values() if found.completed is not None), None)
+                if oldest is not None:
+                    self._finish(oldest)
             found = run.open[key] = Collective(run, key, slot)
         other = None if slot.others is None else slot.others.get(member.position)
         post = found.post if other is None else other[:3]

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import anyio
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 import aiodist
 from aiodist import CollectiveError, MirroredStrategy, ReduceOp, ReplicaContext
+from aiodist._tools.trace import recording
 from tests.runtime.programs import Relay, mirrored, run
 from tests.tools.trace.traced import collectives, events_of, traced
 
@@ -64,6 +66,33 @@ async def test_handle_that_nobody_awaits_has_a_slice_without_length(file: Path) 
 
     events = [e for e in collectives(await traced(file, program, 2)) if e["name"] == "barrier"]
     assert [(e["dur"], e["args"]["awaited"]) for e in events] == [(0, False)] * 2
+
+
+@pytest.mark.filterwarnings("ignore:replica . never awaited")
+async def test_handles_that_nobody_awaits_are_not_kept_until_the_run_ends(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = []
+    monkeypatch.setattr(recording, "MOST_OPEN", 4)
+
+    class Run(recording.Run):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            kept.append(self.open)
+
+    monkeypatch.setattr(recording, "Run", Run)
+
+    async def program(ctx: ReplicaContext) -> None:
+        for _ in range(20):
+            ctx.barrier()
+            await ctx.all_reduce("SUM", 1.0)
+        assert len(kept[0]) <= 4
+
+    events = collectives(await traced(file, program, 2))
+    assert Counter((e["name"], e["args"].get("awaited", True)) for e in events) == {
+        ("barrier", False): 40,
+        ("all_reduce", True): 40,
+    }
 
 
 async def test_bytes_are_each_replicas_own_where_they_differ(file: Path) -> None:
