@@ -588,8 +588,9 @@ class Run:
         from aiodist._runtime.cancellation import handled_in  # loaded when something has gone wrong
         from aiodist._runtime.inspection import Look, look_at_run
 
-        # where the event loop is blocked, another thread asks
-        look = look_at_run(self.ledger) if get_ident() == self.thread else Look({}, "", {})
+        # where the event loop is blocked, another thread asks; behind the run's end, its loop may be gone
+        looks = get_ident() == self.thread and not self.over
+        look = look_at_run(self.ledger) if looks else Look({}, "", {})
         facts = tuple(
             ReplicaFacts(
                 replica.id,

@@ -167,6 +167,11 @@ class TcpControl:
         self._leave_by: float | None = None
         self._lingers = False
         self._process = os.getpid()
+        for connection in connections.values():  # here, where what goes wrong is raised
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(cut_off_seconds() * 1000))
         self._loop = asyncio.SelectorEventLoop()
         self._leaving = asyncio.Event()
         self._connected, self._left = threading.Event(), threading.Event()
@@ -221,12 +226,7 @@ class TcpControl:
     async def _until_left(self, connections: Mapping[int, socket.socket]) -> None:
         self._peers = {rank: Peer(rank, self._take, self._hang_up) for rank in connections}
         for rank, peer in list(self._peers.items()):
-            connection = connections[rank]
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if hasattr(socket, "TCP_USER_TIMEOUT"):
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(cut_off_seconds() * 1000))
-            connection.setblocking(False)
-            await self._loop.connect_accepted_socket(lambda peer=peer: peer, connection)  # type: ignore[misc]
+            await self._loop.connect_accepted_socket(lambda peer=peer: peer, connections[rank])  # type: ignore[misc]
         self._connected.set()
         self._beat()
         await self._leaving.wait()

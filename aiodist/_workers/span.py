@@ -228,7 +228,7 @@ class RunSpan(Carrier):
         match message:
             case Ask():
                 self._asked(message)
-            case Query():
+            case Query() if self._is_well:  # else its event loop may be gone
                 self._blocked = tuple(sorted(self._run.waiting_for_good()))
                 self._tell_waiting(is_answer=True)
             case GroupTag():
@@ -277,9 +277,14 @@ class RunSpan(Carrier):
         snapshot = self._run.snapshot(blocked=self._blocked)
         self._team.control.send(Trouble(self.number, snapshot, key, number, overdue, found, note))
 
+    @property
+    def _is_well(self) -> bool:
+        """Whether the run goes on, and nothing is wrong here."""
+        return not self.told and not self.is_over and self.error is None
+
     def _tell_waiting(self, *, is_answer: bool = False) -> None:
         """Tell the coordinator what local replicas wait in, while nothing is wrong here."""
-        if not self.told and not self.is_over and self.error is None:
+        if self._is_well:
             self._team.control.send(Waiting(self.number, self._run.snapshot(blocked=self._blocked), is_answer))
 
     def fail(self, error: CollectiveError) -> None:

@@ -263,7 +263,8 @@ class Team:
 
     def owes_answer(self, run: int) -> bool:
         """Return whether this worker has not told the coordinator of a run in trouble."""
-        return self.error is None and not (run in self._carriers and self._carriers[run].told)
+        carrier = self._carriers.get(run)  # once: the run may end meanwhile, in its own thread
+        return self.error is None and not (carrier is not None and carrier.told)
 
     def may_answer(self, run: int) -> bool:
         """Return whether somebody carries out calls here, so that the run may report itself when it has settled."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from aiodist._core.call import OrderCheck
 from aiodist._core.snapshot import Snapshot
 from aiodist._tools.launch.notes import folder_of_notes
 from aiodist._workers import handshake
-from aiodist._workers.control import MOST_BYTES, Peer, packed
+from aiodist._workers.control import MOST_BYTES, Peer, TcpControl, packed
 from aiodist._workers.coordinator import Coordinator
 from aiodist._workers.handshake import MOST_UNPROVEN, Address, Door, connect, own_address
 from aiodist._workers.layout import Hello, Layout, check_versions, made_differently
@@ -324,3 +325,15 @@ def test_soft_limit_of_files_is_raised_where_it_must_be(count: int, soft: int, m
     with pytest.raises(OSError, match=r"needs 4351 file descriptors.* allows it 4096; raise the hard") as raised:
         handshake.allow_connections(4095)
     assert raised.value.errno == errno.EMFILE
+
+
+def test_limit_that_is_no_number_is_an_error_of_the_constructor_and_not_of_its_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AIODIST_LOST_SECONDS", "soon")
+    team: Any = type("Worker", (), {"layout": Layout(1, [("CPU:0",), ("CPU:0",)])})()
+    with door() as (opened, address), ThreadPoolExecutor() as others:
+        connecting = others.submit(connect, address, 1)
+        opened.admit_all()
+        with closing(connecting.result()) as connection, pytest.raises(ValueError, match="AIODIST_LOST_SECONDS must"):
+            TcpControl(team, hellos("here", "here"), {0: connection})

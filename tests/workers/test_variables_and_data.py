@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from aiodist import (
     get_replica_context,
 )
 from aiodist._strategy.scope import replicas_of
+from aiodist._workers.messages import Ask, Query
 from tests.workers.simulated import Job, on_trio_too
 
 LAYOUTS = [(2,), (1, 1), (2, 1), (1, 2, 1)]
@@ -47,6 +49,21 @@ async def test_variable_of_a_scope_starts_from_the_first_workers_value(layout: t
 
     for outcome in await Job(*layout).everywhere(program):
         assert outcome == [1 + sum(layout)] * 2
+
+
+@pytest.mark.parametrize("question", [Query(0), Ask(0)], ids=str)
+def test_variable_is_created_outside_of_a_loop_whatever_the_others_ask_of_a_run_that_is_over(question: Any) -> None:
+    job, contexts = Job(1, 1), []
+
+    async def program(ctx: ReplicaContext) -> None:
+        contexts.append(ctx)  # which keeps its run
+        await ctx.barrier()
+
+    asyncio.run(job.run(program))
+    job.cluster.switchboard.teams[0].post(question)  # which has come late
+    with job.strategies[0].scope():
+        assert Variable(1.0).name == "Variable"
+    assert contexts
 
 
 @pytest.mark.parametrize("reduction", ["fast", "ordered"])
