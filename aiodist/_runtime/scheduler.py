@@ -471,8 +471,17 @@ class Run:
 
     def _call_at(self, at: float, fn: Callable[[], object], slot: Rendezvous | None = None) -> None:
         """Call a function at that time, unless it is a collective's deadline that does not count any more."""
+        self._forget_deadlines()
         heapq.heappush(self._timers, (at, next(self._count), slot, fn))
         self._set_alarm()
+
+    def _forget_deadlines(self) -> None:
+        """Forget the first timers as long as they are deadlines that do not count any more: they keep results."""
+        while self._timers:
+            at, _, slot, _ = self._timers[0]
+            if slot is None or not (slot.complete or slot.deadline != at):
+                return
+            heapq.heappop(self._timers)
 
     def _set_alarm(self) -> None:
         if self._timers and not self.closed and (self._alarm is None or self._timers[0][0] < self._alarm):
@@ -482,14 +491,11 @@ class Run:
     def _ring(self) -> None:
         self._alarm = None
         now = self.now()
-        while self._timers and not self.closed:
-            at, _, slot, fn = self._timers[0]
-            over = slot is not None and (slot.complete or slot.deadline != at)
-            if at > now and not over:
-                break
-            heapq.heappop(self._timers)
-            if not over:
-                fn()
+        self._forget_deadlines()
+        while self._timers and self._timers[0][0] <= now and not self.closed:
+            *_, fn = heapq.heappop(self._timers)
+            fn()
+            self._forget_deadlines()
         self._set_alarm()
 
     def _expire(self, slot: Rendezvous) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 from anyio.lowlevel import checkpoint
 
@@ -16,7 +19,7 @@ from aiodist import (
     Reason,
     ReplicaContext,
 )
-from tests.runtime.programs import error_of
+from tests.runtime.programs import error_of, mirrored, run
 
 pytestmark = pytest.mark.anyio
 BRIEF = 0.01
@@ -98,6 +101,17 @@ async def test_giving_up_a_merge_call_that_then_completes_is_an_error() -> None:
 
 
 # Too late.
+
+
+async def test_a_time_limit_keeps_no_result_alive_until_it_would_be_up() -> None:
+    alive: list[weakref.ref[Any]] = []
+
+    async def program(ctx: ReplicaContext) -> None:
+        alive.extend([weakref.ref(await ctx.all_reduce("SUM", np.ones(3))) for _ in range(8)])
+        gc.collect()
+        assert all(reference() is None for reference in alive[:8])
+
+    await run(mirrored(2, timeout=600.0), program)
 
 
 async def test_a_timeout_tells_who_is_held_up_by_an_earlier_collective() -> None:
