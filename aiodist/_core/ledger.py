@@ -60,6 +60,7 @@ _JOINED: Final = 1 << 60
 _NEVER: Final = 1 << 62
 
 _ELSEWHERE: Final = -1
+_MOST_RECENT: Final = 64
 """Stands for the members that other processes run."""
 
 Path: TypeAlias = tuple[Any, ...]
@@ -333,7 +334,7 @@ class Group:
         else:
             del self.open[slot.number]
         if self is not self.ledger.root and not self.open and self.joining is None:
-            self.ledger.held.discard(self)
+            self.ledger.let_go(self)
 
     # Joining.
 
@@ -590,6 +591,7 @@ class Ledger:
         self._serial = 0
         self._groups: WeakSet[Group] | None = None
         self.held: set[Group] = set()
+        self._recent: deque[Group] | None = None if total is None else deque(maxlen=_MOST_RECENT)
         ids = everyone(total) if total is not None else tuple(replicas)
         self.root: Group = Group(self, (ids, None, -1), self.replicas, None)
 
@@ -603,6 +605,16 @@ class Ledger:
         if self._groups is None:
             self._groups = WeakSet()
         self._groups.add(group)
+
+    def let_go(self, group: Group) -> None:
+        """Hold a group no more, whose slots are all complete.
+
+        Another process may still show what is complete here as open. So what went last is kept a little longer: without
+        it, a replica that has made all its calls in a group, and has ended, would seem never to have made the group.
+        """
+        self.held.discard(group)
+        if self._recent is not None and (not self._recent or self._recent[-1] is not group):
+            self._recent.append(group)
 
     def channel(self, source: int, destination: int, name: str) -> Group:
         """Return a new group for what one replica sends another: the k-th send meets the k-th receive."""

@@ -127,6 +127,8 @@ class Coordinator:
         run = message.run
         if run in self._cases:
             return
+        if not message.is_answer:
+            self._waiting[run].clear()  # older snapshots may show as open what is complete by now; all are asked anew
         self._waiting[run][rank] = message.snapshot
         whole = merge(self._waiting[run].values())
         if find_cycle(whole) or cannot_complete(whole):

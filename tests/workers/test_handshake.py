@@ -12,13 +12,16 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aiodist._arrays import environment
-from aiodist._core.call import OrderCheck
+from aiodist._core.call import Call, OrderCheck, Place
+from aiodist._core.ledger import Ledger
+from aiodist._core.report import ReplicaState
 from aiodist._core.snapshot import Snapshot
 from aiodist._tools.launch.notes import folder_of_notes
 from aiodist._workers import handshake
@@ -26,7 +29,7 @@ from aiodist._workers.control import MOST_BYTES, Peer, TcpControl, packed
 from aiodist._workers.coordinator import Coordinator
 from aiodist._workers.handshake import MOST_UNPROVEN, Address, Door, connect, own_address
 from aiodist._workers.layout import Hello, Layout, check_versions, made_differently
-from aiodist._workers.messages import Beat, Lost, Message, Report, Trouble
+from aiodist._workers.messages import Ask, Beat, Lost, Message, Query, Report, Trouble, Waiting
 from aiodist._workers.portable import resolved
 
 HERE = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
@@ -262,6 +265,26 @@ def test_a_failing_analysis_still_gives_all_workers_a_report() -> None:
     reports = {rank: message.report for rank, message in sent if isinstance(message, Report)}
     assert reports.keys() == {0, 1}
     assert "the analysis of why failed: IndexError" in reports[0].text
+
+
+def test_a_replica_that_has_finished_with_a_group_and_ended_is_not_taken_for_one_that_never_made_it() -> None:
+    """Worker 1 has completed the group's collective, and dropped the group; worker 0 does not know of that yet."""
+    here, call = Place("train.py", 3, 4, "train"), Call("barrier")
+    snapshots = []
+    for rank in (0, 1):
+        ledger = Ledger([rank], total=2)
+        member = ledger.root.new_group(ledger.root.members[0], (0, 1), None, here, 0)
+        slot = member.group.post(member, call, here, 0)
+        if rank == 1:
+            member.group.complete(slot)
+            del member, slot
+            ledger.end(ledger.replicas[0], ReplicaState.EXITED)
+        snapshots.append(ledger.snapshot(blocked=(0,) if rank == 0 else ()))
+    coordinator = Coordinator(Layout(0, [["CPU:0"], ["CPU:0"]]))
+    assert list(coordinator.take(0, Waiting(0, snapshots[0]))) == [(1, Query(0))]
+    assert not list(coordinator.take(1, Waiting(0, snapshots[1], is_answer=True)))
+    without = replace(snapshots[1], groups=snapshots[1].groups[:1])  # as if it had never made the group
+    assert list(coordinator.take(1, Waiting(0, without, is_answer=True))) == [(0, Ask(0)), (1, Ask(0))]
 
 
 def framed(text: bytes) -> bytes:
