@@ -78,17 +78,21 @@ def seconds(program: Program, size: int, rounds: int) -> float:
     return statistics.median(map(float, took)) / rounds
 
 
+# The calls stand in the replicas' own function: one in a helper takes 0.2 µs more, for its callers are noted.
+
+
 async def array(rounds: int) -> float:
-    return await _all_reduces(np.ones(1, np.float32), rounds)
+    ctx, value = get_replica_context(), np.ones(1, np.float32)
+    await ctx.barrier()
+    begin = time.process_time()
+    for _ in range(rounds):
+        await ctx.all_reduce(ReduceOp.SUM, value)
+    return time.process_time() - begin
 
 
 async def nest(rounds: int) -> float:
-    value = {"a": np.ones(4, np.float32), "b": [np.ones(2, np.float32), np.ones((), np.float32)]}
-    return await _all_reduces(value, rounds)
-
-
-async def _all_reduces(value: object, rounds: int) -> float:
     ctx = get_replica_context()
+    value = {"a": np.ones(4, np.float32), "b": [np.ones(2, np.float32), np.ones((), np.float32)]}
     await ctx.barrier()
     begin = time.process_time()
     for _ in range(rounds):
