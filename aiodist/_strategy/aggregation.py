@@ -126,8 +126,7 @@ def updated(method: str, old: Array, value: Array, *, fresh: bool = False) -> Ar
         new = np.asarray(_CHANGES[method](old, value))
     else:
         new = _CHANGES[method](old, value, out=empty_like(value, old.dtype))
-    new.setflags(False)  # type: ignore[call-arg]  # by position: the keyword alone takes as long as the call
-    return new
+    return frozen(new)
 
 
 def check(aggregation: VariableAggregation, dtype: np.dtype[Any]) -> None:

@@ -72,6 +72,9 @@ def test_components_are_read_only_and_never_change(synchronization: str) -> None
     assert not any(np.shares_memory(a, b) for a in (*before, *v.values) for b in (initial, given))
     assert not any(np.shares_memory(a, b) for a in before for b in v.values)
     assert not any(component.flags.writeable for component in v.values)
+    for component in v.values:
+        with pytest.raises(ValueError, match="cannot set WRITEABLE"):
+            component.flags.writeable = True
     initial[:] = given[:] = 9
     assert [c.tolist() for c in (*before, *v.values)] == [[0] * 4] * 2 + [[1] * 4] * 2
 
