@@ -85,12 +85,15 @@ class Peer(asyncio.Protocol):
         self._take, self._hang_up = take, hang_up
         self._received = bytearray()
         self._early = b""  # what is to be sent before the loop has taken the connection
+        self._closed = False
         self._transport: Any = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection."""
         self._transport = transport
         self._transport.write(self._early)
+        if self._closed:
+            self.close()
 
     def send(self, data: bytes) -> None:
         """Let a message, as `packed` gave it, be sent."""
@@ -105,7 +108,8 @@ class Peer(asyncio.Protocol):
         return self._transport is None or bool(self._transport.get_write_buffer_size())
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connection, also one that the loop has not taken yet."""
+        self._closed = True
         if self._transport is not None:
             self._transport.abort()
 

@@ -257,6 +257,21 @@ def test_what_is_sent_before_the_connection_is_taken_goes_first() -> None:
         assert others.recv(100) == b"early, late"
 
 
+def test_a_connection_that_is_ended_before_it_is_taken_does_not_stay_open() -> None:
+    mine, others = socket.socketpair()
+    mine.setblocking(False)
+
+    async def end() -> None:
+        peer = Peer(1, lambda *_: None, lambda *_: None)
+        peer.close()
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: peer, mine)
+        await asyncio.sleep(0)
+
+    with others:
+        asyncio.run(end())
+        assert others.recv(100) == b""
+
+
 def test_a_failing_analysis_still_gives_all_workers_a_report() -> None:
     layout = Layout(0, [["CPU:0"], ["CPU:0"]])
     broken = Snapshot(OrderCheck.CALL_SITE, (), ())  # without the run's own group
