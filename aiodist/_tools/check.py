@@ -116,8 +116,7 @@ def _run_ranks(arguments: Namespace) -> Exit:
     if not Path(arguments.target).is_file():
         raise UsageError(f"there is no file {arguments.target!r}")
     try:
-        from aiodist._torch.run import check
-        from aiodist._torch.script import Request
+        from aiodist._torch.script import Request, check
     except ImportError as error:
         raise UsageError(str(error)) from error
     request = Request(

@@ -1,10 +1,9 @@
 """Programs of torch.distributed: their ranks in one process, checked; and the dumps of their jobs (floor 10).
 
-Only the first four can be used without torch. The modules, in order; each imports only from those above it and from
+Only the first three can be used without torch. The modules, in order; each imports only from those above it and from
 lower floors:
 
-- `wording`: PyTorch's terms, for calls on tensors and for the report.
-- `swaps`: equal calls from the same places in another order.
+- `report`: reports in PyTorch's terms, and equal calls from the same places in another order.
 - `dumps`: what PyTorch's flight recorder has written, one file a rank, read and checked.
 - `explain`: what the dumps of a job say: a snapshot, the report on it, and what they cannot show.
 - `private`: torch, and which of its private names are used, with which versions that was tried.
@@ -14,6 +13,5 @@ lower floors:
 - `job`: the order check of a script's ranks, and who waits for what.
 - `group`: what torch has of it: process groups and stores.
 - `cpu`: CUDA devices taken for the CPU.
-- `script`: a script on its ranks, and what came of it.
-- `run`: a fork for each run, schedules, and what is said when it dies.
+- `script`: a script on its ranks, in a fork for each schedule, and what came of it.
 """

@@ -15,20 +15,16 @@ import pickle
 import pickletools
 import re
 import stat
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from aiodist._core.call import MESSAGE, Call, Place, Post
-from aiodist._torch.wording import call_of_tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from aiodist._torch.report import call_of_tensors
 
 KNOWN_VERSION: Final = 2
 """The format's major version."""
@@ -74,13 +70,9 @@ class State(IntEnum):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Entry:
-    """A call, and how far it has come.
+    """A call with the places it was made from, and how far it has come.
 
-    Attributes:
-        post: the call and the places it was made from, the innermost of the program first.
-        meaning: what is equal where calls are the same collective: NCCL and gloo count elements, and do not mind their
-            arrangement.
-        state: how far it has come.
+    Its meaning is equal where calls are the same collective: NCCL and gloo count elements, whatever their arrangement.
     """
 
     post: Post
@@ -107,40 +99,27 @@ class GroupConfig(NamedTuple):
 
 @dataclass(slots=True)
 class Dump:
-    """What one rank has issued.
-
-    Attributes:
-        rank, file: whose dump it is, by the file's name.
-        is_json: it is JSON, which has no frames.
-        backends: those that have issued the calls.
-        groups: the process groups that it knows, by name.
-        calls: by group and sequence number.
-        messages: the sends and receives that have not ended.
-        last: its newest call, and the group of that.
-        dropped: older calls are no longer in it.
-        newest: when its newest call was made, in nanoseconds since 1970.
-    """
+    """What one rank has issued: calls by group and sequence number, and sends and receives that have not ended."""
 
     rank: int
     file: Path
-    is_json: bool
+    is_json: bool  # which has no frames
     backends: set[str] = field(default_factory=set)
     groups: dict[str, GroupConfig] = field(default_factory=dict)
     calls: dict[str, dict[int, Entry]] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
-    last: tuple[str, Entry] | None = None
-    dropped: bool = False
-    newest: int = 0
+    last: tuple[str, Entry] | None = None  # its newest call, and the group of that
+    dropped: bool = False  # older calls are no longer in it
+    newest: int = 0  # when its newest call was made, in nanoseconds since 1970
 
 
 _Sizes: TypeAlias = tuple[tuple[int, ...], ...]
 _Recorded: TypeAlias = tuple[str, _Sizes, tuple[str, ...], _Sizes, tuple[str, ...]]
 """A call as dumps have it: its kind, and the sizes and dtypes of its inputs and outputs."""
-_ByState: TypeAlias = tuple[Entry, ...]
 
 
 @lru_cache(maxsize=1 << 16)
-def _entries_of(call: Call, path: tuple[Place, ...]) -> _ByState:
+def _entries_of(call: Call, path: tuple[Place, ...]) -> tuple[Entry, ...]:
     """Return a call from some places, the innermost first: an entry for each state."""
     meaning = call.kind, call.dtypes, tuple(map(_elements, call.shapes or ()))
     return tuple(Entry(Post(call, path), meaning, state) for state in State)
@@ -194,12 +173,17 @@ def read_all(paths: Iterable[Path]) -> list[Dump]:
         DumpError: a file is no dump that can be read, or two are of one rank.
     """
     found: dict[int, Dump] = {}
-    with _no_collection():  # millions of containers are made, and none is a part of a circle
+    collects = gc.isenabled()
+    gc.disable()  # millions of containers are made, and none is a part of a circle
+    try:
         for path in _files(paths):
             dump = read(path)
             other = found.setdefault(dump.rank, dump)
             if other is not dump:
                 raise DumpError(f"{other.file} and {path} are both of rank {dump.rank}: give one dump a rank")
+    finally:
+        if collects:
+            gc.enable()
     return [found[rank] for rank in sorted(found)]
 
 
@@ -212,17 +196,6 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
         if not there:
             raise DumpError(f"{path} has no file whose name ends in a rank")
         yield from there
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _rank(path: Path) -> int | None:
@@ -363,7 +336,7 @@ class _Entries:
     def __init__(self, dump: Dump, size: int) -> None:
         self._dump = dump
         self._left = size
-        self._known: dict[Hashable, tuple[_ByState, dict[int, Entry] | None, Message | None]] = {}
+        self._known: dict[Hashable, tuple[tuple[Entry, ...], dict[int, Entry] | None, Message | None]] = {}
 
     def take(self, entry: Any) -> None:
         """Take one entry."""
@@ -403,7 +376,7 @@ class _Entries:
 
     def _learn(
         self, recorded: _Recorded, name: Any, description: Any, frames: Sequence[Any], *, is_p2p: bool
-    ) -> tuple[_ByState, dict[int, Entry] | None, Message | None]:
+    ) -> tuple[tuple[Entry, ...], dict[int, Entry] | None, Message | None]:
         """Return a call by its states, and the collectives of its group, or the message that it is.
 
         The end of several messages that were issued as one is neither.

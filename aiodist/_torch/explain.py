@@ -22,8 +22,7 @@ from aiodist._core.report import CollectiveReport, Reason
 from aiodist._core.snapshot import GroupKey, GroupRecord, MemberRecord, Overdue, ReplicaFacts, SlotRecord, Snapshot
 from aiodist._core.text import count, ids_briefly, place, shortened
 from aiodist._torch.dumps import Dump, DumpError, Entry, State
-from aiodist._torch.swaps import PlaceOrder, report_on_swap
-from aiodist._torch.wording import in_ranks, ranks
+from aiodist._torch.report import PlaceOrder, in_ranks, ranks, report_on_swap
 
 _DEFAULT: Final = "default_pg"
 _WITHOUT_ROOT: Final = ("all_reduce", "allreduce", "all_gather", "reduce_scatter")

@@ -54,7 +54,7 @@ class RankWork(bindings.Work):  # type: ignore[misc]
         if slot.complete:
             future.set_result(self._outputs)
         else:
-            slot.futures.append(partial(future.set_result, self._outputs))
+            slot.on_complete.append(partial(future.set_result, self._outputs))
         return future
 
     def is_completed(self) -> bool:

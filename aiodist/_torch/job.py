@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from aiodist._checking.schedule import Order
 from aiodist._core.analysis import analyse, error_of
@@ -31,8 +31,7 @@ from aiodist._core.text import place as shown_place
 from aiodist._torch.kinds import Contribution, Tensor, call, compute
 from aiodist._torch.private import torch
 from aiodist._torch.ranks import OnSwitch, Ranks, Signal
-from aiodist._torch.swaps import PlaceOrder, report_on_swap
-from aiodist._torch.wording import NEW_GROUP, in_ranks
+from aiodist._torch.report import NEW_GROUP, PlaceOrder, in_ranks, report_on_swap
 
 _PLUMBING = tuple(
     f"{Path(module.__file__ or '').resolve().parent}{os.sep}" for module in (torch, sys.modules["aiodist"], os)
@@ -77,25 +76,17 @@ def _here() -> Sites:
 
 
 class Collective(Slot):
-    """A collective of a job's ranks.
-
-    Attributes:
-        contributions: what each member contributes, by position; None before it has come.
-        sites: from where, by position.
-        signal: what its waiters wait for.
-        futures: what is to have its outputs once it is complete.
-    """
+    """A collective of a job's ranks: by position what each contributes; None before it has come."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.contributions: list[Contribution | None] = [None] * self.missing
-        self.sites: list[Sites | None] = [None] * self.missing
         self.signal = Signal()
-        self.futures: list[Callable[[], object]] = []
+        self.on_complete: list[Callable[[], object]] = []
 
     @property
     def values(self) -> list[Sequence[Tensor]]:
-        """By position, what members that have come contribute; what a trace measures."""
+        """By position, the inputs of members that have come; a trace counts their bytes."""
         return [() if each is None else each.inputs for each in self.contributions]
 
 
@@ -106,15 +97,6 @@ class Pending:
     member: Member
     slot: Collective | None
     source: int = -1
-
-
-class _AnySource(NamedTuple):
-    """A receive from whoever sends: the group, the receiver's rank in it and the tag, and what `Job.receive` needs."""
-
-    channel: tuple[Group, int, int]
-    pending: Pending
-    tensors: Sequence[Tensor]
-    sites: Sites
 
 
 class Job:
@@ -145,7 +127,7 @@ class Job:
         self._made: list[list[Post]] = [[] for _ in range(size)]
         self._future_waits: dict[int, Collective] = {}
         self._channels: dict[tuple[Group, int, int, int], Group] = {}
-        self._any_source: list[_AnySource] = []
+        self._any_source: list[tuple[tuple[Group, int, int], Callable[[int], None]]] = []
         self._elsewhere: dict[int, str] = {}
         self.observer.run_begun(self, SimpleNamespace(__qualname__=name))  # type: ignore[arg-type]
 
@@ -170,7 +152,6 @@ class Job:
         slot = group.post(member, contribution.call, sites[0], 0, sites[1])
         assert isinstance(slot, Collective)
         slot.contributions[member.position] = contribution
-        slot.sites[member.position] = sites
         self.observer.posted(member, slot)
         if slot.matched:
             self._complete(group, slot)
@@ -182,7 +163,8 @@ class Job:
         if asked.shapes is None:  # a barrier: what came before is over
             self._orders.pop(group, None)
         elif isinstance(slot, Collective) and slot.missing == 1 and slot.call is asked and asked.kind != MESSAGE:
-            came = [each or sites for each in slot.sites]
+            came = [slot.raw_post_of(position)[1::2] for position in range(len(group.members))]
+            came[member.position] = sites
             swapped = self._orders.setdefault(group, PlaceOrder()).swapped(asked, came)
             if swapped and group.doomed is None:
                 self._swapped = group.key, slot.number - swapped + 1, slot.number
@@ -198,8 +180,8 @@ class Job:
         self.observer.completed(slot)
         slot.contributions.clear()
         self.ranks.notify(slot.signal)
-        for fulfil in slot.futures:
-            fulfil()
+        for call_back in slot.on_complete:
+            call_back()
 
     def wait(self, pending: Pending, *, for_future: bool = False) -> Collective:
         """Let other ranks run until a collective is complete; for a future, until no other rank can go on.
@@ -288,21 +270,25 @@ class Job:
 
     def receive_any(self, member: Member, tag: int, tensors: Sequence[Tensor]) -> Pending:
         """Let a member receive tensors from whoever sends some."""
-        pending = Pending(member, None)
-        self._any_source.append(_AnySource((member.group, member.rank, tag), pending, tensors, _here()))
+        pending, sites = Pending(member, None), _here()
+
+        def receive_from(source: int) -> None:
+            found = self.receive(member, source, tag, tensors, sites)
+            pending.member, pending.slot, pending.source = found.member, found.slot, source
+
+        self._any_source.append(((member.group, member.rank, tag), receive_from))
         self._bind_any_source()
         return pending
 
     def _bind_any_source(self) -> None:
         """Give receives from anybody, the oldest first, the messages that are there."""
         for waiting in [*self._any_source]:
+            wanted, receive_from = waiting
             for (group, source, to, tag), channel in self._channels.items():
                 sent, received = (end.sequence for end in channel.members)
-                if waiting.channel == (group, to, tag) and sent > received:
+                if wanted == (group, to, tag) and sent > received:
                     self._any_source.remove(waiting)
-                    pending = waiting.pending
-                    found = self.receive(pending.member, source, tag, waiting.tensors, waiting.sites)
-                    pending.member, pending.slot, pending.source = found.member, found.slot, source
+                    receive_from(source)
                     self.ranks.notify(self.changed)
                     break
 

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from aiodist._core.call import MESSAGE, Call
 from aiodist._torch.private import torch
-from aiodist._torch.wording import call_of_tensors
+from aiodist._torch.report import call_of_tensors
 
 Tensor: TypeAlias = Any
 

@@ -17,7 +17,7 @@ import pytest
 from tests.project.paths import ROOT
 
 if TYPE_CHECKING:
-    from aiodist._torch.run import Checked
+    from aiodist._torch.script import Checked
 
 Run: TypeAlias = Callable[..., Any]
 
@@ -31,8 +31,7 @@ rank, size = dist.get_rank(), dist.get_world_size()
 def _serve(connection: Connection) -> None:
     os.chdir(ROOT)
     import_module("torch._dynamo")  # once, not in every fork
-    from aiodist._torch.run import check
-    from aiodist._torch.script import Request
+    from aiodist._torch.script import Request, check
 
     while True:
         fields, schedules = connection.recv()
