@@ -124,7 +124,7 @@ class Schedule:
                 return self._copy(step)
             case Together(device, leaves, size):
                 form = forms.copying(size)
-                return self._tabled(device, form, leaves, size // form.recipe.storage.size)
+                return self._tabled(device, form, leaves, size // form.rule.dtype.itemsize)
             case Meet(devices):
                 call = partial(meet, self._driver, devices)
                 return lambda *_: call

@@ -14,7 +14,7 @@ import numpy as np
 
 from aiodist_kernels.arguments import Array, same_order
 from aiodist_kernels.numpy_tier import fold_for, quietly
-from aiodist_kernels.rules import DType, Recipe, Rule, components, is_bfloat16, recipe_for
+from aiodist_kernels.rules import DType, Rule, components, is_bfloat16
 
 if TYPE_CHECKING:
     from aiodist_kernels.kernels_cpu import Kernel
@@ -26,30 +26,25 @@ the memory they replace need not be read first."""
 Range = Callable[[int, int], None]
 """Reduces the elements [start, stop)."""
 
-_compiled: Final[dict[Recipe, "Kernel | None"]] = {}
+_compiled: Final[dict[tuple[Rule, int], "Kernel | None"]] = {}
 _compiling: Final = threading.Lock()
 
 
 def compile_for(rule: Rule, count: int) -> "Kernel | None":
-    """Return the kernel for `count` buffers, compiling it if need be.
-
-    None where there is none: one buffer, long double, or a processor on which the kernel gave other bits than NumPy.
+    """Return the kernel for `count` buffers, compiling it if need be; None where it would give other bits than NumPy.
 
     Raises:
         ImportError: Numba is not installed, or does not load.
     """
-    recipe = recipe_for(rule, count)
-    if recipe is None:
-        return None
     try:
         from aiodist_kernels import kernels_cpu
     except OSError as error:  # of the LLVM library that Numba loads
         raise ImportError(str(error)) from error
     with _compiling:
-        if recipe not in _compiled:
-            kernel = kernels_cpu.compile_kernel(recipe)
-            _compiled[recipe] = kernel if _agrees(kernel, rule, count) else None
-        return _compiled[recipe]
+        if (rule, count) not in _compiled:
+            kernel = kernels_cpu.compile_kernel(rule, count) if kernels_cpu.can_compile(rule) else None
+            _compiled[rule, count] = kernel if kernel is not None and _agrees(kernel, rule, count) else None
+        return _compiled[rule, count]
 
 
 def bind(kernel: "Kernel", rule: Rule, buffers: Sequence[Array], out: Array) -> Range | None:

@@ -7,17 +7,19 @@ takes over half as long as compiling, and happens on the same thread.
 """
 
 import os
+import platform
 from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 
 from llvmlite import ir
-from numba import njit, types
+from numba import config, njit, types
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
 from aiodist_kernels import lanes
 from aiodist_kernels.lanes import constant
-from aiodist_kernels.rules import Recipe
+from aiodist_kernels.rules import Rule, is_bfloat16, is_half, lane
 
 _types: Any = types  # Numba annotates some of them, and not those that are used here
 
@@ -31,14 +33,26 @@ Kernel = Callable[[int, Any, int, int, bool], None]
 """(address of the result, addresses of the buffers as a tuple, first lane, lane behind the last, streaming)"""
 
 
-def compile_kernel(recipe: Recipe) -> Kernel:  # noqa: C901  (a function for each loop would be compiled apart)
-    """Compile the kernel of a recipe; it takes a few tenths of a second."""
-    width, grain, size = VECTOR_BYTES // recipe.result.size, recipe.lanes_per_element, recipe.result.size
-    whole = _fold_all(recipe, width, streaming=False)
-    streamed = _fold_all(recipe, width, streaming=True)
-    single = _fold_all(recipe, grain, streaming=False)
+def can_compile(rule: Rule) -> bool:
+    """Return whether the processor converts float16, where the rule needs that.
+
+    Else the code would call functions of a library that compiled code cannot link.
+    """
+    if not is_half(rule.dtype) or is_bfloat16(rule.dtype) or platform.machine().lower() in {"aarch64", "arm64"}:
+        return True
+    features = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+    return {"+avx2", "+f16c"} <= set(features.split(","))
+
+
+def compile_kernel(rule: Rule, count: int) -> Kernel:  # noqa: C901  (a function for each loop would be compiled apart)
+    """Compile the kernel for a number of buffers; it takes a few tenths of a second."""
+    size, grain = lane(rule.result).itemsize, rule.grain
+    width = VECTOR_BYTES // size
+    whole = _fold_all(rule, count, width, streaming=False)
+    streamed = _fold_all(rule, count, width, streaming=True)
+    single = _fold_all(rule, count, grain, streaming=False)
     fence, give_way = _fence(), _give_way()
-    turn = max(width, TURN_BYTES // (recipe.storage.size * recipe.count) // width * width)
+    turn = max(width, TURN_BYTES // (lane(rule.dtype).itemsize * count) // width * width)
 
     def kernel(out: Any, buffers: Any, start: Any, stop: Any, streaming: Any) -> None:
         index = start
@@ -64,27 +78,27 @@ def compile_kernel(recipe: Recipe) -> Kernel:  # noqa: C901  (a function for eac
             single(out, buffers, index)
             index += grain
 
-    buffers = _types.UniTuple(_types.intp, recipe.count)
+    buffers = _types.UniTuple(_types.intp, count)
     signature = _types.void(_types.intp, buffers, _types.intp, _types.intp, _types.boolean)
     compiled: Kernel = njit(signature, nogil=True)(kernel)
     return compiled
 
 
-def _fold_all(recipe: Recipe, width: int, *, streaming: bool) -> Any:
+def _fold_all(rule: Rule, count: int, width: int, *, streaming: bool) -> Any:
     """Make `f(out, buffers, index)`: fold the lanes [index, index + width) of all buffers."""
 
     def fold_all(_context: Any, out: Any, buffers: Any, index: Any) -> Any:
         def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             out, buffers, index = arguments
-            count = constant(ir.VectorType(lanes.lane_type(recipe.accumulator), width), recipe.count)
+            buffer_count = constant(ir.VectorType(lanes.lane_type(rule.registers), width), count)
             total = None
-            for place in range(recipe.count):
+            for place in range(count):
                 base = builder.extract_value(buffers, place)
-                address = _address(builder, base, index, recipe.storage.size)
-                value = lanes.load(builder, recipe, address, width)
-                total = value if total is None else lanes.fold(builder, recipe, total, value)
-            result = lanes.finish(builder, recipe, total, count)
-            address = _address(builder, out, index, recipe.result.size)
+                address = _address(builder, base, index, lane(rule.dtype).itemsize)
+                value = lanes.load(builder, rule, address, width)
+                total = value if total is None else lanes.fold(builder, rule, total, value)
+            result = lanes.finish(builder, rule, total, buffer_count)
+            address = _address(builder, out, index, lane(rule.result).itemsize)
             lanes.store(builder, result, address, streaming=streaming)
 
         return _types.void(out, buffers, index), generate

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LLVM code for one step of a recipe on a vector of lanes: load, widen, fold, finish, round, store.
+"""LLVM code for one step of a rule on a vector of lanes: load, widen, fold, finish, round, store.
 
 Python functions that build instructions. Vectors are written out rather than left to the vectoriser, which gives up on
 many pointers that might overlap, and never streams.
@@ -9,28 +9,40 @@ from typing import Any, Final
 
 from llvmlite import ir
 
-from aiodist_kernels.rules import Finish, Lane, Recipe, Step
+from aiodist_kernels.rules import (
+    FLOAT32,
+    FLOAT64,
+    DType,
+    Finish,
+    ReduceOp,
+    Rule,
+    is_bfloat16,
+    is_half,
+    lane,
+    later_zero_wins,
+    product_is_fused,
+)
 
 Builder = Any
 Value = Any
 
-_TYPES: Final = {Lane.FLOAT32: ir.FloatType(), Lane.FLOAT64: ir.DoubleType()}
+_TYPES: Final = {FLOAT32: ir.FloatType(), FLOAT64: ir.DoubleType()}
 
 
-def lane_type(lane: Lane) -> Any:
+def lane_type(dtype: DType) -> Any:
     """Return the LLVM type of a lane; 16-bit floats are integers until they are widened."""
-    return _TYPES.get(lane) or ir.IntType(8 * lane.size)
+    return _TYPES.get(dtype) or ir.IntType(8 * dtype.itemsize)
 
 
-def load(builder: Builder, recipe: Recipe, address: Value, width: int) -> Value:
+def load(builder: Builder, rule: Rule, address: Value, width: int) -> Value:
     """Load `width` lanes of a buffer from any address, widened to the accumulator."""
-    kind = ir.VectorType(lane_type(recipe.storage), width)
-    return widen(builder, recipe, builder.load(builder.inttoptr(address, kind.as_pointer()), align=1))
+    kind = ir.VectorType(lane_type(lane(rule.dtype)), width)
+    return widen(builder, rule, builder.load(builder.inttoptr(address, kind.as_pointer()), align=1))
 
 
-def spread_count(builder: Builder, recipe: Recipe, count: Value, width: int) -> Value:
+def spread_count(builder: Builder, rule: Rule, count: Value, width: int) -> Value:
     """Put an integer into every accumulator lane, for `finish`."""
-    scalar = lane_type(recipe.accumulator)
+    scalar = lane_type(rule.registers)
     if not isinstance(scalar, ir.IntType):
         count = builder.sitofp(count, scalar)
     else:
@@ -53,74 +65,79 @@ def store(builder: Builder, value: Value, address: Value, *, streaming: bool) ->
     instruction.set_metadata("nontemporal", hint)
 
 
-def widen(builder: Builder, recipe: Recipe, value: Value) -> Value:
+def widen(builder: Builder, rule: Rule, value: Value) -> Value:
     """Turn storage lanes into accumulator lanes, exactly (but for 64-bit integers into float64)."""
-    storage, accumulator = recipe.storage, recipe.accumulator
-    if storage is Lane.BOOL:
+    storage, accumulator = lane(rule.dtype), rule.registers
+    if storage.kind == "b":
         return builder.zext(builder.icmp_unsigned("!=", value, constant(value.type, 0)), value.type)
-    if storage is Lane.BFLOAT16:
+    if is_bfloat16(storage):
         value = widen_bfloat16(builder, value)
-    elif storage is Lane.FLOAT16:
-        value = widen_float16(builder, value)
-    elif storage is accumulator:
+    elif is_half(storage):
+        value = builder.bitcast(value, like(value.type, ir.HalfType()))
+    elif storage == accumulator:
         return value
     kind = like(value.type, lane_type(accumulator))
     if _is_integer(value):
-        convert = builder.uitofp if storage.value.startswith("uint") else builder.sitofp
+        convert = builder.uitofp if storage.kind == "u" else builder.sitofp
         return convert(value, kind)
     return value if value.type == kind else builder.fpext(value, kind)
 
 
-def fold(builder: Builder, recipe: Recipe, total: Value, value: Value) -> Value:
+def fold(builder: Builder, rule: Rule, total: Value, value: Value) -> Value:
     """Take one step of the fold."""
-    if recipe.step is Step.ADD:
+    if rule.op in (ReduceOp.SUM, ReduceOp.MEAN):
         return builder.add(total, value) if _is_integer(total) else builder.fadd(total, value)
-    if recipe.step is Step.MULTIPLY:
+    if rule.op is ReduceOp.PRODUCT:
+        if rule.grain > 1:
+            return _multiply_complex(builder, rule, total, value)
         return builder.mul(total, value) if _is_integer(total) else builder.fmul(total, value)
-    if recipe.step is Step.COMPLEX_MULTIPLY:
-        return _multiply_complex(builder, recipe, total, value)
     if _is_integer(total):
-        return _choose_integer(builder, recipe, total, value)
-    return _choose_float(builder, recipe, total, value)
+        return _choose_integer(builder, rule, total, value)
+    return _choose_float(builder, rule, total, value)
 
 
-def finish(builder: Builder, recipe: Recipe, total: Value, count: Value) -> Value:
-    """Scale or divide by the number of buffers (given in accumulator lanes), and round once."""
-    if recipe.finish is Finish.SCALE:
+def finish(builder: Builder, rule: Rule, total: Value, count: Value, *, narrows_double: bool = False) -> Value:
+    """Scale or divide by the number of buffers (given in accumulator lanes), and round once.
+
+    `narrows_double`: there is an instruction that rounds float64 to float16.
+    """
+    if rule.finish is Finish.SCALE:
         total = builder.fmul(total, builder.fdiv(constant(total.type, 1.0), count))
-    elif recipe.finish is Finish.DIVIDE:
+    elif rule.finish is Finish.DIVIDE:
         total = builder.fdiv(total, count)
-    if recipe.result is recipe.accumulator:
+    if lane(rule.result) == rule.registers:
         return total
-    if not recipe.result.is_half:
-        return builder.fptrunc(total, like(total.type, lane_type(recipe.result)))
-    if recipe.accumulator is Lane.FLOAT64:
+    if not is_half(rule.result):
+        return builder.fptrunc(total, like(total.type, lane_type(lane(rule.result))))
+    to_bfloat16 = is_bfloat16(rule.result)
+    if rule.registers == FLOAT64 and (to_bfloat16 or not narrows_double):
         total = round_to_odd_float32(builder, total)
-    if recipe.result is Lane.BFLOAT16:
+    if to_bfloat16:
         return round_to_bfloat16(builder, total)
-    return round_to_float16(builder, total)
+    half = builder.fptrunc(total, like(total.type, ir.HalfType()))
+    return builder.bitcast(half, like(total.type, ir.IntType(16)))
 
 
-def _choose_float(builder: Builder, recipe: Recipe, total: Value, value: Value) -> Value:
+def _choose_float(builder: Builder, rule: Rule, total: Value, value: Value) -> Value:
     """Choose the smaller or greater; a NaN wins, and `later_zero_wins` decides between equals.
 
     The first choice is the one instruction that processors have for it, which takes its second
     operand when they are equal or one is NaN.
     """
-    first, second = (total, value) if recipe.later_zero_wins else (value, total)
-    sign = "<" if recipe.step is Step.MINIMUM else ">"
+    first, second = (total, value) if later_zero_wins(rule.dtype) else (value, total)
+    sign = "<" if rule.op is ReduceOp.MIN else ">"
     chosen = builder.select(builder.fcmp_ordered(sign, first, second), first, second)
     return builder.select(builder.fcmp_unordered("uno", first, first), first, chosen)
 
 
-def _choose_integer(builder: Builder, recipe: Recipe, total: Value, value: Value) -> Value:
-    sign = "<" if recipe.step is Step.MINIMUM else ">"
-    signed = recipe.storage.value.startswith("int")
+def _choose_integer(builder: Builder, rule: Rule, total: Value, value: Value) -> Value:
+    sign = "<" if rule.op is ReduceOp.MIN else ">"
+    signed = rule.dtype.kind == "i"
     compare = builder.icmp_signed if signed else builder.icmp_unsigned
     return builder.select(compare(sign, total, value), total, value)
 
 
-def _multiply_complex(builder: Builder, recipe: Recipe, total: Value, value: Value) -> Value:
+def _multiply_complex(builder: Builder, rule: Rule, total: Value, value: Value) -> Value:
     """Multiply pairs (x, y)(u, v) as (x * u - y * v, x * v + y * u), the second products first."""
     width = total.type.count
     real = shuffle(builder, total, [i & ~1 for i in range(width)])
@@ -130,7 +147,7 @@ def _multiply_complex(builder: Builder, recipe: Recipe, total: Value, value: Val
     negated = builder.fneg(crossed)
     mask = [i + width * (i & 1) for i in range(width)]
     signed = shuffle(builder, negated, mask, crossed)
-    if recipe.fused:
+    if product_is_fused(rule.accumulator):
         return multiply_add(builder, real, value, signed)
     return builder.fadd(builder.fmul(real, value), signed)
 
@@ -139,15 +156,8 @@ def _is_integer(value: Value) -> bool:
     return isinstance(value.type.element, ir.IntType)
 
 
-# float16 and bfloat16, in vectors of 16-bit integers: widened to float32, and rounded back. Integer operations alone do
-# it, so no conversion instructions are needed (nor a library's fallback for them, which compiled code cannot link), and
-# every processor gives the same.
-#
-# Source of the float16 conversions: F. Giesen, "Half to float done quick", and its companion float_to_half_fast3_rtne
-# (public domain).
-
-_EXPONENT = 0x7C00 << 13  # of float16, moved to where float32 has its own
-_LEAST_NORMAL = 113 << 23  # 2**-14, the smallest normal float16, in the bits of float32
+# 16-bit floats, in vectors of 16-bit integers. Processors and GPUs have instructions for float16; of bfloat16, integer
+# operations give the same everywhere.
 
 
 def widen_bfloat16(builder: Builder, half: Value) -> Value:
@@ -168,45 +178,8 @@ def round_to_bfloat16(builder: Builder, number: Value) -> Value:
     return _low_half(builder, builder.select(is_nan, quiet_nan, builder.lshr(near, constant(kind, 16))))
 
 
-def widen_float16(builder: Builder, half: Value) -> Value:
-    """Move the exponent to its place and correct its bias; subnormals by a subtraction."""
-    wide = builder.zext(half, like(half.type, ir.IntType(32)))
-    kind = wide.type
-    sign = builder.shl(builder.and_(wide, constant(kind, 0x8000)), constant(kind, 16))
-    magnitude = builder.shl(builder.and_(wide, constant(kind, 0x7FFF)), constant(kind, 13))
-    exponent = builder.and_(magnitude, constant(kind, _EXPONENT))
-    normal = builder.add(magnitude, constant(kind, (127 - 15) << 23))
-    infinite = builder.add(normal, constant(kind, (128 - 16) << 23))
-    above = _as_float(builder, builder.add(magnitude, constant(kind, _LEAST_NORMAL)))
-    subnormal = _as_bits(builder, builder.fsub(above, constant(above.type, 2.0**-14)))
-    is_subnormal = builder.icmp_unsigned("==", exponent, constant(kind, 0))
-    is_infinite = builder.icmp_unsigned("==", exponent, constant(kind, _EXPONENT))
-    finite = builder.select(is_subnormal, subnormal, normal)
-    return _as_float(builder, builder.or_(builder.select(is_infinite, infinite, finite), sign))
-
-
-def round_to_float16(builder: Builder, number: Value) -> Value:
-    """Round to nearest even; subnormals by an addition that moves their last bit to the end."""
-    signed = _as_bits(builder, number)
-    kind = signed.type
-    bits = builder.and_(signed, constant(kind, 0x7FFFFFFF))
-    sign = builder.lshr(builder.xor(signed, bits), constant(kind, 16))
-    magic = constant(kind, ((127 - 15) + (23 - 10) + 1) << 23)
-    moved = builder.fadd(_as_float(builder, bits), _as_float(builder, magic))
-    subnormal = builder.sub(_as_bits(builder, moved), magic)
-    odd = builder.and_(builder.lshr(bits, constant(kind, 13)), constant(kind, 1))
-    near = builder.add(builder.add(bits, constant(kind, ((15 - 127) << 23) + 0xFFF)), odd)
-    normal = builder.lshr(near, constant(kind, 13))
-    is_nan = builder.icmp_unsigned(">", bits, constant(kind, 255 << 23))
-    beyond = builder.select(is_nan, constant(kind, 0x7E00), constant(kind, 0x7C00))
-    is_subnormal = builder.icmp_unsigned("<", bits, constant(kind, _LEAST_NORMAL))
-    is_beyond = builder.icmp_unsigned(">=", bits, constant(kind, (127 + 16) << 23))
-    finite = builder.select(is_subnormal, subnormal, normal)
-    return _low_half(builder, builder.or_(builder.select(is_beyond, beyond, finite), sign))
-
-
 def round_to_odd_float32(builder: Builder, number: Value) -> Value:
-    """Round float64 to float32 so that a second rounding, to 16 bits, is right; see `rounding`."""
+    """Round float64 to float32 so that a second rounding, to 16 bits, is right; see `rules.to_odd_float32`."""
     near = builder.fptrunc(number, like(number.type, ir.FloatType()))
     exact = builder.fpext(near, number.type)
     bits = _as_bits(builder, near)

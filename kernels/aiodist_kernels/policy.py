@@ -15,7 +15,7 @@ import numpy as np
 
 from aiodist_kernels import compiled_tier
 from aiodist_kernels.pool import KIB, MIB
-from aiodist_kernels.rules import Accumulate, DType, ReduceOp, Rule, is_half, recipe_for, rule_for
+from aiodist_kernels.rules import Accumulate, DType, ReduceOp, Rule, has_kernels, is_half, rule_for
 
 if TYPE_CHECKING:
     from aiodist_kernels.kernels_cpu import Kernel
@@ -122,7 +122,7 @@ class KernelSpec:
 def plan_for(op: ReduceOp, dtype: DType, count: int, accumulate: Accumulate = "native") -> Plan:
     """Return the plan, made at the first call."""
     rule = rule_for(op, dtype, accumulate)
-    if not 2 <= count <= MOST_BUFFERS or dtype != rule.dtype or recipe_for(rule, count) is None:
+    if not 2 <= count <= MOST_BUFFERS or dtype != rule.dtype or not has_kernels(rule):
         return Plan(rule, count, NEVER)
     if not rule.is_native or is_half(rule.dtype):  # whose MIN and MAX NumPy takes one by one
         return Plan(rule, count, WIDE_FROM)

@@ -80,7 +80,7 @@ class Loading(CudaCore):
             form = self.forms[library]
             assert blocks > 0
             assert threads == 256
-            count = 4 if form.tabled else form.recipe.count + 3
+            count = 4 if form.tabled else form.count + 3
             given = [ctypes.c_int64.from_address(arguments[i]).value for i in range(count)]
             on_host.launch(form, given, lambda *_: None, lambda *_: None)
         except BaseException:  # noqa: BLE001  (it may not come out of a callback)

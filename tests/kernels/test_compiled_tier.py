@@ -163,7 +163,7 @@ def test_out_overlaps_an_input_of_a_kernel(served: list[int], place: int, shift:
 
 
 def test_kernel_with_other_bits_is_refused(monkeypatch: pytest.MonkeyPatch, served: list[int]) -> None:
-    monkeypatch.setattr(kernels_cpu, "compile_kernel", lambda _recipe: lambda *_: None)
+    monkeypatch.setattr(kernels_cpu, "compile_kernel", lambda *_: lambda *_: None)
     spec = KernelSpec(PRODUCT, HALF, 13)
     warm([spec])
     assert not is_ready(spec)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """PTX: the functions that a kernel calls, written in LLVM instructions, and the text of the whole.
 
-What the functions compute is the CPU kernels' own code. Only memory and two operations differ from the CPU. Vectors are
+What the functions compute is the CPU kernels' own code. Only memory and one operation differ from the CPU. Vectors are
 loaded and stored as 32- or 64-bit words, which the compiler keeps together as one 128-bit access, whatever the lanes
-are. float16 is converted by the GPU's own instructions, which round as IEEE says. And the complex product says how each
-of its operations is rounded: else the compiler would fuse a multiplication with an addition.
+are. And the complex product says how each of its operations is rounded: else the compiler would fuse a multiplication
+with an addition.
 
 The functions carry a fold's accumulator from one to the next as a tuple of numbers, which the compiler keeps in
 registers.
@@ -23,7 +23,7 @@ from aiodist_kernels.cuda import provider
 from aiodist_kernels.cuda.forms import VECTOR_BYTES, Form
 from aiodist_kernels.cuda.kernels import make
 from aiodist_kernels.lanes import Builder, Value, function
-from aiodist_kernels.rules import Finish, Lane, Step
+from aiodist_kernels.rules import DType, Finish, lane, product_is_fused
 
 _types: Any = provider.types()
 _extending: Any = provider.extending()
@@ -42,8 +42,8 @@ class Emitter:
 
     def __init__(self, builder: Builder, form: Form, *, vector: bool) -> None:
         self.builder = builder
-        self.recipe = form.recipe
-        self.width = form.width if vector else form.grain
+        self.rule = form.rule
+        self.width = form.width if vector else form.rule.grain
         self.vector = vector
 
     def fold_all(self, addresses: Sequence[Value], index: Value, total: Value | None = None) -> Value:
@@ -55,43 +55,34 @@ class Emitter:
 
     def finish(self, out: Value, total: Value, index: Value, count: Value) -> None:
         """Scale or divide by the number of buffers, an integer, round, and store lanes of the result."""
-        builder, recipe, spread = self.builder, self.recipe, total
-        if recipe.finish is not Finish.NOTHING:
-            spread = lanes.spread_count(builder, recipe, count, self.width)
-        if recipe.result is not Lane.FLOAT16:
-            self._store(out, index, lanes.finish(builder, recipe, total, spread))
-            return
-        if recipe.finish is Finish.SCALE:
-            total = builder.fmul(total, builder.fdiv(lanes.constant(total.type, 1.0), spread))
-        half = builder.fptrunc(total, self._vector_of(ir.HalfType()))
-        self._store(out, index, builder.bitcast(half, self._vector_of(ir.IntType(16))))
+        spread = total
+        if self.rule.finish is not Finish.NOTHING:
+            spread = lanes.spread_count(self.builder, self.rule, count, self.width)
+        self._store(out, index, lanes.finish(self.builder, self.rule, total, spread, narrows_double=True))
 
     def _load(self, address: Value, index: Value) -> Value:
         """Load the lanes from `index` on of a buffer, widened to the accumulator."""
-        lane = self.recipe.storage
-        place = self._place(address, index, lane)
-        value = self._load_words(place, lane) if self.vector else self._load_lanes(place, lane)
-        if lane is not Lane.FLOAT16:
-            return lanes.widen(self.builder, self.recipe, value)
-        half = self.builder.bitcast(value, self._vector_of(ir.HalfType()))
-        return self.builder.fpext(half, self._vector_of(lanes.lane_type(self.recipe.accumulator)))
+        stored = lane(self.rule.dtype)
+        place = self._place(address, index, stored)
+        value = self._load_words(place, stored) if self.vector else self._load_lanes(place, stored)
+        return lanes.widen(self.builder, self.rule, value)
 
-    def _load_lanes(self, place: Value, lane: Lane) -> Value:
-        kind = lanes.lane_type(lane)
+    def _load_lanes(self, place: Value, stored: DType) -> Value:
+        kind = lanes.lane_type(stored)
         value = ir.Constant(self._vector_of(kind), ir.Undefined)
         for i in range(self.width):
-            pointer = self._pointer(place, i * lane.size, kind)
-            value = self._insert(value, self.builder.load(pointer, align=lane.size), i)
+            pointer = self._pointer(place, i * stored.itemsize, kind)
+            value = self._insert(value, self.builder.load(pointer, align=stored.itemsize), i)
         return value
 
-    def _load_words(self, place: Value, lane: Lane) -> Value:
+    def _load_words(self, place: Value, stored: DType) -> Value:
         # Lanes are taken out of words one by one: of a cast of the whole vector the compiler makes narrower accesses.
-        kind, word = lanes.lane_type(lane), _word(lane)
+        kind, word = lanes.lane_type(stored), _word(stored)
         words = self.builder.load(self._pointer(place, 0, ir.VectorType(word, 128 // word.width)), align=VECTOR_BYTES)
         value = ir.Constant(self._vector_of(kind), ir.Undefined)
-        per_word = word.width // (8 * lane.size)
+        per_word = word.width // (8 * stored.itemsize)
         for i in range(self.width):
-            bits, shift = self._extract(words, i // per_word), i % per_word * 8 * lane.size
+            bits, shift = self._extract(words, i // per_word), i % per_word * 8 * stored.itemsize
             if per_word == 1:
                 part = self.builder.bitcast(bits, kind)
             else:
@@ -100,27 +91,27 @@ class Emitter:
         return value
 
     def _store(self, address: Value, index: Value, value: Value) -> None:
-        lane = self.recipe.result
-        place = self._place(address, index, lane)
+        stored = lane(self.rule.result)
+        place = self._place(address, index, stored)
         if self.vector:
-            self._store_words(place, value, lane)
+            self._store_words(place, value, stored)
             return
         for i in range(self.width):
-            pointer = self._pointer(place, i * lane.size, value.type.element)
-            self.builder.store(self._extract(value, i), pointer, align=lane.size)
+            pointer = self._pointer(place, i * stored.itemsize, value.type.element)
+            self.builder.store(self._extract(value, i), pointer, align=stored.itemsize)
 
-    def _store_words(self, place: Value, value: Value, lane: Lane) -> None:
-        word = _word(lane)
-        per_word = word.width // (8 * lane.size)
+    def _store_words(self, place: Value, value: Value, stored: DType) -> None:
+        word = _word(stored)
+        per_word = word.width // (8 * stored.itemsize)
         words = [self._joined(value, i, per_word, word) for i in range(0, self.width, per_word)]
         in_vector = 128 // word.width
         for first in range(0, len(words), in_vector):
-            stored = words[first : first + in_vector]  # fewer where the result is narrower than the buffers
-            vector = ir.Constant(ir.VectorType(word, len(stored)), ir.Undefined)
-            for i, bits in enumerate(stored):
+            some = words[first : first + in_vector]  # fewer where the result is narrower than the buffers
+            vector = ir.Constant(ir.VectorType(word, len(some)), ir.Undefined)
+            for i, bits in enumerate(some):
                 vector = self._insert(vector, bits, i)
             pointer = self._pointer(place, first * word.width // 8, vector.type)
-            self.builder.store(vector, pointer, align=len(stored) * word.width // 8)
+            self.builder.store(vector, pointer, align=len(some) * word.width // 8)
 
     def _joined(self, value: Value, first: int, per_word: int, word: Any) -> Value:
         if per_word == 1:
@@ -132,16 +123,16 @@ class Emitter:
             joined = moved if joined is None else self.builder.or_(joined, moved)
         return joined
 
-    def _place(self, address: Value, index: Value, lane: Lane) -> Value:
-        return self.builder.add(address, self.builder.mul(index, ir.Constant(index.type, lane.size)))
+    def _place(self, address: Value, index: Value, stored: DType) -> Value:
+        return self.builder.add(address, self.builder.mul(index, ir.Constant(index.type, stored.itemsize)))
 
     def _pointer(self, place: Value, offset: int, kind: Any) -> Value:
         moved = self.builder.add(place, ir.Constant(place.type, offset)) if offset else place
         return self.builder.inttoptr(moved, kind.as_pointer(_GLOBAL))
 
     def _fold(self, total: Value, value: Value) -> Value:
-        if self.recipe.step is not Step.COMPLEX_MULTIPLY:
-            return lanes.fold(self.builder, self.recipe, total, value)
+        if self.rule.grain == 1:
+            return lanes.fold(self.builder, self.rule, total, value)
         # Pairs (x, y)(u, v) are (x * u - y * v, x * v + y * u), as in the CPU's kernels.
         product = ir.Constant(total.type, ir.Undefined)
         for i in range(0, self.width, 2):
@@ -154,7 +145,7 @@ class Emitter:
         return product
 
     def _multiply_add(self, x: Value, y: Value, z: Value) -> Value:
-        if self.recipe.fused:
+        if product_is_fused(self.rule.accumulator):
             return self._rounded("fma", x, y, z)
         return self._rounded("add", self._rounded("mul", x, y), z)
 
@@ -176,8 +167,8 @@ class Emitter:
         return self.builder.insert_element(vector, value, ir.Constant(ir.IntType(32), place))
 
 
-def _word(lane: Lane) -> Any:
-    return ir.IntType(64 if lane.size == 8 else 32)
+def _word(stored: DType) -> Any:
+    return ir.IntType(64 if stored.itemsize == 8 else 32)
 
 
 # The functions.
@@ -191,7 +182,7 @@ class Functions:
 
     def reduce(self, *, vector: bool) -> Any:
         """Make `f(out, addresses, index)`: reduce lanes of all buffers; addresses are a tuple, or lie in a table."""
-        form, count = self.form, self.form.recipe.count
+        form, count = self.form, self.form.count
 
         def reduce(_typing: Any, out: Any, addresses: Any, index: Any) -> Any:
             def generate(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
@@ -210,9 +201,9 @@ class Functions:
 
     def begin(self, *, vector: bool) -> Any:
         """Make `f(table, index)`: load lanes of the first buffer of a table into an accumulator."""
-        form, lane = self.form, self.form.recipe.accumulator
-        number = getattr(_types, "uint8" if lane is Lane.BOOL else lane.value)
-        accumulator = _types.UniTuple(number, form.width if vector else form.grain)
+        form, registers = self.form, self.form.rule.registers
+        number = getattr(_types, "uint8" if registers.kind == "b" else registers.name)
+        accumulator = _types.UniTuple(number, form.width if vector else form.rule.grain)
 
         def begin(_typing: Any, table: Any, index: Any) -> Any:
             def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
@@ -271,7 +262,7 @@ def _argument_types(form: Form) -> tuple[Any, ...]:
     word = _types.int64
     if form.tabled:
         return (word,) * 4
-    return word, _types.UniTuple(word, form.recipe.count), word, word
+    return word, _types.UniTuple(word, form.count), word, word
 
 
 def _read(builder: Any, table: Any, many: int) -> list[Any]:

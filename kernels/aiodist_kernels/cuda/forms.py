@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which kernels there are for a rule, and how work is dealt out to their threads.
 
-Two forms of one recipe. A **direct** kernel takes the addresses of one leaf's buffers as arguments, so
+Two forms for one rule. A **direct** kernel takes the addresses of one leaf's buffers as arguments, so
 nothing has to be uploaded; it is compiled for 2, 3, 4, 8 and 16 buffers. A **tabled** kernel reads
 addresses from a table in device memory, for many leaves in one launch, and for any number of buffers.
 
@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aiodist_kernels.rules import Recipe, ReduceOp, Rule, recipe_for, rule_for
+from aiodist_kernels.rules import ReduceOp, Rule, has_kernels, lane, rule_for
 
 VECTOR_BYTES: Final = 16
 THREADS: Final = 256
@@ -46,22 +46,19 @@ class Form:
     """One kernel.
 
     Attributes:
-        recipe: what it computes; a count of 0 stands for any, one of 1 is a copy.
+        rule: what it computes.
+        count: of how many buffers; 0 stands for any number, and 1 makes it a copy.
         tabled: whether addresses come from a table rather than as arguments.
     """
 
-    recipe: Recipe
+    rule: Rule
+    count: int
     tabled: bool
 
     @property
     def width(self) -> int:
         """Lanes in one vector of a buffer."""
-        return VECTOR_BYTES // self.recipe.storage.size
-
-    @property
-    def grain(self) -> int:
-        """Lanes in one element, which stay together."""
-        return self.recipe.lanes_per_element
+        return VECTOR_BYTES // lane(self.rule.dtype).itemsize
 
     @property
     def chunk(self) -> int:
@@ -76,12 +73,11 @@ def form_for(rule: Rule, count: int, *, leaves: int = 1) -> Form:
     Raises:
         TypeError: no kernel knows the dtype (long double).
     """
-    recipe = recipe_for(rule, max(count, 2))
-    if recipe is None:
+    if not has_kernels(rule):
         raise TypeError(f"{rule.op.name} of {rule.dtype}: GPUs do not support this dtype; cast first, e.g. to float64")
     if count not in DIRECT_COUNTS:
-        return Form(dataclasses.replace(recipe, count=0), tabled=True)
-    return Form(recipe, tabled=leaves > 1)
+        return Form(rule, 0, tabled=True)
+    return Form(rule, count, tabled=leaves > 1)
 
 
 @functools.cache
@@ -90,9 +86,7 @@ def copying(size: int) -> Form:
 
     Lanes have up to four bytes, as no more can be said of the addresses of complex numbers than of their parts'.
     """
-    recipe = recipe_for(rule_for(ReduceOp.SUM, np.dtype(f"i{min(size, 4)}")), 2)
-    assert recipe is not None
-    return Form(dataclasses.replace(recipe, count=1), tabled=True)
+    return Form(rule_for(ReduceOp.SUM, np.dtype(f"i{min(size, 4)}")), 1, tabled=True)
 
 
 def blocks(work: int) -> int:

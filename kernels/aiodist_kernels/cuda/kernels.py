@@ -31,11 +31,11 @@ def make(form: Form, functions: Any) -> Kernel:
     """Return the kernel of a form as a Python function, to be compiled; it calls those of `compiled.Functions`."""
     if not form.tabled:
         return _direct(form, functions)
-    return _tabled(form, functions) if form.recipe.count else _tabled_any(form, functions)
+    return _tabled(form, functions) if form.count else _tabled_any(form, functions)
 
 
 def _direct(form: Form, functions: Any) -> Kernel:
-    width, grain = form.width, form.grain
+    width, grain = form.width, form.rule.grain
     whole, single = functions.reduce(vector=True), functions.reduce(vector=False)
 
     def direct(out: Any, addresses: Any, vectors: Any, lanes: Any) -> None:
@@ -55,7 +55,7 @@ def _direct(form: Form, functions: Any) -> Kernel:
 
 def _tabled(form: Form, functions: Any) -> Kernel:
     """Make the kernel for many leaves of a fixed number of buffers each."""
-    width, grain = form.width, form.grain
+    width, grain = form.width, form.rule.grain
     word = functions.word()
     whole, single = functions.reduce(vector=True), functions.reduce(vector=False)
 
@@ -88,7 +88,7 @@ def _tabled_any(form: Form, functions: Any) -> Kernel:
 
     What it does to a vector and to an element stands in it twice: their accumulators are of different types.
     """
-    width, grain, many = form.width, form.grain, UNROLLED
+    width, grain, many = form.width, form.rule.grain, UNROLLED
     word = functions.word()
     begin, end = functions.begin(vector=True), functions.end(vector=True)
     fold_many, fold_one = functions.fold(many, vector=True), functions.fold(1, vector=True)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aiodist_kernels import ReduceOp
 from aiodist_kernels.numpy_tier import quietly
-from aiodist_kernels.rules import Finish, Lane, Recipe, Step, to_odd_float32
+from aiodist_kernels.rules import Finish, Rule, is_bfloat16, lane, later_zero_wins, to_odd_float32
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,13 +18,6 @@ if TYPE_CHECKING:
     from aiodist_kernels.cuda.forms import Form
 
     Check = Callable[[int, int], object]
-
-UFUNCS: dict[Step, Any] = {
-    Step.ADD: np.add,
-    Step.MULTIPLY: np.multiply,
-    Step.MINIMUM: np.minimum,
-    Step.MAXIMUM: np.maximum,
-}
 
 
 def launch(form: Form, arguments: Sequence[int], reads_table: Check, touches: Check) -> None:
@@ -38,7 +32,7 @@ def launch(form: Form, arguments: Sequence[int], reads_table: Check, touches: Ch
     if not form.tabled:
         out, *buffers, vectors, lanes = arguments
         assert vectors * form.width <= lanes
-        quietly(_reduce, form.recipe, out, buffers, 0, lanes, touches)
+        quietly(_reduce, form.rule, out, buffers, 0, lanes, touches)
         return
     heads, rows, chunks, count = arguments
     reads_table(heads, 32 * chunks)
@@ -46,62 +40,56 @@ def launch(form: Form, arguments: Sequence[int], reads_table: Check, touches: Ch
     for row, low, _, high in entries.tolist():
         reads_table(rows + 8 * row, 8 * (2 + count))
         _, out, *buffers = (ctypes.c_int64 * (2 + count)).from_address(rows + 8 * row)
-        quietly(_reduce, form.recipe, out, buffers, low, high, touches)
+        quietly(_reduce, form.rule, out, buffers, low, high, touches)
 
 
-def _reduce(recipe: Recipe, out: int, buffers: Sequence[int], low: int, high: int, touches: Check) -> None:
+def _reduce(rule: Rule, out: int, buffers: Sequence[int], low: int, high: int, touches: Check) -> None:
     """Reduce the lanes [low, high)."""
 
-    def memory(address: int, lane: Lane) -> np.ndarray:
-        place, size = address + low * lane.size, (high - low) * lane.size
+    def memory(address: int, dtype: np.dtype) -> np.ndarray:
+        each = lane(dtype).itemsize
+        place, size = address + low * each, (high - low) * each
         touches(place, size)
         raw: Any = (ctypes.c_ubyte * size).from_address(place)
-        return np.frombuffer(raw, np.dtype(f"u{lane.size}"))
+        return np.frombuffer(raw, np.dtype(f"u{each}"))
 
-    total, *values = [_widened(recipe, memory(address, recipe.storage)) for address in buffers]
+    total, *values = [_widened(rule, memory(address, rule.dtype)) for address in buffers]
     for value in values:
-        total = _folded(recipe, total, value)
-    result = memory(out, recipe.result)
-    result[...] = _finished(recipe, total, len(buffers)).view(result.dtype)
+        total = _folded(rule, total, value)
+    result = memory(out, rule.result)
+    result[...] = _finished(rule, total, len(buffers)).view(result.dtype)
 
 
-def _dtype(lane: Lane) -> np.dtype:
-    return np.dtype(np.uint8 if lane is Lane.BOOL else lane.value)
-
-
-def _widened(recipe: Recipe, bits: np.ndarray) -> np.ndarray:
-    lane = recipe.storage
+def _widened(rule: Rule, bits: np.ndarray) -> np.ndarray:
     numbers: Any
-    if lane is Lane.BOOL:
-        numbers = bits != 0
-    elif lane is Lane.BFLOAT16:
+    if is_bfloat16(rule.dtype):
         numbers = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
     else:
-        numbers = bits.view(lane.value)
-    widened: np.ndarray = numbers.astype(_dtype(recipe.accumulator))
+        numbers = bits != 0 if rule.dtype.kind == "b" else bits.view(lane(rule.dtype))
+    widened: np.ndarray = numbers.astype(rule.registers)
     return widened
 
 
-def _folded(recipe: Recipe, total: np.ndarray, value: np.ndarray) -> np.ndarray:
-    if recipe.step is Step.COMPLEX_MULTIPLY:
+def _folded(rule: Rule, total: np.ndarray, value: np.ndarray) -> np.ndarray:
+    if rule.grain > 1:
         kind = f"c{2 * total.itemsize}"
         product: np.ndarray = np.multiply(total.view(kind), value.view(kind)).view(total.dtype)
         return product
-    if total.dtype.kind == "f" and recipe.step in (Step.MINIMUM, Step.MAXIMUM):
-        first, second = (total, value) if recipe.later_zero_wins else (value, total)
-        is_first = first < second if recipe.step is Step.MINIMUM else first > second
+    if total.dtype.kind == "f" and rule.op in (ReduceOp.MIN, ReduceOp.MAX):
+        first, second = (total, value) if later_zero_wins(rule.dtype) else (value, total)
+        is_first = first < second if rule.op is ReduceOp.MIN else first > second
         return np.where(is_first | np.isnan(first), first, second)
-    result: np.ndarray = UFUNCS[recipe.step](total, value)
+    result: np.ndarray = rule.ufunc(total, value)
     return result
 
 
-def _finished(recipe: Recipe, total: np.ndarray, count: int) -> np.ndarray:
-    if recipe.finish is Finish.SCALE:
+def _finished(rule: Rule, total: np.ndarray, count: int) -> np.ndarray:
+    if rule.finish is Finish.SCALE:
         total = total * (total.dtype.type(1) / total.dtype.type(count))
-    elif recipe.finish is Finish.DIVIDE:
+    elif rule.finish is Finish.DIVIDE:
         total = total / total.dtype.type(count)
-    if recipe.result is not Lane.BFLOAT16:
-        return total.astype(_dtype(recipe.result))
+    if not is_bfloat16(rule.result):
+        return total.astype(lane(rule.result))
     if total.dtype == np.float64:
         total = to_odd_float32(total)
     bits = total.view(np.uint32)

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
-from aiodist_kernels.rules import Step
+from aiodist_kernels.rules import lane, product_is_fused
 
 if TYPE_CHECKING:
     from aiodist_kernels.cuda.forms import Form
@@ -41,7 +41,7 @@ def check_text(form: Form, ptx: str, capability: tuple[int, int]) -> None:
         if re.match(r"(ld|st)\.global", line) and not line.startswith("ld.global.nc.u64"):  # words of the table
             assert _is_whole(line, form), line
     assert not may_be_fused(ptx)
-    assert ("fma" in ptx) is (form.recipe.step is Step.COMPLEX_MULTIPLY and form.recipe.fused)
+    assert ("fma" in ptx) is (form.rule.grain > 1 and product_is_fused(form.rule.accumulator))
 
 
 def _is_wide(line: str) -> bool:
@@ -50,7 +50,7 @@ def _is_wide(line: str) -> bool:
 
 def _is_whole(line: str, form: Form) -> bool:
     """Whether an access moves a whole vector; one of results that are narrower than the buffers has fewer bits."""
-    narrow = form.width * form.recipe.result.size
+    narrow = form.width * lane(form.rule.result).itemsize
     found = re.match(r"st\.global(?:\.v(\d))?\.[bfus](\d+)\s", line)
     return _is_wide(line) or (found is not None and narrow < 16 and int(found[1] or 1) * int(found[2]) == 8 * narrow)
 

@@ -12,7 +12,7 @@ import pytest
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.cuda.compiled import PTX_VERSION, Program, compile_form
 from aiodist_kernels.cuda.forms import Form, copying, form_for
-from aiodist_kernels.rules import Recipe, components
+from aiodist_kernels.rules import Rule, components
 from tests.kernels.cuda import ptx_machine
 from tests.kernels.cuda.cases import ONE_OF_EACH_LAYOUT, SOME_CASES, Case
 from tests.kernels.cuda.memory import Reduction, address, copy_of, direct_arguments, pack, reduction
@@ -23,15 +23,15 @@ BLOCKS, THREADS = 2, 3
 
 
 def some_kernels() -> list[tuple[Case, Form, int, tuple[int, int]]]:
-    """List one kernel for each recipe, and for one recipe of each layout two that read a table.
+    """List one kernel for each rule, and for one rule of each layout two that read a table.
 
     Forms, numbers of buffers and capabilities take turns.
     """
     turns = itertools.cycle([(turn, CAPABILITIES[turn % 2]) for turn in range(11)])
-    found: dict[Recipe, tuple[Case, Form, int, tuple[int, int]]] = {}
+    found: dict[Rule, tuple[Case, Form, int, tuple[int, int]]] = {}
     for case, (turn, capability) in zip(SOME_CASES, turns, strict=False):
         forms = case.forms()
-        found.setdefault(forms[0][0].recipe, (case, *forms[turn % len(forms)], capability))
+        found.setdefault(case.rule, (case, *forms[turn % len(forms)], capability))
     tabled = [(case, form_for(case.rule, count, leaves=2), count) for case in ONE_OF_EACH_LAYOUT for count in (4, 17)]
     return [*found.values(), *[(*kernel, (9, 0)) for kernel in tabled]]
 
@@ -68,7 +68,7 @@ def test_compiled_kernel_gives_the_bits_of_numpy(kernel: tuple[Case, Form, int, 
     program = compiled(form, capability)
     check_text(form, program.ptx, capability)
     assemble(program.ptx, capability)
-    size = 4 + 2 * BLOCKS * THREADS * form.width // form.grain
+    size = 4 + 2 * BLOCKS * THREADS * form.width // form.rule.grain
     sizes = [(size, 0), (5, case.dtype.itemsize % 16)] if form.tabled else [(size, 0)]
     leaves = [
         reduction(case.op, case.dtype, count, elements, seed=elements, accumulate=case.accumulate, offset=offset)
@@ -103,7 +103,7 @@ def test_compiled_copy_keeps_all_bits(dtype: str, capability: tuple[int, int]) -
     check_text(form, program.ptx, capability)
     assemble(program.ptx, capability)
     leaves = [copy_of(kind, 70), copy_of(kind, 5, offset=min(kind.itemsize, 4))]
-    run(form, program, leaves, kind.itemsize // form.recipe.storage.size)
+    run(form, program, leaves, kind.itemsize // form.rule.dtype.itemsize)
 
 
 @pytest.mark.parametrize("count", [4, 5])
