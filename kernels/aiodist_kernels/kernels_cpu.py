@@ -14,13 +14,14 @@ from typing import Any, Final
 
 from llvmlite import ir
 from numba import config, njit, types
-from numba.core.codegen import get_host_cpu_features
+from numba.core import codegen
 from numba.extending import intrinsic
 
 from aiodist_kernels import lanes
 from aiodist_kernels.lanes import constant
 from aiodist_kernels.rules import Rule, is_bfloat16, is_half, lane
 
+_host_features: Any = codegen.get_host_cpu_features
 _types: Any = types  # Numba annotates some of them, and not those that are used here
 
 VECTOR_BYTES: Final = 64
@@ -40,7 +41,8 @@ def can_compile(rule: Rule) -> bool:
     """
     if not is_half(rule.dtype) or is_bfloat16(rule.dtype) or platform.machine().lower() in {"aarch64", "arm64"}:
         return True
-    features = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+    forced: str | None = getattr(config, "CPU_FEATURES", None)
+    features = _host_features() if forced is None else forced
     return {"+avx2", "+f16c"} <= set(features.split(","))
 
 
