@@ -46,11 +46,6 @@ class Waiter:
     suspension: Suspension
 
     @property
-    def replica_id(self) -> int | None:
-        """The id of the replica that it belongs to."""
-        return None if self.replica is None else self.replica.id
-
-    @property
     def who(self) -> str:
         """What a person calls it."""
         if self.member is not None:
@@ -124,68 +119,46 @@ def _merging(frame: FrameType) -> Any:
 def entered(chain: Sequence[Link]) -> Iterator[Any]:
     """Yield the context managers that a suspended task is inside of: their exits lie on its frames' stacks."""
     for index, link in enumerate(chain):
-        entering = _entering(chain[index + 1]) if index + 1 < len(chain) else None
+        inner = chain[index + 1].frame if index + 1 < len(chain) else None
+        entering = inner.f_locals.get("self") if inner is not None and inner.f_code.co_name == "__aenter__" else None
         yield from (manager for manager in _managers(link.awaitable) if manager is not entering)
 
 
-def _entering(link: Link) -> Any:
-    """Return the manager that is still being entered in this frame: its exit lies on the stack already."""
-    if link.frame is None or link.frame.f_code.co_name != "__aenter__":
-        return None
-    return link.frame.f_locals.get("self")
-
-
 def _managers(awaitable: Any) -> Iterator[Any]:
-    referents = gc.get_referents(awaitable) if hasattr(awaitable, "cr_frame") or hasattr(awaitable, "ag_frame") else []
+    followed = any(hasattr(awaitable, frame) for frame in ("cr_frame", "ag_frame", "gi_frame"))
+    referents = gc.get_referents(awaitable) if followed else []
     for index, one in enumerate(referents):
         if getattr(one, "__name__", "") not in {"__aexit__", "__exit__"}:
             continue
-        if getattr(one, "__self__", None) is not None:
-            yield one.__self__
-        elif index + 1 < len(referents):  # since Python 3.14 the function, and behind it the object
-            yield referents[index + 1]
+        manager = getattr(one, "__self__", None)
+        if manager is None and index + 1 < len(referents):  # since Python 3.14 the function, and behind it the object
+            manager = referents[index + 1]
+        yield manager
+        yield from _managers(getattr(manager, "gen", None))  # of contextlib: what its generator is inside of
 
 
-def wrapped(manager: Any) -> Iterator[Any]:
-    """Yield the locks that one is made of: a condition's own, and on trio what anyio's stands for."""
-    for name in ("_lock", f"_{type(manager).__name__}__original"):
-        inner = getattr(manager, name, None)
-        if inner is not None:
-            yield inner
-
-
-def owner_of(lock: Any) -> Any:
-    """Return the task that a lock knows to hold it: those of trio and anyio do, asyncio's do not."""
-    if hasattr(lock, "_owner_task"):
-        return lock._owner_task  # noqa: SLF001  (trio's locks say it by statistics(), anyio's on asyncio only so)
-    if type(lock).__module__.startswith("trio") and hasattr(lock, "statistics"):
-        return getattr(lock.statistics(), "owner", None)
-    return None
+def _owner_of(lock: Any) -> int | None:
+    """Return the identity of the task that a lock knows to hold it: those of trio and anyio do, asyncio's do not."""
+    owner = getattr(lock.statistics(), "owner", None) if hasattr(lock, "statistics") else None
+    return None if owner is None else getattr(owner, "id", id(owner))  # anyio describes the task, trio names it
 
 
 def _at_hand(waiter: Waiter) -> set[int]:
-    """Return the identities of what a task's frames reach: variables, what these contain, and what that is made of."""
-    variables = [variable for frame in waiter.frames if not is_plumbing(frame) for variable in _variables(frame)]
-    contained = [one for variable in variables for one in _contained(variable, _DEEPEST)]
-    return {id(one) for variable in contained for one in (variable, *_attributes(variable))}
-
-
-def _variables(frame: FrameType) -> Iterator[Any]:
-    yield from frame.f_locals.values()
-    yield from (frame.f_globals[name] for name in frame.f_code.co_names if name in frame.f_globals)
-
-
-def _contained(variable: Any, depth: int) -> Iterator[Any]:
-    yield variable
-    if depth and isinstance(variable, (dict, list, tuple, set)) and len(variable) <= _LARGEST:
-        for one in list(variable.values() if isinstance(variable, dict) else variable):
-            yield from _contained(one, depth - 1)
-
-
-def _attributes(variable: Any) -> Iterable[Any]:
-    if hasattr(variable, "__dict__") and not isinstance(variable, (type, ModuleType)):
-        return list(vars(variable).values())
-    return ()
+    """Return the identities of what a task's frames reach: variables, what these contain, and that one's attributes."""
+    found: list[Any] = []
+    for frame in waiter.frames:
+        if not is_plumbing(frame):
+            known = frame.f_globals
+            found += [*frame.f_locals.values(), *(known[name] for name in frame.f_code.co_names if name in known)]
+    contained = found
+    for _ in range(_DEEPEST):
+        collections = (
+            each for each in contained if isinstance(each, (dict, list, tuple, set)) and len(each) <= _LARGEST
+        )
+        contained = [one for each in collections for one in (each.values() if isinstance(each, dict) else each)]
+        found += contained
+    objects = [each for each in found if hasattr(each, "__dict__") and not isinstance(each, (type, ModuleType))]
+    return {id(one) for one in (*found, *(value for each in objects for value in vars(each).values()))}
 
 
 # In words.
@@ -226,7 +199,7 @@ class WaitGraph:
     def __init__(self, tasks: Iterable[Any]) -> None:
         waiters = [look_at(task) for task in tasks]
         self.waiters = sorted((w for w in waiters if not w.is_plumbing), key=_rank)
-        self._by_task = {id(waiter.task): waiter for waiter in self.waiters}
+        self._by_task: dict[int | None, Waiter] = {id(waiter.task): waiter for waiter in self.waiters}
         self._by_replica = {id(w.member.replica): w for w in self.waiters if w.member is not None}
         self._of_slots: dict[int, tuple[Waiter, ...]] = {}
         self._enders = {waiter: self._find_enders(waiter) for waiter in self.waiters}
@@ -265,11 +238,8 @@ class WaitGraph:
         return tuple(self._by_replica[id(r)] for r in missing if id(r) in self._by_replica)
 
     def _holders_of(self, lock: Any) -> tuple[Waiter, ...]:
-        found = self._holders.get(id(lock), ())
-        owner = owner_of(lock)
-        if not found and id(owner) in self._by_task:
-            return (self._by_task[id(owner)],)
-        return tuple(found)
+        owner = self._by_task.get(_owner_of(lock))
+        return tuple(self._holders.get(id(lock), ())) or ((owner,) if owner is not None else ())
 
     @cached_property
     def _users(self) -> dict[int, list[Waiter]]:
@@ -287,7 +257,7 @@ class WaitGraph:
         holders: dict[int, list[Waiter]] = {}
         for waiter in self.waiters:
             for manager in entered(waiter.chain):
-                for lock in (manager, *wrapped(manager)):
+                for lock in (manager, getattr(manager, "_lock", None)):  # a condition's own, and an adapter's
                     holders.setdefault(id(lock), []).append(waiter)
         return holders
 
@@ -441,100 +411,61 @@ def never_go_on(ledger: Ledger, pending: Iterable[Context]) -> set[int]:
     """Return the ids of a run's replicas that will never go on, as far as that is certain.
 
     All tasks of such a replica wait: in a collective that lacks one that will never go on, for a lock that a task
-    holds that will never go on, or for such a task. Who waits for an event, a queue, a sleep, a thread or I/O, is
-    inside of a timeout, or has a timer, may go on. What replicas of other processes do is not known here: they are
-    taken for ones that never go on. ``pending`` has the contexts of the event loop's callbacks and timers to come.
+    holds that will never go on, or for such a task. Who waits for an event, a queue, a sleep, a thread or I/O, has a
+    timer, or a time limit around the wait of any of its tasks, may go on. What replicas of other processes do is not
+    known here: they are taken for ones that never go on. ``pending`` has the contexts of the event loop's callbacks
+    and timers to come.
     """
     graph = look_at_loop()
-    limited = _time_limited(graph)
-    waits: dict[Any, list[Any]] = {}
-    blockers: dict[Any, Sequence[Any]] = {}
-    own: dict[int, list[int]] = {}
     mine = {id(replica) for replica in ledger.replicas}
+    limited = {id(waiter.replica or waiter.task) for waiter in graph.waiters if _has_time_limit(waiter)}
+    ways: dict[
+        Any, Sequence[Sequence[Any]]
+    ] = {}  # by task or replica, in which it goes on: each those who must all act
+    own: dict[int, list[int]] = {}
     for waiter in graph.waiters:
-        node = id(waiter.task)
         replica = waiter.replica
-        if replica is not None:
-            own.setdefault(id(replica), []).append(node)
         elsewhere = replica is not None and id(replica) not in mine  # of another run: a proof over several is not tried
-        found = () if elsewhere or node in limited else _blockers(graph, waiter)
-        waits[node] = [("wait", node, index) for index in range(len(found))]
-        blockers.update({("wait", node, index): each for index, each in enumerate(found)})
+        may_act = elsewhere or id(replica or waiter.task) in limited
+        ways[id(waiter.task)] = () if may_act else _ways_out(graph, waiter)
+        own.setdefault(id(replica), []).append(id(waiter.task))
     for context in pending:
-        replica = _replica_in(context)
-        if replica is not None:
-            own.setdefault(id(replica), []).append(id(context))  # a task that waits for nothing
-            waits.setdefault(id(context), [])
-    for replica_node, tasks in own.items():  # a replica goes on when any of its tasks does
-        waits["replica", replica_node] = [("task", task) for task in tasks]
-        blockers.update({("task", task): [task] for task in tasks})
+        own.setdefault(id(_replica_in(context)), []).append(id(context))
+        ways[id(context)] = ()
+    for replica_node in mine & own.keys():  # a replica goes on when any of its tasks does
+        ways["replica", replica_node] = [[task] for task in own[replica_node]]
+    waits = {node: [(node, index) for index in range(len(found))] for node, found in ways.items()}
+    blockers = {(node, index): all_of_them for node, found in ways.items() for index, all_of_them in enumerate(found)}
     gone = {("replica", id(replica)) for replica in ledger.replicas if replica.end is not None}
     left = stuck(waits, blockers, {*gone, _ELSEWHERE})
     return {replica.id for replica in ledger.replicas if ("replica", id(replica)) in left}
 
 
-def _blockers(graph: WaitGraph, waiter: Waiter) -> Sequence[Sequence[Any]]:
+def _ways_out(graph: WaitGraph, waiter: Waiter) -> Sequence[Sequence[Any]]:
     """Return the ways in which a wait can end, each as those who must all act; empty where that is not certain."""
     kind, things = waiter.suspension.kind, waiter.suspension.things
+    enders = [id(each.task) for each in graph.enders(waiter)]
     if kind is Awaited.COLLECTIVE and things:
         slot = things[0]
         elsewhere = [_ELSEWHERE] if slot.group.size != len(slot.group.members) else []
-        enders = graph.enders(waiter) if slot.matched else ()
         if slot.complete or (slot.matched and not enders and not elsewhere):
             return ()
-        if enders:
-            return [[id(each.task) for each in enders]]
-        return [[*(("replica", id(m.replica)) for m in slot.group.members if not m.has_posted(slot)), *elsewhere]]
-    tasks = [id(each.task) for each in graph.enders(waiter)]
+        missing = [("replica", id(m.replica)) for m in slot.group.members if not m.has_posted(slot)]
+        return [enders if slot.matched and enders else [*missing, *elsewhere]]
     if kind is Awaited.TASK:
-        return [tasks] if tasks and len(tasks) == len(things) else ()
-    if kind in (Awaited.LOCK, Awaited.SEMAPHORE):
-        return [[each] for each in tasks]
-    return ()
+        return [enders] if enders and len(enders) == len(things) else ()
+    return [[each] for each in enders]
 
 
-def _time_limited(graph: WaitGraph) -> set[int]:
-    """Return the identities of the tasks whose wait a timeout, or a cancel scope with a deadline, may end.
-
-    Where a task waits for those of its task group, or nursery, a cancellation of its scopes reaches them instead: it
-    waits until they have ended. A shield keeps out the scopes around it, but not asyncio's own timeouts.
-    """
-    groups = {id(waiter.task): waiter for waiter in graph.waiters if _waits_for_its_group(waiter)}
-    parents = {id(task): waiter for waiter in groups.values() for task in waiter.suspension.things}
-    found: set[int] = set()
-    for each in graph.waiters:
-        waiter = each
-        limited, shielded = _limits(waiter)
-        # not beyond the replica's own task: a limit around the run ends it, and helps no replica to go on
-        while waiter.member is None and not (limited or shielded) and id(waiter.task) in parents:
-            waiter = parents[id(waiter.task)]
-            limited, shielded = _limits(waiter)
-        if limited and id(each.task) not in groups:
-            found.add(id(each.task))
-    return found
-
-
-def _waits_for_its_group(waiter: Waiter) -> bool:
-    """Whether a task waits for the others in a task group of anyio's, or a nursery."""
-    return waiter.suspension.kind is Awaited.TASK and any(
-        str(frame.f_globals.get("__name__")).startswith(("anyio.", "trio."))
-        and frame.f_code.co_qualname in ("TaskGroup.__aexit__", "Nursery._nested_child_finished")
-        for frame in waiter.frames
-    )
-
-
-def _limits(waiter: Waiter) -> tuple[bool, bool]:
-    """Return whether a time limit around a task's wait reaches it, and whether a shield keeps out what is outside."""
+def _has_time_limit(waiter: Waiter) -> bool:
+    """Return whether a timeout, or a cancel scope with a deadline, is around a task's wait."""
     if any(frame.f_code.co_name == "wait_for" and frame.f_locals.get("timeout") is not None for frame in waiter.frames):
-        return True, False
-    shielded = False
-    for manager in reversed(list(entered(waiter.chain))):
-        when = getattr(manager, "when", None)  # asyncio's timeouts
-        if callable(when) and when() is not None:
-            return True, shielded
+        return True
+    for manager in entered(waiter.chain):
         scope = getattr(manager, "cancel_scope", manager)  # that of a task group, or itself
-        deadline = getattr(scope, "deadline", math.inf)
-        if not shielded and isinstance(deadline, (int, float)) and deadline != math.inf:
-            return True, False
-        shielded = shielded or getattr(scope, "shield", False) is True
-    return False, shielded
+        deadline = (
+            manager.when() if hasattr(manager, "when") else getattr(scope, "deadline", None)
+        )  # asyncio's timeouts
+        if isinstance(deadline, (int, float)) and deadline != math.inf:
+            return True
+    return False

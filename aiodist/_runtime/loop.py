@@ -75,7 +75,7 @@ class AsyncioLoop(_TaskLoop):
     Attributes:
         handle: the class of handles.
         wakes_later: `wake` resumes nobody in the current callback of the loop, and who awaits in it is resumed, too.
-        clock: tells the time, in seconds; ``fine_clock`` in small steps also on uvloop.
+        clock: tells the time, in seconds.
         wake: resume those who wait in a complete collective, in replica order, after what is ready now.
         call_soon, call_soon_threadsafe: call a function in the loop, after what is ready now; from any thread.
     """
@@ -87,10 +87,9 @@ class AsyncioLoop(_TaskLoop):
         super().__init__(tasks)
         self.loop: AbstractEventLoop = get_running_loop()
         self._alarm: TimerHandle | None = None
-        plain = type(self.loop).time is BaseEventLoop.time
-        self.clock: Callable[[], float] = time.monotonic if plain else self.loop.time  # the same, a call shorter
-        own = isinstance(self.loop, BaseEventLoop)  # uvloop counts milliseconds
-        self.fine_clock = self.clock if own else time.monotonic
+        # asyncio's own clock is the same, a call longer; uvloop's, too, but for its steps of a millisecond
+        plain = type(self.loop).time is BaseEventLoop.time or type(self.loop).__module__ == "uvloop"
+        self.clock: Callable[[], float] = time.monotonic if plain else self.loop.time
         self.call_soon = self.loop.call_soon
         self.call_soon_threadsafe = self.loop.call_soon_threadsafe
         self._run_next = getattr(self.loop, "run_next", None)  # of the controlled loop, which reorders tasks
@@ -113,8 +112,8 @@ class AsyncioLoop(_TaskLoop):
     def _resume(self, slot: Rendezvous) -> None:
         """Resume them, one after the other: each runs to its next await.
 
-        A seat that is not in the slot any more belongs to one who was cancelled, or has been resumed before: a Ctrl-C
-        in one of them, or here, comes out, and then the others get their turn in another callback.
+        A seat that is not in the slot any more belongs to one who was cancelled, or has been resumed before: after a
+        Ctrl-C in one of them, or here, the others get their turn in another callback.
         """
         over = self._over
         seat = None
@@ -183,7 +182,6 @@ class TrioLoop(_TaskLoop):
         self._alarm = CancelScope()
         self.chain = Chain()
         self.clock = lowlevel.current_clock().current_time  # also after the run, and what it reads is this loop's own
-        self.fine_clock = self.clock
         self.call_soon = token.run_sync_soon
         self.call_soon_threadsafe = token.run_sync_soon
         lowlevel.enable_ki_protection(TrioLoop._start_next)
@@ -364,7 +362,7 @@ class SoloLoop:
     wakes_later = False
 
     def __init__(self, merge: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
-        self.clock = self.fine_clock = time.monotonic
+        self.clock = time.monotonic
         self.merge = merge  # runs a merge function, in the await: in a task that can be cancelled
 
     def call_soon(self, fn: Callable[..., object], /, *args: Any) -> None:

@@ -174,8 +174,8 @@ class Run:
 
     @property
     def clock(self) -> Callable[[], float]:
-        """Tells the time as ``now`` does, in seconds, in small steps."""
-        clock: Callable[[], float] = self.loop.fine_clock
+        """Tells the time, in seconds."""
+        clock: Callable[[], float] = self.loop.clock
         return clock
 
     @property
