@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aiodist import CollectiveHandle, Reason, ReplicaContext
+from tests.runtime.programs import Relay, replica
 
 Call = Callable[[ReplicaContext], CollectiveHandle[Any]]
 zeros = partial(np.zeros, dtype="f4")
@@ -17,78 +18,80 @@ WIDE = zeros((960, 960))
 
 
 class Divergence(NamedTuple):
-    """What most replicas call, what the odd one calls, what differs first, and words that the account must contain."""
+    """What differs first, what most replicas call, and what the odd one calls."""
 
     reason: Reason
     usual: Call
     odd: Call
-    words: str = ""
 
 
+def call(kind: str, *args: Any, **options: Any) -> Call:
+    """Return a call of that kind, on one line whatever its arguments."""
+    return lambda ctx: getattr(ctx, kind)(*args, **options)
+
+
+async def diverging(ctx: ReplicaContext, name: str, odd: int, relay: Relay) -> None:
+    """Agree on three collectives, and let one replica call something else for the fourth."""
+    for _ in range(3):
+        await ctx.barrier()
+    await relay.turn()
+    handle = (DIVERGENCES[name].odd if replica() == odd else DIVERGENCES[name].usual)(ctx)
+    relay.pass_on()
+    await handle
+
+
+def add(value: Any, op: str = "SUM", **options: Any) -> Call:
+    return call("all_reduce", op, value, **options)
+
+
+def merge_one(strategy: Any) -> None:
+    pass
+
+
+def merge_two(strategy: Any) -> None:
+    pass
+
+
+R = Reason
 DIVERGENCES = {
-    "kind": Divergence(
-        Reason.KIND, lambda c: c.all_gather(WIDE, 0), lambda c: c.all_to_all(WIDE), "all_gather(float32[*, 960]"
-    ),
-    "kind before all else": Divergence(
-        Reason.KIND, lambda c: c.all_reduce("SUM", X, name="a"), lambda c: c.broadcast({"x": zeros(2)}, name="b")
-    ),
-    "reduce op": Divergence(
-        Reason.REDUCE_OP, lambda c: c.reduce_scatter("SUM", WIDE), lambda c: c.reduce_scatter("max", WIDE), "MAX"
-    ),
-    "axis of a scatter": Divergence(
-        Reason.AXIS, lambda c: c.reduce_scatter("SUM", WIDE), lambda c: c.reduce_scatter("SUM", WIDE, axis=-1)
-    ),
-    "split axis": Divergence(
-        Reason.AXIS, lambda c: c.all_to_all(WIDE), lambda c: c.all_to_all(WIDE, split_axis=1), "split_axis=1"
-    ),
-    "concat axis": Divergence(
-        Reason.AXIS, lambda c: c.all_to_all(WIDE), lambda c: c.all_to_all(WIDE, concat_axis=1), "concat_axis=1"
-    ),
-    "list and tuple": Divergence(
-        Reason.STRUCTURE, lambda c: c.all_reduce("SUM", [X]), lambda c: c.all_reduce("SUM", (X,)), "value"
-    ),
-    "value and nest": Divergence(
-        Reason.STRUCTURE, lambda c: c.all_reduce("SUM", X), lambda c: c.all_reduce("SUM", [X]), "a nest on replica 1"
-    ),
-    "another key": Divergence(
-        Reason.STRUCTURE, lambda c: c.all_reduce("SUM", {"w": X}), lambda c: c.all_reduce("SUM", {"v": X}), "value['v']"
-    ),
-    "a key more": Divergence(
-        Reason.STRUCTURE,
-        lambda c: c.all_reduce("SUM", {"w": X}),
-        lambda c: c.all_reduce("SUM", {"w": X, "b": {"x": X}}),
-        "value['b']['x'] is on replica 1 only",
-    ),
-    "size": Divergence(
-        Reason.SHAPE, lambda c: c.all_reduce("SUM", X), lambda c: c.all_reduce("SUM", zeros(4)), "float32[4]"
-    ),
-    "rank": Divergence(Reason.SHAPE, lambda c: c.all_reduce("SUM", X), lambda c: c.all_reduce("SUM", X[None])),
-    "size across the axis of a gather": Divergence(
-        Reason.SHAPE, lambda c: c.all_gather(zeros((2, 3)), 0), lambda c: c.all_gather(zeros((2, 4)), 0), "[*, 4]"
-    ),
-    "rank of a gather along the last axis": Divergence(
-        Reason.SHAPE, lambda c: c.all_gather(zeros((2, 3)), -1), lambda c: c.all_gather(X, -1)
-    ),
-    "signedness": Divergence(
-        Reason.DTYPE, lambda c: c.broadcast([X.view("i4")]), lambda c: c.broadcast([X.view("u4")]), "uint32[3]"
-    ),
-    "type of a Python number": Divergence(
-        Reason.DTYPE, lambda c: c.all_reduce("SUM", 1), lambda c: c.all_reduce("SUM", 1.0), "float"
-    ),
-    "NumPy's and Python's number": Divergence(
-        Reason.DEVICE, lambda c: c.all_reduce("SUM", np.float64(0)), lambda c: c.all_reduce("SUM", 0.0)
-    ),
-    "name and none": Divergence(
-        Reason.NAME, lambda c: c.all_reduce("SUM", X), lambda c: c.all_reduce("SUM", X, name="sum")
-    ),
-    "merge functions of one name": Divergence(
-        Reason.MERGE_FN,
-        lambda c: c.merge_call(lambda strategy: None),
-        lambda c: c.merge_call(lambda strategy: 1),
-        "divergences.py:",
-    ),
-    "call site": Divergence(
-        Reason.CALL_SITE, lambda c: c.barrier(), lambda c: c.barrier(), "give both calls the same name="
-    ),
+    name.replace(" ", "_"): Divergence(*each)
+    for name, each in {
+        "kind": (R.KIND, call("all_gather", WIDE, 0), call("all_to_all", WIDE)),
+        "kind before all else": (R.KIND, add(X, name="a"), call("broadcast", {"x": zeros(2)}, name="b")),
+        "reduce op": (R.REDUCE_OP, call("reduce_scatter", "SUM", WIDE), call("reduce_scatter", "max", WIDE)),
+        "axis of a gather": (R.AXIS, call("all_gather", zeros((2, 2)), 0), call("all_gather", zeros((2, 2)), 1)),
+        "axis of a scatter": (
+            R.AXIS,
+            call("reduce_scatter", "SUM", WIDE),
+            call("reduce_scatter", "SUM", WIDE, axis=-1),
+        ),
+        "split axis": (R.AXIS, call("all_to_all", WIDE), call("all_to_all", WIDE, split_axis=1)),
+        "concat axis": (R.AXIS, call("all_to_all", WIDE), call("all_to_all", WIDE, concat_axis=1)),
+        "list and tuple": (R.STRUCTURE, add([X]), add((X,))),
+        "value and nest": (R.STRUCTURE, add(X), add([X])),
+        "another key": (R.STRUCTURE, add({"layer": [{"w": X}]}), add({"layer": [{"v": X}]})),
+        "a key more": (R.STRUCTURE, add({"w": X}), add({"w": X, "b": {"x": X}})),
+        "none for a leaf": (R.STRUCTURE, add({"w": X, "b": X}), add({"w": X, "b": None})),
+        "merge arguments": (R.STRUCTURE, call("merge_call", merge_one, (1,)), call("merge_call", merge_one, (1, 2))),
+        "size": (R.SHAPE, add({"x": zeros((32, 8)), "y": X}), add({"x": zeros((17, 8)), "y": X})),
+        "rank": (R.SHAPE, add(X), add(X[None])),
+        "size across the axis of a gather": (
+            R.SHAPE,
+            call("all_gather", zeros((2, 3)), 0),
+            call("all_gather", zeros((2, 4)), 0),
+        ),
+        "rank of a gather along the last axis": (
+            R.SHAPE,
+            call("all_gather", zeros((2, 3)), -1),
+            call("all_gather", X, -1),
+        ),
+        "dtype": (R.DTYPE, add((X, [zeros(8)])), add((X, [np.zeros(8)]))),
+        "signedness": (R.DTYPE, call("broadcast", [X.view("i4")]), call("broadcast", [X.view("u4")])),
+        "type of a number": (R.DTYPE, add(1), add(1.0)),
+        "numbers of NumPy and Python": (R.DEVICE, add(np.float64(0)), add(0.0)),
+        "array and scalar": (R.DEVICE, add({"loss": np.float32(0)}), add({"loss": zeros(())})),
+        "name": (R.NAME, call("barrier", name="epoch 0"), call("barrier", name="epoch 1")),
+        "name and none": (R.NAME, add(X), add(X, name="sum")),
+        "merge function": (R.MERGE_FN, call("merge_call", merge_one), call("merge_call", merge_two)),
+    }.items()
 }
-"""The ways beside those that are among the programs of test_golden."""

@@ -21,53 +21,8 @@ async def other_kind(ctx: ReplicaContext) -> None:
         await ctx.all_reduce(ReduceOp.MEAN, np.zeros((), np.float32))
 
 
-async def other_reduce_op(ctx: ReplicaContext) -> None:
-    op = ReduceOp.MEAN if ctx.replica_id_in_sync_group == 0 else ReduceOp.SUM
-    await ctx.all_reduce(op, np.zeros(3, np.float32))
-
-
-async def other_axis(ctx: ReplicaContext) -> None:
-    await ctx.all_gather(np.zeros((2, 2)), int(ctx.replica_id_in_sync_group == 1))
-
-
 async def other_source(ctx: ReplicaContext) -> None:
     await ctx.broadcast(np.zeros(3), ctx.replica_id_in_sync_group)
-
-
-async def other_key(ctx: ReplicaContext) -> None:
-    name = "bias" if ctx.replica_id_in_sync_group == 1 else "weights"
-    await ctx.all_reduce(ReduceOp.SUM, {"layer": [{name: np.zeros(3)}]})
-
-
-async def other_shape(ctx: ReplicaContext) -> None:
-    rows = 17 if ctx.replica_id_in_sync_group == 2 else 32
-    await ctx.all_reduce(ReduceOp.SUM, {"x": np.zeros((rows, 8), np.float32), "y": np.zeros(8)})
-
-
-async def other_dtype(ctx: ReplicaContext) -> None:
-    scale = np.ones(8, np.float64 if ctx.replica_id_in_sync_group == 1 else np.float32)
-    await ctx.all_reduce(ReduceOp.SUM, (np.zeros(3), [scale]))
-
-
-async def other_array_type(ctx: ReplicaContext) -> None:
-    loss = np.float32(0.5)
-    await ctx.all_reduce(ReduceOp.SUM, {"loss": loss if ctx.replica_id_in_sync_group else np.array(loss)})
-
-
-async def other_name(ctx: ReplicaContext) -> None:
-    await ctx.barrier(name=f"epoch {ctx.replica_id_in_sync_group // 2}")
-
-
-def merge_one(strategy: Any) -> None:
-    pass
-
-
-def merge_two(strategy: Any) -> None:
-    pass
-
-
-async def other_merge_function(ctx: ReplicaContext) -> None:
-    await ctx.merge_call(merge_two if ctx.replica_id_in_sync_group == 1 else merge_one)
 
 
 async def other_call_site(ctx: ReplicaContext) -> None:
@@ -198,15 +153,6 @@ async def conditional(ctx: ReplicaContext) -> None:
         await ctx.all_reduce(ReduceOp.SUM, 1.0)
     else:
         await ctx.all_gather(np.zeros(2), 0)
-
-
-async def none_for_a_leaf(ctx: ReplicaContext) -> None:
-    bias = None if ctx.replica_id_in_sync_group == 1 else np.zeros(2)
-    await ctx.all_reduce(ReduceOp.SUM, {"w": np.zeros(3), "b": bias})
-
-
-async def other_merge_arguments(ctx: ReplicaContext) -> None:
-    await ctx.merge_call(merge_one, (1, 2) if ctx.replica_id_in_sync_group == 1 else (1,))
 
 
 async def racing_tasks(ctx: ReplicaContext) -> None:

@@ -316,7 +316,7 @@ async def one_ends_without(ctx: ReplicaContext) -> None:
 
 
 FAULTS = [
-    *map(diverging, ["kind", "size", "another key", "merge functions of one name", "reduce op"]), swapped,
+    *map(diverging, ["kind", "size", "another_key", "merge_function", "reduce_op"]), swapped,
     calls_behind_a_difference, merge_call_before_a_difference, returned, late, waits_for_one_that_waits_elsewhere,
     late_in_one_that_is_not_made_yet, a_disagreement, one_never_makes_it, another_place, unmade,
     cancelled, a_join_that_one_leaves_out, another_order, one_ends_without,

@@ -1,0 +1,311 @@
+"""Reports: what differs is named, the same whoever comes first, in a text for a person and as a value.
+
+golden/<name>.txt is what a person reads when the replicas of that program part, or call what that row has.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import pickle
+import sys
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+from aiodist import (
+    CallRecord,
+    CollectiveError,
+    CollectiveMismatchError,
+    CollectiveReport,
+    Divergence,
+    DivergenceKind,
+    Partition,
+    Reason,
+    ReplicaContext,
+    ReplicaState,
+)
+from aiodist._core.ledger import HISTORY
+from tests.project.paths import ROOT
+from tests.runtime import golden_programs as programs
+from tests.runtime.divergences import DIVERGENCES, X, diverging, zeros
+from tests.runtime.programs import Program, Relay, error_of, replica
+
+pytestmark = pytest.mark.anyio
+GOLDEN = Path(__file__).parent / "golden"
+SCREEN = 24
+
+PROGRAMS: list[Program] = [
+    program
+    for program in vars(programs).values()
+    if inspect.iscoroutinefunction(program) and list(inspect.signature(program).parameters) == ["ctx"]
+]
+CROWDS = {programs.tie: 2, programs.outlier_among_many: 512, programs.all_different: 512, programs.many_left: 12}
+TIMED = [programs.stuck_elsewhere, programs.merge_hangs, programs.lock_across_a_collective, programs.queues_in_a_ring]
+each_of = partial(pytest.mark.parametrize, "program", ids=lambda program: program.__name__)
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def check_golden(name: str, error: CollectiveError, update: bool) -> None:
+    """Compare an error's text with the one that is kept."""
+    text = f"{type(error).__name__}: {error}\n"
+    golden = GOLDEN / f"{name}.txt"
+    if update:
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= SCREEN
+
+
+@each_of(PROGRAMS)
+async def test_an_error_reads_as_it_should_whoever_comes_first(program: Program, update_golden: bool) -> None:
+    async def delayed(ctx: ReplicaContext, order: Sequence[int]) -> Any:
+        for _ in range(4 * order[replica()]):
+            await anyio.lowlevel.checkpoint()
+        return await program(ctx)
+
+    error = await error_of(program, CROWDS.get(program, 3), timeout=0.25 if program in TIMED else None)
+    check_golden(program.__name__, error, update_golden)
+    if program not in (*TIMED, *CROWDS, programs.abandoned):
+        texts = {str(await error_of(partial(delayed, order=order))) for order in ((1, 2, 0), (2, 1, 0), (0, 2, 1))}
+        assert len(texts) == 1, "\n=====\n".join(texts)
+
+
+@each_of([programs.outlier_among_many, programs.all_different, programs.many_left])
+async def test_an_error_of_hundreds_fits_a_screen(program: Program) -> None:
+    text = str(await error_of(program, 600))
+    assert len(text.splitlines()) <= SCREEN
+    assert max(map(len, text.splitlines())) < 400
+
+
+def test_every_golden_text_belongs_to_a_program_or_a_row() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == {program.__name__ for program in PROGRAMS} | {*DIVERGENCES}
+
+
+# What differs.
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+async def test_a_divergence_is_named_whoever_comes_first(name: str, update_golden: bool) -> None:
+    orders = itertools.permutations(range(3))
+    errors = [await error_of(partial(diverging, name=name, odd=1, relay=Relay(order))) for order in orders]
+    check_golden(name, errors[0], update_golden)
+    for error in errors:
+        report = error.report
+        assert type(error) is CollectiveMismatchError
+        assert str(error) == str(report) == str(errors[0])
+        assert (report.reason, report.sequence_number, report.suspects) == (DIVERGENCES[name].reason, 3, (1,))
+        assert [each.state for each in report.replicas] == [ReplicaState.WAITING] * 3
+        assert (report.partitions, report.divergence) == (errors[0].report.partitions, errors[0].report.divergence)
+
+
+@pytest.mark.parametrize("replicas", [2, 5, 64])
+async def test_the_minority_is_suspected_at_any_number(replicas: int) -> None:
+    for odd in {0, replicas // 2, replicas - 1}:
+        program = partial(diverging, name="kind", odd=odd, relay=Relay(range(replicas)))
+        report = (await error_of(program, replicas)).report
+        assert report.suspects == ((0, 1) if replicas == 2 else (odd,))
+        assert [each.replica_id for each in report.replicas] == list(range(replicas))
+
+
+async def test_the_first_reason_counts_among_several_partitions() -> None:
+    values = [X, X, X, zeros(4), X.astype("f8")]
+    report = (await error_of(lambda ctx: ctx.all_reduce("SUM", values[replica()]), 5)).report
+    assert (report.reason, report.suspects) == (Reason.SHAPE, (3, 4))
+
+
+async def test_equal_calls_on_one_line_are_told_apart_by_column() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        await (ctx.barrier() if ctx.replica_id_in_sync_group == 0 else ctx.barrier())  # noqa: RUF034
+
+    report = (await error_of(program)).report
+    assert (report.reason, report.suspects) == (Reason.CALL_SITE, (0,))
+    assert "They are different calls on one line: column 72 on replicas 1 and 2, column 16 on replica 0." in str(report)
+
+
+@pytest.mark.parametrize(
+    ("nests", "text"),
+    [
+        (
+            (OrderedDict(a=1, z=1), OrderedDict(z=1, a=1)),
+            "('a', *), ('z', *) on replica 0, ('z', *), ('a', *) on replica 1."
+            if sys.version_info < (3, 12)
+            else "'a': *, 'z': * on replica 0, 'z': *, 'a': * on replica 1.",
+        ),
+        (([[1], 2], [(1,), 2]), "[*] on replica 0, (*,) on replica 1."),
+    ],
+)
+async def test_structures_that_differ_are_shown_in_whole_items(nests: tuple[Any, Any], text: str) -> None:
+    error = await error_of(lambda ctx: ctx.all_reduce("SUM", nests[replica()]), 2)
+    assert f"The structures differ: {text}" in str(error)
+
+
+async def test_no_replica_passes_the_point_and_each_that_waits_gets_an_error_of_its_own() -> None:
+    errors: dict[int, Any] = {}
+
+    async def program(ctx: ReplicaContext) -> None:
+        try:
+            await (ctx.barrier() if replica() == 1 else ctx.all_reduce("SUM", 1))
+        except CollectiveMismatchError as error:
+            errors[replica()] = error
+            raise
+        pytest.fail("it has passed")
+
+    error = await error_of(program, 4)
+    assert errors.keys() == {0, 1, 2, 3}
+    assert all(each.report is error.report for each in errors.values())
+    assert len({id(each) for each in errors.values()}) == 4  # tracebacks do not mix
+
+
+# What a report holds.
+
+
+def line_of(text: str) -> int:
+    """Return the number of the one line of this file that ends with a comment."""
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    (found,) = (number for number, line in enumerate(lines, 1) if line.endswith(f"# {text}"))
+    return found
+
+
+async def inner(ctx: ReplicaContext) -> None:
+    await ctx.all_reduce("SUM", np.zeros(3, np.float32))  # the call
+
+
+async def usual(ctx: ReplicaContext) -> None:
+    await ctx.barrier()  # the first barrier
+    await inner(ctx)
+
+
+async def parting(ctx: ReplicaContext) -> None:
+    if replica() == 1:
+        await ctx.barrier(name="odd")  # the odd call
+    await usual(ctx)
+
+
+async def test_a_report_has_what_each_replica_does_and_where() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        await usual(ctx)
+        await parting(ctx)  # the divergence
+
+    report = (await error_of(program)).report
+    zero, one, two = report.replicas
+    assert report.sequence_number == 2
+    assert [(r.replica_id, r.device) for r in report.replicas] == [(i, f"CPU:{i}") for i in range(3)]
+    assert (zero.call, one.call) == ("barrier()", "barrier(name='odd')")
+    assert one.location == (__file__, line_of("the odd call"), "parting")
+    assert zero.location == two.location == (__file__, line_of("the first barrier"), "usual")
+    assert zero.location is not None
+    assert one.location is not None
+    assert one.history == (
+        CallRecord(0, "barrier()", zero.location),
+        CallRecord(1, "all_reduce(SUM, float32[3])", one.history[1].location),
+        CallRecord(2, "barrier(name='odd')", one.location),
+    )
+    assert one.history[1].location == (__file__, line_of("the call"), "inner")
+    own = [(place.line, place.function) for place in one.stack if place.file == __file__]
+    assert own == [(line_of("the divergence"), "program"), (line_of("the odd call"), "parting")]
+    assert "aiodist" not in {place.function for place in one.stack}
+
+
+async def test_history_keeps_the_last_ones() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        for _ in range(HISTORY + 10):
+            await ctx.barrier()
+        if replica():
+            await ctx.all_reduce("SUM", 1)
+
+    zero, one, _ = (await error_of(program)).report.replicas
+    assert [record.sequence_number for record in zero.history] == list(range(10, HISTORY + 10))
+    assert [record.sequence_number for record in one.history] == list(range(10, HISTORY + 11))
+
+
+async def test_history_shows_each_replicas_own_calls_where_a_name_joined_them() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        if replica() == 1:
+            await ctx.barrier(name="here")  # the one
+        else:
+            await ctx.barrier(name="here")  # the other
+        if replica() == 2:
+            await ctx.barrier()
+
+    lines = [each.history[0].location.line for each in (await error_of(program)).report.replicas]
+    assert lines == [line_of("the other"), line_of("the one"), line_of("the other")]
+
+
+async def test_partitions_and_divergence_are_values() -> None:
+    report = (await error_of(programs.other_kind)).report
+    majority, minority = report.partitions
+    assert isinstance(majority, Partition)
+    assert (majority.replicas, majority.majority, majority.call.partition("(")[0]) == ((0, 1), True, "all_reduce")
+    assert (minority.replicas, minority.majority, minority.call) == ((2,), False, "barrier()")
+    assert isinstance(report.divergence, Divergence)
+    assert (report.divergence.kind, report.divergence.replicas, report.divergence.others) == ("added", (2,), (0, 1))
+    assert report.divergence.text in " ".join(str(report).split())
+    assert all(line in str(report) for line in report.advice)
+
+
+SCHEMA = json.loads((ROOT / "docs" / "report-schema.json").read_text(encoding="utf-8"))
+TYPES: dict[str, type] = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
+
+
+def check_schema(value: Any, schema: Any = SCHEMA) -> None:
+    """Check a value by the words of JSON Schema that the published one has."""
+    if "$ref" in schema:
+        check_schema(value, SCHEMA["$defs"][schema["$ref"].removeprefix("#/$defs/")])
+    elif "anyOf" in schema:
+        other, null = schema["anyOf"]
+        assert null == {"type": "null"}
+        if value is not None:
+            check_schema(value, other)
+    elif "type" not in schema:
+        assert value in schema.get("enum", [schema.get("const")])
+    else:
+        assert type(value) is TYPES[schema["type"]]
+        if type(value) is dict:
+            assert set(value) == set(schema["properties"]) == set(schema["required"])
+            for key, each in value.items():
+                check_schema(each, schema["properties"][key])
+        for each in value if type(value) is list else ():
+            check_schema(each, schema["items"])
+
+
+def test_schema_has_every_member_of_the_enumerations() -> None:
+    parts = SCHEMA["$defs"]
+    assert SCHEMA["properties"]["reason"]["enum"] == list(Reason)
+    assert parts["replica"]["properties"]["state"]["enum"] == list(ReplicaState)
+    assert parts["divergence"]["properties"]["kind"]["enum"] == list(DivergenceKind)
+
+
+@each_of([programs.other_kind, programs.other_order, programs.early_return, programs.uneven_loops, programs.abandoned])
+async def test_a_report_is_a_value_that_comes_back_from_json_and_pickle(program: Program) -> None:
+    error = await error_of(program)
+    data = json.loads(error.report.to_json())
+    check_schema(data)
+    copy = CollectiveReport.from_dict(data)
+    for one in (copy, pickle.loads(pickle.dumps(copy)), pickle.loads(pickle.dumps(error)).report):
+        assert (one, str(one), hash(one)) == (error.report, str(error.report), hash(error.report))
+    with pytest.raises(ValueError, match="expected a report of schema 2, got 1"):
+        CollectiveReport.from_dict(data | {"schema": 1})
+
+
+async def test_replicas_with_one_history_share_it_in_json() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        for _ in range(100):
+            await ctx.barrier()
+        if replica() == 7:
+            await ctx.all_reduce("SUM", 1)
+        await ctx.barrier()
+
+    data = (await error_of(program, 64)).report.to_dict()
+    assert len(data["histories"]) == 2
+    assert len(json.dumps(data)) < 100_000
