@@ -4,6 +4,7 @@ Events go in (a replica posts a collective, waits, abandons, joins, ends), decis
 something is doomed, a snapshot of the ledger is analysed, and the analysis is rendered as a report. The standard
 library is all that it imports. The modules, each importing only from those above it:
 
+- `wire`: values as JSON and back, by their types.
 - `report`: CollectiveReport and its parts, as users see them.
 - `errors`: the errors that carry reports, and the others that users catch.
 - `call`: Call, Post and Place: what is asked for, and from where; compare, difference, fingerprint.
@@ -11,7 +12,7 @@ library is all that it imports. The modules, each importing only from those abov
 - `text`: ids, counts and places as a person reads them.
 - `waitgraph`: stuck(): who waits for ever; shortest_cycle().
 - `source`: the program's source around calls.
-- `snapshot`: what every replica called and where it is, frozen; merge; to and from JSON.
+- `snapshot`: what every replica called and where it is, frozen; merge.
 - `divergence`: two histories aligned: skipped, added, swapped, left the loop.
 - `trouble`: a collective in trouble: who came and who is missing, the majority, how the others diverged.
 - `render`: the report as text: partitions, source lines, hints.

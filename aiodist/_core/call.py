@@ -21,6 +21,7 @@ from types import CodeType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from aiodist._core.report import Location, Reason
+from aiodist._core.wire import File
 
 LEAF: Final = "\x00"
 """Stands for each leaf in `Call.structure`."""
@@ -61,7 +62,7 @@ class Place(NamedTuple):
     Two calls come from the same call site when their files, lines and columns agree.
     """
 
-    file: str
+    file: File
     line: int
     column: int | None
     function: str
@@ -116,7 +117,7 @@ class Function:
     """A merge function (name and place for texts); two are the same when their code is, which the digest tells."""
 
     name: str
-    file: str
+    file: File
     line: int
     digest: str
 

@@ -47,9 +47,9 @@ from aiodist._core.snapshot import (
     ReplicaFacts,
     SlotRecord,
     Snapshot,
-    everyone,
 )
 from aiodist._core.waitgraph import stuck
+from aiodist._core.wire import everyone
 
 HISTORY: Final = 256
 """How many matched collectives a group remembers."""

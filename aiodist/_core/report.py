@@ -7,11 +7,10 @@ the text for a person.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache
-from types import NoneType, UnionType
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
+
+from aiodist._core.wire import File, named, unpack
 
 
 class Location(NamedTuple):
@@ -23,7 +22,7 @@ class Location(NamedTuple):
         function: the name of the function that contains the line.
     """
 
-    file: str
+    file: File
     line: int
     function: str
 
@@ -230,9 +229,9 @@ class CollectiveReport:
         """
         histories = list({id(r.history): r.history for r in self.replicas}.values())
         index = {id(history): i for i, history in enumerate(histories)}
-        replicas = [{**_plain(replace(r, history=())), "history": index[id(r.history)]} for r in self.replicas]
-        plain = _plain(replace(self, replicas=()))
-        return {"schema": 2, **plain, "replicas": replicas, "histories": _plain(tuple(histories))}
+        replicas = [{**named(replace(r, history=())), "history": index[id(r.history)]} for r in self.replicas]
+        plain = named(replace(self, replicas=()))
+        return {"schema": 2, **plain, "replicas": replicas, "histories": named(tuple(histories))}
 
     def to_json(self) -> str:
         """Return the dict of `to_dict` as a JSON string."""
@@ -245,56 +244,15 @@ class CollectiveReport:
         """Return the report that `to_dict` has written, also if the dict has gone through JSON.
 
         Raises:
-            KeyError, TypeError, ValueError: the dict is not such a report, or has another schema.
+            ValueError: the dict is not such a report, or has another schema.
         """
         if data.get("schema") != 2:
             raise ValueError(f"expected a report of schema 2, got {data.get('schema')!r}")
         own = {each.name: data[each.name] for each in fields(cls)}
-        histories = reader(tuple[tuple[CallRecord, ...], ...])(data["histories"])
-        read = reader(ReplicaReport)
-        replicas = (replace(read({**r, "history": ()}), history=histories[r["history"]]) for r in data["replicas"])
-        report: CollectiveReport = reader(CollectiveReport)({**own, "replicas": ()})
+        histories = unpack(tuple[tuple[CallRecord, ...], ...], data["histories"])
+        replicas = (
+            replace(unpack(ReplicaReport, {**each, "history": []}), history=histories[each["history"]])
+            for each in data["replicas"]
+        )
+        report: CollectiveReport = unpack(cls, {**own, "replicas": []})
         return replace(report, replicas=tuple(replicas))
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: named tuples and dataclasses as dicts of their fields, tuples as lists."""
-    if is_dataclass(value):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, tuple):
-        named = getattr(value, "_asdict", None)
-        return {name: _plain(each) for name, each in named().items()} if named else [_plain(each) for each in value]
-    return str(value) if isinstance(value, enum.StrEnum) else value
-
-
-@cache
-def reader(kind: Any) -> Callable[[Any], Any]:  # noqa: PLR0911  (one return a kind of type)
-    """Return what makes a value of that type of what JSON has for it: an object or a list for what has fields."""
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin is UnionType:
-        (some,) = (reader(part) for part in parts if part is not NoneType)
-        return lambda data: None if data is None else some(data)
-    if origin is tuple and parts[-1] is Ellipsis:
-        each = reader(parts[0])
-        return lambda data: tuple(map(each, data))
-    if origin is tuple:
-        readers = [reader(part) for part in parts]
-        return lambda data: tuple(read(part) for read, part in zip(readers, data, strict=True))
-    if kind is Any:
-        return _frozen
-    make: Callable[..., Any] = kind
-    if issubclass(kind, enum.StrEnum):
-        return make
-    if not is_dataclass(kind) and not issubclass(kind, tuple):
-        return lambda data: data
-    own = {name: reader(hint) for name, hint in get_type_hints(kind).items()}
-
-    def read(data: Any) -> Any:
-        given = data.items() if isinstance(data, dict) else zip(own, data, strict=False)
-        return make(**{name: own[name](value) for name, value in given})
-
-    return read
-
-
-def _frozen(data: Any) -> Any:
-    return tuple(map(_frozen, data)) if isinstance(data, list) else data

@@ -10,27 +10,21 @@ thousands of replicas that did the same is hardly larger than that of two.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from aiodist._core.call import Call, OrderCheck, Place, Post, fingerprint
-from aiodist._core.report import Location, ReplicaState, reader
+from aiodist._core.call import OrderCheck, Place, Post, fingerprint
+from aiodist._core.report import Location, ReplicaState
 from aiodist._core.text import ids_briefly, place, shortened
+from aiodist._core.wire import File
 
 GroupKey: TypeAlias = tuple[tuple[int, ...], str | None, int]
 """What a group is known by in every process: its members, its name, how many with these were made before it.
 
 The number of the run's own group is -1.
 """
-
-
-@lru_cache(maxsize=16)  # the records of thousands of processes share it
-def everyone(total: int) -> tuple[int, ...]:
-    """Return the ids of all replicas of a run."""
-    return tuple(range(total))
 
 
 class Overdue(NamedTuple):
@@ -68,7 +62,7 @@ class ReplicaFacts:
     waits_for: str | None = None
     returned: str | None = None
     ended_at: Location | None = None
-    cancelled_in: tuple[tuple[str, int], ...] = ()
+    cancelled_in: tuple[tuple[File, int], ...] = ()
     refusal: str = ""
     child_calls: tuple[tuple[Location, str], ...] = ()
     unknown: bool = False
@@ -235,121 +229,3 @@ def _merge_slots(slots: Iterable[SlotRecord]) -> tuple[SlotRecord, ...]:
         )
         for number in sorted(found)
     )
-
-
-# To and from JSON.
-
-
-def to_json(snapshot: Snapshot) -> dict[str, Any]:
-    """Return a snapshot as a dict of strings, numbers, lists and dicts, as JSON has them."""
-    calls: dict[Call, int] = {}  # by index, as most calls and places occur many times
-    places: dict[Place, int] = {}
-
-    def post(each: Post) -> list[Any]:
-        path = [places.setdefault(place, len(places)) for place in each.path]
-        return [calls.setdefault(each.call, len(calls)), path]
-
-    def slot(each: SlotRecord) -> list[Any]:
-        return [each.number, [[post(p), _to_ranges(ids)] for p, ids in each.posts], _to_ranges(each.waiting)]
-
-    groups = [
-        {
-            "key": [_to_ranges(each.key[0]), each.key[1], each.key[2]],
-            "made_at": None if each.made_at is None else list(each.made_at),
-            "members": [list(member) for member in each.members],
-            "history": [slot(one) for one in each.history],
-            "open": [slot(one) for one in each.open],
-            "join": None if each.join is None else slot(each.join),
-        }
-        for each in snapshot.groups
-    ]
-    return {
-        "order_check": str(snapshot.order_check),
-        "replicas": [_given(each, _NOBODY) for each in snapshot.replicas],
-        "calls": [_given(call, _NOTHING) for call in calls],
-        "places": [list(place) for place in places],
-        "groups": groups,
-        "blocked": _to_ranges(snapshot.blocked),
-        "deadlocked": _to_ranges(snapshot.deadlocked),
-        "circle": snapshot.circle,
-    }
-
-
-def from_json(data: Mapping[str, Any]) -> Snapshot:
-    """Return the snapshot that `to_json` gave.
-
-    Raises:
-        ValueError: it is none.
-    """
-    try:
-        return _from_json(data)
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ValueError(f"expected a snapshot, got something else: {error!r}") from error
-
-
-def _from_json(data: Mapping[str, Any]) -> Snapshot:
-    calls = list(map(reader(Call), data["calls"]))
-    places = [Place(*row) for row in data["places"]]
-
-    def slot(row: Sequence[Any]) -> SlotRecord:
-        number, posts, waiting = row
-        found = (
-            (Post(calls[call], tuple(places[at] for at in path)), _from_ranges(ids)) for (call, path), ids in posts
-        )
-        return SlotRecord(number, tuple(found), _from_ranges(waiting))
-
-    groups = tuple(
-        GroupRecord(
-            (_from_ranges(each["key"][0]), each["key"][1], each["key"][2]),
-            None if each["made_at"] is None else Place(*each["made_at"]),
-            tuple(MemberRecord(*member) for member in each["members"]),
-            tuple(slot(row) for row in each["history"]),
-            tuple(slot(row) for row in each["open"]),
-            None if each["join"] is None else slot(each["join"]),
-        )
-        for each in data["groups"]
-    )
-    replicas = reader(tuple[ReplicaFacts, ...])(data["replicas"])
-    return Snapshot(
-        OrderCheck(data["order_check"]),
-        replicas,
-        groups,
-        _from_ranges(data["blocked"]),
-        _from_ranges(data["deadlocked"]),
-        data["circle"],
-    )
-
-
-_NOTHING = Call("")
-_NOBODY = ReplicaFacts(-1, "")
-
-
-def _given(value: Any, default: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass that differ from the default, as JSON has them."""
-    found = {each.name: getattr(value, each.name) for each in fields(value)}
-    return {
-        name: asdict(field) if is_dataclass(field) and not isinstance(field, type) else field
-        for name, field in found.items()
-        if field != getattr(default, name)
-    }
-
-
-def _to_ranges(replicas: Sequence[int]) -> list[list[int]]:
-    """Return ids as runs of consecutive ones, each its first and its length; the order is kept."""
-    if replicas is everyone(len(replicas)):  # thousands, mostly
-        return [[0, len(replicas)]] if replicas else []
-    if replicas and tuple(replicas) == tuple(range(replicas[0], replicas[0] + len(replicas))):
-        return [[replicas[0], len(replicas)]]
-    runs: list[list[int]] = []
-    for each in replicas:
-        if runs and each == runs[-1][0] + runs[-1][1]:
-            runs[-1][1] += 1
-        else:
-            runs.append([each, 1])
-    return runs
-
-
-def _from_ranges(runs: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    if len(runs) == 1 and runs[0][0] == 0:
-        return everyone(runs[0][1])
-    return tuple(chain.from_iterable(range(first, first + length) for first, length in runs))

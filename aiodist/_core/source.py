@@ -125,7 +125,9 @@ def catches(file: str, inside: int, outside: int) -> int | None:
 def is_optional(file: str, line: int, other: int) -> bool:
     """Whether ``line`` stands in a branch that may or may not be taken on the way to ``other``; loops left out."""
     between = _between(file, line, other)
-    apart = (isinstance(one.node, _LOOPS) or one.arm(other) is not None or _goes_elsewhere(one, line) for one in between)
+    apart = (
+        isinstance(one.node, _LOOPS) or one.arm(other) is not None or _goes_elsewhere(one, line) for one in between
+    )
     return bool(between) and line < other and not any(apart)
 
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 import builtins
 import json
 from collections.abc import Mapping
-from functools import cache
-from types import NoneType, UnionType
-from typing import Any, Final, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Final, NamedTuple, TypeAlias, get_args
 
-from aiodist._core import snapshot as snapshots
 from aiodist._core.report import CollectiveReport
-from aiodist._core.snapshot import GroupKey, Overdue, Snapshot, everyone
-from aiodist._workers.portable import portable, resolved, with_files
+from aiodist._core.snapshot import GroupKey, Overdue, Snapshot
+from aiodist._core.wire import pack, unpack
+from aiodist._workers.portable import portable, resolved
 
 OUTSIDE: Final = -1
 """The number of what is called outside of replicas, beside those of runs, which count from 0."""
@@ -155,58 +153,18 @@ Message: TypeAlias = (
 
 def encode(message: Message) -> bytes:
     """Return a message as JSON, in which names of files mean the same on every machine."""
-    return json.dumps([type(message).__name__, *_write(message)], separators=(",", ":")).encode()
+    kind = type(message)
+    return json.dumps([kind.__name__, pack(kind, message, portable)], separators=(",", ":")).encode()
 
 
 def decode(data: bytes | bytearray | memoryview) -> Message:
     """Return the message that `encode` gave, with the files of this machine."""
     try:
-        name, *fields = json.loads(bytes(data))
-        message: Message = _read(_KINDS[name], fields)
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        name, fields = json.loads(bytes(data))
+        message: Message = unpack(_KINDS[name], fields, resolved)
+    except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"expected a message, got something else: {error!r}") from error
     return message
-
-
-def _write(value: Any) -> Any:
-    """Return a field as JSON has it."""
-    match value:
-        case Snapshot():
-            return with_files(snapshots.to_json(value), portable)
-        case CollectiveReport():
-            return value.to_dict()
-        case tuple():
-            is_everyone = len(value) > 1 and value is everyone(len(value))  # thousands, mostly
-            return len(value) if is_everyone else list(map(_write, value))
-    return value
-
-
-def _read(kind: Any, value: Any) -> Any:
-    """Return a field of that type, of what JSON has for it."""
-    inner = get_args(kind)
-    if get_origin(kind) is UnionType:
-        return value if type(value) in inner else _read(next(each for each in inner if each is not NoneType), value)
-    if kind is Snapshot:
-        return snapshots.from_json(with_files(value, resolved))
-    if kind is CollectiveReport:
-        return CollectiveReport.from_dict(value)
-    if inner and inner[-1] is ...:
-        return everyone(value) if type(value) is int else tuple(_read(inner[0], each) for each in _checked(list, value))
-    if inner or issubclass(kind, tuple):
-        fields = [_read(*each) for each in zip(inner or _fields(kind), _checked(list, value), strict=True)]
-        return tuple(fields) if inner else kind(*fields)
-    return float(value) if kind is float and type(value) is int else _checked(kind, value)
-
-
-def _checked(kind: type, value: Any) -> Any:
-    if type(value) is not kind:
-        raise ValueError(f"expected {kind.__name__}, got {type(value).__name__}")
-    return value
-
-
-@cache
-def _fields(kind: type) -> tuple[Any, ...]:
-    return tuple(get_type_hints(kind).values())
 
 
 _KINDS: Final[Mapping[str, type]] = {kind.__name__: kind for kind in get_args(Message)}

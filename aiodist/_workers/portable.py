@@ -9,9 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from aiodist._core.call import OrderCheck, Post, digest
 
@@ -45,33 +43,3 @@ def digest_of(order_check: OrderCheck, post: Post) -> bytes:
         call = replace(call, function=replace(call.function, file=portable(call.function.file)))
     path = tuple(place._replace(file=portable(place.file)) for place in post.path)
     return digest(order_check, [Post(call, path)])
-
-
-def with_files(snapshot: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
-    """Return a snapshot, as JSON has it, with other names of its files."""
-
-    def place(row: Sequence[Any]) -> list[Any]:
-        return [rename(row[0]), *row[1:]]
-
-    def call(row: Mapping[str, Any]) -> Mapping[str, Any]:
-        function = row.get("function")
-        return {**row, "function": {**function, "file": rename(function["file"])}} if function else row
-
-    def facts(row: Mapping[str, Any]) -> dict[str, Any]:
-        found = dict(row)
-        for name in ("stack", "cancelled_in"):
-            if name in row:
-                found[name] = list(map(place, row[name]))
-        if "child_calls" in row:
-            found["child_calls"] = [[place(at), text] for at, text in row["child_calls"]]
-        if row.get("ended_at"):
-            found["ended_at"] = place(row["ended_at"])
-        return found
-
-    return {
-        **snapshot,
-        "places": list(map(place, snapshot["places"])),
-        "calls": list(map(call, snapshot["calls"])),
-        "replicas": list(map(facts, snapshot["replicas"])),
-        "groups": [{**group, "made_at": group["made_at"] and place(group["made_at"])} for group in snapshot["groups"]],
-    }

@@ -1,0 +1,197 @@
+"""Values as JSON and back, by their types: what workers tell each other, and reports that are read again.
+
+A record (a named tuple or a dataclass) is a list of its fields, without those at the end that have their defaults. The
+same record, or the same tuple of records, is written once; where it comes again there stands its number, among those of
+its type. Ids are runs of consecutive ones. Data name no types, and nothing in them is run: the type that is expected
+says what each part must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from enum import StrEnum
+from functools import cache, lru_cache
+from itertools import chain
+from types import NoneType, UnionType
+from typing import Annotated, Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
+
+File: TypeAlias = Annotated[str, "file"]
+"""The name of a file, which may be another one in another process."""
+
+
+@lru_cache(maxsize=16)  # the records of thousands of processes share it
+def everyone(total: int) -> tuple[int, ...]:
+    """Return the ids of all replicas of a run."""
+    return tuple(range(total))
+
+
+class _Document:
+    """What has been written so far, by type and identity, or read, by type and number."""
+
+    def __init__(self, rename: Callable[[str], str]) -> None:
+        self.rename = rename
+        self.written: dict[Any, dict[int, int]] = {}
+        self.read: dict[Any, list[Any]] = {}
+
+
+class _Codec(NamedTuple):
+    write: Callable[[Any, _Document], Any]
+    read: Callable[[Any, _Document], Any]
+
+
+def pack(kind: Any, value: Any, rename: Callable[[str], str] = str) -> Any:
+    """Return a value of that type as JSON has it, with other names of its files."""
+    return _codec(kind).write(value, _Document(rename))
+
+
+def unpack(kind: Any, data: Any, rename: Callable[[str], str] = str) -> Any:
+    """Return the value that `pack` gave, or the record of a dict with the names of its fields.
+
+    Raises:
+        ValueError: it is none of that type.
+    """
+    try:
+        return _codec(kind).read(data, _Document(rename))
+    except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        what = getattr(kind, "__name__", kind)
+        raise ValueError(f"expected a {what}, got something else: {error!r}") from error
+
+
+def named(value: Any) -> Any:
+    """Return a value as JSON has it for people: records as dicts of all their fields, tuples as lists."""
+    if is_dataclass(value):
+        return {each.name: named(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, tuple):
+        as_dict = getattr(value, "_asdict", None)
+        return {name: named(each) for name, each in as_dict().items()} if as_dict else list(map(named, value))
+    return str(value) if isinstance(value, StrEnum) else value
+
+
+@cache
+def _codec(kind: Any) -> _Codec:  # noqa: PLR0911  (one return a kind of type)
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return _union([part for part in parts if part is not NoneType], optional=NoneType in parts)
+    if kind == tuple[int, ...]:
+        return _Codec(lambda ids, _: _to_ranges(ids), lambda data, _: _from_ranges(data))
+    if origin is tuple:
+        return _tuple(parts)
+    if kind == File:
+        return _Codec(lambda value, doc: doc.rename(value), lambda data, doc: doc.rename(_checked(data, str)))
+    if kind is Any:
+        return _Codec(lambda value, _: value, lambda data, _: _frozen(data))
+    if issubclass(kind, StrEnum):
+        return _Codec(lambda value, _: str(value), lambda data, _: kind(data))
+    if _is_record(kind):
+        return _once(kind, _record(kind))
+    if kind is float:
+        return _Codec(lambda value, _: value, lambda data, _: float(_checked(data, int, float)))
+    return _Codec(lambda value, _: value, lambda data, _: _checked(data, kind))
+
+
+def _union(parts: Sequence[Any], *, optional: bool) -> _Codec:
+    if len(parts) > 1:  # scalars
+        return _Codec(lambda value, _: value, lambda data, _: _checked(data, *parts, *[NoneType] * optional))
+    write, read = _codec(parts[0])
+    return _Codec(
+        lambda value, doc: None if value is None else write(value, doc),
+        lambda data, doc: None if data is None else read(data, doc),
+    )
+
+
+def _tuple(parts: Sequence[Any]) -> _Codec:
+    if parts[-1] is Ellipsis:
+        write, read = _codec(parts[0])
+        several = _Codec(
+            lambda value, doc: [write(each, doc) for each in value],
+            lambda data, doc: tuple([read(each, doc) for each in _checked(data, list)]),
+        )
+        return _once(parts, several) if _is_record(parts[0]) else several
+    own = [_codec(part) for part in parts]
+    return _Codec(
+        lambda value, doc: [part.write(each, doc) for part, each in zip(own, value, strict=True)],
+        lambda data, doc: tuple(part.read(each, doc) for part, each in zip(own, _checked(data, list), strict=True)),
+    )
+
+
+def _record(kind: Any) -> _Codec:
+    own = {name: _codec(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
+    defaults = getattr(kind, "_field_defaults", None)
+    if defaults is None:
+        defaults = {each.name: each.default for each in fields(kind) if each.default is not MISSING}
+    parts = list(own.items())
+
+    def write(value: Any, doc: _Document) -> Any:
+        row = [getattr(value, name) for name in own]
+        kept = len(row)
+        while kept and row[kept - 1] == defaults.get(parts[kept - 1][0], _NONE):
+            kept -= 1
+        return [part.write(each, doc) for (_, part), each in zip(parts[:kept], row, strict=False)]
+
+    def read(data: Any, doc: _Document) -> Any:
+        if isinstance(data, dict):
+            return kind(**{name: own[name].read(each, doc) for name, each in data.items()})
+        if len(data) > len(own):
+            raise ValueError(f"expected a {kind.__name__}, got {len(data)} fields")
+        return kind(*(part.read(each, doc) for (_, part), each in zip(parts, data, strict=False)))
+
+    return _Codec(write, read)
+
+
+def _once(kind: Any, codec: _Codec) -> _Codec:
+    """Return how what is the same object is written once."""
+
+    def write(value: Any, doc: _Document) -> Any:
+        written = doc.written.setdefault(kind, {})
+        if id(value) in written:
+            return written[id(value)]
+        row = codec.write(value, doc)
+        written[id(value)] = len(written)
+        return row
+
+    def read(data: Any, doc: _Document) -> Any:
+        known = doc.read.setdefault(kind, [])
+        if type(data) is int:
+            return known[data]
+        known.append(codec.read(data, doc))
+        return known[-1]
+
+    return _Codec(write, read)
+
+
+def _is_record(kind: Any) -> bool:
+    return isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, tuple)) and get_origin(kind) is None
+
+
+_NONE = object()
+
+
+def _checked(data: Any, *kinds: type) -> Any:
+    if type(data) not in kinds:
+        raise ValueError(f"expected {kinds[0].__name__}, got {type(data).__name__}")
+    return data
+
+
+def _frozen(data: Any) -> Any:
+    return tuple(map(_frozen, data)) if isinstance(data, list) else data
+
+
+def _to_ranges(ids: Sequence[int]) -> list[list[int]]:
+    """Return ids as runs of consecutive ones, each its first and its length; the order is kept."""
+    if len(ids) > 1 and (ids is everyone(len(ids)) or ids == tuple(range(ids[0], ids[0] + len(ids)))):
+        return [[ids[0], len(ids)]]  # thousands, mostly
+    runs: list[list[int]] = []
+    for each in ids:
+        if runs and each == runs[-1][0] + runs[-1][1]:
+            runs[-1][1] += 1
+        else:
+            runs.append([each, 1])
+    return runs
+
+
+def _from_ranges(data: Any) -> tuple[int, ...]:
+    if len(data) == 1 and type(data[0]) is list and data[0][0] == 0:
+        return everyone(data[0][1])
+    runs = ((each, 1) if type(each) is int else each for each in _checked(data, list))
+    return tuple(chain.from_iterable(range(first, first + length) for first, length in runs))
