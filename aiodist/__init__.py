@@ -31,7 +31,6 @@ from aiodist._core.report import (
 )
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.handle import CollectiveHandle
-from aiodist._strategy.aggregation import VariableAggregation, VariableSynchronization
 from aiodist._strategy.base import Strategy
 from aiodist._strategy.cross_device_ops import (
     CollectiveHints,
@@ -49,7 +48,7 @@ from aiodist._strategy.in_force import (
     in_cross_replica_context,
 )
 from aiodist._strategy.mirrored import MirroredStrategy
-from aiodist._strategy.variable import Variable
+from aiodist._strategy.variable import Variable, VariableAggregation, VariableSynchronization
 from aiodist._tools.trace.trace import trace
 from aiodist._version import __version__ as __version__
 from aiodist_kernels import ReduceOp

@@ -2,11 +2,8 @@
 
 Modules, in order; each imports only from those above it and from lower floors:
 
-- `aggregation`: what a variable takes for a value, and how several replicas' values become one.
-- `creation`: the k-th variable that each replica creates is the same one.
 - `scope`: a strategy's cross-replica context, and what belongs there.
-- `state`: a variable's components, and the assignments that change them.
-- `variable`: `Variable`.
+- `variable`: `Variable`: its components, the assignments that change them, and how replicas create one together.
 - `reductions`: reductions, gatherings and copies outside of replicas: what takes part, and how they are carried out.
 - `cross_device_ops`: hints by TensorFlow's names.
 - `extended`: `StrategyExtended`.

@@ -31,13 +31,10 @@ from aiodist._data.batches import without_rows
 from aiodist._runtime.participant import Participant
 from aiodist._runtime.requests import OverWorkers, Request, array_text, dtype_text
 from aiodist._runtime.stacks import all_callers
-from aiodist._strategy.aggregation import VariableAggregation, differ, update_differs
-from aiodist._strategy.creation import Site
 from aiodist._strategy.extended import StrategyExtended, Update
 from aiodist._strategy.reductions import Combination, Operand, Operation, combine_parts, on_host, parts_along, values_of
 from aiodist._strategy.scope import Replicas, Share, require_all_workers
-from aiodist._strategy.state import State
-from aiodist._strategy.variable import Variable, state_of
+from aiodist._strategy.variable import Site, State, Variable, VariableAggregation, differ, state_of, update_differs
 from aiodist._workers.bootstrap import in_one_thread, rendezvous
 from aiodist._workers.exchange import Agreed
 from aiodist._workers.team import Move, Pending, Settings, Team

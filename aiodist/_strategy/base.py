@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import asdict
@@ -22,19 +22,17 @@ from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import current
 from aiodist._runtime.participant import Participant
 from aiodist._runtime.scheduler import Call, Run, new_standing_run, run_replicas
-from aiodist._strategy import creation
 from aiodist._strategy.extended import StrategyExtended, bind
-from aiodist._strategy.reductions import Combination, Operation, gathering, reduction
+from aiodist._strategy.reductions import Make, combine, gathering, reduction
 from aiodist._strategy.scope import (
     HasReplicas,
     Replicas,
     Scope,
     components_here,
-    replicas_here,
     require_cross_replica,
     strategy_in_force,
 )
-from aiodist._strategy.variable import Variable, as_distributed
+from aiodist._strategy.variable import Variable, as_distributed, check_created
 from aiodist._strategy.warmup import compile_kernels
 
 if TYPE_CHECKING:  # datasets are imported by the methods that make one: most programs make none
@@ -154,7 +152,7 @@ class Strategy(HasReplicas):
         finally:
             self._runs.end(run.ledger, run.devices)
         members = run.ledger.root.members
-        creation.check_complete(members)
+        check_created(members)
         return regroup(results, replicas=[member.replica_id for member in members])
 
     def _calls(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Call]:
@@ -219,9 +217,15 @@ class Strategy(HasReplicas):
             ValueError: an unknown op; different shapes or dtypes; an axis out of range; a plain value with SUM or
                 PRODUCT on several replicas.
         """
-        require_cross_replica(self, "strategy.reduce")
-        op, accumulate = arguments.reduce_op(reduce_op, value), self._extended.communication_options.accumulate
-        return await self._reduced(reduction(op, axis, replicas_here(self), accumulate), value)
+        arguments.check_not_all_none(value, 3)
+        return await self._reduce(reduce_op, value, axis)
+
+    def _reduce(self, reduce_op: Any, value: Any, axis: Any, site: Any = None) -> Coroutine[Any, Any, Any]:
+        def make(replicas: Sequence[int], _: object) -> Any:
+            op = arguments.reduce_op(reduce_op, value)
+            return reduction(op, axis, replicas, self._extended.communication_options.accumulate), [value], None
+
+        return self._combined("strategy.reduce", make, site)
 
     async def gather(self, value: Any, axis: int) -> Any:
         """Concatenate the components of a per-replica value along an axis, in replica order.
@@ -240,14 +244,18 @@ class Strategy(HasReplicas):
             TypeError: a component is not an array.
             ValueError: the axis is out of range, or the components differ in more than their size along it.
         """
-        require_cross_replica(self, "strategy.gather")
-        return await self._reduced(gathering(axis, replicas_here(self)), value)
+        arguments.check_not_all_none(value, 3)
+        return await self._gather(value, axis)
 
-    async def _reduced(self, operation: Operation, value: Any) -> Any:
-        combination = Combination(operation, [value], self._extended.devices)
-        if not combination.operands:
-            arguments.check_not_all_none(value, 4)
-        (result,) = combination.rebuilt(await combination.results(combination.operands))
+    def _gather(self, value: Any, axis: Any, site: Any = None) -> Coroutine[Any, Any, Any]:
+        def make(replicas: Sequence[int], over_workers: bool) -> Any:  # where a plain value may be the only component
+            return gathering(axis, replicas, bare=over_workers and len(replicas) == 1), [value], None
+
+        return self._combined("strategy.gather", make, site)
+
+    async def _combined(self, kind: str, make: Make, site: Any) -> Any:
+        require_cross_replica(self, kind)
+        (result,) = await combine(self, kind, make, site)
         return result
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,11 +20,10 @@ from aiodist._core.errors import ReplicaContextError
 from aiodist._runtime import requests as arguments
 from aiodist._runtime.current import current
 from aiodist._runtime.participant import Participant
-from aiodist._strategy.aggregation import check_equal, update_differs, updated
 from aiodist._strategy.cross_device_ops import CrossDeviceOps, options_of
-from aiodist._strategy.reductions import COPY, combine, devices_of, reduction
+from aiodist._strategy.reductions import COPY, combine, combine_here, devices_of, reduction
 from aiodist._strategy.scope import HasReplicas, Scope, replicas_here, replicas_of, require_cross_replica
-from aiodist._strategy.variable import Variable, state_of
+from aiodist._strategy.variable import Variable, check_equal, state_of, update_differs, updated
 
 E = TypeVar("E", bound="StrategyExtended")
 
@@ -191,21 +190,19 @@ class StrategyExtended:
         """
         return await self._reduce("extended.batch_reduce_to", reduce_op, value_destination_pairs, options)
 
-    async def _reduce(self, what: str, reduce_op: Any, pairs: Iterable[tuple[Any, Any]], options: Any) -> list[Any]:
-        strategy = self._required(what)
-        chosen = self.communication_options.merge(arguments.options(options, None))
-        operation = reduction(arguments.reduce_op(reduce_op), None, replicas_here(strategy), chosen.accumulate)
-        values, destinations = self._targets(pairs)
-        return await combine(operation, values, self.devices, destinations)
+    async def _reduce(self, what: str, reduce_op: Any, pairs: Any, options: Any) -> list[Any]:
+        def make(replicas: Sequence[int], _: object) -> Any:
+            chosen = self.communication_options.merge(arguments.options(options, None))
+            operation = reduction(arguments.reduce_op(reduce_op), None, replicas, chosen.accumulate)
+            several = isinstance(pairs, Iterable) and not isinstance(pairs, (DistributedValues, Variable))
+            found: list[Any] = list(pairs) if several else [pairs]
+            for pair in found:
+                if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                    raise TypeError(f"value_destination_pairs must be pairs (value, destinations), got {pair!r}")
+            goals = [devices_of(destinations, self.devices) for _, destinations in found]
+            return operation, [value for value, _ in found], goals
 
-    def _targets(self, pairs: Any) -> tuple[list[Any], list[tuple[str, ...]]]:
-        """Return values, and the devices that each goes to."""
-        several = isinstance(pairs, Iterable) and not isinstance(pairs, (DistributedValues, Variable))
-        found: list[Any] = list(pairs) if several else [pairs]
-        for pair in found:
-            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-                raise TypeError(f"value_destination_pairs must be pairs (value, destinations), got {pair!r}")
-        return [value for value, _ in found], [devices_of(goals, self.devices) for _, goals in found]
+        return await combine(self._required(what), what, make)
 
     async def broadcast_to(self, value: Any, destinations: Any) -> Any:
         """Copy a value onto devices.
@@ -223,7 +220,7 @@ class StrategyExtended:
             ValueError, DeviceNotFoundError: for destinations, as `reduce_to`.
         """
         self._required("extended.broadcast_to")
-        (result,) = await combine(COPY, [value], self.devices, [devices_of(destinations, self.devices)])
+        (result,) = await combine_here(COPY, [value], [devices_of(destinations, self.devices)], self.devices)
         return result
 
     async def call_for_each_replica(
@@ -265,13 +262,12 @@ class StrategyExtended:
             ValueError: the components of a mirrored variable would differ.
         """
         strategy = self._required("extended.update")
+        workers = replicas_of(strategy).sharing
         with Scope(strategy):
-            update = await self._update(partial(self._new_update, variable, fn, args, kwargs), variable)
+            make = partial(self._new_update, variable, fn, args, kwargs)
+            update = await (make() if workers is None else workers.update(make, variable, workers.caller()))
             update.apply()
             return regroup(update.results, replicas=replicas_here(strategy)) if group else tuple(update.results)
-
-    async def _update(self, make: Callable[[], Awaitable[Update]], variable: Any) -> Update:  # noqa: ARG002  (for workers)
-        return await make()
 
     async def _new_update(self, variable: Any, fn: Any, args: Any, kwargs: Any) -> Update:
         self._check_own(variable)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from types import CoroutineType
 from typing import Any, cast
 
@@ -14,14 +14,11 @@ from aiodist._arrays.options import CommunicationOptions, choice
 from aiodist._core.call import Call
 from aiodist._core.report import ReplicaState
 from aiodist._runtime import requests as arguments
-from aiodist._runtime.current import CrossReplica, current
 from aiodist._runtime.requests import function_of
 from aiodist._runtime.scheduler import Run
 from aiodist._strategy.across_workers import CallSite, Workers
 from aiodist._strategy.base import Strategy
-from aiodist._strategy.extended import StrategyExtended, Update, new_extended
-from aiodist._strategy.reductions import Operation, gathering, reduction
-from aiodist._strategy.scope import HasReplicas, replicas_here, replicas_of, require_cross_replica
+from aiodist._strategy.extended import StrategyExtended, new_extended
 from aiodist._workers.exchange import Moving
 from aiodist._workers.span import RunSpan
 from aiodist._workers.team import Pending, Team
@@ -71,7 +68,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 'MultiWorkerMirroredStrategy(["CPU:0"], comm)'
             )
         ordered = choice("reduction", reduction, ("fast", "ordered")) == "ordered"
-        extended = new_extended(MultiWorkerExtended, devices, communication_options, order_check)
+        extended = new_extended(StrategyExtended, devices, communication_options, order_check)
         super().__init__(extended)
         self._replicas = self._workers = Workers(communicator, extended, ordered=ordered)
         self._cluster: ClusterSettings | None = None
@@ -209,17 +206,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             CollectiveError: the workers disagree, or one is gone.
             ReplicaContextError, TypeError, ValueError: as `Strategy.reduce`.
         """
-        site = self._workers.caller()
-        require_cross_replica(self, "strategy.reduce")
-        if _in_group_of_this_worker():
-            return _as_method(super().reduce(reduce_op, value, axis))
-
-        def operation(replicas: Sequence[int]) -> Operation:
-            op = arguments.reduce_op(reduce_op, value)
-            arguments.check_not_all_none(value, 5)
-            return reduction(op, axis, replicas, self._extended.communication_options.accumulate)
-
-        return self._combined("strategy.reduce", site, operation, value)
+        arguments.check_not_all_none(value, 3)
+        return _as_method(self._reduce(reduce_op, value, axis, self._workers.caller()))
 
     def gather(self, value: Any, axis: int) -> CoroutineType[Any, Any, Any]:
         """Concatenate the components of a per-replica value along an axis, in replica order over all workers.
@@ -231,29 +219,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             CollectiveError: the workers disagree, or one is gone.
             ReplicaContextError, TypeError, ValueError: as `Strategy.gather`.
         """
-        site = self._workers.caller()
-        require_cross_replica(self, "strategy.gather")
-        if _in_group_of_this_worker():
-            return _as_method(super().gather(value, axis))
-
-        def operation(replicas: Sequence[int]) -> Operation:
-            arguments.check_not_all_none(value, 5)
-            return gathering(axis, replicas, bare=len(replicas) == 1)
-
-        return self._combined("strategy.gather", site, operation, value)
-
-    def _combined(
-        self, kind: str, site: CallSite, operation: Callable[[Sequence[int]], Operation], value: Any
-    ) -> CoroutineType[Any, Any, Any]:
-        with self._workers.telling_refusal(kind, site):
-            replicas = replicas_here(self)
-            doing = self._workers.combine(kind, site, operation(replicas), [value], replicas)
-
-        async def only() -> Any:
-            (result,) = await doing
-            return result
-
-        return _as_method(only())
+        arguments.check_not_all_none(value, 3)
+        return _as_method(self._gather(value, axis, self._workers.caller()))
 
     def close(self) -> None:
         """Leave the other workers without waiting for them, as the end of the process does.
@@ -267,42 +234,6 @@ class MultiWorkerMirroredStrategy(Strategy):
 def _as_method(doing: Coroutine[Any, Any, Any]) -> CoroutineType[Any, Any, Any]:
     """Return a coroutine as checkers know the result of an ``async`` method, which these override."""
     return cast("CoroutineType[Any, Any, Any]", doing)
-
-
-class MultiWorkerExtended(StrategyExtended):
-    """The devices and settings of a strategy on several workers; devices and components are this worker's."""
-
-    async def _reduce(self, what: str, reduce_op: Any, pairs: Iterable[tuple[Any, Any]], options: Any) -> list[Any]:
-        if _in_group_of_this_worker():
-            return await super()._reduce(what, reduce_op, pairs, options)
-        strategy = self._required(what)
-        workers = _workers_of(strategy)
-        site = workers.caller()
-        with workers.telling_refusal("extended.reduce_to", site):
-            arguments.options(options, None)
-            op, replicas = arguments.reduce_op(reduce_op), replicas_here(strategy)
-            operation = reduction(op, None, replicas, self.communication_options.accumulate)
-            values, destinations = self._targets(pairs)
-            doing = workers.combine("extended.reduce_to", site, operation, values, replicas, destinations)
-        return await doing
-
-    async def _update(self, make: Callable[[], Awaitable[Update]], variable: Any) -> Update:
-        workers = _workers_of(self._required("extended.update"))
-        site = workers.caller()
-        return await make() if workers.sharing is None else await workers.update(make, variable, site)
-
-
-def _workers_of(strategy: HasReplicas) -> Workers:
-    workers = replicas_of(strategy)
-    assert isinstance(workers, Workers)
-    return workers
-
-
-def _in_group_of_this_worker() -> bool:
-    """Whether this is the merge function of a group that has no members elsewhere."""
-    here = current.get()
-    group = here.group if isinstance(here, CrossReplica) else None
-    return group is not None and group.size == len(group.members)
 
 
 MultiWorkerMirroredStrategy.__module__ = "aiodist"

@@ -43,6 +43,7 @@ from aiodist._collectives.kinds import (
     normalized_axis,
 )
 from aiodist._collectives.work import Work
+from aiodist._strategy.scope import is_in_group_of_this_worker, replicas_here, replicas_of
 from aiodist._strategy.variable import Variable, as_distributed
 from aiodist_kernels import Accumulate, ReduceOp, policy
 from aiodist_kernels.arguments import check_unmasked
@@ -97,6 +98,17 @@ def values_of(operands: Sequence[Operand]) -> list[Any]:
 def reduction(op: ReduceOp, axis: Any, replicas: Sequence[int], accumulate: Accumulate = "native") -> Operation:
     """Return the reduction over replicas and, unless ``axis`` is None, along axes."""
 
+    def along(dtype: Any, mark: LeafMark, rank: int) -> tuple[int, ...] | None:
+        check_reducible(op, dtype, mark)
+        if axis is None:
+            return None
+        if mark == LeafType.INDEXED_SLICES:
+            raise ValueError(f"IndexedSlices are reduced over the replicas alone, with axis=None, got axis={axis!r}")
+        axes = tuple(normalized_axis(a, rank) for a in (axis if isinstance(axis, (tuple, list)) else (axis,)))
+        if len(set(axes)) != len(axes):
+            raise ValueError(f"axis must name each axis once, got {axis!r}")
+        return axes
+
     def operand(leaf: Any) -> Operand | None:
         if leaf is None:
             return None
@@ -105,18 +117,7 @@ def reduction(op: ReduceOp, axis: Any, replicas: Sequence[int], accumulate: Accu
             first = components[0]
             check_reducible(op, first.dtype, LeafType.NUMPY_ARRAY)
             return Operand(components, first.shape, first.dtype, LeafType.NUMPY_ARRAY)
-        shapes, dtypes, mark, arrays = _described(components, replicas)
-        if axis is None:
-            _check_same("shape", shapes, replicas)
-            _check_same("dtype", dtypes, replicas)
-            check_reducible(op, dtypes[0], mark)
-            return Operand(arrays, shapes[0], dtypes[0], mark)
-        if mark == LeafType.INDEXED_SLICES:
-            raise ValueError(f"IndexedSlices are reduced over the replicas alone, with axis=None, got axis={axis!r}")
-        if mark == LeafType.PYTHON_NUMBER:
-            dtypes = list(map(np.dtype, dtypes))
-        kernels.result_dtype(op, dtypes[0])
-        return _along(_axes(axis, len(shapes[0])), axis, shapes, dtypes, mark, arrays, replicas)
+        return _described(components, replicas, along)
 
     return Operation(ALL_REDUCE, operand, op, accumulate, axis is not None)
 
@@ -124,22 +125,21 @@ def reduction(op: ReduceOp, axis: Any, replicas: Sequence[int], accumulate: Accu
 def gathering(axis: Any, replicas: Sequence[int], *, bare: bool = False) -> Operation:
     """Return the concatenation of components along an axis; plain values stay as they are, unless ``bare``."""
 
+    def along(_: object, mark: LeafMark, rank: int) -> tuple[int, ...]:
+        if mark == LeafType.INDEXED_SLICES:
+            raise TypeError("gather does not take IndexedSlices, reduce does; gather their .values and .indices")
+        return (normalized_axis(axis, rank),)
+
     def operand(leaf: Any) -> Operand | None:
         if leaf is None:
             return None
         leaf = as_distributed(leaf)
-        if not isinstance(leaf, DistributedValues) and not bare:
-            check_awaited(leaf, "value")
-            if len(replicas) == 1:
-                normalized_axis(axis, len(describe_leaf(leaf)[0]))
-            return None
-        shapes, dtypes, mark, arrays = _described(_components(None, leaf, replicas), replicas)
-        if mark == LeafType.INDEXED_SLICES:
-            raise TypeError("gather does not take IndexedSlices, reduce does; gather their .values and .indices")
-        along = normalized_axis(axis, len(shapes[0]))
-        if not _alike(dtypes) and {dtype.kind for dtype in dtypes} in ({"U"}, {"S"}):
-            dtypes = [np.result_type(*dtypes)] * len(dtypes)  # strings may differ in width
-        return _along((along,), along, shapes, dtypes, mark, arrays, replicas)
+        if isinstance(leaf, DistributedValues) or bare:
+            return _described(_components(None, leaf, replicas), replicas, along)
+        check_awaited(leaf, "value")
+        if len(replicas) == 1:
+            normalized_axis(axis, len(describe_leaf(leaf)[0]))
+        return None
 
     return Operation(ALL_GATHER, operand)
 
@@ -198,73 +198,59 @@ def _are_arrays_alike(parts: Sequence[Any]) -> bool:
 
 
 def _described(
-    parts: Sequence[Any], replicas: Sequence[int]
-) -> tuple[Sequence[Any], Sequence[Any], LeafMark, Sequence[Any]]:
-    """Return shapes, dtypes, the mark, and what takes part of each; all in this machine's byte order."""
+    parts: Sequence[Any], replicas: Sequence[int], along: Callable[[Any, LeafMark, int], tuple[int, ...] | None]
+) -> Operand:
+    """Describe components, in this machine's byte order.
+
+    ``along`` returns the axes, of a dtype, a mark and a rank, along which their sizes may differ; None where none may.
+    """
     columns: list[Sequence[Any]] = list(zip(*map(describe_leaf, parts), strict=True))
     shapes, dtypes, marks, arrays = columns
-    _check_same("type", marks, replicas)
+    mark = marks[0]
+    _check_same("must have the same type", marks, replicas, list(map(_text, marks)))
     if not _alike(dtypes) or not getattr(dtypes[0], "isnative", True):
         dtypes = [dtype.newbyteorder("=") if isinstance(dtype, np.dtype) else dtype for dtype in dtypes]
         arrays = list(map(in_native_order, arrays))
-    return shapes, dtypes, marks[0], arrays
+    axes = along(dtypes[0], mark, len(shapes[0]))
+    if axes is None:
+        hint = "; to reduce ragged batches, give the axis that they differ along"
+        _check_same("must have the same shape", shapes, replicas, shapes, hint)
+        _check_same("must have the same dtype", dtypes, replicas, dtypes)
+        return Operand(arrays, shapes[0], dtypes[0], mark)
+    if not _alike(dtypes) and {np.dtype(dtype).kind for dtype in dtypes} in ({"U"}, {"S"}):
+        dtypes = [np.result_type(*dtypes)] * len(dtypes)  # strings may differ in width
+    rest = [tuple([None if place in axes else size for place, size in enumerate(shape)]) for shape in shapes]
+    shown = [f"{dtype}{list(shape)}" for dtype, shape in zip(dtypes, shapes, strict=True)]
+    which = axes[0] if len(axes) == 1 else axes
+    _check_same(f"may differ along axis {which} only", list(zip(rest, dtypes, strict=True)), replicas, shown)
+    if isinstance(mark, DeviceType):
+        return Operand(arrays, rest[0], dtypes[0], mark, axes)
+    mark = mark if isinstance(mark, HostType) else LeafType.NUMPY_ARRAY
+    return Operand(list(map(np.asarray, arrays)), rest[0], np.dtype(dtypes[0]), mark, axes)
 
 
 def _alike(column: Sequence[Any]) -> bool:
     return column.count(column[0]) == len(column)
 
 
-def _check_same(what: str, column: Sequence[Any], replicas: Sequence[int]) -> None:
+def _check_same(
+    rule: str, column: Sequence[Any], replicas: Sequence[int], shown: Sequence[Any], hint: str = ""
+) -> None:
     if _alike(column):
         return
-    replica_id, found = next(pair for pair in zip(replicas, column, strict=True) if pair[1] != column[0])
-    hint = "; to reduce ragged batches, give the axis that they differ along" if what == "shape" else ""
+    place = next(place for place, found in enumerate(column) if found != column[0])
     raise ValueError(
-        f"the components must have the same {what}; replica {replicas[0]}'s is {_text(column[0])}, replica "
-        f"{replica_id}'s is {_text(found)}{hint}"
+        f"the components {rule}; replica {replicas[0]}'s is {shown[0]}, replica {replicas[place]}'s is "
+        f"{shown[place]}{hint}"
     )
 
 
-def _text(found: Any) -> str:
-    if isinstance(found, DeviceType):
-        return f"{found.name} array on a GPU"
-    if isinstance(found, HostType):
-        return f"{found.name} array"
-    return "NumPy array" if found is LeafType.NUMPY_ARRAY else str(found)
-
-
-def _axes(axis: Any, rank: int) -> tuple[int, ...]:
-    axes = tuple(normalized_axis(a, rank) for a in (axis if isinstance(axis, (tuple, list)) else (axis,)))
-    if len(set(axes)) != len(axes):
-        raise ValueError(f"axis must name each axis once, got {axis!r}")
-    return axes
-
-
-def _along(
-    axes: tuple[int, ...],
-    axis: Any,
-    shapes: Sequence[tuple[int, ...]],
-    dtypes: Sequence[Any],
-    mark: LeafMark,
-    arrays: Sequence[Any],
-    replicas: Sequence[int],
-) -> Operand:
-    """Describe components that may differ in their sizes along axes, which ``axis`` names as the user does."""
-
-    def rest(shape: tuple[int, ...]) -> tuple[int | None, ...]:
-        return tuple([None if place in axes else size for place, size in enumerate(shape)])
-
-    common = rest(shapes[0])
-    if not (_alike(shapes) and _alike(dtypes)):
-        for shape, dtype, replica_id in zip(shapes, dtypes, replicas, strict=True):
-            if rest(shape) != common or dtype != dtypes[0]:
-                raise ValueError(
-                    f"the components may differ along axis {axis} only; replica {replicas[0]}'s is {dtypes[0]}"
-                    f"{list(shapes[0])}, replica {replica_id}'s is {dtype}{list(shape)}"
-                )
-    if not isinstance(mark, DeviceType):
-        arrays = [np.asarray(array) for array in arrays]
-    return Operand(arrays, common, dtypes[0], mark, axes)
+def _text(mark: LeafMark) -> str:
+    if isinstance(mark, DeviceType):
+        return f"{mark.name} array on a GPU"
+    if isinstance(mark, HostType):
+        return f"{mark.name} array"
+    return mark or "NumPy array"
 
 
 _LOOKS = 3
@@ -418,13 +404,38 @@ class Combination:
         return each[0] if len(each) == 1 else Mirrored(each)
 
 
-async def combine(
-    operation: Operation,
-    values: Sequence[Any],
-    devices: tuple[str, ...],
-    destinations: Sequence[Sequence[str]] | None = None,
+Make: TypeAlias = Callable[[Sequence[int], bool], tuple[Operation, Sequence[Any], Sequence[Sequence[str]] | None]]
+"""Checks arguments, and returns an operation, nests and destinations, as `Combination` takes them.
+
+It gets the ids of the replicas that have the components here, and whether other workers take part.
+"""
+
+
+async def combine(strategy: Any, kind: str, make: Make, site: Any = None) -> list[Any]:
+    """Return what an operation makes of nests, over the replicas of all workers.
+
+    Args:
+        strategy: the strategy.
+        kind: the operation's name for the workers.
+        make: the operation and its arguments.
+        site: where it was called; None: the caller of the strategy that is awaiting this.
+    """
+    replicas = replicas_here(strategy)
+    workers: Any = replicas_of(strategy)
+    over_workers = workers.combine is not None and not is_in_group_of_this_worker()
+    if not over_workers:
+        return await combine_here(*make(replicas, over_workers), strategy.extended.devices)
+    site = site or workers.caller()
+    with workers.telling_refusal(kind, site):
+        operation, values, destinations = make(replicas, over_workers)
+        doing: Awaitable[list[Any]] = workers.combine(kind, site, operation, values, replicas, destinations)
+    return await doing
+
+
+async def combine_here(
+    operation: Operation, values: Sequence[Any], destinations: Sequence[Sequence[str]] | None, devices: tuple[str, ...]
 ) -> list[Any]:
-    """Return what an operation makes of nests; see `Combination` for the arguments, and `Combination.results`."""
+    """Return what an operation makes of nests whose components are all here; see `Combination`."""
     combination = Combination(operation, values, devices, destinations)
     return combination.rebuilt(await combination.results(combination.operands))
 

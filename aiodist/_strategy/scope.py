@@ -24,6 +24,8 @@ class Share(NamedTuple):
 class Replicas:
     """The replicas of a strategy, in this process and elsewhere; the default strategy's where no other is."""
 
+    combine: Any = None  # carries out an operation over all workers, where there may be others
+
     def __init__(self, count: int, *, is_default: bool = False) -> None:
         self.local: Final = count
         self.is_default: Final = is_default
@@ -103,6 +105,13 @@ def replicas_here(strategy: HasReplicas) -> Sequence[int]:
     if isinstance(here, CrossReplica) and here.strategy is strategy and here.group is not None:
         return [member.replica_id for member in here.group.members]
     return replicas_of(strategy).share.mine
+
+
+def is_in_group_of_this_worker() -> bool:
+    """Return whether this is the merge function of a group that has no members elsewhere."""
+    here = current.get()
+    group = here.group if isinstance(here, CrossReplica) else None
+    return group is not None and group.size == len(group.members)
 
 
 def require_cross_replica(strategy: object, what: str) -> None:

@@ -1,25 +1,487 @@
-"""`Variable`: state with one component for each replica. A collective takes one as an array (`ArrayLike`)."""
+"""`Variable`: state with one component for each replica. A collective takes one as an array (`ArrayLike`).
+
+Components are arrays that never change: an assignment puts others in their place. What replicas assign to a mirrored
+variable is a collective like any other, of a kind that belongs to the variable and the method (`Request`): calls for
+two variables never combine, and a report names the variable. What they assign to a sync-on-read variable is applied to
+their own components, by the call.
+
+The k-th variable that each replica creates is the same one, made once, with replica 0's value. Creating one is not a
+collective, nobody waits in it: what replicas say of their k-th variable is compared as each comes by, and the end of
+the run shows whether all have created as many.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import enum
+import itertools
+import reprlib
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from functools import partial
 from sys import _getframe
-from types import FrameType
-from typing import Any, NoReturn, Self
+from types import CodeType, FrameType
+from typing import Any, NamedTuple, NoReturn, Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from aiodist._arrays.host import Array, ArrayLike
-from aiodist._arrays.values import Mirrored, PerReplica
+import aiodist_kernels as kernels
+from aiodist._arrays.host import Array, ArrayLike, host_type_of
+from aiodist._arrays.leaves import Spec as ValueSpec
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._arrays.values import DistributedValues, Mirrored, PerReplica
+from aiodist._collectives.execution import executor
+from aiodist._collectives.host import copied, fold, frozen
+from aiodist._collectives.kinds import ALL_REDUCE, Collective
+from aiodist._collectives.work import Work
+from aiodist._core.call import Call, OrderCheck, place
 from aiodist._core.errors import ReplicaContextError
+from aiodist._core.ledger import Group, Member
 from aiodist._runtime import requests as arguments
 from aiodist._runtime.current import current
 from aiodist._runtime.participant import Participant
-from aiodist._strategy import aggregation as aggregating
-from aiodist._strategy.aggregation import VariableAggregation, VariableSynchronization, initial_array
-from aiodist._strategy.creation import Site, Spec, creations_of
-from aiodist._strategy.scope import Replicas, replicas_of, strategy_in_force
-from aiodist._strategy.state import State
+from aiodist._runtime.requests import Request
+from aiodist._strategy.scope import Replicas, replicas_of, require_all_workers, strategy_in_force
+from aiodist_kernels import Accumulate, ReduceOp, policy, pool
+from aiodist_kernels.arguments import check_unmasked, empty_like
+
+
+class _NamedChoice(enum.StrEnum):
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        if isinstance(value, str) and value.upper() in cls.__members__:
+            return cls.__members__[value.upper()]
+        known = ", ".join(repr(str(member)) for member in cls)
+        raise ValueError(f"{cls.__name__} must be one of {known}, got {value!r}")
+
+
+class VariableSynchronization(_NamedChoice):
+    """When the components of a variable are combined. Strings of any case are accepted for members.
+
+    Attributes:
+        AUTO: as ON_WRITE.
+        NONE: never; not allowed for a strategy's variables, as in TensorFlow.
+        ON_WRITE: at every assignment, so that all components are equal: a mirrored variable.
+        ON_READ: when it is read outside of replicas; each replica assigns to its own component.
+    """
+
+    AUTO = "auto"
+    NONE = "none"
+    ON_WRITE = "on_write"
+    ON_READ = "on_read"
+
+
+class VariableAggregation(_NamedChoice):
+    """How replicas' values or components are combined. Strings of any case are accepted for members.
+
+    Attributes:
+        NONE: not at all; values assigned to a mirrored variable must be equal.
+        SUM: the sum.
+        MEAN: the mean.
+        ONLY_FIRST_REPLICA: replica 0's value.
+    """
+
+    NONE = "none"
+    SUM = "sum"
+    MEAN = "mean"
+    ONLY_FIRST_REPLICA = "only_first_replica"
+
+    @property
+    def reduce_op(self) -> ReduceOp | None:
+        """The corresponding reduction; None for NONE and ONLY_FIRST_REPLICA."""
+        return ReduceOp.__members__.get(self.name)
+
+
+# Values of one replica.
+
+_LADDER = {"b": 0, "i": 1, "u": 1, "f": 2, "V": 2, "c": 3}  # V: bfloat16, as the libraries that have it register it
+
+
+def _initial(value: Any, dtype: Any) -> Array:
+    """Return a read-only array of a variable's initial value, which shares no memory with it."""
+    given = _as_array(value, "a variable")
+    wanted = (given.dtype if dtype is None else np.dtype(dtype)).newbyteorder("=")
+    if wanted.kind != "b":
+        kernels.result_dtype(ReduceOp.SUM, wanted)  # whatever can be summed can be held
+    _check_kind("a variable", value, given, wanted)
+    return frozen(copied(_as_array(value, "a variable", wanted)))
+
+
+def _as_array(value: Any, what: str, dtype: np.dtype[Any] | None = None) -> Array:
+    check_unmasked(value, "for a variable")
+    foreign = host_type_of(value)
+    array = np.asarray(value if foreign is None else foreign.view(value), dtype)
+    if array.dtype.kind not in _LADDER:
+        raise TypeError(f"{what} expects an array of numbers, or a number, got {array.dtype}: {reprlib.repr(value)}")
+    return array
+
+
+def _check_kind(what: str, value: Any, given: Array, dtype: np.dtype[Any]) -> None:
+    """Allow what NumPy allows in place, a Python int for an unsigned variable, and bfloat16 among floats."""
+    rank, wanted = _LADDER[given.dtype.kind], _LADDER.get(dtype.kind, -1)
+    to_unsigned = (given.dtype.kind, dtype.kind) == ("i", "u") and isinstance(value, (np.ndarray, np.generic))
+    if rank > wanted or to_unsigned:
+        raise TypeError(f"{what} expects values that fit {dtype}, got {given.dtype}; cast them: value.astype(...)")
+
+
+_CHANGES = {"assign_add": np.add, "assign_sub": np.subtract}
+
+
+def updated(method: str, old: Array, value: Array, *, fresh: bool = False) -> Array:
+    """Return what a component becomes: a read-only array that shares no memory with the value, unless that is fresh."""
+    if method == "assign":
+        new = value if fresh else copied(value)
+    elif value.nbytes < pool.POOLED_FROM:
+        new = np.asarray(_CHANGES[method](old, value))
+    else:
+        new = _CHANGES[method](old, value, out=empty_like(value, old.dtype))
+    return frozen(new)
+
+
+# Values of several.
+
+
+def _check_aggregation(aggregation: VariableAggregation, dtype: np.dtype[Any]) -> None:
+    op = aggregation.reduce_op
+    if op is ReduceOp.MEAN and dtype.kind in "iu":
+        raise ValueError(
+            f"aggregation MEAN needs a variable of floating-point numbers, got {dtype}: integers have no exact mean; "
+            "pass dtype=np.float64, or aggregate by SUM and divide where it is read"
+        )
+    if op is not None:
+        kernels.result_dtype(op, dtype)
+
+
+def check_equal(values: Sequence[Array], error: Callable[[int], Exception]) -> None:
+    """Check that arrays of one shape hold the same values; one NaN is like another."""
+    for position, value in enumerate(values):
+        if not _equal(value, values[0]):
+            raise error(position)
+
+
+def _equal(a: Array, b: Array) -> bool:
+    return a is b or bool((a == b).all()) or bool(((a == b) | ((a != a) & (b != b))).all())  # noqa: PLR0124  (only a NaN is not itself)
+
+
+def differ(name: str, replica_id: int, first: int = 0) -> ValueError:
+    """Return the error for replicas that assign different values to a mirrored variable without an aggregation."""
+    return ValueError(
+        f"replicas assigned different values to the mirrored variable {name!r}, whose aggregation is NONE: "
+        f"replica {replica_id}'s is not replica {first}'s. Give the variable an aggregation ('sum', 'mean' or "
+        "'only_first_replica'), assign what a collective returned, or make it synchronization='on_read'"
+    )
+
+
+def update_differs(name: str, replica_id: int) -> ValueError:
+    """Return the error for an update that would give a mirrored variable different components."""
+    return ValueError(
+        f"the update gives the components of the mirrored variable {name!r} different values: component "
+        f"{replica_id} is not component 0; reduce its arguments first, e.g. with `await "
+        "extended.reduce_to(op, value, variable)`, or make the variable synchronization='on_read'"
+    )
+
+
+def _parts(aggregation: VariableAggregation, value: Array, size: int) -> list[Array]:
+    """Return the components that, aggregated on reading, give ``value``; of integers the first are the larger."""
+    if aggregation is not VariableAggregation.SUM:
+        return [value] * size
+    if value.dtype.kind not in "iu":
+        return [np.asarray(value / size, value.dtype)] * size
+    whole, rest = np.divmod(value, size, dtype=np.result_type(value.dtype, np.min_scalar_type(size)))
+    return [np.asarray(whole + (replica_id < rest), value.dtype) for replica_id in range(size)]
+
+
+# Creating.
+
+
+class Spec(NamedTuple):
+    """What a variable is, beside its value; for one variable the replicas' are equal."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    trainable: bool
+    synchronization: VariableSynchronization
+    aggregation: VariableAggregation
+
+    @property
+    def value(self) -> ValueSpec:
+        """What a value of it is to a collective."""
+        return ValueSpec((self.shape,), (self.dtype,), (None,), single=True)
+
+    def call(self, kind: str, subject: str | None, name: str | None, op: ReduceOp | None = None) -> Call:
+        """Return a call of a kind on a value of it."""
+        op_name = None if op is None else op.name
+        shapes, dtypes = (self.shape,), (self.dtype.name,)
+        return Call(kind, op=op_name, subject=subject, name=name, shapes=shapes, dtypes=dtypes, arrays=("array",))
+
+    def aggregate(self, values: Sequence[Array], accumulate: Accumulate = "native", first: int = 0) -> Array:
+        """Return the one value that replicas' values become; it may be one of them. ``first`` is the first one's id."""
+        op = self.aggregation.reduce_op
+        if op is not None:
+            return frozen(fold(op, values, None, accumulate))
+        if self.aggregation is VariableAggregation.NONE:
+            check_equal(values, lambda position: differ(self.name, first + position, first))
+        return values[0]
+
+
+class Site(NamedTuple):
+    """Where a replica creates a variable; ``named`` where a name of the user's stands in for the place."""
+
+    replica_id: int
+    position: int
+    code: CodeType
+    offset: int
+    named: bool
+
+    def __str__(self) -> str:
+        return f"replica {self.replica_id} at {place(self.code, self.offset).location}"
+
+
+class _Creations:
+    """The variables that the replicas of one run have created so far."""
+
+    def __init__(self, group: Group) -> None:
+        self.counts = [0] * len(group.members)
+        self._compares_places = group.ledger.order_check is not OrderCheck.SIGNATURE
+        self._unfinished: dict[int, tuple[Any, Spec, Site]] = {}
+        self._missing: dict[int, int] = {}  # how many replicas have not created an unfinished one yet
+
+    def next(self, spec: Spec, site: Site, make: Callable[[], Any]) -> Any:
+        """Return the next variable of a replica, made here unless another replica has created it already."""
+        number = self.counts[site.position]
+        found = self._unfinished.get(number)
+        if found is None:
+            found = self._unfinished[number] = make(), spec, site
+            self._missing[number] = len(self.counts)
+        elif difference := self._difference(*found[1:], spec, site):
+            raise ValueError(
+                f"replicas create different variables as their #{number}: {difference}. Every replica must create the "
+                "same variables in the same order; create them under strategy.scope(), or outside of branches on a "
+                "replica's own data"
+            )
+        self.counts[site.position] += 1
+        self._missing[number] -= 1
+        if not self._missing[number]:
+            del self._unfinished[number], self._missing[number]
+        return found[0]
+
+    def _difference(self, theirs: Spec, their_site: Site, mine: Spec, my_site: Site) -> str | None:
+        for field, own, other in zip(Spec._fields, mine, theirs, strict=True):
+            if own != other:
+                return f"{field} is {_text(other)} for {their_site}, {_text(own)} for {my_site}"
+        if my_site.named or not self._compares_places:
+            return None
+        if place(my_site.code, my_site.offset)[:3] == place(their_site.code, their_site.offset)[:3]:
+            return None
+        return f"{their_site}, {my_site}; where the places are meant to be one variable, give both the same name"
+
+
+def _text(value: object) -> str:
+    return repr(value) if type(value) is str else str(value)
+
+
+_creations: WeakKeyDictionary[Group, _Creations] = WeakKeyDictionary()
+"""By the group of a run's replicas."""
+
+
+def check_created(members: Sequence[Member]) -> None:
+    """Check, at the end of a run, that every replica has created as many variables as the others."""
+    found = _creations.get(members[0].group)
+    if found is None or len(set(found.counts)) == 1:
+        return
+    counts = ", ".join(
+        f"replica {member.replica_id}: {count}"
+        for member, count in zip(members, found.counts, strict=True)
+        if member.position == 0 or count != found.counts[0]
+    )
+    raise ValueError(
+        f"replicas created different numbers of variables: {counts}; every replica must create the same variables in "
+        "the same order"
+    )
+
+
+# Components.
+
+
+class State:
+    """What a variable is, and its components.
+
+    Worker threads make the new value of a large variable, and the event loop's thread puts it in place. Assignments
+    take effect in the order of their collectives: where a replica has issued the next one without awaiting the last,
+    and its value is still being made, the event loop's thread makes it, too (`_settle`).
+
+    Attributes:
+        mirrored: it has the same value on every replica.
+        strategy: whose it is; None: the default one's.
+        subject: tells it from others of its name.
+        requests: what replicas ask for when they create it or assign to it, by method and name.
+    """
+
+    __slots__ = ("_change", "_components", "_replicas", "mirrored", "requests", "spec", "strategy", "subject")
+
+    def __init__(self, spec: Spec, strategy: Any, components: Sequence[Array]) -> None:
+        self.spec = spec
+        self.mirrored = spec.synchronization is VariableSynchronization.ON_WRITE
+        self.strategy = strategy
+        self.subject = str(next(_numbers))
+        self.requests: dict[tuple[str, str | None], Request] = {}
+        self._replicas = _replicas_of(strategy)
+        self._change: Callable[[], Array] | None = None  # makes what a large assignment is about to put in place
+        self.put(components)
+
+    def put(self, components: Sequence[Array]) -> None:
+        """Set the components: read-only arrays, whose memory is nobody else's; replicas may have one in common."""
+        self._components = list(components)
+
+    def present(self) -> list[Array]:
+        """Return the components."""
+        if not self._components:
+            inside = isinstance(current.get(), Participant)
+            how = "with any awaited call of the strategy, e.g. `await strategy.run(fn)`"
+            raise ReplicaContextError(
+                f"the variable {self.spec.name!r} gets replica 0's initial value, which has not come yet; wait for it "
+                f"before the variable is used, {'e.g. with `await ctx.barrier()`' if inside else how}"
+            )
+        return self._components
+
+    def total(self) -> Array:
+        """Return the value outside of replicas; it may be a component."""
+        components = self.present()
+        if not self.mirrored and self._replicas.sharing is not None:
+            raise ValueError(
+                f"the sync-on-read variable {self.spec.name!r} has components on other workers, which a read cannot "
+                "wait for; outside a replica write `await strategy.reduce(op, variable, axis=None)`, or look at "
+                "variable.values"
+            )
+        if self.mirrored or len(components) == 1:
+            return components[0]
+        if self.spec.aggregation is VariableAggregation.NONE:
+            raise ValueError(
+                f"the sync-on-read variable {self.spec.name!r} has aggregation NONE, so outside a replica it has no "
+                "one value; read it in a replica, look at variable.values, or give it an aggregation"
+            )
+        return self.spec.aggregate(components)
+
+    def converted(self, value: Any) -> Array:
+        """Return a value that is assigned, as an array of the variable's shape and dtype; maybe the value itself."""
+        shape, dtype, what = self.spec.shape, self.spec.dtype, f"the variable {self.spec.name!r}"
+        if type(value) is np.ndarray and value.shape == shape and value.dtype is dtype:
+            return value
+        given = _as_array(value, what)
+        if given.shape != shape:
+            raise ValueError(
+                f"{what} has the shape {shape}, and nothing is broadcast; got a value of shape {given.shape}"
+            )
+        _check_kind(what, value, given, dtype)
+        return given if given.dtype == dtype and given.dtype.isnative else _as_array(value, what, dtype)
+
+    # Assignments in replicas.
+
+    def request(self, variable: Variable, method: str, name: str | None) -> Request:
+        """Return what replicas ask for when they assign to a mirrored variable: the variable."""
+        found = self.requests.get((method, name))
+        if found is None:
+            spec, op = self.spec, self.spec.aggregation.reduce_op
+            call = spec.call(f"{spec.name}.{method}", self.subject, name, op)
+            workers = self._replicas.assigning
+            over = None if workers is None else workers.over_workers(self, partial(self._apply, variable, method))
+            meet = partial(self._meet, variable, method)
+            found = Request(Collective(ALL_REDUCE, op, None, spec.value), call, meet, over_workers=over)
+            self.requests[method, name] = found
+        return found
+
+    def _meet(self, variable: Variable, method: str, values: Sequence[Array], options: CommunicationOptions) -> Any:
+        """Apply what all replicas assign."""
+        spec = self.spec
+        aggregated = partial(spec.aggregate, values, options.accumulate)
+        if not policy.blocks(values[0].nbytes * (len(values) + 2)):
+            return self._apply(variable, method, aggregated())
+        self._settle()
+        old, op, total = self.present()[0], spec.aggregation.reduce_op, Work([], aggregated)
+        if op is not None:
+            collective = Collective(ALL_REDUCE, op, None, spec.value)
+            found = executor(collective, len(values), (), options.accumulate).run(values)
+            total = found if type(found) is Work else Work([], lambda: found)
+        work = total.then(lambda value: updated(method, old, value, fresh=op is not None))
+        self._change = change = lambda: updated(method, old, aggregated())
+
+        def put() -> Variable:
+            new = work.result()
+            if self._change is change:
+                self._change = None
+                self.put([new] * len(self._components))
+            return variable
+
+        return Work(work.phases, put)
+
+    def _settle(self) -> None:
+        """Have the last assignment take effect, though a thread may still be making its value."""
+        make, self._change = self._change, None
+        if make is not None:
+            with suppress(ValueError):  # of replicas that assign different values, which it tells them by itself
+                self.put([make()] * len(self._components))
+
+    def _apply(self, variable: Variable, method: str, value: Any) -> Variable:
+        """Assign one value to all components of a mirrored variable: one array serves all."""
+        self._settle()
+        old = self.present()
+        self.put([updated(method, old[0], np.asarray(value))] * len(old))
+        return variable
+
+    def update_own(self, position: int, method: str, value: Array) -> None:
+        """Apply what one replica assigns to a sync-on-read variable."""
+        components = self.present()
+        components[position] = updated(method, components[position], value)
+
+    # Assignments from outside.
+
+    def assign_outside(self, variable: Variable, method: str, value: Any) -> None:
+        """Assign outside of replicas, at once; see `Variable.assign`."""
+        spec, size, share = self.spec, len(self.present()), self._replicas.share
+        if self.mirrored and self._replicas.sharing is not None:
+            self._check_same_everywhere(method, value)
+        if isinstance(value, DistributedValues) and len(value.values) != size:
+            raise ValueError(
+                f"the variable {spec.name!r} has {size} components, one for each replica, got a "
+                f"{type(value).__name__} with {len(value.values)}"
+            )
+        if isinstance(value, Mirrored):
+            value = value.values[0]  # a copy for each replica of one value, not what each of them would assign
+        is_one = not isinstance(value, DistributedValues)
+        each = [self.converted(one) for one in ((value,) if is_one else value.values)]
+        if self.mirrored:
+            self._apply(variable, method, each[0] if is_one else spec.aggregate(each, first=share.mine.start))
+            return
+        if method != "assign" and spec.aggregation is VariableAggregation.SUM and self.strategy is not None:
+            raise ValueError(
+                f"{method} outside a replica is not for the sync-on-read variable {spec.name!r}, whose aggregation is "
+                f"SUM: with {size} components it is not clear whether the value counts once or for each. Call "
+                f"{method} in a replica, or assign(variable.read_value() ± value)"
+            )
+        if is_one and method == "assign":
+            each = _parts(spec.aggregation, each[0], share.replicas)[share.mine.start : share.mine.stop]
+        elif is_one:
+            each *= size
+        self.put([updated(method, *pair) for pair in zip(self.present(), each, strict=True)])
+
+    def _check_same_everywhere(self, method: str, value: Any) -> None:
+        """Check that what is assigned can be the same on all workers."""
+        require_all_workers()
+        if isinstance(value, PerReplica):
+            raise ValueError(  # noqa: TRY004  (the type is right elsewhere, and this value is not)
+                f"{method} outside a replica is not for a per-replica value where the mirrored variable "
+                f"{self.spec.name!r} has components on other workers, which it cannot wait for: the other replicas' "
+                f"values are there. Write `variable.{method}(await strategy.reduce(op, value, axis=None))`, or "
+                f"{method} in a replica"
+            )
+
+
+_numbers = itertools.count()
+
+
+def _replicas_of(strategy: Any) -> Replicas:
+    return Replicas(1) if strategy is None else replicas_of(strategy)
 
 
 class Variable(ArrayLike):
@@ -72,7 +534,7 @@ class Variable(ArrayLike):
     ) -> Self:
         """Return the variable, which another replica may have made already."""
         name = arguments.checked_name(name)
-        value = initial_array(initial_value() if callable(initial_value) else initial_value, dtype)
+        value = _initial(initial_value() if callable(initial_value) else initial_value, dtype)
         how, combined = VariableSynchronization(synchronization), VariableAggregation(aggregation)
         if how is VariableSynchronization.NONE:
             raise ValueError(
@@ -80,31 +542,27 @@ class Variable(ArrayLike):
             )
         if how is VariableSynchronization.AUTO:
             how = VariableSynchronization.ON_WRITE
-        aggregating.check(combined, value.dtype)
+        _check_aggregation(combined, value.dtype)
         trained = how is not VariableSynchronization.ON_READ if trainable is None else bool(trainable)
         spec = Spec(name or "Variable", value.shape, value.dtype, trained, how, combined)
         here = current.get()
         strategy = strategy_in_force(here)
-        replicas = Replicas(1) if strategy is None else replicas_of(strategy)
+        replicas = _replicas_of(strategy)
         if not isinstance(here, Participant):
+            state = State(spec, strategy, [value] * replicas.local if replicas.sharing is None else [])
             if replicas.sharing is not None:
-                state = State(spec, strategy, [])
                 replicas.sharing.created_outside(state, value, name, _getframe(1))
-                return cls._made(state)
-            return cls._made(State(spec, strategy, [value] * replicas.local))
+            return cls._made(state)
         here.check("Variable(…)")
         here = here.of_run or here
-        if here.member.group.size == 1:
-            return cls._made(State(spec, strategy, [value]))
         frame, member = _getframe(1), here.member
+        if member.group.size == 1:
+            return cls._made(State(spec, strategy, [value]))
         site = Site(member.replica_id, member.position, frame.f_code, frame.f_lasti, name is not None)
-        creations = creations_of(member.group)
-        variable: Self | None = creations.known(member.group, spec, site)
-        if variable is None:
-            variable = cls._made(State(spec, strategy, []))
+        creations = _creations.get(member.group) or _creations.setdefault(member.group, _Creations(member.group))
+        variable: Self = creations.next(spec, site, lambda: cls._made(State(spec, strategy, [])))
         if site.replica_id == 0:
             state_of(variable).put([value] * replicas.local)
-        creations.add(variable, spec, site)
         if replicas.sharing is not None:
             replicas.sharing.created_in_replica(state_of(variable), here, value, site, frame)
         return variable
@@ -242,7 +700,7 @@ class Variable(ArrayLike):
                 return here.issue(frame, state.request(self, method, name), array)
             state.update_own(here.member.position, method, array)
             return self
-        state.assign_outside(method, value)
+        state.assign_outside(self, method, value)
         return self
 
     def __await__(self) -> Generator[Any, Any, Self]:
@@ -287,4 +745,6 @@ def as_distributed(leaf: Any) -> Any:
     return Mirrored(leaf.values) if state_of(leaf).mirrored else PerReplica(leaf.values)
 
 
-Variable.__module__ = "aiodist"
+for _class in (VariableSynchronization, VariableAggregation, Variable):
+    _class.__module__ = "aiodist"
+del _class

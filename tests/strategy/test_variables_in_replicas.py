@@ -21,8 +21,8 @@ from aiodist import (
     ReplicaContextError,
     Variable,
 )
-from aiodist._strategy import state
-from aiodist._strategy.aggregation import updated
+from aiodist._strategy import variable
+from aiodist._strategy.variable import updated
 from aiodist_kernels import policy
 from tests.runtime.programs import Relay, here, mirrored, on_each, replica, still_works
 from tests.strategy.test_variables import AGGREGATED, CHANGES, under
@@ -42,7 +42,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             seen.append(threading.get_ident())
         return plain(*args, **settings)
 
-    monkeypatch.setattr(state, "updated", partial(spy, updated))
+    monkeypatch.setattr(variable, "updated", partial(spy, updated))
     return seen
 
 
