@@ -28,8 +28,9 @@ from aiodist._collectives.host import frozen, part, put_together
 from aiodist._collectives.ordered import Tree, fold_into, forest_of
 from aiodist._collectives.plan import LeafPlan
 from aiodist_kernels import ReduceOp
+from aiodist_kernels.numpy_tier import finished, quietly
 from aiodist_kernels.pool import results as pool
-from aiodist_kernels.rules import Finish, Rule, rounded
+from aiodist_kernels.rules import Rule
 
 Array = np.ndarray[Any, Any]
 DType: TypeAlias = np.dtype[Any]
@@ -156,23 +157,15 @@ class Reduction:
         """Make a range of the results of its total, which is spoilt."""
         _, results = self._made()
         for index, low, high, at in self._ranges(begin, end):
-            self._finish(self._leaves[index].rule, total[at : at + high - low], results[index][low:high])
+            row, out = total[at : at + high - low], results[index][low:high]
+            result = quietly(finished, self._leaves[index].rule, row, self._replicas)
+            if not np.may_share_memory(result, out):
+                out[...] = result
 
     def results(self) -> list[Array]:
         """Return the leaves' results, all ranges of which are finished."""
         of_leaves = zip(self._leaves, self._made()[1], strict=True)
         return [frozen(flat.reshape(leaf.arrays[0].shape)) for leaf, flat in of_leaves]
-
-    def _finish(self, rule: Rule, total: Array, out: Array) -> None:
-        with np.errstate(all="ignore"):
-            if rule.finish is not Finish.NOTHING:
-                for component in (total.real, total.imag) if total.dtype.kind == "c" else (total,):
-                    if rule.finish is Finish.DIVIDE:
-                        np.divide(component, self._replicas, out=component)
-                    else:
-                        np.multiply(component, 1.0 / self._replicas, out=component)
-            if not np.may_share_memory(total, out):
-                out[...] = rounded(total, rule.result)
 
     @property
     def _flat(self) -> list[list[Array]]:

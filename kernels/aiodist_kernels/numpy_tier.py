@@ -100,7 +100,7 @@ def _fold_wide(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array
     total = np.array(buffers[0], rule.accumulator)
     for buffer in buffers[1:]:
         rule.ufunc(total, buffer.astype(rule.accumulator, copy=False), out=total)
-    return _deliver(_finished(rule, total, len(buffers)), out)
+    return _deliver(finished(rule, total, len(buffers)), out)
 
 
 def _fold_numbers(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
@@ -118,7 +118,7 @@ def _fold_stacked(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Ar
     """Fold many tiny buffers, or numbers, in one array."""
     rows = np.array(buffers, rule.dtype).astype(rule.accumulator, copy=False)
     total = np.array(rule.ufunc.accumulate(rows)[-1])
-    return _deliver(_finished(rule, total, len(buffers)), out)
+    return _deliver(finished(rule, total, len(buffers)), out)
 
 
 def _fold_contiguous(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
@@ -137,7 +137,7 @@ def _fold_blocks(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Arr
     return _deliver(total, out)
 
 
-def _finished(rule: Rule, total: Array, count: int) -> Array:
+def finished(rule: Rule, total: Array, count: int) -> Array:
     """Finish a total that nobody else sees, and round it once."""
     # A complex factor would turn infinities into NaN, so each component is scaled.
     for part in (np.real(total), np.imag(total)) if total.dtype.kind == "c" else (total,):

@@ -148,7 +148,7 @@ def rule_for(op: ReduceOp, dtype: DType, accumulate: Accumulate = "native") -> R
     if accumulate not in get_args(Accumulate):
         raise ValueError(f"expected accumulate='native' or 'float64', got {accumulate!r}")
     native = native_dtype(dtype)
-    _check(op, native)
+    check_defined(op, native)
     accumulator = _accumulator(op, native, accumulate)
     result = accumulator if op is ReduceOp.MEAN and native.kind in "iu" else native
     return Rule(
@@ -186,12 +186,8 @@ def _finish(op: ReduceOp, accumulator: DType, result: DType) -> Finish:
     return Finish.DIVIDE if accumulator == result else Finish.SCALE
 
 
-def _check(op: ReduceOp, dtype: DType) -> None:
-    """Check that the table has an entry.
-
-    Raises:
-        TypeError: it has none; the text says what was expected, what came, and what to do.
-    """
+def check_defined(op: ReduceOp, dtype: DType) -> None:
+    """Check that the table has an entry; else a TypeError says what was expected, what came, and what to do."""
     if not (dtype.kind in "biufc" or is_bfloat16(dtype)):
         raise TypeError(
             f"{op.name} of {dtype}: expected numbers, got {_kind_name(dtype)}; reduce the numbers in it as arrays of "
@@ -200,13 +196,13 @@ def _check(op: ReduceOp, dtype: DType) -> None:
     ordered = op in (ReduceOp.MIN, ReduceOp.MAX)
     if dtype.kind == "b" and not ordered:
         raise TypeError(
-            f"{op.name} of bool: expected numbers, got bool; cast first, e.g. "
-            f"x.astype(np.int64), or use MIN (all) or MAX (any)"
+            f"{op.name} of bool: expected numbers, got bool; cast first, e.g. x.astype(np.int64) or int(x), or use "
+            "MIN (all) or MAX (any)"
         )
     if dtype.kind == "c" and ordered:
         raise TypeError(
-            f"{op.name} of {dtype}: expected an ordered dtype, got complex numbers, which have "
-            f"no order; reduce np.abs(x), or x.real and x.imag"
+            f"{op.name} of {dtype}: expected an ordered dtype, got complex numbers, which have no order; reduce "
+            "abs(x), or x.real and x.imag"
         )
 
 

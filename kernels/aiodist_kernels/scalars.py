@@ -11,7 +11,9 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from aiodist_kernels.rules import ReduceOp
+import numpy as np
+
+from aiodist_kernels.rules import ReduceOp, check_defined
 
 Number = int | float | complex
 
@@ -23,24 +25,12 @@ def check_number(op: ReduceOp, kind: type) -> None:
         TypeError: SUM, MEAN and PRODUCT of bool, MIN and MAX of complex, and everything
             that is no number.
     """
-    ordered = op in (ReduceOp.MIN, ReduceOp.MAX)
-    if issubclass(kind, bool):
-        if not ordered:
-            raise TypeError(
-                f"{op.name} of bool: expected a number, got bool; cast first, e.g. int(x), "
-                f"or use MIN (all) or MAX (any)"
-            )
-    elif issubclass(kind, complex):
-        if ordered:
-            raise TypeError(
-                f"{op.name} of complex: expected ordered numbers, got complex ones, which have "
-                f"no order; reduce abs(x), or x.real and x.imag"
-            )
-    elif not issubclass(kind, int | float):
+    if not issubclass(kind, int | float | complex):
         raise TypeError(
             f"{op.name} of {kind.__name__}: expected an int, float, complex or bool, "
             f"got {kind.__name__}; pass the numbers in it as an array"
         )
+    check_defined(op, np.dtype(next(known for known in (bool, int, float, complex) if issubclass(kind, known))))
 
 
 def reduce_numbers(op: ReduceOp, numbers: Sequence[Number]) -> Number:
