@@ -34,18 +34,11 @@ _MOST_RANKS: Final = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What the dumps of a job say.
+    """What the dumps of a job say; `known` are the ranks that have a dump."""
 
-    Attributes:
-        report: what is wrong; None where nobody waits and all calls agree.
-        waiting: where ranks wait, a line a process group, where that is more than one.
-        notes: what else the dumps say, and what they cannot show.
-        known: the ranks that have a dump.
-    """
-
-    report: CollectiveReport | None
-    waiting: tuple[str, ...]
-    notes: tuple[str, ...]
+    report: CollectiveReport | None  # None where nobody waits and all calls agree
+    waiting: tuple[str, ...]  # where ranks wait, a line for each process group, if there is more than one
+    notes: tuple[str, ...]  # what else the dumps say, and what they cannot show
     known: tuple[int, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,25 +54,15 @@ class Explanation:
 
 @dataclass(slots=True)
 class _ProcessGroup:
-    """A process group of the job.
+    """A process group of the job."""
 
-    Attributes:
-        name: what torch calls it, the same on all members.
-        title: what people call it.
-        members: its ranks in the job.
-        told: the dumps say which they are.
-        number: tells it from others of that title and these members; -1 for the group of all ranks.
-        record: its calls, once they are laid beside each other.
-        first: torch's sequence number of slot 0.
-    """
-
-    name: str
-    title: str
+    name: str  # what torch calls it, the same on all members
+    title: str  # what people call it
     members: tuple[int, ...]
-    told: bool
-    number: int
-    record: GroupRecord = field(init=False)
-    first: int = 1
+    told: bool  # the dumps say which the members are
+    number: int  # tells it from others of that title and these members; -1 for the group of all ranks
+    record: GroupRecord = field(init=False)  # its calls, once they are laid beside each other
+    first: int = 1  # torch's sequence number of slot 0
 
     @property
     def is_default(self) -> bool:
@@ -116,10 +99,10 @@ def explain(dumps: Sequence[Dump], *, world_size: int | None = None) -> Explanat
         ReplicaFacts(rank, of[rank].file.name) if rank in of else ReplicaFacts(rank, "no dump", unknown=True)
         for rank in groups[0].members
     )
-    waiting = sorted({rank for record in records for slot in record.open for rank in slot.waiting})
-    snapshot = Snapshot(OrderCheck.SIGNATURE, facts, tuple(records), blocked=tuple(waiting))
+    blocked = sorted({rank for record in records for slot in record.open for rank in slot.waiting})
+    snapshot = Snapshot(OrderCheck.SIGNATURE, facts, tuple(records), blocked=tuple(blocked))
     overdue = None if disagree or find_cycle(snapshot) else _cause(snapshot)
-    report = in_ranks(analyse(snapshot, overdue=overdue)) if disagree or waiting else None
+    report = in_ranks(analyse(snapshot, overdue=overdue)) if disagree or blocked else None
     if report is not None and report.reason is Reason.TIMEOUT:
         report = _without_members(report, groups)
     swap = _on_swap(snapshot)
@@ -127,7 +110,8 @@ def explain(dumps: Sequence[Dump], *, world_size: int | None = None) -> Explanat
     if report is not None and swap is not None and swap.divergence is not None:
         notes.insert(0, f"Besides, at #{swap.sequence_number} of {swap.group or 'all ranks'}: {swap.divergence.text}")
     untold = {group.key for group in groups if not group.told}
-    return Explanation(report or swap, tuple(_waiting(records, untold)), tuple(notes), tuple(sorted(of)))
+    waiting = tuple(map(ranks, _waiting(records, untold)))
+    return Explanation(report or swap, waiting, tuple(map(ranks, notes)), tuple(sorted(of)))
 
 
 # Process groups.
@@ -326,7 +310,7 @@ def _waiting(records: Iterable[GroupRecord], untold: Collection[GroupKey]) -> It
     if len(lines) < 2:
         return
     yield "Where ranks wait, the first call of each process group that has not ended:"
-    yield from map(ranks, lines[:_MOST_GROUPS])
+    yield from lines[:_MOST_GROUPS]
     if len(lines) > _MOST_GROUPS:
         yield f"  … and in {count(len(lines) - _MOST_GROUPS, 'more process group')}"
 
@@ -350,15 +334,13 @@ def _without_members(report: CollectiveReport, groups: Iterable[_ProcessGroup]) 
 def _notes(report: CollectiveReport | None, groups: Sequence[_ProcessGroup], of: Mapping[int, Dump]) -> Iterator[str]:
     absent = [rank for rank in groups[0].members if rank not in of]
     if absent:
-        yield ranks(f"There is no dump of {ids_briefly(absent, 12)}.")
+        yield f"There is no dump of {ids_briefly(absent, 12)}."
     if report is not None:
         yield from _on_report(report, groups, of)
     yield from _ended_without(groups, of)
     dropped = [dump.rank for dump in of.values() if dump.dropped]
     if dropped:
-        yield ranks(
-            f"Older calls of {ids_briefly(dropped)} have been dropped: TORCH_FR_BUFFER_SIZE sets how many are kept."
-        )
+        yield f"Older calls of {ids_briefly(dropped)} have been dropped: TORCH_FR_BUFFER_SIZE sets how many are kept."
     if any(dump.is_json for dump in of.values()):
         yield "JSON dumps do not contain the lines of the program; pickled ones do."
     if any("gloo" in dump.backends for dump in of.values()):
@@ -413,7 +395,7 @@ def _not_started(group: _ProcessGroup, number: int, of: Mapping[int, Dump]) -> I
             states.setdefault(entry.state, []).append(rank)
     if State.SCHEDULED in states and State.STARTED in states:
         behind = ids_briefly(states[State.SCHEDULED])
-        yield ranks(f"It runs on {ids_briefly(states[State.STARTED])}; the devices of {behind} have not begun it.")
+        yield f"It runs on {ids_briefly(states[State.STARTED])}; the devices of {behind} have not begun it."
 
 
 def _ended_without(groups: Sequence[_ProcessGroup], of: Mapping[int, Dump]) -> Iterator[str]:
@@ -424,7 +406,7 @@ def _ended_without(groups: Sequence[_ProcessGroup], of: Mapping[int, Dump]) -> I
         if slot is not None and late and slot.posts[0][0].call.kind.startswith((*_WITHOUT_ROOT, "barrier")):
             post, there = slot.posts[0]
             which = f"{post.call}{_at(post)}, #{slot.number} of {group.record.label() or 'all ranks'},"
-            yield ranks(f"{which} has ended on {ids_briefly(there)}, but {ids_briefly(late)} had not called it:")
+            yield f"{which} has ended on {ids_briefly(there)}, but {ids_briefly(late)} had not called it:"
             yield "it ended in an error, or that dump is older."
 
 

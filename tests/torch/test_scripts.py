@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -165,60 +166,42 @@ def test_wrong_scripts_are_reported(script: str, reason: str, suspects: list[int
     assert all(line in outcome.text for line in lines), outcome.text
 
 
-def test_what_ranks_cannot_exchange_is_raised_on_all(run: Run) -> None:
-    outcome = run("dist.all_to_all_single(torch.zeros(3), torch.ones(3), [1, 1, 1], [1, 1, 1] if rank else [2, 1, 0])")
-    assert "all_to_all: rank 0 of the group is sent, as part 0, [2], but expects [1]" in outcome.text
-    assert "ranks 0-2 of 3" in outcome.text
+_NO_RANK = "import torch.distributed as dist\n"
+OTHERWISE: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
+    "values that ranks cannot exchange": (
+        "dist.all_to_all_single(torch.zeros(3), torch.ones(3), [1, 1, 1], [1, 1, 1] if rank else [2, 1, 0])", {},
+        "failed", ["all_to_all: rank 0 of the group is sent, as part 0, [2], but expects [1]", "ranks 0-2 of 3"]),
+    "a thread of a rank": (
+        "import threading\nthread = threading.Thread(target=dist.barrier)\nthread.start()\nthread.join()", {},
+        "failed", ["only a rank's own thread can"]),
+    "an exception of one rank comes first, and then who waits": (
+        "if rank == 1:\n    raise ValueError('bad data')\ndist.barrier()", {},
+        "failed", ["ValueError: bad data", "rank 1 of 3", "barrier()"]),
+    "an exception of all ranks": (
+        "raise ValueError('bad data')", {}, "failed", ["ValueError: bad data", "ranks 0-2 of 3."]),
+    "an exit code": ("sys.exit(3 * (rank == 2))", {}, "exited", ["exit code 3", "rank 2 of 3"]),
+    "a crash inside torch": (
+        "dist.barrier()\nif rank == 1:\n    import ctypes\n    ctypes.string_at(0)\ndist.barrier()", {},
+        "crashed", ["SIGSEGV while rank 1 ran", "script.py:7"]),
+    "a script that takes too long": (
+        "while rank == 1: pass\ndist.barrier()", {"seconds": 0.3}, "timeout", ["> rank 1  at", "script.py:4"]),
+    "another number of ranks": (
+        "dist.init_process_group('gloo', rank=0, world_size=4)", {"prologue": _NO_RANK}, "failed", ["--ranks 4"]),
+    "CUDA without --cpu": (
+        "torch.ones(1).cuda()", {}, "failed", ["With --cpu, CUDA devices are taken for the CPU."]),
+    "a reduce op that cannot be carried out": (
+        "dist.all_reduce(torch.ones(1), dist._make_nccl_premul_sum(2.0))", {},
+        "failed", ["NotImplementedError: aiodist check cannot carry out ReduceOp.PREMUL_SUM"]),
+}  # fmt: skip
 
 
-def test_a_thread_of_a_rank_cannot_wait_for_others_and_says_so(run: Run) -> None:
-    script = "import threading\nthread = threading.Thread(target=dist.barrier)\nthread.start()\nthread.join()"
-    outcome = run(script)
-    assert (outcome.kind, "only a rank's own thread can" in outcome.text) == ("failed", True)
-
-
-def test_an_exception_of_one_rank_comes_first_and_then_who_waits(run: Run) -> None:
-    outcome = run("if rank == 1:\n    raise ValueError('bad data')\ndist.barrier()")
-    assert outcome.kind == "failed"
-    text = outcome.text
-    assert text.index("ValueError: bad data") < text.index("rank 1 of 3") < text.index("barrier()")
-    assert "aiodist" not in text
-
-
-def test_an_exception_of_all_ranks_is_told_once(run: Run) -> None:
-    text = run("raise ValueError('bad data')").text
-    assert text.count("bad data") == 2  # its line, and itself
-    assert "ranks 0-2 of 3" in text
-
-
-def test_an_exit_code_is_told(run: Run) -> None:
-    outcome = run("sys.exit(3 * (rank == 2))")
-    assert (outcome.kind, "exit code 3" in outcome.text, "rank 2 of 3" in outcome.text) == (
-        "exited",
-        True,
-        True,
-    )
-
-
-def test_a_crash_inside_torch_becomes_a_report(run: Run) -> None:
-    outcome = run("dist.barrier()\nif rank == 1:\n    import ctypes\n    ctypes.string_at(0)\ndist.barrier()")
-    assert outcome.kind == "crashed"
-    assert "SIGSEGV while rank 1 ran" in outcome.text
-    assert "script.py:7" in outcome.text
-
-
-def test_a_script_that_takes_too_long_is_told_with_its_line(run: Run) -> None:
-    outcome = run("while rank == 1: pass\ndist.barrier()", seconds=0.3)
-    assert outcome.kind == "timeout"
-    assert "> rank 1  at" in outcome.text
-    assert "script.py:4" in outcome.text
-
-
-def test_another_number_of_ranks_is_refused(run: Run) -> None:
-    outcome = run(
-        "dist.init_process_group('gloo', rank=0, world_size=4)", prologue="import torch.distributed as dist\n"
-    )
-    assert "--ranks 4" in outcome.text
+@pytest.mark.parametrize(("script", "how", "kind", "texts"), OTHERWISE.values(), ids=OTHERWISE)
+def test_other_ends_are_told(script: str, how: dict[str, Any], kind: str, texts: list[str], run: Run) -> None:
+    outcome = run(script, **how)
+    assert outcome.kind == kind
+    assert re.search(".*".join(map(re.escape, texts)), outcome.text, re.DOTALL), outcome.text  # in this order
+    assert outcome.text.count(texts[0]) == 1
+    assert "aiodist/" not in outcome.text
 
 
 _IN_ORDER = """
@@ -283,5 +266,3 @@ if __name__ == "__main__":
     assert (
         "CUDA devices were taken for the CPU in DistributedDataParallel (device_ids), Tensor.cuda" in outcome.notes[0]
     )
-    without = run("torch.ones(1).cuda()")
-    assert "With --cpu, CUDA devices are taken for the CPU." in without.text

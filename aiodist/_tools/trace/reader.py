@@ -12,9 +12,6 @@ from aiodist._tools.trace.writer import FORMAT
 
 Event: TypeAlias = dict[str, Any]
 _LANE = re.compile(r"replica (\d+)(?: (\S+)|, other tasks)")
-_MOST_MICROSECONDS = 1e15
-_MOST = 1 << 31
-_MOST_BYTES = 1 << 60
 
 
 class TraceFileError(Exception):
@@ -120,25 +117,23 @@ class _UnknownFileError(Exception):
     pass
 
 
-def _time(event: Event, name: str) -> float:
-    value = event[name]
-    if type(value) not in {int, float} or not 0 <= value < _MOST_MICROSECONDS:  # NaN is not either
-        raise TypeError(name)
-    return float(value)
+_TIME, _NATURAL, _TEXT = ({int, float}, 1e15), ({int}, 1 << 31), ({str}, 0)
+_FIELDS: dict[str, tuple[set[type], float]] = {
+    **dict.fromkeys(("ts", "dur", "wait_ns", "ahead_ns"), _TIME),
+    **dict.fromkeys(("pid", "tid", "run", "collective", "number", "last"), _NATURAL),
+    **dict.fromkeys(("name", "call", "at", "group", "error", "end", "reason", "text"), _TEXT),
+    "bytes": ({int}, 1 << 60),
+    "suspects": ({list}, 0),
+}
+"""The types of the fields of events and of their arguments, and where numbers end; none is negative."""
 
 
-def _integer(event: Event, name: str, most: int = _MOST) -> int:
-    value = event[name]
-    if type(value) is not int or not 0 <= value < most:
-        raise TypeError(name)
-    return value
-
-
-def _text(event: Event, name: str) -> str:
-    value = event[name]
-    if not isinstance(value, str):
-        raise TypeError(name)
-    return value
+def _is_well_formed(found: dict[str, Any]) -> bool:
+    for name, value in found.items():
+        types, most = _FIELDS.get(name, (None, 0))
+        if types is not None and (type(value) not in types or (most and not 0 <= value < most)):  # NaN is not either
+            return False
+    return True
 
 
 class _Reader:
@@ -154,6 +149,7 @@ class _Reader:
     def take(self, found: dict[str, Any]) -> dict[str, Any] | None:
         """Read an event, which is then done with; return other objects of the file, such as arguments, as they are."""
         if "ph" not in found:
+            self._complete = self._complete and _is_well_formed(found)
             return found
         try:
             self._take(found)
@@ -162,63 +158,53 @@ class _Reader:
         return None
 
     def _take(self, event: Event) -> None:
-        match event["ph"], event.get("cat"):
+        phase, category = event["ph"], event.get("cat")
+        if category == "collective" and phase in ("s", "t", "f"):
+            return
+        if not _is_well_formed(event):
+            raise TypeError
+        match phase, category:
             case "X", "collective":
                 self._read_await(event)
-            case "X", "run" if _integer(event, "tid"):
-                self._read_function(event)
+            case "X", "run" if event["tid"]:
+                args, started = event["args"], event["ts"]
+                run, replica = self._runs[args["run"]], self._replicas[event["pid"], event["tid"]]
+                run.functions[replica] = Function(started, started + event["dur"], args["end"], args.get("error"))
             case "X", "run":
-                number, begin = _integer(event["args"], "run"), _time(event, "ts")
-                name = _text(event, "name").partition(": ")[2]
-                self._runs[number] = TracedRun(number, name, _integer(event, "pid"), begin, begin + _time(event, "dur"))
+                number, begin = event["args"]["run"], event["ts"]
+                name = event["name"].partition(": ")[2]
+                self._runs[number] = TracedRun(number, name, event["pid"], begin, begin + event["dur"])
             case "M", _:
                 self._read_lane(event)
             case "i", "end":
                 if event["s"] == "p":
-                    self._read_report(event)
-            case (("s" | "t" | "f"), "collective"):
-                pass
-            case phase:
+                    args = event["args"]
+                    report = {name: args[name] for name in ("number", "reason", "text", "suspects")}
+                    self._runs[args["run"]].report = {**report, "at": event["ts"], "error": event["name"]}
+                    self._complete = self._complete and all(type(suspect) is int for suspect in args["suspects"])
+            case _:
                 raise TypeError(phase)
 
     def _read_lane(self, event: Event) -> None:
-        found = _LANE.fullmatch(event["args"]["name"]) if _text(event, "name") == "thread_name" else None
+        found = _LANE.fullmatch(event["args"]["name"]) if event["name"] == "thread_name" else None
         if found is not None:
-            pid, tid, replica = _integer(event, "pid"), _integer(event, "tid"), int(found[1])
-            self._replicas[pid, tid] = replica
+            pid, replica = event["pid"], int(found[1])
+            self._replicas[pid, event["tid"]] = replica
             if found[2]:
                 self._devices.setdefault(pid, {})[replica] = found[2]
 
-    def _read_function(self, event: Event) -> None:
-        args, started = event["args"], _time(event, "ts")
-        run, replica = self._runs[args["run"]], self._replicas[event["pid"], event["tid"]]
-        error = _text(args, "error") if "error" in args else None
-        run.functions[replica] = Function(started, started + _time(event, "dur"), _text(args, "end"), error)
-
-    def _read_report(self, event: Event) -> None:
-        args = event["args"]
-        if not all(type(suspect) is int for suspect in args["suspects"]):
-            raise TypeError
-        self._runs[args["run"]].report = {
-            "at": _time(event, "ts"), "number": _integer(args, "number"), "error": _text(event, "name"),
-            "reason": _text(args, "reason"), "text": _text(args, "text"), "suspects": args["suspects"],
-        }  # fmt: skip
-
     def _read_await(self, event: Event) -> None:
-        args, begin = event["args"], _time(event, "ts")
-        key = _integer(args, "collective")
+        args, begin = event["args"], event["ts"]
+        key = args["collective"]
         found = self._collectives.get(key)
         if found is None:
-            error, group = "incomplete" if args.get("incomplete") else args.get("error"), args.get("group")
-            if not isinstance(error, str | None) or not isinstance(group, str | None):
-                raise TypeError
-            numbers = (_integer(args, name) for name in ("run", "number", "last"))
-            run, number, last = numbers
-            found = self._collectives[key] = TracedCollective(run, group, number, last, error)
-        text = _text(event, "name"), _text(args, "call"), _text(args, "at")
-        issued, resumed = begin - _time(args, "ahead_ns") / 1e3, begin + _time(event, "dur")
-        replica, nbytes = self._replicas[event["pid"], event["tid"]], _integer(args, "bytes", _MOST_BYTES)
-        found.arrivals.append(Arrival(replica, text, nbytes, issued, begin, resumed, _time(args, "wait_ns") / 1e3))
+            error = "incomplete" if args.get("incomplete") else args.get("error")
+            found = TracedCollective(args["run"], args.get("group"), args["number"], args["last"], error)
+            self._collectives[key] = found
+        text = event["name"], args["call"], args["at"]
+        issued, resumed = begin - args["ahead_ns"] / 1e3, begin + event["dur"]
+        replica, wait = self._replicas[event["pid"], event["tid"]], args["wait_ns"] / 1e3
+        found.arrivals.append(Arrival(replica, text, args["bytes"], issued, begin, resumed, wait))
 
     def finish(self, document: Any) -> TraceFile:
         """Return the trace, of a file without its events.

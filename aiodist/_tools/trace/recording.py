@@ -22,6 +22,8 @@ from aiodist._core.report import ReplicaState
 RawPost: TypeAlias = tuple[Call, Any, int]
 """What a replica asked for, its caller's code, and the offset of the call in it."""
 Clock: TypeAlias = Callable[[], float]
+Key: TypeAlias = tuple[int, int | None]
+"""A group's serial number, and a collective's number there, or None in place of one not known yet, a join's."""
 
 MOST_OPEN = 1024
 """So many collectives of a run stay open; then the oldest complete one is written as one whose handle nobody awaits."""
@@ -38,44 +40,30 @@ class Function:
 
 
 class Run:
-    """One run: when it began and ended, and its replicas.
-
-    Attributes:
-        number, name: its number in the trace, from 1, and the name of the replicas' function.
-        first: the id of its first replica: on several workers, of the first of this process.
-        shift: what to add to a time to get the seconds since the trace began.
-        functions: by position in the run's group, what became of the replica's function.
-        report: when the replicas were found to disagree, and the error.
-        labels: by serial number, the name of a group in reports.
-        open: collectives that are not finished, by their keys.
-    """
+    """One run: when it began and ended, and its replicas."""
 
     def __init__(self, number: int, run: ObservedRun, fn: Callable[..., Any], shift: float) -> None:
-        self.number = number
+        self.number = number  # in the trace, from 1
         self.name: str = getattr(fn, "__qualname__", type(fn).__qualname__).rpartition("<locals>.")[2]
-        self.first = run.ledger.replicas[0].id
+        self.first = run.ledger.replicas[0].id  # on several workers, of this one's replicas
         self.devices = run.devices
         self.clock = run.clock
-        self.shift = shift
+        self.shift = shift  # what to add to a time to get the seconds since the trace began
         self.begun = run.clock()
         self.over: float | None = None
-        self.functions: dict[int, Function] = {}
+        self.functions: dict[int, Function] = {}  # by position in the run's group
         self.report: tuple[float, CollectiveError] | None = None
-        self.labels: dict[int, str | None] = {}
-        self.open: dict[tuple[int, int | None], Collective] = {}
+        self.open: dict[Key, Collective] = {}  # those that are not finished
 
 
 @dataclass(eq=False, slots=True)
 class Arrival:
-    """What one replica did in a collective: what it asked for, and when it called, first awaited, and resumed.
-
-    `nbytes` are those of its input, where the call does not tell them.
-    """
+    """What one replica did in a collective: what it asked for, and when it called, first awaited, and resumed."""
 
     collective: Collective
     replica: int
     post: RawPost
-    nbytes: int | None
+    nbytes: int | None  # of its input, where the call does not tell them
     issued: float
     awaited: float | None = None
     resumed: float | None = None
@@ -92,36 +80,25 @@ class Arrival:
 
 
 class Collective:
-    """One collective, and the arrivals of its replicas, by position in the group.
-
-    Attributes:
-        key: the group's serial number and its number there, or None in place of one that is not known yet, a join's.
-        post: what the first replica asked for.
-        varies: the bytes of the inputs are each replica's own.
-        error: the type of error that it ended with.
-        left: how many replicas have yet to resume from it.
-    """
+    """One collective, and the arrivals of its replicas, by position in the group."""
 
     __slots__ = ("arrivals", "completed", "error", "group", "key", "left", "number", "post", "run", "varies")
 
-    def __init__(self, run: Run, key: tuple[int, int | None], slot: Slot) -> None:
+    def __init__(self, run: Run, key: Key, slot: Slot) -> None:
         self.run = run
         self.key = key
+        self.group = slot.group
         self.number = slot.group.number_of_join() if key[1] is None else slot.number
-        if key[0] not in run.labels:
-            run.labels[key[0]] = slot.group.label()
-        self.group = run.labels[key[0]]
-        self.post: RawPost = slot.call, slot.code, slot.offset
-        self.varies = slot.call.kind == "all_gather" or "slices" in slot.call.arrays
+        self.post: RawPost = slot.call, slot.code, slot.offset  # the first replica's
+        self.varies = slot.call.kind == "all_gather" or "slices" in slot.call.arrays  # in size, among replicas
         self.arrivals: dict[int, Arrival] = {}
-        self.left = len(slot.group.members)
+        self.left = len(slot.group.members)  # so many have yet to resume from it
         self.completed: float | None = None
-        self.error: str | None = None
+        self.error: str | None = None  # the type of error that it ended with
 
 
-def _key(slot: Slot) -> tuple[int, int | None]:
-    group = slot.group
-    return group.serial, None if slot is group.joining else slot.number
+def _key(slot: Slot) -> Key:
+    return slot.group.serial, None if slot is slot.group.joining else slot.number
 
 
 def _input_bytes(slot: Any, member: Member) -> int:

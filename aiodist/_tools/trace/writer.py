@@ -232,8 +232,9 @@ class _Flow:
         self._left = self._size = len(arrivals)
         last = max(arrivals, key=attrgetter("issued")).replica
         self.common = f'"collective":{number},"run":{collective.run.number},"number":{collective.number},"last":{last}'
-        if collective.group is not None:
-            self.common += f',"group":{json.dumps(collective.group)}'
+        group = collective.group.label()
+        if group is not None:
+            self.common += f',"group":{json.dumps(group)}'
         if collective.error is not None:
             self.common += f',"error":{json.dumps(collective.error)}'
         elif collective.completed is None:
