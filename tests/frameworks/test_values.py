@@ -1,13 +1,16 @@
-"""Collectives and cross-replica reductions of other frameworks' arrays, against NumPy."""
+"""Collectives and cross-replica reductions of other frameworks' arrays, against NumPy; and whose memory they share."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
+import aiodist
 from aiodist import CollectiveMismatchError, PerReplica
+from aiodist._arrays.host import HostType, host_type_of
 from tests.collectives.kinds_of_values import Pair
 from tests.frameworks import toy
 from tests.frameworks.frameworks import Framework, seen
@@ -134,50 +137,48 @@ async def test_extended_puts_copies_on_each_destination(framework: Framework) ->
             assert not np.shares_memory(first, second)
 
 
-async def test_bfloat16_comes_back_as_bfloat16() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-
-    async def program() -> Any:
-        return await here().all_reduce("MEAN", torch.tensor([1.5, 3.0], dtype=torch.bfloat16) * (1 + 2 * replica()))
-
-    for got in await on_each(2, program):
-        assert got.dtype == torch.bfloat16
-        assert got.tolist() == [3.0, 6.0]
-
-
-async def test_real_parameter_is_refused_with_the_way_out() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-
-    async def program() -> None:
-        here().all_reduce("SUM", torch.nn.Parameter(torch.ones(2)))
-
-    with pytest.raises(TypeError, match=r"torch\.Parameter that requires grad"):
-        await on_each(1, program)
-
-
-async def test_subclass_comes_back_as_its_framework_s_array() -> None:
+async def test_pytorch_s_own_types_come_back_and_its_parameters_are_refused() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
     class Special(torch.Tensor):  # type: ignore[misc,name-defined]
         pass
 
     async def program() -> Any:
-        return await here().all_reduce("SUM", torch.ones(2).as_subclass(Special))
+        ctx = here()
+        half = await ctx.all_reduce("MEAN", torch.tensor([1.5, 3.0], dtype=torch.bfloat16) * (1 + 2 * replica()))
+        special = await ctx.all_reduce("SUM", torch.ones(2).as_subclass(Special))
+        largest = await ctx.all_reduce("SUM", torch.max(torch.arange(6.0).reshape(2, 3), dim=0))
+        with pytest.raises(TypeError, match=r"torch\.Parameter that requires grad"):
+            ctx.all_reduce("SUM", torch.nn.Parameter(torch.ones(2)))
+        return half, special, largest
 
-    for got in await on_each(2, program):
-        assert type(got) is torch.Tensor
-        assert got.tolist() == [2, 2]
+    for half, special, largest in await on_each(2, program):
+        assert (half.dtype, half.tolist()) == (torch.bfloat16, [3.0, 6.0])
+        assert (type(special), special.tolist()) == (torch.Tensor, [2, 2])
+        assert type(largest) is torch.return_types.max
+        assert (largest.values.tolist(), largest.indices.tolist()) == ([6, 8, 10], [2, 2, 2])
 
 
-async def test_framework_s_own_named_tuple_is_a_nest() -> None:
+async def test_batches_of_a_data_loader_are_cut_and_reduced() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    inputs, targets = torch.arange(20.0).reshape(10, 2), torch.arange(10)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, targets), batch_size=4)
+    strategy = mirrored(3)
 
-    async def program() -> Any:
-        return await here().all_reduce("SUM", torch.max(torch.arange(6.0).reshape(2, 3), dim=0))
+    async def step(batch: list[Any]) -> Any:
+        x, y = batch
+        assert isinstance(x, torch.Tensor)
+        total = await here().all_reduce("SUM", x.sum(dim=0))
+        assert isinstance(total, torch.Tensor)
+        return y.to(torch.float32)
 
-    for got in await on_each(2, program):
-        assert type(got) is torch.return_types.max
-        assert (got.values.tolist(), got.indices.tolist()) == ([6, 8, 10], [2, 2, 2])
+    means, sizes = [], []
+    async for batch in strategy.experimental_distribute_dataset(loader):
+        labels = await strategy.run(step, args=(batch,))
+        sizes.append([len(part) for part in labels.values])
+        means.append(float(await strategy.reduce("MEAN", labels, axis=0)))
+    assert sizes == [[2, 2, 0], [2, 2, 0], [1, 1, 0]]
+    assert means == [1.5, 5.5, 8.5]
 
 
 class Alone(toy.Tensor):
@@ -219,3 +220,84 @@ async def test_what_no_collective_takes_is_refused_with_the_way_out(kind: Any, t
 
     with pytest.raises(TypeError, match=rf"value\['x'\]: .*{text}"):
         await on_each(1, program)
+
+
+# What is copied and what is not.
+
+
+def whose(leaf: Any) -> HostType:
+    found = host_type_of(leaf)
+    assert found is not None
+    return found
+
+
+def test_view_shares_memory_with_the_foreign_array(framework: Framework) -> None:
+    given = framework.make(np.arange(6, dtype=np.float32))
+    view = whose(given).view(given)
+    assert np.shares_memory(view, seen(given))
+
+
+def test_result_is_the_array_of_the_framework_over_the_same_memory(framework: Framework) -> None:
+    # JAX takes over only memory that is aligned to 64 bytes; what it copies nobody can change either.
+    array = np.arange(6, dtype=np.float32)
+    array.flags.writeable = False
+    given = whose(framework.make(array)).give(array)
+    assert isinstance(given, framework.type)
+    assert seen(given).tolist() == [0, 1, 2, 3, 4, 5]
+    if framework.mutable:
+        assert np.shares_memory(seen(given), array)
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all"])
+async def test_replica_that_changes_its_result_changes_nobody_elses(framework: Framework, collective: str) -> None:
+    if not framework.mutable:
+        pytest.skip("its arrays cannot be changed")
+
+    async def program() -> list[float]:
+        ctx, mine = here(), framework.make(np.arange(6, dtype=np.float32))
+        calls = {
+            "all_reduce": lambda: ctx.all_reduce("SUM", mine),
+            "all_gather": lambda: ctx.all_gather(mine, 0),
+            "broadcast": lambda: ctx.broadcast(mine),
+            "reduce_scatter": lambda: ctx.reduce_scatter("SUM", mine),
+            "all_to_all": lambda: ctx.all_to_all(mine),
+        }
+        result = seen(await calls[collective]())
+        before = result.tolist()
+        result[:] = [value + 100 * (replica() + 1) for value in before]
+        await ctx.barrier()
+        assert result.tolist() == [value + 100 * (replica() + 1) for value in before]
+        mine_now: list[float] = seen(mine).tolist()
+        return mine_now
+
+    assert await on_each(3, program) == ([0, 1, 2, 3, 4, 5],) * 3
+
+
+async def test_out_is_the_framework_s_own_memory(framework: Framework) -> None:
+    if not framework.mutable:
+        pytest.skip("its arrays cannot be changed")
+
+    async def program() -> list[float]:
+        out = framework.make(np.zeros(2, np.float32))
+        result = await here().all_reduce("SUM", framework.make(np.ones(2, np.float32)), out=out)
+        assert result is out
+        values: list[float] = seen(out).tolist()
+        return values
+
+    assert await on_each(2, program) == ([2, 2],) * 2
+
+
+async def test_out_that_cannot_be_changed_is_refused() -> None:
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+
+    async def program() -> None:
+        here().all_reduce("SUM", jax.numpy.ones(2), out=jax.numpy.zeros(2))
+
+    with pytest.raises(ValueError, match="writeable"):
+        await on_each(1, program)
+
+
+def test_no_framework_is_imported_for_it() -> None:
+    assert host_type_of(aiodist) is None
+    assert host_type_of(np.ones(2)) is None
+    assert not any(name in sys.modules for name in ("cupy", "tensorflow"))

@@ -59,17 +59,7 @@ async def test_last_to_come_waits_for_nobody(file: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:replica . never awaited")
-async def test_handle_that_nobody_awaits_has_a_slice_without_length(file: Path) -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        ctx.barrier()
-        await ctx.all_reduce("SUM", 1.0)
-
-    events = [e for e in collectives(await traced(file, program, 2)) if e["name"] == "barrier"]
-    assert [(e["dur"], e["args"]["awaited"]) for e in events] == [(0, False)] * 2
-
-
-@pytest.mark.filterwarnings("ignore:replica . never awaited")
-async def test_handles_that_nobody_awaits_are_not_kept_until_the_run_ends(
+async def test_handles_that_nobody_awaits_have_no_length_and_are_not_kept_until_the_run_ends(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = []
@@ -90,9 +80,9 @@ async def test_handles_that_nobody_awaits_are_not_kept_until_the_run_ends(
 
     events = collectives(await traced(file, program, 2))
     assert Counter((e["name"], e["args"].get("awaited", True)) for e in events) == {
-        ("barrier", False): 40,
-        ("all_reduce", True): 40,
-    }
+        ("barrier", False): 40, ("all_reduce", True): 40,
+    }  # fmt: skip
+    assert {e["dur"] for e in events if e["name"] == "barrier"} == {0}
 
 
 async def test_bytes_are_each_replicas_own_where_they_differ(file: Path) -> None:
