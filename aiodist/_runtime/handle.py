@@ -1,6 +1,6 @@
 """Handles: what a collective call returns, and what a replica awaits.
 
-The await of a handle is the only place where a replica is suspended: on asyncio in a `Seat`, on trio in the task's own
+The await of a handle is the only place where a replica is suspended: on asyncio in a future, on trio in the task's own
 suspension. Both keep the order: waiters are resumed in replica order. The last replica to arrive, whose call completed
 the collective, waits, too, so that it takes its own place in that order.
 """
@@ -10,8 +10,7 @@ from __future__ import annotations
 import sys
 import warnings
 from asyncio import CancelledError, Future
-from collections.abc import Callable, Coroutine, Generator
-from contextvars import Context
+from collections.abc import Coroutine, Generator
 from types import CodeType, FrameType
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -36,14 +35,14 @@ class Awaits:
     A handle notes nothing when it is dropped, for a destructor would cost every collective a tenth of its time.
     """
 
-    __slots__ = ("_earlier", "code", "frame", "latest", "request", "seat")
+    __slots__ = ("_earlier", "code", "frame", "future", "latest", "request")
 
     def __init__(self) -> None:
         self.code: CodeType | None = None  # of the program, which has issued a collective; never an event loop's
         self.frame: FrameType | None = None  # of its function, which has no callers; None where that is not known
         self.request: Request = START  # what was reduced last: it tells what is mostly reduced next
         self.latest: CollectiveHandle[Any] | None = None  # what was issued last, until it is awaited
-        self.seat: Seat | None = None  # where its task waits on asyncio
+        self.future: Future[None] | None = None  # in which its task waits next on asyncio, see `AsyncioLoop`
         self._earlier: dict[tuple[int, int], RawPost] | None = None  # those before the latest, by group and number
 
     def keep(self, handle: CollectiveHandle[Any]) -> None:
@@ -261,73 +260,12 @@ for _name in (*_BINARY.split(), *(f"r{name}" for name in _BINARY.split()), *_OTH
     setattr(CollectiveHandle, f"__{_name}__", _refuse)
 
 
-class Seat(Future[None]):
-    """Where a task waits on asyncio, kept for its next await: making a future for each costs as much as the wait.
-
-    A task that awaits a future leaves its wake-up there as a callback, which the future hands to the event loop when it
-    is done. This one keeps it, and the loop's `wake` calls those of all replicas in one callback of the event loop. It
-    has to be a future, for anyio cancels a task at once whose future is not done, and waits with one whose future is.
-    """
-
-    __slots__ = ("_asked", "_of", "context", "slot", "wake")
-
-    slot: Any  # the `Rendezvous` that the task waits in; None while nobody sits here
-    wake: Callable[[Future[None]], object]  # the task's wake-up, which takes a future that is done
-    context: Context  # the task's
-    _asked: int
-
-    def __init__(self, loop: Any, before: Seat | None) -> None:
-        super().__init__(loop=loop.loop)
-        self._of = loop
-        self._asked = 0 if before is None else before._asked  # noqa: SLF001  (its own class)
-        self.slot = None
-
-    def add_done_callback(self, fn: Callable[[Any], object], *, context: Context | None = None) -> None:
-        """Keep the wake-up of the task that waits here."""
-        assert context is not None
-        self.wake, self.context = fn, context
-
-    def done(self) -> bool:
-        """Return whether the task is about to be woken.
-
-        anyio asks before it cancels the task, in each turn of the loop until it has. Replicas that do nothing but
-        collectives are about to be woken in every turn, so after some turns the next wake-up is the cancellation.
-        """
-        slot = self.slot
-        if slot is None or slot is _CANCELLED:
-            return True
-        if not slot.complete:
-            return False
-        self._asked += 1
-        return self._asked < _TURNS_TO_CANCEL
-
-    def cancel(self, msg: Any | None = None) -> bool:
-        """Wake the task by a cancellation, unless it is about to be woken: then the task sees to it by itself."""
-        slot = self.slot
-        self._asked = 0
-        if slot is None or slot is _CANCELLED:
-            return False
-        if slot.complete:
-            self._of.wake(slot)  # again: a Ctrl-C may have met the first call
-            return False
-        self.slot = _CANCELLED
-        outcome: Future[None] = Future(loop=self.get_loop())
-        outcome.cancel(msg)
-        self.get_loop().call_soon(self.wake, outcome, context=self.context)
-        return True
-
-
-_TURNS_TO_CANCEL = 4
-_CANCELLED = object()
-"""The slot of a seat from the cancellation of its task to where the task leaves it."""
-
-
 class AsyncioHandle(CollectiveHandle[T]):
     """A handle for replicas that run on asyncio or uvloop."""
 
     __slots__ = ()
 
-    def __await__(self) -> Generator[Any, Any, T]:  # noqa: C901, PLR0912  (the way of every collective, in one frame)
+    def __await__(self) -> Generator[Any, Any, T]:  # noqa: C901, PLR0912, PLR0915  (the way of every collective, in one frame)
         slot = self._slot
         me = self._me
         here = get_current()
@@ -348,28 +286,35 @@ class AsyncioHandle(CollectiveHandle[T]):
                 yield  # nobody will come; but the cancellation may be on its way
                 if not slot.complete:
                     run.fail_slot(slot)
-            seat = awaits.seat
-            if seat is None or seat.slot is not None:  # another task of the replica sits there
-                seat = awaits.seat = Seat(run.loop, seat)
+            future = awaits.future
+            if future is None:  # or another task of the replica waits in it
+                future = Future(loop=run.loop.loop)
+            else:
+                awaits.future = None
+            waiters, position = slot.waiters, member.position
             try:
-                seat.slot = slot
-                if slot.waiters[member.position] is None:
-                    slot.waiters[member.position] = seat
+                if waiters[position] is None:
+                    waiters[position] = future
                 else:
-                    slot.waiters.append(seat)
+                    waiters.append(future)
                 if run.has_groups or member.group.doomed is not None:
                     run.blocked(member)
                 if not slot.released:  # the group may just have ended by that
-                    seat._asyncio_future_blocking = True  # noqa: SLF001  (what a future's own iterator does)
-                    yield seat
+                    future._asyncio_future_blocking = True  # noqa: SLF001  (what a future's own iterator does)
+                    yield future
             except CancelledError:
                 if slot.under_way:
                     yield from run.threads.settle().__await__()
-                slot.remove_waiter(member.position, seat)
+                slot.remove_waiter(position, future)
                 run.abandon(member, slot)
                 raise
             finally:
-                seat.slot = None
+                if waiters[position] is future:
+                    waiters[position] = None
+                else:
+                    slot.remove_waiter(position, future)
+            if slot.error is None and run.loop.run_next is None:
+                awaits.future = future
         if slot.plain:
             build = self._build
             result: T = slot.result if build is None else build(slot.result)

@@ -1,9 +1,9 @@
 """Event loops: what the scheduler needs of asyncio (uvloop too) and of trio, and nothing else in aiodist knows.
 
 Replicas are resumed in an order. On asyncio one callback of the loop wakes all who wait in a collective, one after the
-other: each has left its task's wake-up in its `Seat`. trio runs the tasks of a batch in an order that it draws by
-chance, so tasks that must follow each other must not be in one batch: only the first is rescheduled, and each, when it
-runs, reschedules the next before it goes on (`Chain`).
+other: each task has left its wake-up in the future that it awaits. trio runs the tasks of a batch in an order that it
+draws by chance, so tasks that must follow each other must not be in one batch: only the first is rescheduled, and each,
+when it runs, reschedules the next before it goes on (`Chain`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
-from functools import cache, partial
+from functools import cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 with suppress(ImportError):  # anyio loads its backend at the first use: 10 ms that belong to an import, not to a run
     importlib.import_module("anyio._backends._asyncio")
+
+_MOST_SECONDS_OF_A_TURN = 0.001
 
 Start: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
@@ -92,9 +94,13 @@ class AsyncioLoop(_TaskLoop):
         self.clock: Callable[[], float] = time.monotonic if plain else self.loop.time
         self.call_soon = self.loop.call_soon
         self.call_soon_threadsafe = self.loop.call_soon_threadsafe
-        self._run_next = getattr(self.loop, "run_next", None)  # of the controlled loop, which reorders tasks
-        call_soon: Callable[..., object] = self.loop.call_soon
-        self.wake: Callable[[Rendezvous], object] = partial(call_soon, self._resume, context=self._context)
+        self.run_next: Any = getattr(self.loop, "run_next", None)  # of the controlled loop, which reorders tasks
+        self._resume = self._resume_at_once if self.run_next is None else self._resume_by_choice
+        shown = getattr(self.loop, "_ready", None) if self.run_next is None else None
+        self._ready: Any = (None,) if shown is None else shown  # what the loop calls next; not empty if that is unknown
+        self._woken: deque[Rendezvous] = deque()  # for each, a callback is on its way
+        self._resumes = False  # `_resume_at_once` is under way
+        self._next: Rendezvous | None = None  # which it goes on with
         self._over: Future[None] = Future(loop=self.loop)
         self._over.set_result(None)
 
@@ -104,34 +110,75 @@ class AsyncioLoop(_TaskLoop):
             self._tasks.start_soon(replica, name=name)
 
     def wake_failed(self, slot: Rendezvous) -> None:
-        """Resume those who wait in a collective that has failed, in replica order."""
-        if slot.has_waiters():  # else the event loop may be closed by now
-            self.wake(slot)
+        """Resume those who wait in a collective that has failed, in replica order, before they can be cancelled."""
+        for future in slot.waiters:
+            if future is not None and not future.done():
+                future.set_result(None)
+
+    def wake(self, slot: Rendezvous) -> None:
+        """Resume those who wait in a complete collective, in replica order, after what is ready now."""
+        if self._resumes and self._next is None and not self._ready:  # it would be called next in any case
+            self._next = slot
+        else:
+            self._woken.append(slot)
+            self.call_soon(self._resume, context=self._context)
 
     @drives_tasks
-    def _resume(self, slot: Rendezvous) -> None:
+    def _resume_at_once(self) -> None:
         """Resume them, one after the other: each runs to its next await.
 
-        A seat that is not in the slot any more belongs to one who was cancelled, or has been resumed before: after a
-        Ctrl-C in one of them, or here, the others get their turn in another callback.
+        The futures in which they wait are never done: their tasks' wake-ups are taken from them. One without is that of
+        a task which was cancelled, or has been resumed. Where a Ctrl-C comes out of one of them, or arises here, the
+        others get their turn in another callback.
+
+        Where that completes their next collective, and nothing else is ready, they are resumed once more without a
+        turn of the loop, which costs as much as a small collective. Timers and I/O wait for a millisecond at most.
         """
-        over = self._over
-        seat = None
+        slot, over = self._woken.popleft(), self._over  # no argument: those of a callback are kept until it returns
+        resumed = began = None
+        self._resumes = True
         try:
-            slot.released = True
-            if self._run_next is not None:
-                seats = [seat for seat in slot.waiters if seat is not None and seat.slot is slot]
-                slot.waiters = [None] * len(slot.waiters)
-                self._run_next((seat.wake, over, seat.context) for seat in seats)
-                return
-            for seat in slot.waiters:
-                if seat is not None and seat.slot is slot:
-                    seat.context.run(seat.wake, over)
+            while True:
+                slot.released = True
+                for future in slot.waiters:
+                    if future is not None and (callbacks := future._callbacks):  # noqa: SLF001
+                        resumed = wake, context = callbacks[0]
+                        future.remove_done_callback(wake)
+                        context.run(wake, over)
+                following = self._next
+                if following is None:
+                    break
+                self._next = None
+                slot = following
+                if began is None:
+                    began = slot.started
+                elif slot.started - began > _MOST_SECONDS_OF_A_TURN:
+                    self._woken.append(slot)
+                    self.call_soon(self._resume, context=self._context)
+                    break
         except BaseException as error:
-            if seat is not None and (isinstance(error, Exception) or seat.wake.__self__.done()):
-                seat.slot = None
+            if resumed is not None and future in slot.waiters and not isinstance(error, Exception):  # not yet resumed
+                future.add_done_callback(resumed[0], context=resumed[1])
+            following = self._next
+            self._resumes, self._next = False, None
             self.wake(slot)
+            if following is not None:
+                self.wake(following)
             raise
+        self._resumes = False
+
+    def _resume_by_choice(self) -> None:
+        """Let the controlled loop resume them, in an order that it chooses."""
+        slot = self._woken.popleft()
+        slot.released = True
+        wakes = []
+        for future in slot.waiters:
+            if future is not None and (callbacks := future._callbacks):  # noqa: SLF001
+                wake, context = callbacks[0]
+                future.remove_done_callback(wake)
+                future.set_result(None)  # a cancellation from now on does not wake the task a second time
+                wakes.append((wake, self._over, context))
+        self.run_next(wakes)
 
     def call_at(self, at: float, fn: Callable[[], object]) -> None:
         """Call a function at that time of ``clock``, and not what was to be called before."""

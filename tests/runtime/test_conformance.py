@@ -132,6 +132,26 @@ async def test_last_arrival_that_works_on_before_it_awaits() -> None:
     assert log[-3:] == [0, 1, 2]
 
 
+async def test_what_is_ready_goes_on_between_collectives() -> None:
+    steps, over = 0, False
+
+    async def neighbour() -> None:
+        nonlocal steps
+        while not over:
+            steps += 1
+            await checkpoint()
+
+    async def program(context: ReplicaContext) -> None:
+        for _ in range(30):
+            await context.barrier()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(neighbour)
+        await run(mirrored(2), program)
+        over = True
+    assert steps >= 30
+
+
 async def test_plain_functions_run_in_one_go_and_in_order() -> None:
     log = []
 
