@@ -27,7 +27,7 @@ from aiodist._workers.control import TcpControl
 from aiodist._workers.ending import missing_workers, told_to_the_launcher
 from aiodist._workers.engines.simulated import SimulatedCommunicator, alone
 from aiodist._workers.exchange import gather_objects
-from aiodist._workers.handshake import Address, Door, connect
+from aiodist._workers.handshake import Address, Door
 from aiodist._workers.layout import Hello, Layout, check_versions
 from aiodist._workers.simulated_control import SimulatedControl, SimulatedSwitchboard
 from aiodist._workers.team import Settings, Team, warn_of_stall
@@ -92,8 +92,7 @@ def _among_processes(communicator: Communicator, hello: Hello, settings: Setting
     address = _blocking(gather_objects(communicator, told), rank, size)[0]
     if isinstance(address, OSError):
         raise ConnectionError(str(address))
-    connections = door.admit_all() if door else {0: connect(address, rank)}
-    connected = partial(TcpControl, hellos=hellos, connections=connections)
+    connected = partial(TcpControl, hellos=hellos, meeting=door or address)
     return Team(_layout(hellos).seen_from(rank), settings, communicator, connected)
 
 

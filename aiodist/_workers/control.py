@@ -8,7 +8,7 @@ not taken for lost, since its system answers for it.
 
 Worker 0's thread hears everyone, and has the coordinator. It is the one that keeps the coordinator's time, and that
 loses workers; the others hear of that from it, and lose worker 0 themselves. Messages travel as JSON behind their
-length.
+length; nothing behind a length of 0 is a heartbeat.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import logging
 import os
 import socket
 import struct
@@ -23,16 +24,29 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, Final
 
 from aiodist._arrays import environment
-from aiodist._arrays.environment import stall_seconds
 from aiodist._workers import ending
-from aiodist._workers.coordinator import PATIENCE_SECONDS, Coordinator
+from aiodist._workers.coordinator import PATIENCE_SECONDS, Coordinator, Sent
+from aiodist._workers.handshake import Address, Door, connect
 from aiodist._workers.layout import Hello, made_differently
 from aiodist._workers.liveness import Pulse, trouble
-from aiodist._workers.messages import Ask, Beat, Farewell, Lost, Message, Report, Stalled, decode, encode
+from aiodist._workers.messages import (
+    Ask,
+    Farewell,
+    Lost,
+    Message,
+    Report,
+    Stalled,
+    ToCoordinator,
+    ToWorker,
+    decode,
+    encode,
+)
 from aiodist._workers.portable import portable
 from aiodist._workers.team import Team
 
@@ -47,11 +61,7 @@ MOST_BYTES: Final = 1 << 26
 """How long a message may be."""
 
 _LENGTH: Final = struct.Struct("<I")
-
-
-def cut_off_seconds() -> float:
-    """Return how long a worker's system need not acknowledge what it is sent."""
-    return environment.lost_seconds() or CUT_OFF_SECONDS
+_BEAT: Final = _LENGTH.pack(0)
 
 
 def packed(message: Message) -> bytes:
@@ -60,101 +70,66 @@ def packed(message: Message) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-_BEAT: Final = packed(Beat())
-
-
-class Peer(asyncio.Protocol):
+class Peer:
     """A worker at the other end of a connection.
 
-    Args:
-        rank: which.
-        take: is given its messages.
-        hang_up: is called when the connection has ended, with its error, or what came is no message.
-
     Attributes:
+        rank: which.
         heard: when something came last, by the monotonic clock.
         farewell: why it ends, once it has said so.
     """
 
-    def __init__(
-        self, rank: int, take: Callable[[Peer, Message], None], hang_up: Callable[[Peer, Exception | None], None]
-    ) -> None:
+    def __init__(self, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.rank = rank
         self.heard = time.monotonic()
         self.farewell: str | None = None
-        self._take, self._hang_up = take, hang_up
-        self._received = bytearray()
-        self._early = b""  # what is to be sent before the loop has taken the connection
-        self._closed = False
-        self._transport: Any = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection."""
-        self._transport = transport
-        self._transport.write(self._early)
-        if self._closed:
-            self.close()
+        self._reader = reader
+        self._writer = writer
 
     def send(self, data: bytes) -> None:
         """Let a message, as `packed` gave it, be sent."""
-        if self._transport is None:
-            self._early += data
-        else:
-            self._transport.write(data)
+        self._writer.write(data)
 
     @property
     def is_sending(self) -> bool:
         """Whether the system has not taken all that is to be sent."""
-        return self._transport is None or bool(self._transport.get_write_buffer_size())
+        return bool(self._writer.transport.get_write_buffer_size())
 
     def close(self) -> None:
-        """End the connection, also one that the loop has not taken yet."""
-        self._closed = True
-        if self._transport is not None:
-            self._transport.abort()
+        """End the connection."""
+        self._writer.transport.abort()
 
-    def data_received(self, data: bytes) -> None:
-        """Take what has come."""
-        self.heard = time.monotonic()
-        self._received += data
-        try:
-            while len(self._received) >= _LENGTH.size:
-                (length,) = _LENGTH.unpack_from(self._received)
-                if length > MOST_BYTES:
-                    raise ValueError(f"a message of {length} bytes")  # noqa: TRY301  (an error like those of `decode`)
-                if len(self._received) < _LENGTH.size + length:
-                    return
-                message = decode(self._received[_LENGTH.size : _LENGTH.size + length])
-                del self._received[: _LENGTH.size + length]
-                self._take(self, message)
-        except Exception as error:  # noqa: BLE001  (whatever a peer sends, the others are heard)
-            self._hang_up(self, error)
+    async def receive(self) -> Message:
+        """Return the next message.
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Tell of the end of the connection."""
-        self._hang_up(self, exc)
-
-    def why_lost(self, error: Exception | None) -> str:
-        """Return what to report of a worker whose connection has ended so."""
-        if isinstance(error, TimeoutError):
-            return f"is cut off: its machine has not answered for {cut_off_seconds():.0f} s"
-        if error is None or isinstance(error, ConnectionError):
-            return "has died: its connection was closed without a farewell"
-        if isinstance(error, OSError):
-            return f"is cut off: {error}"
-        return f"has sent something that is not a message: {error}"
+        Raises:
+            ValueError: what comes is none.
+            EOFError, OSError: the connection has ended.
+        """
+        length = 0
+        while not length:
+            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            self.heard = time.monotonic()
+        if length > MOST_BYTES:
+            raise ValueError(f"a message of {length} bytes")
+        message = decode(await self._reader.readexactly(length))
+        if not isinstance(message, ToWorker if self.rank == 0 else ToCoordinator):
+            raise ValueError(  # noqa: TRY004  (like all that is no message)
+                f"worker {self.rank} does not send a {type(message).__name__}"
+            )
+        return message
 
 
 class TcpControl:
-    """A worker's control connection.
+    """A worker's control connection: of worker 0 to all others, of another one to worker 0.
 
     Args:
         team: the worker, which is not kept.
         hellos: what the workers have said of themselves.
-        connections: by rank, those of worker 0 to all others, and of another one to worker 0.
+        meeting: where worker 0 lets the others in, or where it is.
     """
 
-    def __init__(self, team: Team, hellos: Sequence[Hello], connections: Mapping[int, socket.socket]) -> None:
+    def __init__(self, team: Team, hellos: Sequence[Hello], meeting: Door | Address) -> None:
         layout = team.layout
         self._team = weakref.ref(team)
         self._rank = layout.rank
@@ -165,23 +140,20 @@ class TcpControl:
         self._pulse = Pulse(self._ask_loop)
         self._peers: dict[int, Peer] = {}
         self._gone: set[int] = set()
-        self._stall = stall_seconds()
+        self._allowed = self._stall = 0.0
         self._stalled: dict[int, float] = {}
         self._packed: tuple[Message | None, bytes] = None, b""
         self._leave_by: float | None = None
         self._lingers = False
         self._process = os.getpid()
-        for connection in connections.values():  # here, where what goes wrong is raised
-            connection.setblocking(False)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if hasattr(socket, "TCP_USER_TIMEOUT"):
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(cut_off_seconds() * 1000))
         self._loop = asyncio.SelectorEventLoop()
         self._leaving = asyncio.Event()
-        self._connected, self._left = threading.Event(), threading.Event()
+        self._left = threading.Event()
         ending.shorten_reports(self._rank)
-        threading.Thread(target=self._serve, args=(connections,), name="aiodist control", daemon=True).start()
-        self._connected.wait()
+        connected: Future[None] = Future()
+        serve = partial(self._serve, meeting, connected)
+        threading.Thread(target=serve, name="aiodist control", daemon=True).start()
+        connected.result()
         atexit.register(self.close)
 
     # What the worker calls, in any thread.
@@ -222,23 +194,42 @@ class TcpControl:
 
     # The thread.
 
-    def _serve(self, connections: Mapping[int, socket.socket]) -> None:
-        self._loop.run_until_complete(self._until_left(connections))
-        self._loop.close()
+    def _serve(self, meeting: Door | Address, connected: Future[None]) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            try:
+                runner.run(self._connect(meeting))
+            except BaseException as error:  # noqa: BLE001  (it is for the constructor, which waits)
+                connected.set_exception(error)
+            else:
+                connected.set_result(None)
+                runner.run(self._until_left())
         self._left.set()
 
-    async def _until_left(self, connections: Mapping[int, socket.socket]) -> None:
-        self._peers = {rank: Peer(rank, self._take, self._hang_up) for rank in connections}
-        for rank, peer in list(self._peers.items()):
-            await self._loop.connect_accepted_socket(lambda peer=peer: peer, connections[rank])  # type: ignore[misc]
-        self._connected.set()
+    async def _connect(self, meeting: Door | Address) -> None:
+        connections = (
+            await meeting.admit_all() if isinstance(meeting, Door) else {0: await connect(meeting, self._rank)}
+        )
+        with contextlib.ExitStack() as undone:
+            for connection in connections.values():
+                undone.enter_context(connection)
+            self._allowed, self._stall = environment.lost_seconds() or 0.0, environment.stall_seconds()
+            milliseconds = int((self._allowed or CUT_OFF_SECONDS) * 1000)
+            for rank, connection in connections.items():
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if hasattr(socket, "TCP_USER_TIMEOUT"):
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+                self._peers[rank] = Peer(rank, *await asyncio.open_connection(sock=connection))
+            undone.pop_all()
+
+    async def _until_left(self) -> None:
+        hearing = [asyncio.create_task(self._hear(peer)) for peer in self._peers.values()]
         self._beat()
         await self._leaving.wait()
         while not self._may_leave():  # noqa: ASYNC110  (much may let it leave, and time alone, too)
             await asyncio.sleep(_LOOK_SECONDS)
         for rank in list(self._peers):
             self._forget(rank)
-        await asyncio.sleep(0)  # in which the connections are closed
+        await asyncio.gather(*hearing)
 
     def _may_leave(self) -> bool:
         assert self._leave_by is not None
@@ -248,37 +239,38 @@ class TcpControl:
         return not (self._lingers or analysing or any(peer.is_sending for peer in self._peers.values()))
 
     def _beat(self) -> None:
-        now = time.monotonic()
         self._loop.call_later(BEAT_SECONDS, self._beat)
+        now = time.monotonic()
         self._pulse.beat(now)
         for peer in list(self._peers.values()):
             peer.send(_BEAT)
-            why = trouble(self._hellos[peer.rank], now - peer.heard)
+            why = trouble(self._hellos[peer.rank], now - peer.heard, self._allowed)
             if why is not None:
                 self._lose(peer.rank, why)
-            else:
+            elif self._is_stalled(peer.rank, now - peer.heard):
                 silent = "nothing is heard of it: it is stopped or cut off, or a long call holds the interpreter lock"
-                self._note_stall(peer.rank, now - peer.heard, silent, ("", 0))
-        if 0 < self._stall <= self._pulse.silent_seconds:
-            self._note_stall(self._rank, self._pulse.silent_seconds, self._pulse.silence(), self._pulse.place())
-        else:
-            self._stalled.pop(self._rank, None)
+                self._tell_of_stall(peer.rank, silent, "", 0)
+        if self._is_stalled(self._rank, self._pulse.silent_seconds):
+            self._tell_of_stall(self._rank, *self._pulse.silence())
 
-    def _note_stall(self, rank: int, seconds: float, what: str, place: tuple[str, int]) -> None:
-        """Tell the others of a worker that does not go on: when it is time, and again when that has doubled."""
-        if seconds < self._stall:
+    def _is_stalled(self, rank: int, silent: float) -> bool:
+        """Return whether the others are to hear of a silence: when it is time, and again when that has doubled."""
+        if silent < self._stall or not self._stall:
             self._stalled.pop(rank, None)
-        elif self._stall and seconds >= 2 * self._stalled.get(rank, 0.0):
-            self._stalled[rank] = seconds
-            hello = self._hellos[rank]
-            text = f"worker {rank} of {self._size}, process {hello.pid} on {hello.host}: {what}"
-            message = Stalled(text, portable(place[0]), place[1])
-            if rank == self._rank:
-                self._tell_coordinator(message)
-            elif self._coordinator is not None:
-                self._coordinate(rank, message)
-            else:  # it is the coordinator that is silent
-                self._pass_on(message)
+            return False
+        if silent < 2 * self._stalled.get(rank, 0.0):
+            return False
+        self._stalled[rank] = silent
+        return True
+
+    def _tell_of_stall(self, rank: int, what: str, file: str, line: int) -> None:
+        hello = self._hellos[rank]
+        text = f"worker {rank} of {self._size}, process {hello.pid} on {hello.host}: {what}"
+        message = Stalled(text, portable(file), line)
+        if self._rank != 0 and rank == 0:  # it is the coordinator that is silent
+            self._pass_on(message)
+        else:
+            self._tell_coordinator(message, rank)
 
     # This worker.
 
@@ -311,7 +303,7 @@ class TcpControl:
         if attempts and team.may_answer(run) and not self._pulse.is_silent:
             self._loop.call_later(ANSWER_SECONDS, self._answer, run, attempts - 1)
         else:
-            team.answer_for(run, self._pulse.silence() if self._pulse.is_silent else "")
+            team.answer_for(run, self._pulse.silence()[0] if self._pulse.is_silent else "")
 
     def _say_farewell(self, why: str, lingers: bool) -> None:
         if self._leave_by is None:
@@ -323,25 +315,27 @@ class TcpControl:
 
     # The coordinator.
 
-    def _tell_coordinator(self, message: Message) -> None:
+    def _tell_coordinator(self, message: Message, about: int | None = None) -> None:
         if self._coordinator is not None:
-            self._coordinate(0, message)
+            self._coordinate(partial(self._coordinator.take, self._rank if about is None else about, message))
         elif 0 in self._peers:
             self._peers[0].send(packed(message))
 
-    def _coordinate(self, rank: int, message: Message) -> None:
+    def _coordinate(self, step: Callable[[], Sent]) -> None:
+        """Let the coordinator take a step, and send what follows; an error of its own ends the strategy for all."""
         assert self._coordinator is not None
         known = self._coordinator.pending
-        self._send_all(self._coordinator.take(rank, message))
+        try:
+            self._send_all(step())
+        except Exception as error:
+            logging.getLogger("aiodist").exception("the coordinator has failed")
+            self._send_all(self._coordinator.give_up(error))
         for run in self._coordinator.pending:
             if run not in known:
-                self._loop.call_later(PATIENCE_SECONDS, self._conclude, run)
+                conclude = partial(self._coordinator.conclude, run)
+                self._loop.call_later(PATIENCE_SECONDS, self._coordinate, conclude)
 
-    def _conclude(self, run: int) -> None:
-        assert self._coordinator is not None
-        self._send_all(self._coordinator.conclude(run))
-
-    def _send_all(self, sent: Iterable[tuple[int, Message]]) -> None:
+    def _send_all(self, sent: Sent) -> None:
         for rank, message in sent:
             if rank == 0:
                 self._pass_on(message)
@@ -362,29 +356,43 @@ class TcpControl:
             return
         self._gone.add(rank)
         if self._coordinator is not None:
-            self._send_all(self._coordinator.lose(rank, why))
+            self._coordinate(partial(self._coordinator.lose, rank, why))
         else:
             self._pass_on(Lost(rank, why))
 
     # What comes.
 
-    def _take(self, peer: Peer, message: Message) -> None:
-        match message:
-            case Beat():
-                pass
-            case Farewell():
-                peer.farewell = message.why
-                self._loop.call_later(FAREWELL_SECONDS, self._lose, peer.rank, message.why)
-            case _ if self._coordinator is not None:
-                self._coordinate(peer.rank, message)
-            case _:
-                self._pass_on(message)
-
-    def _hang_up(self, peer: Peer, error: Exception | None) -> None:
-        """Forget a connection; who has said farewell is lost a little later, when what was in flight has arrived."""
+    async def _hear(self, peer: Peer) -> None:
+        """Take what a worker sends, until its connection ends."""
+        while True:
+            try:
+                message = await peer.receive()
+            except (ValueError, EOFError, OSError) as error:
+                break_off = error
+                break
+            match message:
+                case Farewell():
+                    peer.farewell = message.why
+                    self._loop.call_later(FAREWELL_SECONDS, self._lose, peer.rank, message.why)
+                case _ if self._coordinator is not None:
+                    self._coordinate(partial(self._coordinator.take, peer.rank, message))
+                case _:
+                    self._pass_on(message)
         if self._peers.get(peer.rank) is not peer:  # it was ended here
             return
         if peer.farewell is None:
-            self._lose(peer.rank, peer.why_lost(error))
-        else:
+            self._lose(peer.rank, self._why_lost(break_off))
+        else:  # who has said farewell is lost a little later, when what was in flight has arrived
             self._forget(peer.rank)
+
+    def _why_lost(self, error: Exception) -> str:
+        """Return what to report of a worker whose connection has ended so."""
+        match error:
+            case TimeoutError():
+                return f"is cut off: its machine has not answered for {self._allowed or CUT_OFF_SECONDS:.0f} s"
+            case EOFError() | ConnectionError():
+                return "has died: its connection was closed without a farewell"
+            case OSError():
+                return f"is cut off: {error}"
+            case _:
+                return f"has sent something that is not a message: {error}"

@@ -73,8 +73,6 @@ class Coordinator:
                 yield from self._hear(rank, message)
             case Waiting():
                 yield from self._hear_of_waiting(rank, message)
-            case _:
-                raise ValueError(f"a worker does not send a {type(message).__name__}")
 
     # Trouble.
 
@@ -113,6 +111,10 @@ class Coordinator:
         """Note that a worker is gone. One that reported its trouble before it ended is ignored."""
         if self.outcome is None and not any(rank in parts for parts in self._cases.values()):
             yield from self._end(Lost(rank, why))
+
+    def give_up(self, error: Exception) -> Sent:
+        """End the strategy for all: this coordinator has failed itself."""
+        yield from self._end(Lost(0, f"has given up: {type(error).__name__}: {error}".partition("\n")[0]))
 
     # Replicas that wait for each other, or for one that has ended.
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from aiodist._arrays import environment
 from aiodist._workers.layout import Hello, this_machine
 
 SUSPICIOUS_SECONDS: Final = 1.0
@@ -24,9 +23,11 @@ _MOST_FRAMES: Final = 6
 _MACHINERY: Final = ("asyncio", "trio", "anyio", "uvloop", "aiodist")
 
 
-def trouble(hello: Hello, silent: float) -> str | None:
-    """Return why a worker counts as stopped that has been silent for so many seconds; None if it does not."""
-    allowed = environment.lost_seconds() or 0.0
+def trouble(hello: Hello, silent: float, allowed: float) -> str | None:
+    """Return why a worker counts as stopped that has been silent for so many seconds; None if it does not.
+
+    ``allowed``: how long it may be, by the user, if that is longer than usual.
+    """
     if silent < max(SUSPICIOUS_SECONDS, allowed):
         return None
     if hello.machine == this_machine():
@@ -79,18 +80,20 @@ class Pulse:
         """Whether the loop does not answer."""
         return self.silent_seconds > 2 * PULSE_SECONDS
 
-    def silence(self) -> str:
-        """Return what to report of a loop that does not answer: for how long, and what its thread is at."""
+    def silence(self) -> tuple[str, str, int]:
+        """Return what to report of a loop that does not answer: a text, and the file and line that its thread is at.
+
+        The file is empty where nothing is known of the thread.
+        """
         text = f"its event loop has been silent for {self.silent_seconds:.1f} s: something blocks it."
+        frames = self._frames()
+        if not frames:
+            return text, "", 0
         shown = [
             f"    {summary.filename}:{summary.lineno} in {summary.name}" + (f"    {summary.line}" * bool(summary.line))
-            for summary in traceback.StackSummary.extract((f, f.f_lineno) for f in self._frames())
+            for summary in traceback.StackSummary.extract((f, f.f_lineno) for f in frames)
         ]
-        return "\n".join([f"{text} Its thread is at" if shown else text, *shown])
-
-    def place(self) -> tuple[str, int]:
-        """Return the file and line that the loop's thread is at; an empty name where nothing is known."""
-        return next(((frame.f_code.co_filename, frame.f_lineno) for frame in self._frames()), ("", 0))
+        return "\n".join([f"{text} Its thread is at", *shown]), frames[0].f_code.co_filename, frames[0].f_lineno
 
     def _frames(self) -> list[FrameType]:
         """Return the innermost calls of the thread, without those of event loops and our own, innermost first."""

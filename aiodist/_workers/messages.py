@@ -127,10 +127,6 @@ class GroupTag(NamedTuple):
     is_new: bool
 
 
-class Beat(NamedTuple):
-    """The process lives."""
-
-
 class Farewell(NamedTuple):
     """The worker leaves the others, and why."""
 
@@ -145,10 +141,9 @@ class Stalled(NamedTuple):
     line: int = 0  # the line in it
 
 
-Message: TypeAlias = (
-    Trouble | Waiting | OpenGroup | ReleaseGroup | Ask | Query | Report | Lost | GroupTag | Beat | Farewell
-    | Stalled
-)  # fmt: skip
+ToCoordinator: TypeAlias = Trouble | Waiting | OpenGroup | ReleaseGroup | Lost | Stalled | Farewell
+ToWorker: TypeAlias = Ask | Query | Report | GroupTag | Lost | Stalled | Farewell
+Message: TypeAlias = ToCoordinator | ToWorker
 
 
 def encode(message: Message) -> bytes:
