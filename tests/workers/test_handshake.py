@@ -25,7 +25,7 @@ from aiodist._core.ledger import Ledger
 from aiodist._core.report import ReplicaState
 from aiodist._core.snapshot import Snapshot
 from aiodist._tools.launch.notes import folder_of_notes
-from aiodist._workers import handshake
+from aiodist._workers import ending, handshake
 from aiodist._workers.control import MOST_BYTES, Peer, TcpControl, packed
 from aiodist._workers.coordinator import Coordinator
 from aiodist._workers.handshake import MOST_UNPROVEN, Address, Door, connect, own_address, proof
@@ -329,6 +329,7 @@ def both(opened: Door) -> list[tuple[Worker, Any]]:
 def test_error_of_the_coordinator_ends_the_strategy_and_is_told_as_its_own(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(ending, "unfinished", [])
     (first, its_control), (second, control) = both(Door(hellos("here", "here")))
     control.send(OpenGroup(0, ((0, 1), None, 0), (0, 1)))
     control.send(ReleaseGroup(7))  # of a tag that was never given: an error of whoever asks, and not a bad message
