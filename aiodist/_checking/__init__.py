@@ -7,9 +7,8 @@ Modules, in order; each imports only from those above it and from lower floors:
 - `loop`: the event loop with a chosen order and a virtual clock.
 - `deadlock`: what is raised when nothing can run any more, or a run takes too long, and the report on it.
 - `explore`: running a program under schedule after schedule, and reducing one that fails.
-- `blocking`: replicas that hold up the event loop.
 - `target`: the function that a person names on the command line.
 - `statistics`: which collectives there were, how many bytes they carried, and who was waited for.
-- `check`: exploring a target.
+- `check`: exploring a target, and noting what holds up the event loop.
 - `text`: the result of a check, as text and as JSON.
 """

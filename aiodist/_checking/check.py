@@ -5,26 +5,58 @@ from __future__ import annotations
 import enum
 import io
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TextIO
+from traceback import walk_stack
+from types import FrameType
+from typing import Any, NamedTuple, TextIO
 
-from aiodist._checking.blocking import BlockingWatch, HeldUp
-from aiodist._checking.explore import Exploration, NewLoop, explore, function_program, replay
-from aiodist._checking.loop import ControlledLoop
+from aiodist._checking.explore import Exploration, NewLoop, explore, function_program, replay, who
+from aiodist._checking.loop import ControlledLoop, Step, step_of
 from aiodist._checking.schedule import Schedule
 from aiodist._checking.statistics import Statistics
 from aiodist._checking.target import Source, Target, TargetError, TargetExitError
 from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import observing
+from aiodist._core.report import Location
+from aiodist._runtime.blocking import BlockedLoop, watch
 from aiodist._strategy.mirrored import MirroredStrategy
 
 _MOST_SCHEDULES = 20
 _MOST_REPLICA_RUNS = 2000
 SECONDS = 300.0
 """How long one run may take by default."""
+
+
+class HeldUp(NamedTuple):
+    """A step of a task that held up the event loop for more than a second: about how long, who, and at what line."""
+
+    seconds: float
+    who: str
+    location: Location
+
+
+class HeldUpLoop(BlockedLoop):
+    """The longest step of each task and line that holds up the controlled loop in this thread."""
+
+    def __init__(self) -> None:
+        computed = None if hasattr(time, "pthread_getcpuclockid") else lambda _: time.monotonic()
+        super().__init__(lambda: None, lambda *_: None, computed=computed)
+        self.found: dict[tuple[str, Location], HeldUp] = {}
+
+    def step_in(self, frame: FrameType) -> tuple[Step | None, Step | None]:
+        """Return the step that runs."""
+        step = next(filter(None, (step_of(outer) for outer, _ in walk_stack(frame))), None)
+        return step, step
+
+    def blocks(self, task: Step, where: Location, seconds: float) -> None:
+        """Note a step."""
+        key = who(task), where
+        if key not in self.found or self.found[key].seconds < seconds:
+            self.found[key] = HeldUp(seconds, *key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +139,7 @@ def check(
         else:
             schedules, seed, seconds = request.most_schedules(), request.seed, request.seconds
             exploration = explore(subject.run, schedules=schedules, seed=seed, seconds=seconds, before=before)
-    held_up = tuple(sorted(subject.watch.found.values(), reverse=True))
+    held_up = tuple(sorted(subject.held_up.found.values(), reverse=True))
     checked = Checked(request, exploration, subject.statistics, held_up)
     if isinstance(checked.error, TargetError):
         raise checked.error
@@ -120,7 +152,7 @@ class _Subject:
     def __init__(self, request: Request, output: TextIO) -> None:
         self.source = Source(Target.parse(request.target), request.arguments)
         self.statistics = Statistics()
-        self.watch = BlockingWatch()
+        self.held_up = HeldUpLoop()
         self._output = output
         self._is_first = True
         self._strategy = None
@@ -141,7 +173,9 @@ class _Subject:
             meanwhile.enter_context(observing(runs))
             if self._is_first:
                 meanwhile.enter_context(redirect_stdout(self._output))
-                meanwhile.enter_context(self.watch)
+                under_way = [self]
+                watch(self.held_up, under_way)
+                meanwhile.callback(under_way.clear)
             else:
                 meanwhile.enter_context(redirect_stdout(io.StringIO()))
                 meanwhile.enter_context(redirect_stderr(io.StringIO()))

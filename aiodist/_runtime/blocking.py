@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sized
 from contextlib import suppress
+from traceback import walk_stack
 from types import FrameType
 from typing import Any
 from weakref import ref
@@ -32,7 +33,7 @@ _LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
 
 
 class BlockedLoop:
-    """What the thread knows of one event loop.
+    """What the thread knows of one event loop: which step of a task runs in it, and for how long it has held the loop.
 
     Args:
         loop: returns the asyncio loop that runs in this thread; None on trio.
@@ -55,6 +56,7 @@ class BlockedLoop:
         self._thread = threading.get_ident()
         self._before: tuple[object, tuple[int, int], float, float] = (None, (0, 0), 0.0, 0.0)
         self._held = 0.0
+        self._told = False
         self._sent = self._arrived = 0  # callbacks
         self.watched = False
 
@@ -65,35 +67,35 @@ class BlockedLoop:
         return loop is not None and loop.is_closed()
 
     def look(self) -> None:
-        """Look, from another thread, whether one step of a replica's has held the loop for a second."""
+        """Look, from another thread, whether one step has held the loop for a second."""
         frame = sys._current_frames().get(self._thread)  # noqa: SLF001  (documented, for all its name)
         if frame is None:
             return
         now, computed = self._clock(), self._computed(self._thread)
-        task, step = self._step_in(frame)
+        task, step = self.step_in(frame)
         at = id(frame), frame.f_lasti
         step_before, at_before, then, computed_then = self._before
         self._before = step, at, now, computed
         if step is None or step != step_before:
-            self._held = 0.0
-        elif self._held < _LIMIT_SECONDS:
-            passed = min(now - then, 2 * _PAUSE_SECONDS)  # the whole process may have stood still
-            used = computed - computed_then
-            self._held += passed if at == at_before and used < _IDLE_SHARE * passed else used
-            if self._held >= _LIMIT_SECONDS:
-                self._tell_of(task, _where(frame))
+            self._held, self._told = 0.0, False
+            return
+        passed = min(now - then, 2 * _PAUSE_SECONDS)  # the whole process may have stood still
+        used = computed - computed_then
+        self._held += passed if at == at_before and used < _IDLE_SHARE * passed else used
+        if self._held >= _LIMIT_SECONDS:
+            where = _where(frame)
+            if where is not None:
+                self.blocks(task, where, self._held)
 
-    def _step_in(self, frame: FrameType) -> tuple[Any, object]:
+    def step_in(self, frame: FrameType) -> tuple[Any, object]:
         """Return the task that runs, and what is another in its next step; None twice where none runs.
 
         A task of trio counts its steps. On asyncio a callback is sent, which runs before the task's next step.
         """
-        outer: FrameType | None = frame
-        while outer is not None:
+        for outer, _ in walk_stack(frame):
             if outer.f_code.co_name == "unrolled_run" and outer.f_globals.get("__name__") == "trio._core._run":
                 task = outer.f_locals.get("task")
                 return task, None if task is None else (ref(task), getattr(task, "_schedule_points", object()))
-            outer = outer.f_back
         loop = self._loop()
         task = None if loop is None else asyncio.current_task(loop)
         if loop is None or task is None:
@@ -107,11 +109,13 @@ class BlockedLoop:
     def _arrive(self) -> None:
         self._arrived = self._sent
 
-    def _tell_of(self, task: Any, where: Location | None) -> None:
+    def blocks(self, task: Any, where: Location, seconds: float) -> None:  # noqa: ARG002
+        """Tell, once a step, that it has held the loop for so long; the step may go on."""
         from aiodist._runtime.inspection import replica_of  # loaded when something is overdue
 
         replica = replica_of(task)
-        if replica is not None and where is not None:
+        if replica is not None and not self._told:
+            self._told = True
             self._tell(
                 f"replica {replica.id} has held up the event loop for more than a second at {place(where)}: meanwhile "
                 "no other replica goes on (await ctx.run_sync(function) runs it in a thread)",
@@ -122,13 +126,11 @@ class BlockedLoop:
 def _where(frame: FrameType) -> Location | None:
     """Return the innermost line outside Python's own library; None in a debugger, or in a call of aiodist's."""
     where: FrameType | None = None
-    outer: FrameType | None = frame
-    while outer is not None:
+    for outer, _ in walk_stack(frame):
         if str(outer.f_globals.get("__name__", "")).startswith(_DEBUGGERS):
             return None
         if where is None and (is_plumbing(outer) or not _is_of_the_library(outer)):
             where = outer
-        outer = outer.f_back
     return None if where is None or is_plumbing(where) else place_of(where)
 
 
@@ -143,8 +145,6 @@ _watched: list[tuple[BlockedLoop, Sized]] = []
 
 def watch(blocked: BlockedLoop, runs: Sized) -> None:
     """Look after a loop while it has runs; one thread looks after all loops of the process."""
-    if not hasattr(time, "pthread_getcpuclockid"):
-        return
     with _lock, suppress(RuntimeError):  # no more threads can be started: then nobody looks
         if blocked.watched:
             return
@@ -155,7 +155,7 @@ def watch(blocked: BlockedLoop, runs: Sized) -> None:
 
 
 class _Watcher(threading.Thread):
-    """The thread that looks, until no loop has runs; `aiodist check`, whose loop is not watched, knows its class."""
+    """The thread that looks, until no loop has runs; the check for threads that could act knows its class."""
 
     def run(self) -> None:
         while True:

@@ -173,15 +173,16 @@ def watch_here() -> StallWatch | None:
 
 def _new_watch(loop: Any) -> StallWatch | None:
     seconds = stall_seconds()
+    tells_blocking = seconds and hasattr(time, "pthread_getcpuclockid")
     if getattr(loop, "proves_deadlock", False):
         return None
     if isinstance(loop, asyncio.AbstractEventLoop):
         here = ref(loop)
-        blocked = BlockedLoop(here, _show) if seconds else None
+        blocked = BlockedLoop(here, _show) if tells_blocking else None
         return StallWatch(seconds, lambda delay, fn: _after_on_asyncio(here(), delay, fn), time.monotonic, blocked)
     from trio import current_time
 
-    blocked = BlockedLoop(lambda: None, _show) if seconds else None
+    blocked = BlockedLoop(lambda: None, _show) if tells_blocking else None
     return StallWatch(seconds, _after_on_trio, current_time, blocked)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,10 @@ import numpy as np
 import pytest
 
 from aiodist import get_replica_context
+from aiodist._checking.check import HeldUpLoop
 from aiodist._checking.explore import coroutine_program, function_program, replay, run
 from aiodist._checking.schedule import DEFER, Order, Schedule
+from aiodist._runtime.blocking import watch
 from tests.checking.programs import Main, mirrored, result, value
 
 
@@ -237,3 +240,25 @@ def test_error_is_a_result_and_an_interruption_is_not() -> None:
     assert str(found.schedule) == "0/"
     with pytest.raises(KeyboardInterrupt):
         result(lambda: main(KeyboardInterrupt()))
+
+
+def test_a_replica_that_holds_up_the_loop_is_noted_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiodist._runtime.blocking._PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("aiodist._runtime.blocking._LIMIT_SECONDS", 0.0)
+    held_up, runs = HeldUpLoop(), [1]
+
+    def computes() -> None:
+        until = time.monotonic() + 60
+        while time.monotonic() < until and not any(place.function == "computes" for _, place in list(held_up.found)):
+            pass
+
+    async def replica() -> None:
+        ctx = get_replica_context()
+        if ctx.replica_id_in_sync_group == 1:
+            computes()
+        await ctx.barrier()
+
+    watch(held_up, runs)
+    value(lambda: mirrored(3).run(replica))
+    runs.clear()
+    assert ("replica 1", "computes") in {(who, place.function) for who, place in held_up.found}
