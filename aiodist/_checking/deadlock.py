@@ -13,26 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 
 from aiodist._checking.loop import ControlledLoop
 from aiodist._checking.threads import busy_threads
 from aiodist._core import analysis
 from aiodist._core.errors import CollectiveError
-from aiodist._core.render import source_lines
-from aiodist._core.report import CollectiveReport, Location, Reason, ReplicaReport, ReplicaState
-from aiodist._core.text import clause, ids, on_a_screen, shown
-from aiodist._runtime.inspection import WaitGraph, look_at_loop
+from aiodist._core.report import CollectiveReport, Reason
+from aiodist._core.text import clause, on_a_screen
+from aiodist._runtime.inspection import look_at_loop
 from aiodist._runtime.scheduler import Run
 from aiodist._runtime.stacks import drives_replica, links
-from aiodist._runtime.suspension import Awaited
 
 _UNWINDING_SECONDS = 5.0
-_MOST_LINES = 16
-_MOST_WAYS = 2
-_MOST_PLACES = 6
 _MOST_THREADS = 4
 _WHAT = {
     Reason.DEADLOCK: "nothing can run any more",
@@ -91,47 +84,28 @@ def _runs(loop: ControlledLoop) -> dict[Run, int]:
 
 def _report(loop: ControlledLoop, run: Run | None, why: Reason, seconds: float | None) -> CollectiveReport:
     """Return the report on what cannot go on: a run, or None where no replica runs."""
+    headline = _WHAT[why].format(seconds)
     graph = look_at_loop(loop)
-    report = CollectiveReport(Reason.DEADLOCK, 0, (), (), "")
-    if run is not None:
-        everyone = tuple(replica.id for replica in run.ledger.replicas)
-        report = analysis.analyse(run.snapshot(deadlocked=everyone))
-        if report.reason is not Reason.DEADLOCK:
-            return report  # what the order check had found, and has not raised yet
-    cycle = graph.cycle_text()
-    waits = list(graph.lines())
-    more = len(waits) - _MOST_LINES
-    waiters = (each for each in graph.waiters if each.replica or each.merging)
-    places = dict.fromkeys(at for each in waiters if (at := each.suspension.location) is not None)
-    lines = [
-        _headline(report.replicas, _WHAT[why].format(seconds)),
-        *(f"  {line}" for line in [*waits[:_MOST_LINES], *([f"… and {more} more"] if more > 0 else [])]),
-        *source_lines([(at, False) for at in places][:_MOST_PLACES]),
-        *_ways(graph),
-        *([f"{'The cycle' if graph.is_certain else 'They may be waiting for each other'}: {cycle}."] if cycle else []),
-        *(_late() if why is Reason.TIMEOUT else [_PROOF if why is Reason.DEADLOCK else _POLLING]),
-    ]
-    return replace(report, reason=why, text=on_a_screen(lines))
+    more = _late() if why is Reason.TIMEOUT else [_PROOF if why is Reason.DEADLOCK else _POLLING]
+    if run is None:
+        return CollectiveReport(why, 0, (), (), on_a_screen([graph.report(headline, *more)]))
+    everyone = tuple(replica.id for replica in run.ledger.replicas)
+    report = analysis.analyse(run.snapshot(deadlocked=everyone, circle=graph.report(f"{headline}{_who(run)}", *more)))
+    # another reason: what the order check had found, and has not raised yet
+    return replace(report, reason=why) if report.reason is Reason.DEADLOCK else report
 
 
-def _headline(replicas: Sequence[ReplicaReport], what: str) -> str:
-    waiting = [r.replica_id for r in replicas if r.state is ReplicaState.WAITING]
-    elsewhere = [r.replica_id for r in replicas if r.state is ReplicaState.RUNNING]
-    if not waiting:
-        return what
+def _who(run: Run) -> str:
+    """Say which replicas wait in a collective, and which elsewhere."""
+    in_slots = {
+        member.replica_id
+        for slot in run.ledger.open_slots()
+        for member in slot.group.members
+        if slot.waiters[member.position] is not None
+    }
+    elsewhere = [r.id for r in run.ledger.replicas if r.end is None and r.id not in in_slots]
     others = f", {clause(elsewhere, 'is')} elsewhere" if elsewhere else ""
-    return f"{what}: {clause(waiting, 'waits')} in a collective{others}"
-
-
-def _ways(graph: WaitGraph) -> list[str]:
-    """Return through which awaits replicas got to where they wait outside of collectives, for the first few ways."""
-    ways: dict[tuple[Location, ...], list[int]] = {}
-    for waiter in graph.waiters:
-        way = waiter.suspension.stack[:-1]
-        if way and waiter.member is not None and waiter.suspension.kind is not Awaited.COLLECTIVE:
-            ways.setdefault(way, []).append(waiter.member.replica_id)
-    few = islice(ways.items(), _MOST_WAYS)
-    return [f"{ids(who).capitalize()} got there through {', '.join(map(shown, way))}." for way, who in few]
+    return f": {clause(in_slots, 'waits')} in a collective{others}" if in_slots else ""
 
 
 def _late() -> list[str]:

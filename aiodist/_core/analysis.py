@@ -245,7 +245,7 @@ def _deadlock(snapshot: Snapshot) -> CollectiveReport:
     running = {each.replica_id for each in replicas if each.state is ReplicaState.RUNNING}
     suspects = tuple(i for i in snapshot.deadlocked if i in running) or snapshot.deadlocked
     places = dict.fromkeys(at for each in replicas for at in (each.location or (each.stack or (None,))[-1],) if at)
-    lines = [*snapshot.circle.split("\n"), *render.source_lines([(at, False) for at in places][:_MOST_PLACES])]
+    lines = [snapshot.circle, *render.source_lines([(at, False) for at in places][:_MOST_PLACES])]
     return CollectiveReport(Reason.DEADLOCK, number, replicas, suspects, on_a_screen(lines))
 
 

@@ -56,7 +56,7 @@ class Step(NamedTuple):
 def text(trouble: Trouble) -> str:
     """Return the whole text."""
     lines = [_headline(trouble), *_who(trouble), *_what_differs(trouble)]
-    circle = [f"{trouble.circle}."] if trouble.circle and trouble.reason is Reason.TIMEOUT else []
+    circle = [trouble.circle] if trouble.circle and trouble.reason is Reason.TIMEOUT else []
     unmade = [f"{upper(clause(trouble.unmade_by, 'has'))} not made {trouble.group}."] if trouble.unmade_by else []
     lines += [*trouble.cancellations, *unmade, *circle, *_last_agreement(trouble), *_divergence(trouble)]
     return on_a_screen(lines, hints(trouble))

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from aiodist._core.ledger import Ledger, Member, Replica
 from aiodist._core.report import Location
-from aiodist._core.text import ids_briefly, place
+from aiodist._core.text import ids_briefly, place, shown, upper
 from aiodist._core.waitgraph import shortest_cycle, stuck
 from aiodist._runtime.current import current
 from aiodist._runtime.stacks import Link, drives_replica, is_plumbing, links
@@ -31,6 +31,8 @@ from aiodist._runtime.suspension import Awaited, Suspension, coroutine_of, suspe
 
 _DEEPEST = 2
 _LARGEST = 64
+_MOST_LINES = 16
+_MOST_WAYS = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -326,8 +328,31 @@ class WaitGraph:
             return ""
         pairs = zip(self.cycle, (*self.cycle[1:], self.cycle[0]), strict=True)
         clauses = [f"{waiter.verb}{waiter.where}{self._whom_of(waiter, on)}" for waiter, on in pairs]
-        sentence = f"{self.cycle[0].who} {', which '.join(clauses)}"
-        return sentence if len(sentence) <= 110 else sentence.replace(", which ", ",\n  which ")
+        sentence = f"{self.cycle[0].who} {', which '.join(clauses)}."
+        sentence = sentence if len(sentence) <= 110 else sentence.replace(", which ", ",\n  which ")
+        return f"{'The cycle' if self.is_certain else 'They may be waiting for each other'}: {sentence}"
+
+    def report(self, headline: str, *more: str, replicas_alone: bool = False) -> str:
+        """Return the text on tasks that cannot go on: who waits where and for what, and the cycle.
+
+        Where replicas wait outside of collectives, it is said through which awaits they got there, of the first few.
+        """
+        waits = self.lines(replicas_alone=replicas_alone)
+        beyond = len(waits) - _MOST_LINES
+        ways: dict[tuple[Location, ...], list[Waiter]] = {}
+        for waiter in self.waiters:
+            if waiter.member is not None and waiter.suspension.kind is not Awaited.COLLECTIVE:
+                ways.setdefault(waiter.suspension.stack[:-1], []).append(waiter)
+        return "\n".join([
+            headline,
+            *(f"  {line}" for line in [*waits[:_MOST_LINES], *([f"… and {beyond} more"] if beyond > 0 else [])]),
+            *(
+                f"{upper(_together(who))} got there through {', '.join(map(shown, way))}."
+                for way, who in [*ways.items()][:_MOST_WAYS] if way
+            ),
+            *([self.cycle_text()] if self.cycle else []),
+            *more,
+        ])  # fmt: skip
 
     def _whom_of(self, waiter: Waiter, on: Waiter) -> str:
         kind = waiter.suspension.kind
@@ -397,10 +422,7 @@ def look_at_run(ledger: Ledger) -> Look:
             calls.setdefault(replica.id, []).append((here, f"{task_text(waiter.task)}{waiter.where}"))
         elif waiter.member is not None and waiter.suspension.kind is not Awaited.COLLECTIVE:
             waits[replica.id] = graph.sentence(waiter)
-    circle = graph.cycle_text()
-    if circle:
-        circle = f"They {'wait' if graph.is_certain else 'may be waiting'} for each other: {circle}"
-    return Look(waits, circle, {replica_id: tuple(found) for replica_id, found in calls.items()})
+    return Look(waits, graph.cycle_text(), {replica_id: tuple(found) for replica_id, found in calls.items()})
 
 
 _ELSEWHERE = "elsewhere"

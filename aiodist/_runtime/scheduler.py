@@ -85,7 +85,6 @@ _TURNS = 8
 _PAUSE_SECONDS = 0.1
 _PAUSE_PER_LOOK = 50
 _LONGEST_VALUE = 40
-_MOST_LINES = 20
 _JOIN = PlainCall("join")
 
 
@@ -577,13 +576,8 @@ class Run:
     def _end_by_deadlock(self, certain: set[int]) -> None:
         from aiodist._runtime.inspection import look_at_loop
 
-        graph = look_at_loop()
-        cycle = graph.cycle_text()
-        text = "\n".join([
-            f"{ids(certain)} wait for each other, and nothing else can wake them",
-            *(f"  {line}" for line in graph.lines(replicas_alone=True)[:_MOST_LINES]),
-            *([f"The cycle: {cycle}."] if cycle else []),
-        ])  # fmt: skip
+        headline = f"{ids(certain)} wait for each other, and nothing else can wake them"
+        text = look_at_loop().report(headline, replicas_alone=True)
         among = tuple(sorted(certain))
         self.fail(_error_of(self.snapshot(blocked=among, deadlocked=among, circle=text)))
 

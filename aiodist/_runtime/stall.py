@@ -143,7 +143,7 @@ def _warn(run: Any, slot: Slot, seconds: float) -> None:
             f"no replica has made progress for {seconds:.3g} s (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
             *lines[:_MOST_LINES],
             *more,
-            *([f"{'in a circle' if graph.is_certain else 'perhaps in a circle'}: {cycle}"] if cycle else []),
+            *([cycle] if cycle else []),
             *([_ELSEWHERE] if slot.matched and run.span is not None else []),
         ]
     )

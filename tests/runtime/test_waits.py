@@ -224,8 +224,8 @@ async def test_a_lock_held_across_a_collective_is_a_cycle() -> None:
         line = program.__code__.co_firstlineno + 2
         text = " ".join(re.sub(r"\(\S*test_waits.py", "(a.py", graph.cycle_text()).split())
         assert text == (
-            f"replica 0 waits in barrier #0 (a.py:{line}) for replica 1, "
-            f"which waits for an anyio.Lock (a.py:{line - 1}) that replica 0 holds"
+            f"The cycle: replica 0 waits in barrier #0 (a.py:{line}) for replica 1, "
+            f"which waits for an anyio.Lock (a.py:{line - 1}) that replica 0 holds."
         )
 
     await look_at(program, check)
