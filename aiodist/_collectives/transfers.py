@@ -1,45 +1,37 @@
-"""Transfers: what workers exchange, flat and contiguous, and how it is read when it comes.
+"""Transfers: what workers exchange as rows and parts, flat and contiguous, and how it is read when it comes.
 
-Whoever moves a transfer takes from it what this worker contributes, and gives it what all have contributed. Nothing is
-copied that can be moved from where it lies, or read where it came to.
+Nothing is copied that can be moved from where it lies, or read where it came to.
 
 A **reduction** has one row a worker: the left fold, in the accumulator, of what its replicas contribute; an ordered one
 has more (`ordered`). The rows of all workers become one, which is scaled and rounded at the end. All this goes range by
-range, so that nothing of the size of a whole value is ever folded, copied or rounded at one go. The others move values
-as bytes, by a codec a leaf: to all workers (**gathering**), or parts of them for each worker (**exchange**).
+range, so that nothing of the size of a whole value is ever folded, copied or rounded at one go. An **exchange** gives
+each worker the parts of arrays that its replicas' results are made of.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate as running_sums
-from operator import attrgetter
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 import aiodist_kernels as kernels
-from aiodist._arrays.leaves import LeafMark, LeafType
-from aiodist._arrays.slices import IndexedSlices
-from aiodist._collectives.host import frozen, part, put_together
+from aiodist._collectives.host import frozen, part
 from aiodist._collectives.ordered import Tree, fold_into, forest_of
 from aiodist._collectives.plan import LeafPlan
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.numpy_tier import finished, quietly
 from aiodist_kernels.pool import results as pool
-from aiodist_kernels.rules import Rule
+from aiodist_kernels.rules import Finish, Rule
 
 Array = np.ndarray[Any, Any]
 DType: TypeAlias = np.dtype[Any]
 
 _BLOCK: Final = 256 * 1024
-_CHARACTER: Final = {"U": 4, "S": 1}
-"""The bytes of a character, by the kind of the dtype."""
-_FEW: Final = 1 << 16
-"""Bytes that are copied sooner than anybody finds out how they lie."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,73 +53,119 @@ class Members:
 
 
 @lru_cache(maxsize=64)  # workers in one process, of which there may be thousands, share it
-def _alike(count: int, workers: int) -> tuple[int, ...]:
-    return (count,) * workers
-
-
-# Reductions.
-
-
-class Part(NamedTuple):
-    """A leaf of a reduction."""
-
-    rule: Rule  # how it is reduced
-    arrays: Sequence[Array]  # the local replicas', in their order; or one fold of them, in the accumulator
-
-    @property
-    def size(self) -> int:
-        """How many elements it has."""
-        return int(self.arrays[0].size)
+def _one_each(workers: int) -> tuple[int, ...]:
+    return (1,) * workers
 
 
 class Reduction:
     """Rows to be reduced over the workers: leaves of one accumulator, one behind the other.
 
+    Args:
+        op: the reduce op.
+        rules: by leaf, how it is reduced.
+        shapes: by leaf.
+        members: who takes part.
+        ordered: the bits are the same however replicas are laid out over workers.
+
     Attributes:
         op: SUM, PRODUCT, MIN or MAX.
         dtype: the accumulator.
         size: how many elements a row has.
+        sizes: by leaf, how many elements it has.
         rows: by rank, how many rows a worker contributes.
+        own_rows: for each of this worker's, which of its replicas it is folded of, and how.
         engine_may_reduce: the order in which rows become one does not matter.
         cost: about how many bytes could be moved in the time that it takes to fold this worker's rows.
     """
 
-    def __init__(self, op: ReduceOp, leaves: Sequence[Part], members: Members, *, ordered: bool = False) -> None:
+    def __init__(
+        self,
+        op: ReduceOp,
+        rules: Sequence[Rule],
+        shapes: Sequence[Sequence[int]],
+        members: Members,
+        *,
+        ordered: bool = False,
+    ) -> None:
         self.op = ReduceOp.SUM if op is ReduceOp.MEAN else op
-        self.dtype = leaves[0].rule.accumulator
-        self.size = sum(leaf.size for leaf in leaves)
+        self.rules, self.shapes, self.replicas = rules, shapes, members.replicas
+        self.dtype = rules[0].accumulator
+        self.sizes = [math.prod(shape) for shape in shapes]
+        self.size = sum(self.sizes)
+        self.cost = sum(
+            kernels.cost(self.op, rule.dtype, size, len(members.own))
+            for rule, size in zip(rules, self.sizes, strict=True)
+        )
         self.engine_may_reduce = not ordered
-        self.cost = sum(kernels.cost(self.op, leaf.arrays[0].dtype, leaf.size, len(leaf.arrays)) for leaf in leaves)
-        self._leaves = leaves
-        self._flattened: list[list[Array]] | None = None
-        self._room: tuple[Array | None, list[Array]] | None = None
-        self._replicas = members.replicas
+        self.finishes = any(rule.finish is not Finish.NOTHING for rule in rules)
+        self.in_accumulator = all(rule.result == self.dtype for rule in rules)  # so totals are results as they are
         self._forest = forest_of(members.ids) if ordered else None
-        self.rows: Sequence[int] = _alike(1, len(members.ids))
-        self._own_rows: Sequence[tuple[slice, Tree | None]] = [(slice(None), None)]
+        self.rows: Sequence[int] = _one_each(len(members.ids))
+        self.own_rows: Sequence[tuple[slice, Tree | None]] = [(slice(None), None)]
         if self._forest is not None:
-            self.rows, self._own_rows = self._forest.rows, self._forest.parts(members.rank)
+            self.rows, self.own_rows = self._forest.rows, self._forest.parts(members.rank)
+
+    def combine(self, rows: Sequence[Array]) -> Array:
+        """Return one row of all workers', by rank; it lies in one of them."""
+        if self._forest is not None:
+            return self._forest.combine(self.op, rows)
+        return kernels.reduce(self.op, rows, out=rows[0]) if len(rows) > 1 else rows[0]
+
+    def ranges(self, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield what a range has of each leaf: the leaf, the range in it, and where that lies in the range."""
+        at = 0
+        for leaf, size in enumerate(self.sizes):
+            low, high = max(begin - at, 0), min(end - at, size)
+            if low < high:
+                yield leaf, low, high, at + low - begin
+            at += size
+
+
+class Rows:
+    """What this worker contributes to a reduction, and the results.
+
+    Args:
+        reduction: what is reduced.
+        arrays: by leaf, the local replicas' arrays in their order; or one fold of them, in the accumulator.
+    """
+
+    def __init__(self, reduction: Reduction, arrays: Sequence[Sequence[Array]]) -> None:
+        self.reduction = reduction
+        self._flat = [[array.reshape(-1) for array in of_leaf] for of_leaf in arrays]  # in C's order: else a copy
+        self._total: Array | None = None
+        if reduction.in_accumulator:
+            self._total = pool.empty((reduction.size,), reduction.dtype)
+            self._results = [self._total]
+            if len(reduction.sizes) > 1:
+                ends = running_sums(reduction.sizes)
+                self._results = [
+                    self._total[end - size : end] for end, size in zip(ends, reduction.sizes, strict=True)
+                ]
+        else:
+            of_leaves = zip(reduction.sizes, reduction.rules, strict=True)
+            self._results = [pool.empty((size,), rule.result) for size, rule in of_leaves]
 
     def own(self, begin: int, end: int) -> Array | None:
         """Return a range of this worker's row as it lies in memory; None where something has to be made of it."""
-        if len(self._own_rows) > 1:
+        if len(self.reduction.own_rows) > 1:
             return None
-        index, low, high, _ = next(self._ranges(begin, end))
-        arrays = self._flat[index]
-        if len(arrays) > 1 or high - low < end - begin or arrays[0].dtype != self.dtype:
+        leaf, low, high, _ = next(self.reduction.ranges(begin, end))
+        arrays = self._flat[leaf]
+        if len(arrays) > 1 or high - low < end - begin or arrays[0].dtype != self.reduction.dtype:
             return None
         found = arrays[0][low:high]
         if not (found.flags.c_contiguous and found.flags.aligned):
             return None
-        return found.view(self.dtype)  # there are equal dtypes of other names, of which an engine may know one
+        return found.view(self.reduction.dtype)  # an engine may know only one of equal dtypes of several names
 
     def fold(self, begin: int, end: int, out: Array) -> None:
         """Fold a range of this worker's rows, one behind the other."""
-        size, step = end - begin, _BLOCK // self.dtype.itemsize  # a cache holds what is folded at a time
-        for number, (places, tree) in enumerate(self._own_rows):
+        reduction = self.reduction
+        size, step = end - begin, _BLOCK // reduction.dtype.itemsize  # a cache holds what is folded at a time
+        for number, (places, tree) in enumerate(reduction.own_rows):
             row = out[number * size : (number + 1) * size]
-            for index, low, high, at in self._ranges(begin, end):
-                arrays = self._flat[index][places]
+            for leaf, low, high, at in reduction.ranges(begin, end):
+                arrays = self._flat[leaf][places]
                 for a in range(low, high, step):
                     b = min(a + step, high)
                     self._fold([array[a:b] for array in arrays], tree, row[at + a - low : at + b - low])
@@ -136,303 +174,100 @@ class Reduction:
         if len(arrays) == 1:
             np.copyto(out, arrays[0])
             return
-        parts = [array.astype(self.dtype, copy=False) for array in arrays]
+        parts = [array.astype(self.reduction.dtype, copy=False) for array in arrays]
         if tree is None:
-            kernels.reduce(self.op, parts, out=out)
+            kernels.reduce(self.reduction.op, parts, out=out)
         else:
-            fold_into(tree, self.op, parts, out)
-
-    def combine(self, rows: Sequence[Array]) -> Array:
-        """Return one row of all workers', by rank; it lies in one of them."""
-        if self._forest is not None:
-            return self._forest.combine(self.op, rows)
-        return kernels.reduce(self.op, rows, out=rows[0]) if len(rows) > 1 else rows[0]
+            fold_into(tree, self.reduction.op, parts, out)
 
     def room(self, begin: int, end: int) -> Array | None:
         """Return where the total of a range may lie for its result to lie there, too; None where it cannot."""
-        total, _ = self._made()
-        return None if total is None else total[begin:end]
+        return None if self._total is None else self._total[begin:end]
 
     def finish(self, begin: int, end: int, total: Array) -> None:
         """Make a range of the results of its total, which is spoilt."""
-        _, results = self._made()
-        for index, low, high, at in self._ranges(begin, end):
-            row, out = total[at : at + high - low], results[index][low:high]
-            result = quietly(finished, self._leaves[index].rule, row, self._replicas)
+        reduction = self.reduction
+        if self._total is not None and not reduction.finishes and np.may_share_memory(total, self._total):
+            return
+        for leaf, low, high, at in reduction.ranges(begin, end):
+            row, out = total[at : at + high - low], self._results[leaf][low:high]
+            result = quietly(finished, reduction.rules[leaf], row, reduction.replicas)
             if not np.may_share_memory(result, out):
                 out[...] = result
 
     def results(self) -> list[Array]:
         """Return the leaves' results, all ranges of which are finished."""
-        of_leaves = zip(self._leaves, self._made()[1], strict=True)
-        return [frozen(flat.reshape(leaf.arrays[0].shape)) for leaf, flat in of_leaves]
-
-    @property
-    def _flat(self) -> list[list[Array]]:
-        """The arrays with one axis; those in another order than C's are copied, once."""
-        if self._flattened is None:
-            self._flattened = [[array.reshape(-1) for array in leaf.arrays] for leaf in self._leaves]
-        return self._flattened
-
-    def _made(self) -> tuple[Array | None, list[Array]]:
-        """Return where totals lie that are results as they are, None where they are not; and the leaves' results."""
-        if self._room is None:
-            leaves, total = self._leaves, None
-            if any(leaf.rule.result != self.dtype for leaf in leaves):
-                results = [pool.empty((leaf.size,), leaf.rule.result) for leaf in leaves]
-            else:
-                total, ends = pool.empty((self.size,), self.dtype), running_sums(leaf.size for leaf in leaves)
-                results = [total[end - leaf.size : end] for end, leaf in zip(ends, leaves, strict=True)]
-            self._room = total, results
-        return self._room
-
-    def _ranges(self, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield what a range has of each leaf: the leaf, the range in it, and where that lies."""
-        at = 0
-        for index, leaf in enumerate(self._leaves):
-            low, high = max(begin - at, 0), min(end - at, leaf.size)
-            if low < high:
-                yield index, low, high, at + low - begin
-            at += leaf.size
-
-
-# Bytes.
-
-
-class Codec:
-    """How values of a leaf travel: as one array, or several, whose bytes are moved.
-
-    Args:
-        fields: shape and dtype of each array; None in a shape stands for a length that differs between replicas.
-        split: returns the arrays of a value.
-        join: returns the value of such arrays.
-
-    Attributes:
-        told: how many numbers a worker sends about a value: its length if that differs, and the width of its strings.
-    """
-
-    __slots__ = ("_fields", "_fixed", "join", "split", "told")
-
-    def __init__(
-        self,
-        fields: Sequence[tuple[tuple[int | None, ...], DType]],
-        split: Callable[[Any], Sequence[Array]],
-        join: Callable[..., Any],
-    ) -> None:
-        self.split, self.join = split, join
-        self.told = 2 if any(None in shape for shape, _ in fields) else 0
-        self._fields = fields
-        self._fixed = None if self.told else self._sized((0, 0))
-
-    def lengths(self, value: Any) -> list[int]:
-        """Return the numbers that are sent about a value."""
-        shape, array = self._fields[0][0], self.split(value)[0]
-        return [array.shape[shape.index(None)], array.dtype.itemsize]
-
-    def nbytes(self, lengths: Sequence[int] = ()) -> int:
-        """Return how many bytes a value has, from the numbers that were sent about it."""
-        return sum([nbytes for _, _, nbytes in self._fixed or self._sized(lengths)])
-
-    def write(self, value: Any) -> list[Array]:
-        """Return a value's bytes, as they lie where they can be moved from there."""
-        fields = self._fixed or self._sized(self.lengths(value))
-        arrays = zip(self.split(value), fields, strict=True)
-        return [np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8) for array, (_, dtype, _) in arrays]
-
-    def read(self, data: Array, at: int, lengths: Sequence[int] = ()) -> tuple[Any, int]:
-        """Return the value that begins there, in the same memory if it is an array, and where it ends."""
-        arrays = []
-        for shape, dtype, nbytes in self._fixed or self._sized(lengths):
-            end = at + nbytes
-            arrays.append(np.ndarray(shape, dtype, data[at:end]) if nbytes else np.empty(shape, dtype))
-            at = end
-        return self.join(*arrays), at
-
-    def _sized(self, lengths: Sequence[int]) -> list[tuple[tuple[int, ...], DType, int]]:
-        """Return shape, dtype and bytes of each array of a value."""
-        length, width = lengths
-        found = []
-        for shape, dtype in self._fields:
-            own = tuple([length if size is None else size for size in shape])
-            characters = _CHARACTER.get(dtype.kind)
-            sent = np.dtype((dtype.type, width // characters)) if characters and self.told else dtype
-            found.append((own, sent, math.prod(own) * sent.itemsize))
-        return found
-
-
-NUMBERS: Final[dict[Any, DType]] = {
-    int: np.dtype(np.int64),
-    float: np.dtype(np.float64),
-    complex: np.dtype(np.complex128),
-    bool: np.dtype(np.uint8),
-}
-"""Python's numbers, and how they travel."""
-
-TOO_LARGE: Final = -(2**63)
-"""Stands for an integer that does not fit; then all are given once more, by `ANY_INTEGER`."""
-
-_NO_LENGTHS: Final = np.empty(0, np.int64)
-
-
-@lru_cache(maxsize=1024)
-def codec_of(shape: tuple[int | None, ...], dtype: Any, mark: LeafMark) -> Codec:
-    """Return how values of a leaf travel."""
-    if mark == LeafType.PYTHON_NUMBER:
-        sent = NUMBERS[dtype]
-        make = _fitting if dtype is int else lambda number: (np.array(number, sent),)
-        return Codec([((), sent)], make, lambda array: dtype(array.item()))
-    native = dtype.newbyteorder("=")
-    if mark == LeafType.INDEXED_SLICES:
-        fields = [((None,), np.dtype(np.int64)), ((None, *shape[1:]), native)]
-        whole = None if shape[0] is None else shape
-        return Codec(fields, attrgetter("indices", "values"), lambda i, v: IndexedSlices(v, i, whole))
-    join = (lambda array: array[()]) if mark == LeafType.NUMPY_SCALAR else (lambda array: array)
-    return Codec([(shape, native)], lambda value: (np.asarray(value),), join)
-
-
-def _fitting(number: int) -> tuple[Array]:
-    return (np.array(number if TOO_LARGE < number < -TOO_LARGE else TOO_LARGE),)
-
-
-def bounded(number: int, op: ReduceOp | None, count: int) -> Array:
-    """Return an integer as so many are reduced, exactly, and behind it what does not stay 0 if one is too large."""
-    fits = abs(number) < 2**62 // count
-    return np.array([number if fits else 0, 0 if fits else -1 if op is ReduceOp.MIN else 1])
-
-
-def _digits(number: int) -> tuple[Array]:
-    return (np.frombuffer(number.to_bytes(number.bit_length() // 8 + 1, "little", signed=True), np.uint8),)
-
-
-ANY_INTEGER: Final = Codec(
-    [((None,), np.dtype(np.uint8))], _digits, lambda digits: int.from_bytes(digits.tobytes(), "little", signed=True)
-)
-"""Python's integers of any size."""
-
-
-class Gathering:
-    """Values of some replicas, given to all workers.
-
-    Args:
-        sources: by rank, the positions of a worker's replicas whose values are given.
-        codecs: by leaf.
-        columns: by leaf, the values of this worker's sources.
-
-    Attributes:
-        length_counts: by rank, how many numbers say what a worker contributes; 0 where its plan says that.
-        lengths: these numbers, of this worker.
-        values: by leaf, the values by position, once they are taken. Those of a single leaf lie where they came to.
-    """
-
-    def __init__(
-        self, sources: Sequence[Sequence[int]], codecs: Sequence[Codec], columns: Sequence[Sequence[Any]]
-    ) -> None:
-        self._sources, self._codecs, self._columns = sources, codecs, columns
-        told = sum(codec.told for codec in codecs)
-        self.length_counts: Sequence[int] = _alike(0, len(sources))
-        self.lengths = _NO_LENGTHS
-        if told:
-            self.length_counts = [told * len(positions) for positions in sources]
-            values = [(codec, value) for codec, column in zip(codecs, columns, strict=True) for value in column]
-            self.lengths = np.array(
-                [n for codec, value in values if codec.told for n in codec.lengths(value)], np.int64
-            )
-        self._own: Array | None = None
-        self.values: list[dict[int, Any]] = [{} for _ in codecs]
-
-    def sizes(self, lengths: Sequence[Array]) -> list[int]:
-        """Return by rank how many bytes a worker contributes that has these lengths."""
-        if not any(codec.told for codec in self._codecs):
-            nbytes = sum([codec.nbytes() for codec in self._codecs])
-            return [nbytes * len(positions) for positions in self._sources]
-        return [
-            sum(self._codecs[leaf].nbytes(told) for leaf, _, told in self._items(rank, each))
-            for rank, each in enumerate(lengths)
-        ]
-
-    def data(self) -> Array:
-        """Return this worker's bytes."""
-        of_leaves = zip(self._codecs, self._columns, strict=True)
-        self._own = joined([piece for codec, column in of_leaves for value in column for piece in codec.write(value)])
-        return self._own
-
-    def take(self, lengths: Sequence[Array], parts: Sequence[Array]) -> None:
-        """Take the lengths and bytes of all workers, by rank. The bytes are not written to afterwards."""
-        for rank, (each, given) in enumerate(zip(lengths, parts, strict=True)):
-            data, at = given.copy() if given is self._own else given, 0
-            for leaf, position, told in self._items(rank, each):
-                self.values[leaf][position], at = self._codecs[leaf].read(data, at, told)
-
-    def _items(self, rank: int, lengths: Array) -> Iterator[tuple[int, int, Sequence[int]]]:
-        """Yield leaf, position and lengths of a worker's values, in the order in which they travel."""
-        found, at = lengths.tolist(), 0
-        for leaf, codec in enumerate(self._codecs):
-            for position in self._sources[rank]:
-                yield leaf, position, found[at : at + codec.told]
-                at += codec.told
+        of_leaves = zip(self.reduction.shapes, self._results, strict=True)
+        return [frozen(flat.reshape(shape)) for shape, flat in of_leaves]
 
 
 class Exchange:
-    """Parts of some replicas' arrays, given to the replicas whose results are made of them.
+    """Parts of all replicas' arrays, given to the replicas whose results are made of them.
 
     Args:
         members: who takes part.
-        sources: by rank, the positions of a worker's replicas whose arrays are given.
-        plans: by leaf; each result takes its own part of every source.
+        plans: by leaf; each result takes its own part of every input.
         specs: by leaf, shape and dtype of an array.
-        columns: by leaf, the arrays of this worker's sources.
+        columns: by leaf, the arrays of this worker's replicas.
 
     Attributes:
         send_counts, receive_counts: by rank, how many bytes are for that worker, and come from it.
         most: how many any worker has for any other, at most.
-        values: by leaf, for each local replica by position, its parts by the position that they come from.
     """
 
     def __init__(
         self,
         members: Members,
-        sources: Sequence[Sequence[int]],
         plans: Sequence[LeafPlan],
         specs: Sequence[tuple[Sequence[int], DType]],
         columns: Sequence[Sequence[Array]],
     ) -> None:
-        self._members, self._sources, self._plans, self._columns = members, sources, plans, columns
-        self._codecs = []
+        self._members, self._plans, self._columns = members, plans, columns
+        self._pieces: list[tuple[Sequence[int], DType, int]] = []
         for plan, (shape, dtype) in zip(plans, specs, strict=True):
             axis, _, count = plan.cut(0)
-            piece = (*shape[:axis], shape[axis] // count, *shape[axis + 1 :])
-            self._codecs.append(codec_of(piece, dtype, LeafType.NUMPY_ARRAY))
-        nbytes = sum(codec.nbytes() for codec in self._codecs)
-        self.send_counts = [len(ids) * len(sources[members.rank]) * nbytes for ids in members.ids]
-        self.receive_counts = [len(members.own) * len(positions) * nbytes for positions in sources]
-        self.most = nbytes * max(map(len, members.ids)) * max(map(len, sources))
-        self.values: list[dict[int, dict[int, Array]]] = [{i: {} for i in members.own} for _ in plans]
+            piece, native = (*shape[:axis], shape[axis] // count, *shape[axis + 1 :]), dtype.newbyteorder("=")
+            self._pieces.append((piece, native, math.prod(piece) * native.itemsize))
+        nbytes, own = sum(size for _, _, size in self._pieces), len(members.own)
+        counts = [len(ids) * own * nbytes for ids in members.ids]
+        self.send_counts = self.receive_counts = counts
+        self.most = nbytes * max(map(len, members.ids)) ** 2
 
     def data(self) -> Array:
         """Return this worker's bytes by rank: by leaf, by its replica, by our source."""
-        of_leaves = list(zip(self._codecs, self._plans, self._columns, strict=True))
+        of_leaves = list(zip(self._pieces, self._plans, self._columns, strict=True))
         return joined(
             [
-                piece
+                bytes_of(np.asarray(part(np.asarray(array), plan.cut(taker)), dtype))
                 for ids in self._members.ids
-                for codec, plan, column in of_leaves
+                for (_, dtype, _), plan, column in of_leaves
                 for taker in ids
                 for array in column
-                for piece in codec.write(part(np.asarray(array), plan.cut(taker)))
             ]
         )
 
-    def take(self, data: Array) -> None:
-        """Take the bytes of all workers, by rank; they are not written to afterwards."""
+    def parts(self, data: Array) -> list[dict[int, list[Array]]]:
+        """Return, by leaf, the parts for each local replica, by position, of the bytes of all workers by rank."""
+        found: list[dict[int, dict[int, Array]]] = [{taker: {} for taker in self._members.own} for _ in self._pieces]
         at = 0
-        for positions in self._sources:
-            for codec, values in zip(self._codecs, self.values, strict=True):
+        for sources in self._members.ids:
+            for (shape, dtype, nbytes), of_leaf in zip(self._pieces, found, strict=True):
                 for taker in self._members.own:
-                    for source in positions:
-                        values[taker][source], at = codec.read(data, at)
+                    for source in sources:
+                        of_leaf[taker][source] = np.ndarray(shape, dtype, data[at : at + nbytes] if nbytes else b"")
+                        at += nbytes
+        return [{taker: [of[i] for i in sorted(of)] for taker, of in of_leaf.items()} for of_leaf in found]
 
 
-Transfer: TypeAlias = Reduction | Gathering | Exchange
+# Bytes.
+
+_FEW: Final = 1 << 16
+"""Bytes that are copied sooner than anybody finds out how they lie."""
+
+
+def bytes_of(array: Array) -> Array:
+    """Return an array's bytes, where they lie if that is in C's order."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def joined(pieces: Sequence[Array]) -> Array:
@@ -443,17 +278,17 @@ def joined(pieces: Sequence[Array]) -> Array:
     return np.concatenate(pieces or [np.empty(0, np.uint8)]) if found is None else found
 
 
-def together(arrays: Sequence[Array], axis: int) -> Array:
-    """Return arrays that have come one behind the other along an axis; a copy only where they lie otherwise."""
+def together(arrays: Sequence[Array], axis: int) -> Array | None:
+    """Return arrays one behind the other along an axis, where they lie; None where they do not lie like that."""
     first = arrays[0]
-    if math.prod(first.shape[:axis]) == 1 and all(array.dtype == first.dtype for array in arrays):
-        found = _as_they_lie([array for array in arrays if array.nbytes])
-        if found is not None:
-            length = sum(array.shape[axis] for array in arrays)
-            whole = found.view(first.dtype).reshape((*first.shape[:axis], length, *first.shape[axis + 1 :]))
-            if whole.flags.aligned:
-                return whole
-    return put_together(arrays, axis)
+    if math.prod(first.shape[:axis]) != 1 or any(array.dtype != first.dtype for array in arrays):
+        return None
+    found = _as_they_lie([array for array in arrays if array.nbytes])
+    if found is None:
+        return None
+    length = sum(array.shape[axis] for array in arrays)
+    whole = found.view(first.dtype).reshape((*first.shape[:axis], length, *first.shape[axis + 1 :]))
+    return whole if whole.flags.aligned else None
 
 
 def _as_they_lie(arrays: Sequence[Array]) -> Array | None:

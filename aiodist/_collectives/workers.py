@@ -1,6 +1,6 @@
 """The executor over workers: what each worker contributes to a collective, and what its replicas get of it.
 
-    values ── begin ──▶ transfers ── moved, whichever way ──▶ result
+    values ── begin ──▶ rows, parts, values to gather ── moved, whichever way ──▶ result
 
 What is exchanged follows from what a plan says of a leaf:
 
@@ -15,10 +15,8 @@ the same bits for every layout. A plan touches no values, and is the same on eve
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,39 +26,10 @@ from aiodist._collectives import host
 from aiodist._collectives.host import HostExecutor, frozen
 from aiodist._collectives.kinds import Collective
 from aiodist._collectives.plan import Folded, LeafPlan, Result
-from aiodist._collectives.transfers import (
-    ANY_INTEGER,
-    NUMBERS,
-    TOO_LARGE,
-    Codec,
-    Exchange,
-    Gathering,
-    Members,
-    Part,
-    Reduction,
-    Transfer,
-    bounded,
-    codec_of,
-    together,
-)
+from aiodist._collectives.transfers import Exchange, Members, Reduction, Rows, together
 from aiodist._collectives.work import Work
-from aiodist_kernels import Accumulate, ReduceOp
-from aiodist_kernels.rules import rule_for
-
-MANY: Final = 64
-"""Workers beyond which Python's numbers are reduced as arrays: to gather them from thousands would take longest."""
-
-APART_FROM: Final = 1 << 16
-"""Bytes of a leaf from which it is given to all by itself, from where it lies to where it will be read."""
-
-
-class _Leaf(NamedTuple):
-    """One leaf: what becomes of it, its dtype (a Python number's type), what it is, and how it travels."""
-
-    plan: LeafPlan
-    dtype: Any
-    mark: LeafMark
-    codec: Codec
+from aiodist_kernels import Accumulate
+from aiodist_kernels.rules import Rule, rule_for
 
 
 class WorkerPlan:
@@ -74,9 +43,12 @@ class WorkerPlan:
 
     Attributes:
         shared: one result serves all local replicas; else there is one for each, by local position.
-        specs: the shape and dtype of each leaf.
+        leaves: by place, what becomes of a leaf, and what it is.
         folded: values on GPUs are copied to the host as one fold of the local replicas' contributions.
-        groups: the places of leaves that travel together, by how they do.
+        reductions: the leaves that are reduced, by their accumulator, with their places.
+        exchanged: the places of those of which parts are exchanged.
+        gathered: the places of all others.
+        sources: by rank, the positions of replicas whose values are gathered.
     """
 
     def __init__(
@@ -84,50 +56,36 @@ class WorkerPlan:
     ) -> None:
         spec = collective.spec
         assert spec is not None
-        self.collective, self.members, self.ordered = collective, members, ordered
+        self.collective, self.members = collective, members
         self.accumulate: Accumulate = accumulate
         self.single = spec.single
-        self.specs: list[Any] = list(zip(spec.shapes, spec.dtypes, strict=True))
-        of_leaves = zip(collective.plans(members.replicas), *spec[:3], strict=True)
-        self.leaves = [_Leaf(plan, dtype, mark, codec_of(shape, dtype, mark)) for plan, shape, dtype, mark in of_leaves]
+        self.leaves: list[tuple[LeafPlan, LeafMark]] = list(
+            zip(collective.plans(members.replicas), spec.marks, strict=True)
+        )
         self.shared = collective.kind.shared and not any(isinstance(mark, HostType) for mark in spec.marks)
-        one_fold = bool(self.leaves) and all(leaf.plan.is_one_fold for leaf in self.leaves)
+        self.reductions: list[tuple[Reduction, list[int]]] = []
+        self.exchanged: list[int] = []
+        self.gathered: list[int] = []
+        rules: dict[int, Rule] = {}
+        for place, (plan, mark) in enumerate(self.leaves):
+            if plan.is_one_fold and mark not in (LeafType.INDEXED_SLICES, LeafType.PYTHON_NUMBER):
+                assert collective.op is not None
+                rules[place] = rule_for(collective.op, spec.dtypes[place], accumulate)
+            else:
+                (self.exchanged if plan.takes_parts else self.gathered).append(place)
+        for accumulator in dict.fromkeys(rule.accumulator for rule in rules.values()):
+            places = [place for place, rule in rules.items() if rule.accumulator == accumulator]
+            shapes: Any = [spec.shapes[place] for place in places]  # all of them are known
+            assert collective.op is not None
+            of_leaves = [rules[place] for place in places]
+            self.reductions.append((Reduction(collective.op, of_leaves, shapes, members, ordered=ordered), places))
+        one_fold = bool(self.leaves) and all(plan.is_one_fold for plan, _ in self.leaves)
         self.folded = one_fold and len(members.own) > 1 and not ordered
-        self.groups: dict[tuple[type[Transfer], Any], list[int]] = {}
-        for place, shape in enumerate(spec.shapes):
-            self.groups.setdefault(self._way(place, shape), []).append(place)
+        self.sources: Sequence[Sequence[int]] = members.ids  # which all workers in a process share
+        needed = self.leaves[0][0].inputs if self.leaves else range(members.replicas)
+        if len(needed) < members.replicas:
+            self.sources = [[position for position in ids if position in needed] for ids in members.ids]
         self._host = HostExecutor(collective, len(members.own))
-
-    @cached_property
-    def sources(self) -> Sequence[Sequence[int]]:
-        """By rank, the positions of replicas whose values are needed by others, where values are not reduced."""
-        needed = self.leaves[0].plan.inputs
-        if len(needed) == self.members.replicas:
-            return self.members.ids  # which all workers in a process share
-        return [[position for position in ids if position in needed] for ids in self.members.ids]
-
-    def _way(self, place: int, shape: Sequence[int | None]) -> tuple[type[Transfer], Any]:
-        """Return how a leaf travels, and what leaves must have in common to travel together."""
-        plan, dtype, mark, _ = self.leaves[place]
-        is_number = mark == LeafType.PYTHON_NUMBER
-        as_array = dtype is not bool and len(self.members.ids) > MANY and not self.ordered
-        if dtype is int:
-            as_array = as_array and self.collective.op is not ReduceOp.PRODUCT
-        if plan.is_one_fold and mark != LeafType.INDEXED_SLICES and (as_array or not is_number):
-            return Reduction, self.rule(place).accumulator
-        if plan.takes_parts:
-            return Exchange, None
-        nbytes = 0 if isinstance(dtype, type) else math.prod([size or 0 for size in shape]) * dtype.itemsize
-        return Gathering, place if nbytes >= APART_FROM else None
-
-    def rule(self, place: int) -> Any:
-        """Return the rule by which a leaf is reduced."""
-        op, leaf = self.collective.op, self.leaves[place]
-        assert op is not None
-        if leaf.mark != LeafType.PYTHON_NUMBER:
-            return _rule_for(op, leaf.dtype, self.accumulate)
-        summed = leaf.dtype is int and op is ReduceOp.MEAN  # it is divided as Python does
-        return _rule_for(ReduceOp.SUM if summed else op, NUMBERS[leaf.dtype], "native")
 
     def begin(self, values: Sequence[Any]) -> Crossing:
         """Take what the local replicas contribute, in their order, on the host; nothing is folded or copied yet."""
@@ -153,110 +111,96 @@ class Crossing:
     """One collective's values on their way.
 
     Attributes:
-        transfers: what is to be exchanged, in this order.
+        rows: what is to be reduced.
+        exchange: what is to be exchanged; None for nothing.
+        given: by gathered leaf, the values of those local replicas that all workers need.
     """
 
     def __init__(self, plan: WorkerPlan, values: Sequence[Any]) -> None:
         self._plan = plan
-        self._columns: list[Sequence[Any]] = [values] if plan.single else list(zip(*values, strict=True))
-        self._moved = [(places, self._transfer(way, places)) for (way, _), places in plan.groups.items()]
-        self.transfers: list[Transfer] = [transfer for _, transfer in self._moved]
+        columns: list[Sequence[Any]] = [values] if plan.single else list(zip(*values, strict=True))
+        self.rows = [
+            Rows(reduction, [_arrays(columns[place]) for place in places]) for reduction, places in plan.reductions
+        ]
+        self.exchange: Exchange | None = None
+        self.given: list[list[Any]] = []
+        if plan.exchanged:
+            spec = plan.collective.spec
+            assert spec is not None
+            specs: Any = [(spec.shapes[place], spec.dtypes[place]) for place in plan.exchanged]
+            plans = [plan.leaves[place][0] for place in plan.exchanged]
+            self.exchange = Exchange(plan.members, plans, specs, [columns[place] for place in plan.exchanged])
+        if plan.gathered:
+            own, sources = plan.members.own, plan.sources[plan.members.rank]
+            self.given = [[columns[place][own.index(position)] for position in sources] for place in plan.gathered]
+        self._results: list[list[Any]] = [[] for _ in plan.leaves]
 
-    def _transfer(self, way: type[Transfer], places: Sequence[int]) -> Transfer:
+    def take_exchanged(self, data: np.ndarray[Any, Any]) -> None:
+        """Take the bytes of the exchange, of all workers by rank."""
+        assert self.exchange is not None
+        for place, of_leaf in zip(self._plan.exchanged, self.exchange.parts(data), strict=True):
+            for result, parts in zip(self._own_results(place), of_leaf.values(), strict=True):
+                assert result.axis is not None
+                self._results[place].append(frozen(host.put_together(parts, result.axis)))
+
+    def take_gathered(self, everyone: Sequence[Sequence[Sequence[Any]]]) -> None:
+        """Take what all workers give, by rank, as ``given`` is."""
         plan = self._plan
-        if way is Reduction:
-            assert plan.collective.op is not None
-            parts = [Part(plan.rule(place), self._arrays(place)) for place in places]
-            return Reduction(plan.collective.op, parts, plan.members, ordered=plan.ordered)
-        if way is Exchange:
-            plans = [plan.leaves[place].plan for place in places]
-            specs = [plan.specs[place] for place in places]
-            return Exchange(plan.members, plan.sources, plans, specs, self._given(places))
-        return Gathering(plan.sources, [plan.leaves[place].codec for place in places], self._given(places))
+        for number, place in enumerate(plan.gathered):
+            inputs: dict[int, Any] = {}
+            for sources, by_leaf in zip(plan.sources, everyone, strict=True):
+                inputs.update(zip(sources, by_leaf[number], strict=True))
+            self._results[place] = self._of_gathered(place, inputs)
 
-    def _arrays(self, place: int) -> list[np.ndarray[Any, Any]]:
-        plan, leaf, column = self._plan, self._plan.leaves[place], self._columns[place]
-        if leaf.dtype is int:
-            return [bounded(number, plan.collective.op, plan.members.replicas) for number in column]
-        return [column[0].array] if isinstance(column[0], Folded) else [leaf.codec.split(value)[0] for value in column]
+    def _own_results(self, place: int) -> list[Result]:
+        """Return what the local replicas' results of a leaf are made of; the one for all where that is shared."""
+        results = self._plan.leaves[place][0].results
+        return list(results) if self._plan.collective.kind.shared else [results[i] for i in self._plan.members.own]
 
-    def _given(self, places: Sequence[int]) -> list[list[Any]]:
-        """Return, by leaf, the values of those local replicas that others need."""
-        own, sources = self._plan.members.own, self._plan.sources[self._plan.members.rank]
-        return [[self._columns[place][own.index(position)] for position in sources] for place in places]
-
-    @property
-    def further(self) -> list[Transfer]:
-        """What else is to be exchanged, once the transfers have been; the same on every worker, mostly nothing."""
-        found = []
-        for places, transfer in self._moved:
-            integers = [(n, place) for n, place in enumerate(places) if self._plan.leaves[place].dtype is int]
-            if isinstance(transfer, Gathering):
-                found += [place for n, place in integers if TOO_LARGE in transfer.values[n].values()]
-            elif isinstance(transfer, Reduction) and integers:
-                totals = transfer.results()
-                found += [place for n, place in integers if totals[n][1]]
-        if not found:
-            return []
-        again = Gathering(self._plan.sources, [ANY_INTEGER] * len(found), self._given(found))
-        self._moved.append((found, again))
-        return [again]
+    def _of_gathered(self, place: int, inputs: Mapping[int, Any]) -> list[Any]:
+        plan, mark = self._plan.leaves[place]
+        results, op, found = self._own_results(place), self._plan.collective.op, []
+        arrays = dict(inputs)
+        for source in {source for result in results for source in result.sources if source >= plan.size}:
+            assert op is not None
+            column = [inputs[position] for position in plan.folds[source - plan.size]]
+            arrays[source] = host.fold(op, column, mark, self._plan.accumulate)
+        for result in results:
+            parts = [arrays[source] for source in result.sources]
+            made = None
+            if isinstance(parts[0], np.ndarray):
+                own = result.sources[0] in self._plan.members.own
+                if len(parts) > 1 and result.axis is not None:
+                    made = together(parts, result.axis)
+                elif len(parts) == 1 and parts[0].flags.aligned and not own:
+                    made = parts[0]  # as it has come
+            if made is None:
+                made = host.made(result, arrays, plan.size)
+            found.append(frozen(made) if isinstance(made, np.ndarray) else made)
+        return found
 
     def result(self) -> Any:
         """Return the result: a leaf or a list of leaves for all local replicas, or a list of such, one for each."""
-        columns: list[Any] = [None] * len(self._plan.leaves)
-        for places, transfer in self._moved:
-            by_leaf = transfer.results() if isinstance(transfer, Reduction) else transfer.values
-            for place, found in zip(places, by_leaf, strict=True):
-                columns[place] = self._results(place, transfer, found, len(places) == 1)
-        count = 1 if self._plan.collective.kind.shared else len(self._plan.members.own)
-        rows: list[Any] = [[column[index] for column in columns] for index in range(count)]
-        if self._plan.single:
-            rows = [row[0] for row in rows]
-        return rows[0] if self._plan.collective.kind.shared else rows
+        plan = self._plan
+        for (_, places), rows in zip(plan.reductions, self.rows, strict=True):
+            for place, total in zip(places, rows.results(), strict=True):
+                self._results[place] = self._of_total(place, total)
+        if plan.single and plan.collective.kind.shared:
+            return self._results[0][0]
+        count = 1 if plan.collective.kind.shared else len(plan.members.own)
+        found: list[Any] = [[column[index] for column in self._results] for index in range(count)]
+        if plan.single:
+            found = [row[0] for row in found]
+        return found[0] if plan.collective.kind.shared else found
 
-    def _results(self, place: int, transfer: Transfer, found: Any, alone: bool) -> list[Any]:
-        """Return a leaf's results for the local replicas, or the one for all, of what has come of it."""
-        leaf, plan = self._plan.leaves[place], self._plan.leaves[place].plan
-        takers = [0] if self._plan.collective.kind.shared else self._plan.members.own
-        if isinstance(transfer, Exchange):
-            made = [_put_together(plan.results[i]._replace(cut=None), found[i], plan.size, alone) for i in takers]
-        elif isinstance(transfer, Reduction):
-            total = {plan.size: self._total(leaf, found)}
-            made = [host.made(plan.results[i], total, plan.size) for i in takers]
-        else:
-            arrays = self._with_folds(leaf, found, takers)
-            made = [_put_together(plan.results[i], arrays, plan.size, alone) for i in takers]
-        return [frozen(each) if isinstance(each, np.ndarray) else each for each in made]
-
-    def _total(self, leaf: _Leaf, found: np.ndarray[Any, Any]) -> Any:
-        if leaf.dtype is not int:
-            return leaf.codec.join(found)
-        total, mean = int(found[0]), self._plan.collective.op is ReduceOp.MEAN
-        return total / self._plan.members.replicas if mean else total
-
-    def _with_folds(self, leaf: _Leaf, inputs: Mapping[int, Any], takers: Sequence[int]) -> Mapping[int, Any]:
-        """Return inputs, and the totals of those folds that results are made of, by their numbers in the plan."""
-        plan, op = leaf.plan, self._plan.collective.op
-        folds = {source for taker in takers for source in plan.results[taker].sources if source >= plan.size}
-        totals = {}
-        for source in folds:
-            assert op is not None
-            column = [inputs[position] for position in plan.folds[source - plan.size]]
-            totals[source] = host.fold(op, column, leaf.mark, self._plan.accumulate)
-        return {**inputs, **totals}
+    def _of_total(self, place: int, total: np.ndarray[Any, Any]) -> list[Any]:
+        plan, mark = self._plan.leaves[place]
+        if mark == LeafType.NUMPY_SCALAR:
+            return [total[()]]
+        if self._plan.collective.kind.shared:
+            return [total]
+        return [frozen(host.made(each, {plan.size: total}, plan.size)) for each in self._own_results(place)]
 
 
-def _put_together(result: Result, arrays: Mapping[int, Any], inputs: int, alone: bool) -> Any:
-    """Return what a result is made of; what has come by itself stays where it came to."""
-    parts = [arrays[source] for source in result.sources]
-    if result.cut is None and alone and isinstance(parts[0], np.ndarray):
-        if len(parts) > 1:
-            assert result.axis is not None
-            return together(parts, result.axis)
-        if parts[0].flags.aligned:
-            return parts[0]
-    return host.made(result, arrays, inputs)
-
-
-_rule_for = lru_cache(maxsize=1024)(rule_for)
+def _arrays(column: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+    return [column[0].array] if isinstance(column[0], Folded) else [np.asarray(value) for value in column]

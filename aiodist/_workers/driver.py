@@ -1,13 +1,18 @@
 """The driver: waits for requests on the event loop. Nothing else in this package knows that there is one.
 
 What goes on are `Steps`: generators that yield requests. Engines make progress when they are asked whether a request is
-complete, so somebody has to ask, and does so for all that are under way: whoever awaits something of the strategy
-(`Driver.until`), one of them at a time. A request that tells when it is complete is waited for without asking. The
-others are asked at every turn of the loop, and again and again between two turns in which nobody else had anything to
-do: for a fifth of a millisecond, since most steps are that short; while values are moved, for which all workers have
-come, for twenty, since engines move them on only when they are asked. Then they are asked after naps, which grow with
-the time that has passed. Event loops round their timers up to a millisecond, so naps are taken on a timer of the
-system's that the loop reads, where there is one (Linux).
+complete, so somebody has to ask:
+
+1. Who starts steps asks at once, again and again for some microseconds: mostly the other workers come to a step at the
+   same moment, and then it is over before the replica that came last awaits its handle.
+2. From there on, whoever awaits something of the strategy (`Driver.until`), one of them at a time, asks for all that is
+   under way: at every turn of the loop, and again and again between two turns in which nobody else had anything to do.
+   It does so for a fifth of a millisecond, since most steps are that short; while values are moved, for which all
+   workers have come, for twenty, since engines move them on only when they are asked.
+3. Then it asks after naps, which grow with the time that has passed. Event loops round their timers up to a
+   millisecond, so naps are taken on a timer of the system's that the loop reads, where there is one (Linux).
+
+A request that tells when it is complete is waited for without asking.
 
 What was rejected: a thread that blocks in the engine (it burns a core, and takes the interpreter lock from everyone at
 each wake-up); timers of the event loop (2 ms a wake-up, where a step takes 0.02).
@@ -15,14 +20,15 @@ each wake-up); timers of the event loop (2 ms a wake-up, where a step takes 0.02
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from threading import get_ident
+from time import perf_counter
 from types import coroutine
 from typing import Any, Final
 
@@ -32,6 +38,7 @@ from anyio import wait_readable
 from aiodist._runtime.loop import current_loop, running_on_trio
 from aiodist._workers.transport import Request, Steps
 
+_AT_ONCE_SECONDS: Final = 25e-6
 _SPIN_SECONDS: Final = 200e-6
 _MOVING_SPIN_SECONDS: Final = 20e-3
 _IDLE_TURN_SECONDS: Final = 30e-6
@@ -57,7 +64,7 @@ class _Waiter:
     def __init__(self, done: Callable[[], bool]) -> None:
         self.done = done
         self.thread = get_ident()
-        self.event = anyio.Event()
+        self.event = _new_event()
         _, self.call_soon_threadsafe = current_loop()
 
     def wake(self) -> None:
@@ -72,7 +79,16 @@ class _Waiter:
 
     async def wait(self) -> None:
         await self.event.wait()
-        self.event = anyio.Event()
+        self.event = _new_event()
+
+
+def _new_event() -> Any:
+    """Return an event of the loop that runs; anyio's own takes three times the time."""
+    if not running_on_trio():
+        return asyncio.Event()
+    import trio
+
+    return trio.Event()
 
 
 class Driver:
@@ -92,11 +108,19 @@ class Driver:
         self._started = 0.0
 
     def start(self, steps: Steps[Any]) -> None:
-        """Carry out steps: to the first request that is not complete at once; from there on while somebody waits."""
+        """Carry out steps: as far as they go on at once; from there on while somebody waits."""
         process = _Process(steps)
-        if not self._advance(process):
-            self._processes.append(process)
-            self._started = time.perf_counter()
+        if self._advance(process):
+            return
+        self._processes.append(process)
+        self._started = started = perf_counter()
+        while not process.announced and perf_counter() - started < _AT_ONCE_SECONDS:
+            before = process.request
+            if self._advance(process):
+                self._processes.remove(process)
+                return
+            if process.request is not before:
+                self._started = started = perf_counter()
         self.notify()
 
     def notify(self) -> None:
@@ -125,7 +149,7 @@ class Driver:
     @property
     def waiting_seconds(self) -> float:
         """For how long somebody has waited for other workers, and nothing has gone on."""
-        return time.perf_counter() - self._started if self._waiters and self._processes else 0.0
+        return perf_counter() - self._started if self._waiters and self._processes else 0.0
 
     def ask_loop(self, fn: Callable[[], object]) -> bool:
         """Have the event loop that was last used call a function, from any thread; return whether it is open."""
@@ -165,19 +189,19 @@ class Driver:
             if all(process.announced for process in self._processes):
                 await waiter.wait()
                 return
-            now = time.perf_counter()
+            now = perf_counter()
             elapsed = now - self._started
             if elapsed >= (_MOVING_SPIN_SECONDS if self.moving else _SPIN_SECONDS):
                 await self._nap(min(_LONGEST_NAP, max(_SHORTEST_NAP, elapsed / 8)))
                 continue
             await _next_turn()
-            turned = time.perf_counter()
+            turned = perf_counter()
             if turned - now < _IDLE_TURN_SECONDS:
-                while time.perf_counter() < turned + _BETWEEN_TURNS_SECONDS:
+                while perf_counter() < turned + _BETWEEN_TURNS_SECONDS:
                     if self._advance_all():
                         return
         if waiter.event.is_set():
-            waiter.event = anyio.Event()
+            waiter.event = _new_event()
 
     def _advance_all(self) -> bool:
         """Ask for every request once; return whether any steps have gone on."""
@@ -192,7 +216,7 @@ class Driver:
             elif process.request is not before:
                 gone_on = True
         if gone_on:
-            self._started = time.perf_counter()
+            self._started = perf_counter()
         return gone_on
 
     def _advance(self, process: _Process) -> bool:

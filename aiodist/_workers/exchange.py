@@ -1,9 +1,9 @@
-"""Exchange: what becomes of a collective's values over workers: plan, record or transfers, result.
+"""Exchange: what becomes of a collective's values over workers.
 
-A plan (`_collectives.workers`) says what each worker contributes of a step and what is made of what all have. What is
-small travels in the step's record. The rest goes in segments of 1 MiB: while one is on its way, the next is folded and
-the one before is finished, and no operation holds up the event loop for long. What takes long by itself, with many
-local replicas, is folded in worker threads. Values on GPUs go through the host.
+What is small travels in the records by which the workers agree on the step: everybody has the values of all replicas
+then, and makes the result as one machine would (`Small`). The rest follows a plan (`_collectives.workers`), in segments
+of 1 MiB: while one is on its way, the next is folded and the one before is finished, and no operation holds up the
+event loop for long. What takes long by itself is done in worker threads. Values on GPUs go through the host.
 
 An engine reduces a segment where it does so with our meaning. Else each worker is given a share of it from all others,
 folds that, and all gather the shares. A row that needs no folding is sent from where it lies.
@@ -16,6 +16,8 @@ the engine's reduction (for MIN there is none, and adding 0 to -0.0 changes it).
 
 from __future__ import annotations
 
+import io
+import math
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,29 +28,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from aiodist._arrays.device import DeviceType
-from aiodist._arrays.leaves import Spec
+from aiodist._arrays.host import HostType
+from aiodist._arrays.leaves import LeafType, Spec
 from aiodist._collectives.execution import executor
-from aiodist._collectives.kinds import Collective
-from aiodist._collectives.transfers import Exchange, Gathering, Members, Reduction, Transfer
+from aiodist._collectives.kinds import ALL_TO_ALL, Collective
+from aiodist._collectives.transfers import Exchange, Members, Rows, bytes_of, joined
 from aiodist._collectives.work import Work
 from aiodist._collectives.workers import Crossing, WorkerPlan
 from aiodist._core.ledger import Group
 from aiodist._workers.layout import Layout
-from aiodist._workers.record import FLOAT64, MOST_IN_FULL, PAYLOAD, Found
+from aiodist._workers.record import FLOAT64, MOST_IN_FULL, PAYLOAD, Found, RecordBuffers
 from aiodist._workers.session import Session
-from aiodist._workers.transport import (
-    OF_VALUES,
-    Array,
-    Communicator,
-    Job,
-    Parts,
-    Request,
-    Steps,
-    Threads,
-    as_bytes,
-    begins_of,
-)
+from aiodist._workers.transport import Array, Communicator, Job, Parts, Request, Steps, Threads, as_bytes, begins_of
 from aiodist_kernels import policy
+from aiodist_kernels.pool import results as pool
 
 if TYPE_CHECKING:
     from aiodist._runtime.rendezvous import Rendezvous
@@ -58,25 +51,26 @@ _AHEAD: Final = 2  # segments that worker threads fold before their turn
 _IN_FLIGHT: Final = 2
 _FARTHEST: Final = 2**31 - 1
 """How far from the beginning of a buffer MPI 3 can put something, in bytes."""
-_NO_LENGTHS: Final = np.empty(0, np.int64)
+_MOST_KEPT: Final = 1024
 
 
 class Plans:
     """A worker's plans, which are kept, since most calls come again."""
 
     def __init__(self, layout: Layout, *, ordered: bool) -> None:
+        self.ordered = ordered
         self._layout = layout
         self._all = Members(layout.rank, layout.positions)
-        self._members = lru_cache(maxsize=1024)(self._members_of)
-        self._plans = lru_cache(maxsize=1024)(partial(WorkerPlan, ordered=ordered))
+        self._members = lru_cache(maxsize=_MOST_KEPT)(self._members_of)
+        self._plans = lru_cache(maxsize=_MOST_KEPT)(partial(WorkerPlan, ordered=ordered))
 
     def members(self, group: Group | None = None) -> Members:
         """Return the members of a group by worker, by their ids in the group; None: all replicas."""
         return self._all if group is None or group.is_root else self._members(group.key[0])
 
-    def plan(self, collective: Collective, accumulate_in: Any, group: Group | None = None) -> WorkerPlan:
-        """Return the plan of a collective in a group; None: of all replicas."""
-        return self._plans(collective, self.members(group), accumulate_in)
+    def plan(self, collective: Collective, accumulate_in: Any, members: Members | None = None) -> WorkerPlan:
+        """Return the plan of a collective among members; None: all replicas."""
+        return self._plans(collective, members or self._all, accumulate_in)
 
     def _members_of(self, replica_ids: tuple[int, ...]) -> Members:
         layout = self._layout
@@ -87,6 +81,124 @@ class Plans:
         return Members(workers.index(layout.rank), tuple(tuple(ranks[worker]) for worker in workers))
 
 
+# What travels in the record.
+
+
+class Small:
+    """Values that fit into the record of every worker: where they lie in the records of a communicator.
+
+    Args:
+        collective: what is asked for.
+        members: who takes part.
+        records: the records.
+        ordered: reductions give the same bits for every layout.
+
+    Attributes:
+        shared: one result serves all local replicas; else there is one for each, by local position.
+    """
+
+    def __init__(self, collective: Collective, members: Members, records: RecordBuffers, *, ordered: bool) -> None:
+        spec = collective.spec
+        assert spec is not None
+        self._collective, self._members, self._ordered, self._spec = collective, members, ordered, spec
+        self.shared = collective.kind.shared and not any(isinstance(mark, HostType) for mark in spec.marks)
+        self._own = [_views(spec, records.payload, i) for i in range(len(members.own))]
+        views = {
+            position: _views(spec, payload, i)
+            for payload, ids in zip(records.payloads, members.ids, strict=True)
+            for i, position in enumerate(ids)
+        }
+        rows = [views[position] for position in range(members.replicas)]
+        self._all: list[Any] = [row[0] for row in rows] if spec.single else rows
+        self._integers = [view for row in rows for view, dtype in zip(row, spec.dtypes, strict=True) if dtype is int]
+        self._has_scalars = any(mark in _SCALARS for mark in spec.marks)
+        self._runs: dict[Any, Callable[[Sequence[Any]], Any]] = {}
+
+    @staticmethod
+    def fits(collective: Collective, members: Members) -> bool:
+        """Return whether the values have a size that is known, and small enough on every worker."""
+        spec = collective.spec
+        if spec is None or collective.kind is ALL_TO_ALL:
+            return False
+        for shape, dtype, mark in zip(*spec[:3], strict=True):
+            known = None not in shape and (isinstance(dtype, type) or dtype.kind not in "USO")
+            if not known or mark == LeafType.INDEXED_SLICES or isinstance(mark, DeviceType):
+                return False
+        return max(map(len, members.ids)) * sum(_padded(nbytes) for _, _, nbytes in _fields(spec)) <= PAYLOAD
+
+    def write(self, values: Sequence[Any]) -> None:
+        """Put what the local replicas contribute into this worker's record."""
+        for value, views in zip(values, self._own, strict=True):
+            for leaf, view in zip((value,) if self._spec.single else value, views, strict=True):
+                try:
+                    view[...] = leaf
+                except OverflowError:
+                    view[...] = _TOO_LARGE
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the records hold all values; the exchange is complete. Integers may be too large."""
+        return not any(view == _TOO_LARGE for view in self._integers)
+
+    def result(self, accumulate_in: Any) -> Any:
+        """Return what comes of the values in all records on one machine, for the local replicas."""
+        run = self._runs.get(accumulate_in)
+        if run is None:
+            run = self._runs[accumulate_in] = self._executor(accumulate_in)
+        result = run([self._as_contributed(row) for row in self._all] if self._has_scalars else self._all)
+        return result if self.shared else [result[position] for position in self._members.own]
+
+    def _as_contributed(self, row: Any) -> Any:
+        leaves = zip((row,) if self._spec.single else row, self._spec.marks, strict=True)
+        found = [
+            view.item() if mark == LeafType.PYTHON_NUMBER else view[()] if mark == LeafType.NUMPY_SCALAR else view
+            for view, mark in leaves
+        ]
+        return found[0] if self._spec.single else found
+
+    def _executor(self, accumulate_in: Any) -> Callable[[Sequence[Any]], Any]:
+        """Return what makes the result of the values of all replicas."""
+        collective, n = self._collective, self._members.replicas
+        if not self._ordered or collective.op is None:
+            return executor(collective, n, (), accumulate_in).run
+        alone = WorkerPlan(collective, Members(0, (tuple(range(n)),)), accumulate_in, ordered=True)
+
+        def run(values: Sequence[Any]) -> Any:
+            crossing = alone.begin(values)
+            for rows in crossing.rows:
+                total = np.empty(rows.reduction.size, rows.reduction.dtype)
+                rows.fold(0, len(total), total)
+                rows.finish(0, len(total), total)
+            crossing.take_gathered([crossing.given])
+            return alone.hand_out(crossing.result())
+
+        return run
+
+
+_SCALARS: Final = (LeafType.PYTHON_NUMBER, LeafType.NUMPY_SCALAR)
+_TOO_LARGE: Final = -(2**63)
+"""Stands for an integer that does not fit; then all values are moved otherwise."""
+
+
+def _fields(spec: Spec) -> Iterator[tuple[Any, Any, int]]:
+    """Yield shape, dtype and bytes of each leaf of a value as it stands in a record."""
+    for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True):
+        native = np.dtype(dtype).newbyteorder("=")
+        yield shape, native, native.itemsize * math.prod([size or 0 for size in shape])
+
+
+def _views(spec: Spec, payload: Array, index: int) -> list[Array]:
+    """Return the places of a replica's leaves in a payload, each aligned."""
+    fields = list(_fields(spec))
+    sizes = [_padded(nbytes) for _, _, nbytes in fields]
+    begins = accumulate(sizes, initial=index * sum(sizes))
+    return [np.ndarray(shape, dtype, payload, at) for (shape, dtype, _), at in zip(fields, begins, strict=False)]
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // 16) * 16
+
+
 class Moving:
     """Moves the values of one run's collectives."""
 
@@ -94,50 +206,54 @@ class Moving:
         self._plans = plans
         self._device_of = device_of
         self._threads = threads
-        self._begun: dict[Rendezvous, Crossing] = {}
+        self._smalls: dict[Any, Small | None] = {}
+        self._kept: dict[Any, WorkerPlan] = {}
 
-    def payload(self, slot: Rendezvous) -> bytes:
-        """Return the values of a slot where they are small enough for the record of every worker; else nothing."""
-        members, request = self._plans.members(slot.group), slot.request
-        workers = len(members.ids)
-        if workers > MOST_IN_FULL or request.collective.spec is None or request.on_devices:
-            return b""
-        try:
-            crossing = self._plan(slot, slot.options.accumulate).begin(_contributed(slot))
-            sizes = payload_sizes(crossing, workers)
-            self._begun[slot] = crossing
-            return b"" if sizes is None else payload(crossing, members.rank)
-        except OF_VALUES:
-            self._begun.pop(slot, None)
-            return b""  # every worker finds the same when it comes to moving them
+    def small(self, session: Session, slot: Rendezvous) -> Small | None:
+        """Return how a slot's values travel in the records; None where they do not."""
+        key = slot.request, session
+        if key not in self._smalls:
+            if len(self._smalls) >= _MOST_KEPT:
+                self._smalls.clear()
+            collective, members, found = _collective(slot), self._plans.members(slot.group), None
+            if session.records.in_full and Small.fits(collective, members):
+                found = Small(collective, members, session.records, ordered=self._plans.ordered)
+            self._smalls[key] = found
+        return self._smalls[key]
+
+    def take(self, small: Small, slot: Rendezvous, found: Found) -> Any:
+        """Return the result of a slot whose values stand in the records."""
+        result = small.result(accumulate_of(found))
+        slot.shared = small.shared
+        over = slot.request.over_workers
+        return _in_buffers(slot, result) if over is None else over.finish(slot.values, result)
 
     def move(self, session: Session, slot: Rendezvous, found: Found) -> Steps[Any]:
         """Move the values of a slot that all workers have agreed on; return the result."""
-        crossing, request = self._begun.pop(slot, None), slot.request
+        request, accumulate_in = slot.request, accumulate_of(found)
         slot.shared = True
         if request.collective.spec is None:
             return None
-        plan = self._plan(slot, accumulate_of(found))
+        key = request, session, accumulate_in
+        plan = self._kept.get(key)
+        if plan is None:
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            plan = self._plans.plan(_collective(slot), accumulate_in, self._plans.members(slot.group))
+            self._kept[key] = plan
         if request.on_devices:
             work = plan.on_host(slot.values, self._devices_of(slot.group))
             crossing = plan.begin((yield from self._threads.call(work.carry_out)))
-        elif crossing is None or not found.flags_alike:
-            crossing = plan.begin(_contributed(slot))
-        communicator = session.communicator
-        in_record = session.records.in_full and found.flags_alike and not request.on_devices
-        sizes = payload_sizes(crossing, communicator.size) if in_record else None
-        if sizes is not None:
-            take_payloads(crossing, session.records.payloads(sizes), communicator.size)
-            yield from carry_out_further(crossing, communicator, self._threads)
         else:
-            yield from carry_out(crossing, communicator, self._threads)
+            crossing = plan.begin(contributed(slot))
+        yield from carry_out(crossing, session.communicator, self._threads)
         result = crossing.result()
         if request.over_workers is not None:
             return request.over_workers.finish(slot.values, result)
         slot.shared = plan.shared
-        if request.on_devices or slot.outs:
-            result = yield from self._in_place(slot, result)
-        return result if request.on_devices else plan.hand_out(result)
+        if request.on_devices:
+            return (yield from self._on_gpus(slot, result))
+        return plan.hand_out(_in_buffers(slot, result))
 
     def gather(self, session: Session, slot: Rendezvous | None) -> Steps[Any]:
         """Tell all workers what each replica contributes that is there; return what comes of it.
@@ -147,13 +263,12 @@ class Moving:
         own: dict[int, Any] = {}
         accumulate_in = ""
         if slot is not None:
-            self._begun.pop(slot, None)
             accumulate_in = slot.options.accumulate
-            values = (yield from self._on_host(slot)) if slot.request.on_devices else _contributed(slot)
+            values = (yield from self._on_host(slot)) if slot.request.on_devices else contributed(slot)
             has_value = slot.request.collective.spec is not None
             there = [member for member in slot.group.members if member.position not in slot.absent]
             own = {member.replica_id: values[member.position] if has_value else None for member in there}
-        told = yield from gather_objects(session.communicator, (accumulate_in, own))
+        told = yield from gather_objects(session.communicator, (accumulate_in, own), self._threads)
         if slot is None:
             return None
         ids, request = slot.group.key[0], slot.request
@@ -174,7 +289,9 @@ class Moving:
         slot.shared = made.shared
         if not made.shared:
             result = [result[member.rank] for member in slot.group.members]
-        return (yield from self._in_place(slot, result))
+        if request.on_devices:
+            return (yield from self._on_gpus(slot, result))
+        return _in_buffers(slot, result)
 
     def _on_host(self, slot: Rendezvous) -> Steps[Any]:
         """Return values on GPUs as they are on the host, each by itself."""
@@ -184,25 +301,15 @@ class Moving:
         work = to_host(slot.request.collective, slot.values, devices, slot.options.accumulate)
         return (yield from self._threads.call(work.carry_out))
 
-    def _in_place(self, slot: Rendezvous, result: Any) -> Steps[Any]:
-        """Return a result on the GPUs that the values came from; copy it into the replicas' own buffers."""
-        collective = slot.request.collective
+    def _on_gpus(self, slot: Rendezvous, result: Any) -> Steps[Any]:
+        """Return a result on the GPUs that the values came from."""
+        from aiodist._collectives.device import from_host
+
         outs = {position: out.leaves for position, out in (slot.outs or {}).items()}
-        if slot.request.on_devices:
-            from aiodist._collectives.device import from_host
-
-            slot.shared = False
-            work = from_host(collective, slot.values, result, self._devices_of(slot.group), outs or None)
-            return (yield from self._threads.call(work.carry_out))
-        for position, buffers in outs.items():
-            own = result if slot.shared else result[position]
-            assert collective.spec is not None
-            for buffer, leaf in zip(buffers, [own] if collective.spec.single else own, strict=True):
-                buffer[...] = leaf
-        return result
-
-    def _plan(self, slot: Rendezvous, accumulate_in: Any) -> WorkerPlan:
-        return self._plans.plan(_collective(slot), accumulate_in, slot.group)
+        slot.shared = False
+        devices = self._devices_of(slot.group)
+        work = from_host(slot.request.collective, slot.values, result, devices, outs or None)
+        return (yield from self._threads.call(work.carry_out))
 
     def _devices_of(self, group: Group) -> tuple[str, ...]:
         return tuple(self._device_of[member.replica_id] for member in group.members)
@@ -224,7 +331,7 @@ class Agreed(NamedTuple):
 
     def gather(self, own: Any) -> Steps[list[Any]]:
         """Return what each worker has, by rank."""
-        return gather_objects(self.communicator, own)
+        return gather_objects(self.communicator, own, self.threads)
 
 
 def _collective(slot: Rendezvous) -> Collective:
@@ -232,9 +339,19 @@ def _collective(slot: Rendezvous) -> Collective:
     return slot.request.collective if over is None else over.collective
 
 
-def _contributed(slot: Rendezvous) -> Sequence[Any]:
+def contributed(slot: Rendezvous) -> Sequence[Any]:
+    """Return what the local replicas contribute to a slot."""
     over = slot.request.over_workers
     return slot.values if over is None else over.bring(slot.values)
+
+
+def _in_buffers(slot: Rendezvous, result: Any) -> Any:
+    """Copy a result into the replicas' own buffers, where there are any; return it."""
+    for position, out in (slot.outs or {}).items():
+        own = result if slot.shared else result[position]
+        for buffer, leaf in zip(out.leaves, own if isinstance(own, list) else [own], strict=True):
+            buffer[...] = leaf
+    return result
 
 
 def _without_devices(spec: Spec) -> Spec:
@@ -246,84 +363,31 @@ def accumulate_of(found: Found) -> Any:
     return "float64" if found.flags & FLOAT64 else "native"
 
 
-# What travels in the record.
-
-
-def payload_sizes(crossing: Crossing, workers: int) -> list[int] | None:
-    """Return by rank how many bytes of a record the values take; None where they do not fit, on any worker."""
-    totals = [0] * workers
-    for transfer in crossing.transfers:
-        sizes = _sizes_in_record(transfer, workers)
-        if sizes is None:
-            return None
-        totals = [total + size for total, size in zip(totals, sizes, strict=True)]
-    return totals if max(totals) <= PAYLOAD else None
-
-
-def _sizes_in_record(transfer: Transfer, workers: int) -> list[int] | None:
-    if isinstance(transfer, Reduction):
-        nbytes = transfer.size * transfer.dtype.itemsize
-        return [count * nbytes for count in transfer.rows]
-    if isinstance(transfer, Gathering) and not any(transfer.length_counts):
-        return transfer.sizes([_NO_LENGTHS] * workers)
-    return None
-
-
-def payload(crossing: Crossing, rank: int) -> bytes:
-    """Return this worker's values, for its record; `payload_sizes` says that they fit."""
-    parts: list[bytes] = []
-    for transfer in crossing.transfers:
-        if isinstance(transfer, Reduction):
-            row = np.empty(transfer.rows[rank] * transfer.size, transfer.dtype)
-            transfer.fold(0, transfer.size, row)
-            parts.append(row.tobytes())
-        elif isinstance(transfer, Gathering):
-            parts.append(transfer.data().tobytes())
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def take_payloads(crossing: Crossing, payloads: Sequence[memoryview], workers: int) -> None:
-    """Make the results of all workers' values, by rank, as they stand in the records."""
-    at = [0] * workers
-    for transfer in crossing.transfers:
-        sizes = _sizes_in_record(transfer, workers)
-        assert sizes is not None
-        parts = [
-            np.frombuffer(payload[begin : begin + size], np.uint8).copy()  # aligned, and ours to write to
-            for payload, begin, size in zip(payloads, at, sizes, strict=True)
-        ]
-        at = [begin + size for begin, size in zip(at, sizes, strict=True)]
-        if isinstance(transfer, Reduction):
-            of_workers = zip(parts, transfer.rows, strict=True)
-            rows = [row for part, n in of_workers for row in part.view(transfer.dtype).reshape(n, transfer.size)]
-            transfer.finish(0, transfer.size, transfer.combine(rows))
-        elif isinstance(transfer, Gathering):
-            transfer.take([_NO_LENGTHS] * workers, parts)
-
-
 # What is moved.
 
 
 def carry_out(crossing: Crossing, communicator: Communicator, threads: Threads) -> Steps[None]:
     """Move the values of a step, and make the results of them."""
-    for transfer in crossing.transfers:
-        yield from _carry_out(transfer, communicator, threads)
-    yield from carry_out_further(crossing, communicator, threads)
+    for rows in crossing.rows:
+        yield from _reduce(rows, communicator, threads)
+    if crossing.exchange is not None:
+        crossing.take_exchanged((yield from _exchange(crossing.exchange, communicator, threads)))
+    if crossing.given:
+        crossing.take_gathered((yield from gather_objects(communicator, crossing.given, threads)))
 
 
-def carry_out_further(crossing: Crossing, communicator: Communicator, threads: Threads) -> Steps[None]:
-    """Move what turned out to be needed once the first has been moved: integers that are too large to be added up."""
-    for transfer in crossing.further:
-        yield from _carry_out(transfer, communicator, threads)
-
-
-def _carry_out(transfer: Transfer, communicator: Communicator, threads: Threads) -> Steps[None]:
-    if isinstance(transfer, Reduction):
-        yield from _Reducing(transfer, communicator, threads).carry_out()
-    elif isinstance(transfer, Exchange):
-        yield from _exchange(transfer, communicator, threads)
-    else:
-        yield from _gather(transfer, communicator, threads)
+def _reduce(rows: Rows, communicator: Communicator, threads: Threads) -> Steps[None]:
+    reduction = rows.reduction
+    size = reduction.size
+    by_engine = reduction.engine_may_reduce and communicator.reduces(reduction.op, reduction.dtype)
+    own = rows.own(0, size) if by_engine and 0 < size * reduction.dtype.itemsize <= SEGMENT else None
+    if own is None:
+        yield from _Reducing(rows, communicator, threads, by_engine=by_engine).carry_out()
+        return
+    room = rows.room(0, size)
+    total = np.empty_like(own) if room is None else room
+    yield communicator.iallreduce(reduction.op, own, total)
+    rows.finish(0, size, total)
 
 
 class _Ring:
@@ -338,22 +402,22 @@ class _Ring:
         place = index % len(self._buffers)
         buffer = self._buffers[place]
         if buffer is None:
-            buffer = self._buffers[place] = np.empty(self._size, self._dtype)
+            buffer = self._buffers[place] = pool.empty((self._size,), self._dtype)
         return buffer
 
 
 class _Reducing:
     """A reduction on its way."""
 
-    def __init__(self, transfer: Reduction, communicator: Communicator, threads: Threads) -> None:
-        self._transfer, self._communicator, self._threads = transfer, communicator, threads
-        self._dtype = transfer.dtype
-        self._step = max(1, min(transfer.size, SEGMENT // self._dtype.itemsize))
-        self._segments = [(a, min(a + self._step, transfer.size)) for a in range(0, transfer.size, self._step)]
-        self._own_rows = transfer.rows[communicator.rank]
-        self._by_engine = transfer.engine_may_reduce and communicator.reduces(transfer.op, self._dtype)
+    def __init__(self, rows: Rows, communicator: Communicator, threads: Threads, *, by_engine: bool) -> None:
+        reduction = self._reduction = rows.reduction
+        self._rows, self._communicator, self._threads, self._by_engine = rows, communicator, threads, by_engine
+        self._dtype = reduction.dtype
+        self._step = max(1, min(reduction.size, SEGMENT // self._dtype.itemsize))
+        self._segments = [(a, min(a + self._step, reduction.size)) for a in range(0, reduction.size, self._step)]
+        self._own_rows = reduction.rows[communicator.rank]
         self._depth = communicator.depth
-        self._slow = bool(transfer.size) and policy.blocks(transfer.cost * self._step // transfer.size)
+        self._slow = bool(reduction.size) and policy.blocks(reduction.cost * self._step // reduction.size)
         self._sources = _Ring(self._depth + _AHEAD + 1, self._step * self._own_rows, self._dtype)
         self._totals = _Ring(self._depth + 1, self._step, self._dtype)
         self._jobs: deque[tuple[Job, Array]] = deque()
@@ -367,7 +431,7 @@ class _Reducing:
             source = yield from self._source(index)
             if self._by_engine:
                 total = self._total(index)
-                coming.append((index, self._communicator.iallreduce(self._transfer.op, source, total), total))
+                coming.append((index, self._communicator.iallreduce(self._reduction.op, source, total), total))
             else:
                 going.append(self._give_shares(index, source))
                 if len(going) == self._depth:
@@ -382,7 +446,7 @@ class _Reducing:
 
     def _give_shares(self, index: int, source: Array) -> tuple[int, Request, Array]:
         """Give each worker its share of everybody's rows."""
-        shares, rows, item = self._shares(index), self._transfer.rows, self._dtype.itemsize
+        shares, rows, item = self._shares(index), self._reduction.rows, self._dtype.itemsize
         own = shares[self._communicator.rank]
         received = np.empty(own * sum(rows), self._dtype)
         to = Parts(as_bytes(source), [share * self._own_rows * item for share in shares])
@@ -394,17 +458,17 @@ class _Reducing:
         yield request
         shares, total = self._shares(index), self._total(index)
         own = shares[self._communicator.rank]
-        share = self._transfer.combine(list(received.reshape(-1, own))) if own else received
+        share = self._reduction.combine(list(received.reshape(-1, own))) if own else received
         sizes = [share * self._dtype.itemsize for share in shares]
         return index, self._communicator.iallgatherv(as_bytes(share), Parts(as_bytes(total), sizes)), total
 
     def _finish(self, index: int, request: Request, total: Array) -> Steps[None]:
         yield request
-        self._transfer.finish(*self._segments[index], total)
+        self._rows.finish(*self._segments[index], total)
 
     def _total(self, index: int) -> Array:
         begin, end = self._segments[index]
-        room = self._transfer.room(begin, end)
+        room = self._rows.room(begin, end)
         return self._totals.take(index)[: end - begin] if room is None else room
 
     def _shares(self, index: int) -> list[int]:
@@ -418,7 +482,7 @@ class _Reducing:
     def _source(self, index: int) -> Steps[Array]:
         """Return what this worker sends of a segment, the next one."""
         if self._own_rows == 1:
-            own = self._transfer.own(*self._segments[index])
+            own = self._rows.own(*self._segments[index])
             if own is not None:
                 return own
         if not self._slow:
@@ -440,29 +504,18 @@ class _Reducing:
         """Fold a segment; of several rows, or for shares, each worker's share after the other."""
         begin, end = self._segments[index]
         if self._by_engine or self._own_rows == 1:
-            self._transfer.fold(begin, end, room)
+            self._rows.fold(begin, end, room)
             return room
         at = 0
         for low, high in pairwise(accumulate(self._shares(index), initial=begin)):
             size = (high - low) * self._own_rows
-            self._transfer.fold(low, high, room[at : at + size])
+            self._rows.fold(low, high, room[at : at + size])
             at += size
         return room
 
 
-def _gather(transfer: Gathering, communicator: Communicator, threads: Threads) -> Steps[None]:
-    lengths = [_NO_LENGTHS] * communicator.size
-    if any(transfer.length_counts):
-        sizes = [8 * count for count in transfer.length_counts]
-        told = yield from gather_bytes(communicator, as_bytes(transfer.lengths), sizes)
-        lengths = [part.view(np.int64) for part in told]
-    sizes = transfer.sizes(lengths)
-    own = yield from _by_size(threads, sizes[communicator.rank], transfer.data)
-    parts = yield from gather_bytes(communicator, own, sizes)
-    yield from _by_size(threads, sum(sizes), transfer.take, lengths, parts)
-
-
-def _exchange(transfer: Exchange, communicator: Communicator, threads: Threads) -> Steps[None]:
+def _exchange(transfer: Exchange, communicator: Communicator, threads: Threads) -> Steps[Array]:
+    """Return the bytes for this worker, of all by rank."""
     going, coming = list(transfer.send_counts), list(transfer.receive_counts)
     send = yield from _by_size(threads, sum(going), transfer.data)
     whole = np.empty(sum(coming), np.uint8)
@@ -478,11 +531,12 @@ def _exchange(transfer: Exchange, communicator: Communicator, threads: Threads) 
                 piece[...] = part
     else:
         yield from _in_turns(communicator.ialltoallv(to, of) for to, of in segments)
-    yield from _by_size(threads, len(whole), transfer.take, whole)
+    return whole
 
 
 def gather_bytes(communicator: Communicator, own: Array, sizes: Sequence[int]) -> Steps[list[Array]]:
-    """Return the bytes of all workers, by rank, who have so many each."""
+    """Return the bytes of all workers, by rank, who have so many each; of more, only these are given."""
+    own = own[: sizes[communicator.rank]]
     givers = [rank for rank, size in enumerate(sizes) if size]
     if len(givers) == 1 < len(sizes) or sum(sizes) > _FARTHEST:
         parts = [own if rank == communicator.rank else np.empty(size, np.uint8) for rank, size in enumerate(sizes)]
@@ -498,18 +552,78 @@ def gather_bytes(communicator: Communicator, own: Array, sizes: Sequence[int]) -
     return Parts(whole, sizes).views()
 
 
-def gather_objects(communicator: Communicator, own: Any) -> Steps[list[Any]]:
+# Objects: pickled, without their arrays, which are moved from where they lie and read where they come to.
+
+_INLINE: Final = 240
+"""Bytes of objects that travel with the lengths of the others."""
+
+
+class _Pickler(pickle.Pickler):
+    """Keeps arrays out of what is pickled."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=5)
+        self.pieces: list[Array] = []
+
+    def persistent_id(self, value: Any) -> Any:
+        """Return shape and dtype of an array, and keep its bytes."""
+        if type(value) is not np.ndarray or value.dtype.hasobject:
+            return None
+        native = value.dtype.newbyteorder("=")
+        self.pieces.append(bytes_of(np.asarray(value, native)))
+        gap = -self.pieces[-1].size % 16
+        if gap:
+            self.pieces.append(np.zeros(gap, np.uint8))
+        return value.shape, native
+
+
+class _Unpickler(pickle.Unpickler):
+    """Puts the arrays in again."""
+
+    def __init__(self, head: Array, body: Array) -> None:
+        super().__init__(io.BytesIO(head.data))
+        self._body, self._at = body, 0
+
+    def persistent_load(self, known: Any) -> Array:
+        """Return the next array."""
+        shape, dtype = known
+        begin, nbytes = self._at, dtype.itemsize * math.prod(shape)
+        self._at += _padded(nbytes)
+        return np.ndarray(shape, dtype, self._body[begin : begin + nbytes]) if nbytes else np.empty(shape, dtype)
+
+
+def gather_objects(communicator: Communicator, own: Any, threads: Threads | None = None) -> Steps[list[Any]]:
     """Return what each worker has, by rank."""
-    data = np.frombuffer(pickle.dumps(own, protocol=5), np.uint8)
-    sizes = np.empty(communicator.size, np.int64)
-    yield communicator.iallgather(as_bytes(np.array([len(data)], np.int64)), as_bytes(sizes))
-    parts = yield from gather_bytes(communicator, data, sizes.tolist())
-    return [pickle.loads(part.data) for part in parts]  # noqa: S301  (the engine's own data path)
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump(own)
+    file.write(bytes(-file.tell() % 16))  # what is behind it is aligned
+    head = np.frombuffer(file.getbuffer(), np.uint8)
+    nbytes = sum(piece.size for piece in pickler.pieces)
+    body = yield from _by_size(threads, nbytes if len(pickler.pieces) > 1 else 0, joined, pickler.pieces)
+
+    inline = _INLINE if communicator.size <= MOST_IN_FULL else 0
+    first, firsts = np.zeros(16 + inline, np.uint8), np.empty((communicator.size, 16 + inline), np.uint8)
+    first[:16].view(np.int64)[:] = len(head), nbytes
+    if len(head) <= inline:
+        first[16 : 16 + len(head)] = head
+    if len(head) + nbytes <= inline:
+        first[16 + len(head) : 16 + len(head) + nbytes] = body
+    yield communicator.iallgather(first, as_bytes(firsts))
+    lengths = [tuple(each[:16].view(np.int64).tolist()) for each in firsts]
+    heads = yield from gather_bytes(communicator, head, [n if n > inline else 0 for n, _ in lengths])
+    bodies = yield from gather_bytes(communicator, body, [m if n + m > inline else 0 for n, m in lengths])
+    found = []
+    for (n, m), at_once, head, body in zip(lengths, firsts, heads, bodies, strict=True):
+        end = 16 + n
+        pickled = head if n > inline else at_once[16:end]
+        found.append(_Unpickler(pickled, body if n + m > inline else at_once[end : end + m]).load())
+    return found
 
 
-def _by_size(threads: Threads, nbytes: int, fn: Callable[..., Any], *args: Any) -> Steps[Any]:
+def _by_size(threads: Threads | None, nbytes: int, fn: Callable[..., Any], *args: Any) -> Steps[Any]:
     """Call a function that copies so many bytes, in a worker thread where that would hold up the event loop."""
-    if policy.blocks(2 * nbytes):
+    if threads is not None and policy.blocks(2 * nbytes):
         return (yield from threads.call(fn, *args))
     return fn(*args)
 

@@ -32,13 +32,13 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 from aiodist._core.errors import CollectiveError
 from aiodist._workers.messages import Ask, GroupTag, Query
-from aiodist._workers.record import ALIKE, ALL_FREE, NO_FLAGS, Agreement, Callers, Found, Notice, Record, RecordBuffers
+from aiodist._workers.record import ALIKE, NO_FLAGS, Agreement, Callers, Found, Notice, Record, RecordBuffers
 from aiodist._workers.transport import Communicator, Steps
 
 _END: Final = b"end"
@@ -53,8 +53,7 @@ class Step(NamedTuple):
     digest: bytes  # 16 bytes that stand for the call
     what: Any = None  # the caller's own: a slot, say
     flags: int = NO_FLAGS  # see `record`
-    # a small value; empty where values are moved later, and where replicas are absent
-    payload: bytes | memoryview = b""
+    write: Callable[[], object] | None = None  # puts a small value into the record's payload
     absent: bool = False  # some local replicas have joined
     site: Hashable = None  # stands for the place of the call, on this worker
     callers: Callers | None = None  # numbers that stand for the way to it; None where callers do not count
@@ -132,15 +131,13 @@ class Session:
 
     Attributes:
         number: how many steps all have agreed on and carried out.
-        free: the channels that this worker has free, as its next records say.
         records: the buffers of the records.
     """
 
     def __init__(self, name: str, communicator: Communicator, carrier: Carrier) -> None:
         self.number = 0
-        self.free = ALL_FREE
         self.communicator = communicator
-        self.records = RecordBuffers(communicator.rank, communicator.size)
+        self.records = RecordBuffers(communicator)
         self._carrier = carrier
         self._chain = blake2b(name.encode(), digest_size=16).digest()
         self._queue: deque[Step] = deque()
@@ -185,7 +182,9 @@ class Session:
         try:
             while not (self._over or self._is_frozen()) and (following := self._next()) is not None:
                 record, step = following
-                yield self.records.post(record, self.communicator)
+                if step is not None and step.write is not None:
+                    step.write()
+                yield self.records.post(record)
                 if self._is_frozen():
                     return
                 yield from self._carry_out(self._checked(record, step, self.records.read()), step)
@@ -198,12 +197,12 @@ class Session:
             step = self._queue.popleft()
             notice = Notice.ABSENT if step.absent else Notice.NONE
             sums = ALIKE if step.callers is None else self._sites[step.site].with_call(step.callers)
-            return Record(self._after(step.digest), step.flags, notice, sums, self.free, step.payload), step
+            return Record(self._after(step.digest), step.flags, notice, sums), step
         if self._joined:
-            return Record(self._chain, notice=Notice.JOINED, free=self.free), None
+            return Record(self._chain, notice=Notice.JOINED), None
         if self._ended:
             notice = Notice.END_UNSURE if self._unsure else Notice.END
-            return Record(self._after(_END), notice=notice, free=self.free), None
+            return Record(self._after(_END), notice=notice), None
         return None
 
     def _after(self, digest: bytes) -> bytes:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,13 +25,13 @@ from aiodist._core.call import Call, Post, path_of
 from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Group
 from aiodist._core.snapshot import GroupKey, Overdue
-from aiodist._workers.exchange import Moving, gather_objects
+from aiodist._workers.exchange import Moving, contributed, gather_objects
 from aiodist._workers.messages import Ask, Failure, GroupTag, OpenGroup, Query, ReleaseGroup, Trouble, Waiting
 from aiodist._workers.portable import digest_of
 from aiodist._workers.record import FLOAT64, NO_FLAGS, Agreement, Found
 from aiodist._workers.session import Carrier, Session, Step
 from aiodist._workers.team import Team
-from aiodist._workers.transport import Communicator, Steps, as_bytes
+from aiodist._workers.transport import OF_VALUES, Communicator, Steps, as_bytes
 
 if TYPE_CHECKING:
     from aiodist._runtime.rendezvous import Rendezvous
@@ -83,11 +84,12 @@ class RunSpan(Carrier):
         if slot is slot.group.joining:
             session.join()
         else:
-            position = next(p for p in range(len(slot.group.members)) if p not in slot.absent)
+            position = next(p for p in range(len(slot.group.members)) if p not in slot.absent) if slot.absent else 0
             digest, callers = self._team.meaning(slot, position)
             flags = FLOAT64 if slot.options.accumulate == "float64" else NO_FLAGS
-            payload = b"" if slot.absent else self._moving.payload(slot)
-            session.post(Step(digest, slot, flags, payload, bool(slot.absent), (slot.code, slot.offset), callers))
+            small = None if slot.absent else self._moving.small(session, slot)
+            write = None if small is None else partial(small.write, contributed(slot))
+            session.post(Step(digest, slot, flags, write, bool(slot.absent), (slot.code, slot.offset), callers))
         self._team.start(session)
 
     def made(self, group: Group) -> None:
@@ -181,6 +183,11 @@ class RunSpan(Carrier):
             yield from self._completed(slot, self._moving.gather(session, slot))
         elif slot.request.kind is kinds.MERGE_CALL:
             self._run.start_merge(slot)
+        elif (small := self._moving.small(session, slot)) is not None and small.is_whole:
+            try:
+                self._run.complete(slot, self._moving.take(small, slot, found), None)
+            except OF_VALUES as error:
+                self._run.complete(slot, None, error)
         else:
             yield from self._completed(slot, self._moving.move(session, slot, found))
 

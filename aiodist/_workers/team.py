@@ -3,8 +3,8 @@
 A `Team` has the strategy's communicator, its connection to the coordinator, and the driver that carries steps out. What
 it does outside of replicas (a run's opening, reduce, gather, a variable's creation) has one order, a `Session` of its
 own, and is checked as replicas' collectives are: this worker's caller posts for all local replicas. Each run has a
-`RunSpan` (module `span`), over a channel that no other run uses at the same time; all workers choose the same one, for
-each says in the record of the opening which it has free.
+`RunSpan` (module `span`), over a channel that no other run uses at the same time; at the opening, all workers choose
+the first that each has free.
 
 Whatever ends the strategy (a report, a lost worker, the engine's own error) ends all that is under way, and is raised
 by all that is called after it.
@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary
 
 import anyio
+import numpy as np
 
 from aiodist._arrays.environment import stall_seconds
 from aiodist._core.analysis import error_of
@@ -40,6 +41,7 @@ from aiodist._workers.portable import digest_of, portable, resolved
 from aiodist._workers.record import FLOAT64, NO_FLAGS, Callers, Found
 from aiodist._workers.session import Carrier, Session, Step
 from aiodist._workers.transport import OF_VALUES, Communicator, Steps, T, Threads
+from aiodist_kernels import ReduceOp
 
 Move = Callable[[Agreed], Steps[Any]]
 Meaning = tuple[bytes, Callers | None]
@@ -125,6 +127,7 @@ class Team:
         self._asked: dict[int, Ask] = {}
         self._meanings: dict[tuple[int, int, int, Path], tuple[Meaning, Any]] = {}
         self._channels: dict[int, Communicator] = {}
+        self._free = np.ones(_CHANNELS, np.uint8)  # which channels this worker does not use
         self._groups: dict[int, Communicator] = {}
         self.control = connect(self)
 
@@ -187,19 +190,19 @@ class Team:
 
     def choose_channel(self) -> Steps[tuple[int, Communicator]]:
         """Return the first communicator that all workers have free, with its number; make one where there is none."""
-        session = self.outside.session
-        free = session.records.free()
-        number = next((n for n in range(_CHANNELS) if free >> n & 1), None)
-        if number is None:
+        free = np.empty_like(self._free)
+        yield self.communicator.iallreduce(ReduceOp.MIN, self._free, free)
+        if not free.any():
             raise RuntimeError(f"a strategy has at most {_CHANNELS} runs at a time")
+        number = int(free.argmax())
         if number not in self._channels:  # the same on every worker: channels are made in the order of openings
             self._channels[number] = yield from self.communicator.dup()
-        session.free &= ~(1 << number)
+        self._free[number] = 0
         return number, self._channels[number]
 
     def free_channel(self, number: int) -> None:
         """Let other runs have a channel: this worker's part of what used it is over."""
-        self.outside.session.free |= 1 << number
+        self._free[number] = 1
 
     def communicator_of_group(self, workers: Sequence[int], tag: GroupTag) -> Steps[Communicator]:
         """Return the communicator of a group that has been given that tag."""
