@@ -62,12 +62,6 @@ class LeafPlan(NamedTuple):
         folded = {place for number, fold in enumerate(self.folds) if self.size + number in sources for place in fold}
         return folded | {source for source in sources if source < self.size}
 
-    @property
-    def takes_parts(self) -> bool:
-        """Whether each replica's result is made of parts of inputs."""
-        of_each = len(self.results) == self.size
-        return of_each and all(each.cut is not None and max(each.sources) < self.size for each in self.results)
-
     def cut(self, place: int) -> Cut:
         """Return which part of each input the result at a place takes."""
         cut = self.results[place].cut

@@ -5,7 +5,7 @@
 What is exchanged follows from what a plan says of a leaf:
 
 - Results of one fold of all inputs: each worker folds its own, and the folds are reduced.
-- Results that take a part of each input: each worker gives every other one the parts that it needs.
+- Results that take a part of each input (all_to_all): each worker gives every other one the parts that it needs.
 - All others: whoever has an input that results are made of gives it to all, and each makes its replicas' results. That
   is also the way of Python's numbers and of `IndexedSlices`, so that they are combined in the order of the replicas.
 
@@ -24,7 +24,7 @@ from aiodist._arrays.host import HostType
 from aiodist._arrays.leaves import LeafMark, LeafType
 from aiodist._collectives import host
 from aiodist._collectives.host import HostExecutor, frozen
-from aiodist._collectives.kinds import Collective
+from aiodist._collectives.kinds import ALL_TO_ALL, Collective
 from aiodist._collectives.plan import Folded, LeafPlan, Result
 from aiodist._collectives.transfers import Exchange, Members, Reduction, Rows, together
 from aiodist._collectives.work import Work
@@ -72,7 +72,7 @@ class WorkerPlan:
                 assert collective.op is not None
                 rules[place] = rule_for(collective.op, spec.dtypes[place], accumulate)
             else:
-                (self.exchanged if plan.takes_parts else self.gathered).append(place)
+                (self.exchanged if collective.kind is ALL_TO_ALL else self.gathered).append(place)
         for accumulator in dict.fromkeys(rule.accumulator for rule in rules.values()):
             places = [place for place, rule in rules.items() if rule.accumulator == accumulator]
             shapes: Any = [spec.shapes[place] for place in places]  # all of them are known
@@ -168,7 +168,7 @@ class Crossing:
         for result in results:
             parts = [arrays[source] for source in result.sources]
             made = None
-            if isinstance(parts[0], np.ndarray):
+            if result.cut is None and isinstance(parts[0], np.ndarray):
                 own = result.sources[0] in self._plan.members.own
                 if len(parts) > 1 and result.axis is not None:
                     made = together(parts, result.axis)

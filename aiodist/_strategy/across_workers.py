@@ -42,7 +42,8 @@ from aiodist._workers.transport import Steps
 
 _OWN: Final = ("aiodist._strategy", "aiodist._runtime", "aiodist._data")
 _DIGEST: Final = 16
-_OF_DIGESTS: Final = Collective(ALL_GATHER, None, (0,), Spec(((None,),), (np.dtype(np.uint8),), (None,), single=True))
+_DIGESTS: Final = Spec(((_DIGEST,),), (np.dtype(np.uint8),), (None,), single=True)
+_OF_DIGESTS: Final = Collective(ALL_GATHER, None, (0,), _DIGESTS)
 
 
 class CallSite(NamedTuple):

@@ -48,13 +48,14 @@ _LONGEST_NAP: Final = 4e-3
 
 
 class _Process:
-    """Steps that are under way, and the request that they wait for."""
+    """Steps that are under way, the request that they wait for, and whether it tells when it is complete."""
 
     __slots__ = ("announced", "request", "steps")
 
+    request: Request
+
     def __init__(self, steps: Steps[Any]) -> None:
         self.steps = steps
-        self.request: Request | None = None
         self.announced = False
 
 
@@ -94,12 +95,16 @@ def _new_event() -> Any:
 class Driver:
     """Carries out the steps of one strategy.
 
+    Args:
+        failed: is called with an error that steps raise.
+
     Attributes:
         moving: how many steps move values that all workers have come to.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, failed: Callable[[Exception], object]) -> None:
         self.moving = 0
+        self._failed = failed
         self._processes: list[_Process] = []
         self._waiters: list[_Waiter] = []
         self._calls: deque[Callable[[], object]] = deque()
@@ -110,7 +115,7 @@ class Driver:
     def start(self, steps: Steps[Any]) -> None:
         """Carry out steps: as far as they go on at once; from there on while somebody waits."""
         process = _Process(steps)
-        if self._advance(process):
+        if self._begin(process):
             return
         self._processes.append(process)
         self._started = started = perf_counter()
@@ -219,29 +224,42 @@ class Driver:
             self._started = perf_counter()
         return gone_on
 
+    def _begin(self, process: _Process) -> bool:
+        """Let steps go on to their first request, and as far as they can; return whether they are over."""
+        try:
+            process.request = next(process.steps)
+        except StopIteration:
+            return True
+        except Exception as error:  # noqa: BLE001  (whatever it is)
+            self._failed(error)
+            return True
+        self._look_at(process)
+        return self._advance(process)
+
     def _advance(self, process: _Process) -> bool:
         """Let steps go on as far as they can; return whether they are over."""
         steps = process.steps
         try:
-            if process.request is None:
-                process.request = next(steps)
             while True:
                 try:
                     if not process.request.test():
-                        break
+                        return False
                 except Exception as error:  # noqa: BLE001  (of the engine, for the steps)
                     process.request = steps.throw(error)
                 else:
                     process.request = next(steps)
-                process.announced = False
+                self._look_at(process)
         except StopIteration:
             return True
-        if not process.announced:
-            tell = getattr(process.request, "add_done_callback", None)  # see `Request`
-            if tell is not None:
-                process.announced = True
-                tell(self.notify)
-        return False
+        except Exception as error:  # noqa: BLE001  (whatever it is)
+            self._failed(error)
+            return True
+
+    def _look_at(self, process: _Process) -> None:
+        tell = getattr(process.request, "add_done_callback", None)  # see `Request`
+        process.announced = tell is not None
+        if tell is not None:
+            tell(self.notify)
 
     async def _nap(self, seconds: float) -> None:
         if self._timer is None:

@@ -91,16 +91,15 @@ class Small:
         collective: what is asked for.
         members: who takes part.
         records: the records.
-        ordered: reductions give the same bits for every layout.
 
     Attributes:
         shared: one result serves all local replicas; else there is one for each, by local position.
     """
 
-    def __init__(self, collective: Collective, members: Members, records: RecordBuffers, *, ordered: bool) -> None:
+    def __init__(self, collective: Collective, members: Members, records: RecordBuffers) -> None:
         spec = collective.spec
         assert spec is not None
-        self._collective, self._members, self._ordered, self._spec = collective, members, ordered, spec
+        self._collective, self._members, self._spec = collective, members, spec
         self.shared = collective.kind.shared and not any(isinstance(mark, HostType) for mark in spec.marks)
         self._own = [_views(spec, records.payload, i) for i in range(len(members.own))]
         views = {
@@ -138,14 +137,24 @@ class Small:
     @property
     def is_whole(self) -> bool:
         """Whether the records hold all values; the exchange is complete. Integers may be too large."""
-        return not any(view == _TOO_LARGE for view in self._integers)
+        return not (self._integers and any(view == _TOO_LARGE for view in self._integers))
+
+    def take(self, slot: Rendezvous, found: Found) -> Any:
+        """Return the result of a slot whose values stand in the records."""
+        result = self.result(accumulate_of(found))
+        slot.shared = self.shared
+        over = slot.request.over_workers
+        if over is not None:
+            return over.finish(slot.values, result)
+        return _in_buffers(slot, result) if slot.outs else result
 
     def result(self, accumulate_in: Any) -> Any:
         """Return what comes of the values in all records on one machine, for the local replicas."""
         run = self._runs.get(accumulate_in)
         if run is None:
-            run = self._runs[accumulate_in] = self._executor(accumulate_in)
-        result = run([self._as_contributed(row) for row in self._all] if self._has_scalars else self._all)
+            made = executor(self._collective, self._members.replicas, (), accumulate_in)
+            run = self._runs[accumulate_in] = made.run
+        result: Any = run([self._as_contributed(row) for row in self._all] if self._has_scalars else self._all)
         return result if self.shared else [result[position] for position in self._members.own]
 
     def _as_contributed(self, row: Any) -> Any:
@@ -155,24 +164,6 @@ class Small:
             for view, mark in leaves
         ]
         return found[0] if self._spec.single else found
-
-    def _executor(self, accumulate_in: Any) -> Callable[[Sequence[Any]], Any]:
-        """Return what makes the result of the values of all replicas."""
-        collective, n = self._collective, self._members.replicas
-        if not self._ordered or collective.op is None:
-            return executor(collective, n, (), accumulate_in).run
-        alone = WorkerPlan(collective, Members(0, (tuple(range(n)),)), accumulate_in, ordered=True)
-
-        def run(values: Sequence[Any]) -> Any:
-            crossing = alone.begin(values)
-            for rows in crossing.rows:
-                total = np.empty(rows.reduction.size, rows.reduction.dtype)
-                rows.fold(0, len(total), total)
-                rows.finish(0, len(total), total)
-            crossing.take_gathered([crossing.given])
-            return alone.hand_out(crossing.result())
-
-        return run
 
 
 _SCALARS: Final = (LeafType.PYTHON_NUMBER, LeafType.NUMPY_SCALAR)
@@ -206,27 +197,17 @@ class Moving:
         self._plans = plans
         self._device_of = device_of
         self._threads = threads
-        self._smalls: dict[Any, Small | None] = {}
         self._kept: dict[Any, WorkerPlan] = {}
 
     def small(self, session: Session, slot: Rendezvous) -> Small | None:
         """Return how a slot's values travel in the records; None where they do not."""
-        key = slot.request, session
-        if key not in self._smalls:
-            if len(self._smalls) >= _MOST_KEPT:
-                self._smalls.clear()
-            collective, members, found = _collective(slot), self._plans.members(slot.group), None
-            if session.records.in_full and Small.fits(collective, members):
-                found = Small(collective, members, session.records, ordered=self._plans.ordered)
-            self._smalls[key] = found
-        return self._smalls[key]
-
-    def take(self, small: Small, slot: Rendezvous, found: Found) -> Any:
-        """Return the result of a slot whose values stand in the records."""
-        result = small.result(accumulate_of(found))
-        slot.shared = small.shared
-        over = slot.request.over_workers
-        return _in_buffers(slot, result) if over is None else over.finish(slot.values, result)
+        collective, members = _collective(slot), self._plans.members(slot.group)
+        if not session.records.in_full or not Small.fits(collective, members):
+            return None
+        several = max(map(len, members.ids)) > 1  # whose sums have the bits of sums of each worker's sum
+        if (several or self._plans.ordered) and self._plans.plan(collective, "native", members).reductions:
+            return None
+        return Small(collective, members, session.records)
 
     def move(self, session: Session, slot: Rendezvous, found: Found) -> Steps[Any]:
         """Move the values of a slot that all workers have agreed on; return the result."""
@@ -253,7 +234,7 @@ class Moving:
         slot.shared = plan.shared
         if request.on_devices:
             return (yield from self._on_gpus(slot, result))
-        return plan.hand_out(_in_buffers(slot, result))
+        return plan.hand_out(_in_buffers(slot, result) if slot.outs else result)
 
     def gather(self, session: Session, slot: Rendezvous | None) -> Steps[Any]:
         """Tell all workers what each replica contributes that is there; return what comes of it.

@@ -112,6 +112,7 @@ class RecordBuffers:
         self._own = np.zeros(_SIZE if self.in_full else _LEAST.size, np.uint8)
         self._all = np.zeros(_SIZE * size if self.in_full else _LEAST.size, np.uint8)
         self._begins = range(0, _SIZE * size, _SIZE) if self.in_full else range(0)
+        self._view = self._own.data
         self.payload = self._own[_BEGIN:]
         self.payloads = [self._all[begin + _BEGIN : begin + _SIZE] for begin in self._begins]
         self._communicator = communicator
@@ -127,7 +128,7 @@ class RecordBuffers:
             self._write_least(record)
             return self._communicator.iallreduce(ReduceOp.MIN, self._own, self._all)
         self._head = _HEAD.pack(digest, *callers, flags, notice)
-        self._own.data[: _HEAD.size] = self._head
+        self._view[: _HEAD.size] = self._head
         return self._communicator.iallgather(self._own, self._all)
 
     def _write_least(self, record: Record) -> None:
@@ -136,7 +137,7 @@ class RecordBuffers:
         if record.notice is Notice.JOINED:
             compared = complement = bytes([_MOST]) * _COMPARED.size
         first = record.flags if self._rank == 0 else _MOST
-        _LEAST.pack_into(self._own.data, 0, compared, complement, record.notice, _MOST - record.notice, first)
+        _LEAST.pack_into(self._view, 0, compared, complement, record.notice, _MOST - record.notice, first)
 
     def read(self) -> Found:
         """Return what all records say; the exchange is complete."""

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
@@ -53,7 +53,7 @@ class Step(NamedTuple):
     digest: bytes  # 16 bytes that stand for the call
     what: Any = None  # the caller's own: a slot, say
     flags: int = NO_FLAGS  # see `record`
-    write: Callable[[], object] | None = None  # puts a small value into the record's payload
+    small: Any = None  # where a value travels in the record: how it does, for the carrier
     absent: bool = False  # some local replicas have joined
     site: Hashable = None  # stands for the place of the call, on this worker
     callers: Callers | None = None  # numbers that stand for the way to it; None where callers do not count
@@ -63,6 +63,10 @@ class Carrier:
     """What a session's steps are for. The generators end when the workers have moved what there is to move."""
 
     told = False  # trouble has been reported to the coordinator
+
+    def write(self, step: Step) -> None:
+        """Put a small value into the record."""
+        raise NotImplementedError
 
     def move(self, session: Session, step: Step | None, found: Found) -> Steps[None]:
         """Move the values of a step that all have agreed on; no step where all of this worker's replicas have joined.
@@ -132,6 +136,7 @@ class Session:
     Attributes:
         number: how many steps all have agreed on and carried out.
         records: the buffers of the records.
+        is_advancing: steps are under way.
     """
 
     def __init__(self, name: str, communicator: Communicator, carrier: Carrier) -> None:
@@ -141,7 +146,7 @@ class Session:
         self._carrier = carrier
         self._chain = blake2b(name.encode(), digest_size=16).digest()
         self._queue: deque[Step] = deque()
-        self._joined = self._ended = self._unsure = self._over = self._advancing = False
+        self._joined = self._ended = self._unsure = self._over = self.is_advancing = False
         self._limit = sys.maxsize
         self._sites: defaultdict[Hashable, _Site] = defaultdict(_Site)
 
@@ -166,7 +171,7 @@ class Session:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way, and nothing wrong."""
-        return self._over or not (self._advancing or self._is_frozen())
+        return self._over or not (self.is_advancing or self._is_frozen())
 
     def _is_frozen(self) -> bool:
         """Return whether the workers have diverged, or one of them is in trouble: nothing is contributed any more."""
@@ -176,20 +181,20 @@ class Session:
 
     def advance(self) -> Steps[None]:
         """Take what steps there are; at once where another call does that already."""
-        if self._advancing:
+        if self.is_advancing:
             return
-        self._advancing = True
+        self.is_advancing = True
         try:
             while not (self._over or self._is_frozen()) and (following := self._next()) is not None:
                 record, step = following
-                if step is not None and step.write is not None:
-                    step.write()
+                if step is not None and step.small is not None:
+                    self._carrier.write(step)
                 yield self.records.post(record)
                 if self._is_frozen():
                     return
                 yield from self._carry_out(self._checked(record, step, self.records.read()), step)
         finally:
-            self._advancing = False
+            self.is_advancing = False
 
     def _next(self) -> tuple[Record, Step | None] | None:
         """Return the record to contribute now, with its step; None where there is none."""

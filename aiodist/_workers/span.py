@@ -14,9 +14,8 @@ lies before it is carried out as ever, so that every worker's replicas get as fa
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Hashable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from aiodist._core.snapshot import GroupKey, Overdue
 from aiodist._workers.exchange import Moving, contributed, gather_objects
 from aiodist._workers.messages import Ask, Failure, GroupTag, OpenGroup, Query, ReleaseGroup, Trouble, Waiting
 from aiodist._workers.portable import digest_of
-from aiodist._workers.record import FLOAT64, NO_FLAGS, Agreement, Found
+from aiodist._workers.record import FLOAT64, NO_FLAGS, Agreement, Callers, Found
 from aiodist._workers.session import Carrier, Session, Step
 from aiodist._workers.team import Team
 from aiodist._workers.transport import OF_VALUES, Communicator, Steps, as_bytes
@@ -36,6 +35,16 @@ from aiodist._workers.transport import OF_VALUES, Communicator, Steps, as_bytes
 if TYPE_CHECKING:
     from aiodist._runtime.rendezvous import Rendezvous
     from aiodist._runtime.scheduler import Run
+
+
+class Route(NamedTuple):
+    """What is the same each time a call comes again."""
+
+    digest: bytes
+    callers: Callers | None
+    site: Hashable
+    small: Any  # how its values travel in the records; None where they do not
+    held: Any
 
 
 class RunSpan(Carrier):
@@ -61,6 +70,7 @@ class RunSpan(Carrier):
         self._groups: dict[GroupKey, _SpannedGroup] = {}
         self._unused: dict[GroupKey, Group] = {}
         self._doomed: dict[GroupKey, int] = {}
+        self._routes: dict[Any, Route] = {}
         self._moving = moving
         self._blocked: tuple[int, ...] = ()
         self._seen: Any = None
@@ -83,13 +93,18 @@ class RunSpan(Carrier):
     def _post(self, session: Session, slot: Rendezvous) -> None:
         if slot is slot.group.joining:
             session.join()
-        else:
-            position = next(p for p in range(len(slot.group.members)) if p not in slot.absent) if slot.absent else 0
+        elif slot.absent:
+            position = next(p for p in range(len(slot.group.members)) if p not in slot.absent)
             digest, callers = self._team.meaning(slot, position)
-            flags = FLOAT64 if slot.options.accumulate == "float64" else NO_FLAGS
-            small = None if slot.absent else self._moving.small(session, slot)
-            write = None if small is None else partial(small.write, contributed(slot))
-            session.post(Step(digest, slot, flags, write, bool(slot.absent), (slot.code, slot.offset), callers))
+            session.post(Step(digest, slot, _flags(slot), absent=True, site=(slot.code, slot.offset), callers=callers))
+        else:
+            key = session, id(slot.call), id(slot.code), slot.offset, slot.path
+            route = self._routes.get(key)
+            if route is None:
+                digest, callers = self._team.meaning(slot)
+                small, held = self._moving.small(session, slot), (slot.call, slot.code)  # no other has their ids
+                route = self._routes[key] = Route(digest, callers, (slot.code, slot.offset), small, held)
+            session.post(Step(route.digest, slot, _flags(slot), route.small, False, route.site, route.callers))
         self._team.start(session)
 
     def made(self, group: Group) -> None:
@@ -176,6 +191,10 @@ class RunSpan(Carrier):
 
     # Steps.
 
+    def write(self, step: Step) -> None:
+        """Put a small value into the record."""
+        step.small.write(contributed(step.what))
+
     def move(self, session: Session, step: Step | None, found: Found) -> Steps[None]:
         """Move the values of a step that all workers have agreed on, and make its result."""
         slot: Rendezvous | None = None if step is None else step.what
@@ -183,9 +202,9 @@ class RunSpan(Carrier):
             yield from self._completed(slot, self._moving.gather(session, slot))
         elif slot.request.kind is kinds.MERGE_CALL:
             self._run.start_merge(slot)
-        elif (small := self._moving.small(session, slot)) is not None and small.is_whole:
+        elif step is not None and step.small is not None and step.small.is_whole:
             try:
-                self._run.complete(slot, self._moving.take(small, slot, found), None)
+                self._run.complete(slot, step.small.take(slot, found), None)
             except OF_VALUES as error:
                 self._run.complete(slot, None, error)
         else:
@@ -241,7 +260,7 @@ class RunSpan(Carrier):
             case GroupTag():
                 spanned = self._groups.get(message.group)
                 if spanned is not None:
-                    self._team.driver.start(self._team.guarded(self._make_session(spanned, message)))
+                    self._team.driver.start(self._make_session(spanned, message))
 
     def _asked(self, ask: Ask) -> None:
         """Tell what there is to tell, once the local replicas have settled, as others are in trouble."""
@@ -316,6 +335,10 @@ class _SpannedGroup:
         self.tag: int | None = None
         self.waiting: list[Rendezvous] = []
         self.creation = _digest_of_creation(team, group)
+
+
+def _flags(slot: Rendezvous) -> int:
+    return FLOAT64 if slot.options.accumulate == "float64" else NO_FLAGS
 
 
 def _digest_of_creation(team: Team, group: Group) -> bytes:

@@ -118,7 +118,7 @@ class Team:
         self.layout = layout
         self.settings = settings
         self.communicator = communicator
-        self.driver = Driver()
+        self.driver = Driver(self._failed)
         self.threads = Threads()
         self.plans = Plans(layout, ordered=settings.ordered)
         self.error: CollectiveError | None = None
@@ -213,19 +213,17 @@ class Team:
     # What goes wrong.
 
     def start(self, session: Session) -> None:
-        """Take what steps a session has; an error in them, which is the engine's, ends the strategy."""
-        self.driver.start(self.guarded(session.advance()))
+        """Take what steps a session has."""
+        if not session.is_advancing:
+            self.driver.start(session.advance())
 
-    def guarded(self, steps: Steps[Any]) -> Steps[None]:
-        """Carry out steps; an error in them, which is the engine's and may be one worker's alone, ends the strategy."""
-        try:
-            yield from steps
-        except Exception as error:  # noqa: BLE001  (whatever the engine raises)
-            text = f"has given up: {type(error).__name__}: {error}".partition("\n")[0]
-            self.control.send(Lost(self.layout.rank, text))
-            lost = lost_worker(self.layout, self.layout.rank, text)
-            lost.__cause__ = error
-            self.end(lost)
+    def _failed(self, error: Exception) -> None:
+        """End the strategy with an error in its steps, which is the engine's and may be one worker's alone."""
+        text = f"has given up: {type(error).__name__}: {error}".partition("\n")[0]
+        self.control.send(Lost(self.layout.rank, text))
+        lost = lost_worker(self.layout, self.layout.rank, text)
+        lost.__cause__ = error
+        self.end(lost)
 
     def end(self, error: CollectiveError) -> None:
         """End the strategy, with all that is under way."""

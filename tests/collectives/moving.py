@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiodist._collectives.transfers import Exchange, Gathering, Members, Reduction
-from aiodist._collectives.workers import WorkerPlan
+from aiodist._collectives.transfers import Exchange, Members, Rows
+from aiodist._collectives.workers import Crossing, WorkerPlan
 
 if TYPE_CHECKING:
     import random
@@ -31,10 +31,7 @@ def over_workers(
     members = [Members(rank, tuple(map(tuple, ids))) for rank in range(len(ids))]
     plans = [WorkerPlan(collective, each, **options) for each in members]
     crossings = [plan.begin([values[i] for i in own]) for plan, own in zip(plans, ids, strict=True)]
-    for transfers in zip(*(crossing.transfers for crossing in crossings), strict=True):
-        move(transfers, dice)
-    for transfers in zip(*(crossing.further for crossing in crossings), strict=True):
-        move(transfers, dice)
+    move(crossings, dice)
     results: dict[int, Any] = {}
     for plan, crossing, own in zip(plans, crossings, ids, strict=True):
         result = plan.hand_out(crossing.result())
@@ -42,54 +39,57 @@ def over_workers(
     return [results[i] for i in range(len(values))]
 
 
-def move(transfers: Sequence[Any], dice: random.Random) -> None:
-    first = transfers[0]
-    assert len({type(transfer) for transfer in transfers}) == 1
-    if isinstance(first, Reduction):
-        reduce(transfers, dice)
-    elif isinstance(first, Gathering):
-        lengths = [transfer.lengths for transfer in transfers]
-        assert [len(each) for each in lengths] == list(first.length_counts)
-        parts = [transfer.data() for transfer in transfers]
-        assert [len(part) for part in parts] == first.sizes(lengths)
-        for rank, transfer in enumerate(transfers):
-            whole, at = np.concatenate(parts), 0
-            own = []
-            for part in parts:
-                own.append(whole[at : at + len(part)])
-                at += len(part)
-            if dice.random() < 0.5:
-                own[rank] = parts[rank]  # its own bytes, where they lie
-            elif dice.random() < 0.5:
-                own = [part.copy() for part in parts]
-            transfer.take(lengths, own)
-    elif isinstance(first, Exchange):
-        sent = [np.split(t.data(), np.cumsum(t.send_counts)[:-1]) for t in transfers]
-        assert max(len(part) for parts in sent for part in parts) <= first.most
-        for rank, transfer in enumerate(transfers):
-            received = [parts[rank] for parts in sent]
-            assert [len(part) for part in received] == list(transfer.receive_counts)
-            transfer.take(np.concatenate(received))
+def move(crossings: Sequence[Crossing], dice: random.Random) -> None:
+    """Move what workers have to exchange."""
+    for rows in zip(*(crossing.rows for crossing in crossings), strict=True):
+        reduce(rows, dice)
+    exchanges = [crossing.exchange for crossing in crossings if crossing.exchange is not None]
+    if exchanges:
+        for crossing, data in zip(crossings, exchange(exchanges), strict=True):
+            crossing.take_exchanged(data)
+    for rank, crossing in enumerate(crossings):
+        everyone = [[list(map(_copy, column)) for column in each.given] for each in crossings]
+        if dice.random() < 0.5:
+            everyone[rank] = crossing.given  # its own, where they lie
+        crossing.take_gathered(everyone)
 
 
-def reduce(transfers: Sequence[Reduction], dice: random.Random) -> None:
+def _copy(value: Any) -> Any:
+    """Return a value as it comes from another worker: arrays in this machine's byte order."""
+    return np.array(value, value.dtype.newbyteorder("="), order="C") if isinstance(value, np.ndarray) else value
+
+
+def exchange(exchanges: Sequence[Exchange]) -> list[np.ndarray]:
+    """Return what each worker receives."""
+    sent = [np.split(each.data(), np.cumsum(each.send_counts)[:-1]) for each in exchanges]
+    assert max(len(part) for parts in sent for part in parts) <= exchanges[0].most
+    found = []
+    for rank, each in enumerate(exchanges):
+        received = [parts[rank] for parts in sent]
+        assert [len(part) for part in received] == list(each.receive_counts)
+        found.append(np.concatenate(received))
+    return found
+
+
+def reduce(everyone: Sequence[Rows], dice: random.Random) -> None:
     """Reduce range by range: from where rows lie, or folded; into the room for totals, or elsewhere."""
-    size = transfers[0].size
+    reduction = everyone[0].reduction
+    size = reduction.size
     step = dice.choice([1, 7, max(1, size)])
     for begin in range(0, size, step):
         end = min(begin + step, size)
-        rows: list[np.ndarray] = []
-        for rank, transfer in enumerate(transfers):
-            count = transfer.rows[rank]
-            own = transfer.own(begin, end) if count == 1 else None
+        found: list[np.ndarray] = []
+        for rank, rows in enumerate(everyone):
+            count = reduction.rows[rank]
+            own = rows.own(begin, end) if count == 1 else None
             if own is None or dice.random() < 0.3:
-                own = np.empty(count * (end - begin), transfer.dtype)
-                transfer.fold(begin, end, own)
-            rows.extend(own.copy().reshape(count, -1))
-        total = transfers[0].combine(rows).copy()
-        for transfer in transfers:
-            room = transfer.room(begin, end)
+                own = np.empty(count * (end - begin), reduction.dtype)
+                rows.fold(begin, end, own)
+            found.extend(own.copy().reshape(count, -1))
+        total = reduction.combine(found).copy()
+        for rows in everyone:
+            room = rows.room(begin, end)
             if room is None or dice.random() < 0.3:
                 room = np.empty_like(total)
             room[...] = total
-            transfer.finish(begin, end, room)
+            rows.finish(begin, end, room)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist._collectives import kinds, workers
+from aiodist._collectives import kinds
 from aiodist._collectives.kinds import Collective
-from aiodist._collectives.transfers import Members, Reduction
+from aiodist._collectives.transfers import Members
 from aiodist._collectives.workers import WorkerPlan
 from aiodist_kernels import ReduceOp, reduce, reduce_numbers
-from tests.collectives.moving import over_workers
+from tests.collectives.moving import move, over_workers
 from tests.collectives.reference import spec_of
 from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, assert_same_bits
@@ -85,28 +85,7 @@ def test_pythons_numbers_are_combined_as_on_one_machine(ids: list[list[int]], op
             assert repr(result) == repr(expected)
 
 
-def test_pythons_numbers_of_many_workers_are_reduced_as_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "MANY", 2)
-    values = [[0.5 * i, i, complex(i, 1)] for i in range(4)]
-    asked = Collective(kinds.ALL_REDUCE, ReduceOp.MEAN, None, spec_of(values[0]))
-    plan = WorkerPlan(asked, Members(0, ((0,), (1,), (2,), (3,))))
-    assert {type(transfer) for transfer in plan.begin([values[0]]).transfers} == {Reduction}
-    assert over_workers(asked, [[0], [1], [2], [3]], values, random.Random(0))[2] == [0.75, 1.5, 1.5 + 1j]
-
-
-@pytest.mark.parametrize("op", list(ReduceOp))
-def test_integers_of_many_workers_are_exact(op: ReduceOp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "MANY", 2)
-    columns = [column for column in NUMBERS if type(column[0]) is int]
-    values = [list(row) for row in zip(*columns, strict=True)]
-    asked = Collective(kinds.ALL_REDUCE, op, None, spec_of(values[0]))
-    for results in over_workers(asked, [[4], [0, 2], [1, 3]], values, random.Random(0)):
-        assert results == [reduce_numbers(op, column) for column in columns]
-
-
-@pytest.mark.parametrize("large", [False, True])
-def test_broadcast_of_anything(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "APART_FROM", 1 if large else 1 << 40)
+def test_broadcast_of_anything() -> None:
     when = np.datetime64("2026-11-23")
     mine: list[Any] = [1.5, -(2**200), True, 2j, np.float32(3), np.arange(6).reshape(2, 3).T, np.array(["x", "yz"]),
                        np.array([when]), np.zeros((0, 2)), np.array(7, ">i4")]  # fmt: skip
@@ -132,9 +111,7 @@ def test_folds_that_came_down_from_devices_stand_for_all_local_replicas() -> Non
         plans = [WorkerPlan(asked, each) for each in members]
         assert [plan.folded for plan in plans] == [True, False]
         crossings = [plans[0].begin([Folded(fold, BFLOAT16), None]), plans[1].begin([columns[2]])]
-        from tests.collectives.moving import move
-
-        move([crossing.transfers[0] for crossing in crossings], random.Random(0))
+        move(crossings, random.Random(0))
         wanted = reduce(ReduceOp.MEAN, columns)
     for crossing in crossings:
         assert_same_bits(crossing.result(), wanted)
@@ -144,13 +121,22 @@ def test_nothing_is_copied_that_can_be_moved_from_where_it_lies() -> None:
     array = np.arange(40_000.0).reshape(4, 10_000)
     spec = spec_of(array)
     members = Members(0, ((0,), (1,)))
-    reduction: Any = WorkerPlan(Collective(kinds.ALL_REDUCE, ReduceOp.SUM, None, spec), members).begin([array])
-    assert np.shares_memory(reduction.transfers[0].own(3, 7), array)
-    for asked in (
-        Collective(kinds.BROADCAST, None, 0, spec),
-        Collective(kinds.ALL_GATHER, None, (0,), kinds.ragged(spec, (0,))),
-        Collective(kinds.ALL_TO_ALL, None, ((0, 0),), spec),
-    ):
-        (transfer,) = WorkerPlan(asked, members).begin([array]).transfers
-        assert not isinstance(transfer, Reduction)
-        assert np.shares_memory(transfer.data(), array)
+    reduced = WorkerPlan(Collective(kinds.ALL_REDUCE, ReduceOp.SUM, None, spec), members).begin([array])
+    own = reduced.rows[0].own(3, 7)
+    assert own is not None
+    assert np.shares_memory(own, array)
+    exchanged = WorkerPlan(Collective(kinds.ALL_TO_ALL, None, ((0, 0),), spec), members).begin([array])
+    assert exchanged.exchange is not None
+    assert np.shares_memory(exchanged.exchange.data(), array)
+
+
+def test_nothing_is_copied_that_can_stay_where_it_comes_to() -> None:
+    array = np.arange(40_000.0).reshape(4, 10_000)
+    members = Members(0, ((0,), (1,)))
+    come = np.stack([array, array])
+    gathered = Collective(kinds.ALL_GATHER, None, (0,), kinds.ragged(spec_of(array), (0,)))
+    for asked in (gathered, Collective(kinds.BROADCAST, None, 1, spec_of(array))):
+        plan = WorkerPlan(asked, members)
+        crossing = plan.begin([array])
+        crossing.take_gathered([[[come[i]] if sources else []] for i, sources in enumerate(plan.sources)])
+        assert np.shares_memory(crossing.result(), come)
