@@ -138,9 +138,7 @@ class Rows:
             self._results = [self._total]
             if len(reduction.sizes) > 1:
                 ends = running_sums(reduction.sizes)
-                self._results = [
-                    self._total[end - size : end] for end, size in zip(ends, reduction.sizes, strict=True)
-                ]
+                self._results = [self._total[end - size : end] for end, size in zip(ends, reduction.sizes, strict=True)]
         else:
             of_leaves = zip(reduction.sizes, reduction.rules, strict=True)
             self._results = [pool.empty((size,), rule.result) for size, rule in of_leaves]
