@@ -22,27 +22,13 @@ from aiodist._collectives import out
 from aiodist._collectives.plan import LeafPlan, Result
 from aiodist._gpu import enqueue
 from aiodist._gpu.schedule import Batch, Schedule, symbol
-from aiodist._gpu.steps import APART, HOST, Job, Move, Place, View, whole
+from aiodist._gpu.steps import APART, HOST, Job, Move, Place, View, has_no_gaps, whole
 from aiodist_kernels.rules import Rule
 
 Column: TypeAlias = Sequence[DeviceArray]
 """One leaf of all that contribute it, in order."""
 
 BYTE: Final = np.dtype(np.uint8)
-
-
-class _Known(NamedTuple):
-    """An array by its number."""
-
-    place: Place  # where it begins, by its number
-    shape: tuple[int, ...]
-    dtype: DType
-    strides: tuple[int, ...] | None = None  # in bytes; None for an array without gaps, in C's order
-
-    def view(self) -> View:
-        if self.strides is not None:
-            return View(self.place, self.shape, self.strides, self.dtype.itemsize)
-        return whole(self.place, self.shape, self.dtype.itemsize)
 
 
 class Makes(NamedTuple):
@@ -96,13 +82,16 @@ class Buffers:
         """Return what a plan depends on."""
         return self.straight, tuple(self._numbers), tuple([buffer.strides for buffer in self.arrays])
 
-    def known(self, leaf: int, taker: int, first: int) -> _Known | None:
+    def known(self, leaf: int, taker: int, first: int) -> View | None:
         """Return a taker's buffer for a leaf; the number of the first buffer is ``first``."""
         number = self._numbers.get((leaf, taker))
         if number is None:
             return None
         buffer = self.arrays[number]
-        return _Known(Place(buffer.ordinal, symbol(first + number)), buffer.shape, buffer.dtype, buffer.strides)
+        place = Place(buffer.ordinal, symbol(first + number))
+        if buffer.strides is None:
+            return whole(place, buffer.shape, buffer.dtype)
+        return View(place, buffer.shape, buffer.strides, buffer.dtype)
 
 
 class Planner:
@@ -148,7 +137,7 @@ class Planner:
                 if array.ordinal == HOST:
                     piece = piece or (address, array.address)
                     address = piece[0] + array.address - piece[1]
-                inputs.append(_Known(Place(array.ordinal, address), tuple(array.shape), array.dtype))
+                inputs.append(whole(Place(array.ordinal, address), tuple(array.shape), array.dtype))
                 number += 1
             self._add(leaf, inputs, ordinals)
 
@@ -157,7 +146,7 @@ class Planner:
         if self._packs:  # what goes down lies on its one device as it will lie on the host
             ((_, (device, *_), _), *_) = self._jobs
             packed = self._make(self._mark, device, (self._landed,), BYTE)
-            self._moves.append(Move(packed._replace(place=Place(HOST, symbol(self._host))).view(), packed.view()))
+            self._moves.append(Move(packed._replace(place=Place(HOST, symbol(self._host))), packed))
         batches = [Batch(rule, jobs) for (rule, *_), jobs in self._jobs.items()]
         with enqueue.enqueuing:
             schedule = enqueue.queue().schedule(batches, [*self._moves, *self._last], self._host + 1 + len(self._makes))
@@ -169,28 +158,28 @@ class Planner:
         makes = [Makes(*key, *group) for key, group in alike.items()]
         return DevicePlan(self._landing, makes, len(self._makes), self._results, schedule)
 
-    def _add(self, leaf: Leaf, inputs: Sequence[_Known], takers: Sequence[int]) -> None:
+    def _add(self, leaf: Leaf, inputs: Sequence[View], takers: Sequence[int]) -> None:
         """Plan a leaf's results: those that are folds, then those that are moved, what is alike once a device."""
         plan = leaf.plan
         which = range(len(takers)) if len(plan.results) > 1 else [0] * len(takers)
         self._results.append([None] * len(takers))
         totals = [self._fold(leaf, fold, inputs, takers, which) for fold in range(len(plan.folds))]
-        firsts: dict[tuple[int, int], _Known] = {}
+        firsts: dict[tuple[int, int], View] = {}
         for taker, (number, ordinal) in enumerate(zip(which, takers, strict=True)):
             result = plan.results[number]
             if ordinal != HOST and _folds(plan, result) is not None:
                 continue
             home = ordinal if ordinal != HOST else inputs[0].place.device
             sources = [inputs[i] if i < plan.size else totals[i - plan.size][home] for i in result.sources]
-            parts = [_part(source.view(), result) for source in sources]
+            parts = [_part(source, result) for source in sources]
             target = self._result(leaf, taker, ordinal, _shape(parts, result), sources[0].dtype)
             first = firsts.setdefault((number, ordinal), target)
             if self._packs:
                 continue
             if first is target:
-                self._assemble(target.view(), parts, result)
+                self._assemble(target, parts, result)
             else:
-                self._moves.append(Move(target.view(), first.view()))
+                self._moves.append(Move(target, first))
 
     def _assemble(self, target: View, parts: Sequence[View], result: Result) -> None:
         at = 0
@@ -203,13 +192,13 @@ class Planner:
             self._moves.append(Move(where, part))
 
     def _fold(
-        self, leaf: Leaf, fold: int, inputs: Sequence[_Known], takers: Sequence[int], which: Sequence[int]
-    ) -> dict[int, _Known]:
+        self, leaf: Leaf, fold: int, inputs: Sequence[View], takers: Sequence[int], which: Sequence[int]
+    ) -> dict[int, View]:
         """Plan a fold into the results that are nothing else, and what others are made of; return where it lies."""
         plan, parts = leaf.plan, [inputs[i] for i in leaf.plan.folds[fold]]
         shape, rule = parts[0].shape, self._rule(parts[0].dtype)
-        outputs: list[_Known] = []
-        lies: dict[int, _Known] = {}
+        outputs: list[View] = []
+        lies: dict[int, View] = {}
         lacking: list[int] = []
         for taker, (number, ordinal) in enumerate(zip(which, takers, strict=True)):
             result = plan.results[number]
@@ -221,36 +210,35 @@ class Planner:
         for ordinal in lacking:
             if ordinal not in lies:
                 place = Place(ordinal, symbol(self._host + 1) + self._landed)
-                packed = _Known(place, shape, rule.result)
+                packed = whole(place, shape, rule.result)
                 lies[ordinal] = packed if self._packs else self._make(leaf.mark, ordinal, shape, rule.result)
                 outputs.append(lies[ordinal])
-        sizes = rule.dtype.itemsize, rule.result.itemsize
-        job = Job(tuple([p.place for p in parts]), tuple([o.place for o in outputs]), math.prod(shape), *sizes)
+        job = Job(tuple([p.place for p in parts]), tuple([o.place for o in outputs]), math.prod(shape))
         alike = rule, tuple([place.device for place in job.inputs]), tuple([place.device for place in job.outputs])
         self._jobs.setdefault(alike, []).append(job)
         return lies
 
-    def _result(self, leaf: Leaf, taker: int, ordinal: int, shape: tuple[int, ...], dtype: DType) -> _Known:
+    def _result(self, leaf: Leaf, taker: int, ordinal: int, shape: tuple[int, ...], dtype: DType) -> View:
         """Plan the memory of a result; one that is wanted in a buffer gets there behind all else, if not straight."""
         index = len(self._results) - 1
         buffer = None if self._buffers is None else self._buffers.known(index, taker, self._inputs)
-        if buffer is not None and self._buffers is not None and self._buffers.straight and buffer.strides is None:
+        if buffer is not None and self._buffers is not None and self._buffers.straight and has_no_gaps(buffer):
             return buffer
         if ordinal == HOST:
             self._landing.append((shape, dtype))
             self._results[index][taker] = -len(self._landing)
             begin, self._landed = self._landed, self._landed + room(shape, dtype)
-            return _Known(Place(HOST, symbol(self._host) + begin), shape, dtype)
+            return whole(Place(HOST, symbol(self._host) + begin), shape, dtype)
         made = self._make(leaf.mark, ordinal, shape, dtype)
         if buffer is None:
             self._results[index][taker] = len(self._makes) - 1
         else:
-            self._last.append(Move(buffer.view(), made.view()))
+            self._last.append(Move(buffer, made))
         return made
 
-    def _make(self, mark: DeviceType, ordinal: int, shape: tuple[int, ...], dtype: DType) -> _Known:
+    def _make(self, mark: DeviceType, ordinal: int, shape: tuple[int, ...], dtype: DType) -> View:
         self._makes.append((mark, ordinal, (shape, dtype)))
-        return _Known(Place(ordinal, symbol(self._host + len(self._makes))), shape, dtype)
+        return whole(Place(ordinal, symbol(self._host + len(self._makes))), shape, dtype)
 
 
 def _folds(plan: LeafPlan, result: Result) -> int | None:

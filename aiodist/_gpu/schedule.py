@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from aiodist._gpu import steps
 from aiodist._gpu.cuda_core import CudaCore
 from aiodist._gpu.pinned import Memory
-from aiodist._gpu.steps import Copy, Job, Launch, Meet, Move, Moving, Rows, Together
+from aiodist._gpu.steps import Copy, Job, Launch, Meet, Move, Rows, Step
 from aiodist_kernels.cuda import forms
-from aiodist_kernels.cuda.forms import Form, Leaf
-from aiodist_kernels.rules import Rule, components
+from aiodist_kernels.cuda.forms import Form
+from aiodist_kernels.rules import Rule
 
 _OFFSET: Final = 56
 """Bits of an offset, and of an address."""
@@ -82,14 +82,10 @@ class Schedule:
         devices = {place.device for batch in batches for place in (*batch.jobs[0].inputs, *batch.jobs[0].outputs)}
         self._devices = tuple(sorted(devices | steps.devices_of(then)))
         self._has_tables = False
-        self._steps: list[Bind] = [
-            self._launch(step, batch) if isinstance(step, Launch) else self._other(step)
-            for batch in batches
-            for step in steps.reduce_steps(batch.jobs, driver.reaches, self._allocate)
-        ]
+        found = [s for b in batches for s in steps.reduce_steps(b.rule, b.jobs, driver.reaches, self._allocate)]
         if batches and then and len(self._devices) > 1:
-            self._steps.append(self._other(Meet(self._devices)))
-        self._steps += [self._other(step) for step in steps.move_steps(then, self._allocate)]
+            found.append(Meet(self._devices))
+        self._steps = [self._ready(step) for step in (*found, *steps.move_steps(then, self._allocate))]
 
     def is_loaded(self) -> bool:
         """Return whether all its kernels can be launched at once."""
@@ -109,29 +105,24 @@ class Schedule:
         self._scratch.append((device, nbytes))
         return symbol(self._arrays + len(self._scratch) - 1)
 
-    def _launch(self, launch: Launch, batch: Batch) -> Bind:
-        rule, leaves = batch.rule, launch.leaves
-        form = forms.form_for(rule, len(leaves[0].buffers), leaves=len(leaves))
-        if form.tabled:
-            return self._tabled(launch.device, form, leaves, components(rule.dtype))
-        return self._direct(launch.device, form, leaves[0], leaves[0].elements * components(rule.dtype))
-
-    def _other(self, step: Moving) -> Bind:
+    def _ready(self, step: Step) -> Bind:
+        """Return a step that waits for addresses alone."""
         match step:
+            case Launch():
+                self.kernels[step.device, step.form] = None
+                return self._tabled(step) if step.form.tabled else self._direct(step)
             case Rows():
                 return self._rows(step)
             case Copy():
                 return self._copy(step)
-            case Together(device, leaves, size):
-                form = forms.copying(size)
-                return self._tabled(device, form, leaves, size // form.rule.dtype.itemsize)
             case Meet(devices):
                 call = partial(meet, self._driver, devices)
                 return lambda *_: call
 
-    def _direct(self, device: int, form: Form, leaf: Leaf, lanes: int) -> Bind:
+    def _direct(self, step: Launch) -> Bind:
         """Return a launch with addresses as arguments."""
-        self.kernels[device, form] = None
+        device, form, (leaf,), lanes_per_element = step
+        lanes = leaf.elements * lanes_per_element
         places = [_split(address) for address in (leaf.out, *leaf.buffers)]
         launchers: dict[int, Callable[..., object]] = {}  # by the number of vectors: all that there are, or none
 
@@ -145,9 +136,9 @@ class Schedule:
 
         return bind
 
-    def _tabled(self, device: int, form: Form, leaves: Sequence[Leaf], lanes: int) -> Bind:
-        """Return a launch with tables in the device's memory, for elements of so many lanes."""
-        self.kernels[device, form] = None
+    def _tabled(self, step: Launch) -> Bind:
+        """Return a launch with tables in the device's memory."""
+        device, form, leaves, lanes = step
         self._has_tables = True
         driver, count = self._driver, len(leaves[0].buffers)
         places = np.array([_split(address) for leaf in leaves for address in (leaf.out, *leaf.buffers)], np.int64)

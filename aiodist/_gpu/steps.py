@@ -19,11 +19,13 @@ Many small arrays between a device and one piece of the host's memory go as one 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from typing import Final, NamedTuple, TypeAlias
 
-from aiodist_kernels.cuda.forms import Leaf
+from aiodist._arrays.device import strides_in_c_order
+from aiodist_kernels.cuda.forms import Form, Leaf, copying, form_for
+from aiodist_kernels.rules import DType, Rule, components
 
 SHARD_FROM: Final = 1 << 20
 """Bytes of one replica's leaves from which devices share the work: below, a second round of copies costs more."""
@@ -55,28 +57,20 @@ class Place(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One leaf: where every replica's buffer lies, and where its result goes.
+    """One leaf: where every replica's buffer lies, and where its result goes."""
 
-    Attributes:
-        inputs: in replica order.
-        outputs: each the whole result. Memory that overlaps no input, but for one on the same device in the same place.
-        elements: in each.
-        input_size: bytes of an element.
-        output_size: bytes of a result's element.
-    """
-
-    inputs: tuple[Place, ...]
-    outputs: tuple[Place, ...]
-    elements: int
-    input_size: int
-    output_size: int
+    inputs: tuple[Place, ...]  # in replica order
+    outputs: tuple[Place, ...]  # each the whole result, which overlaps no input, but for one in the very same place
+    elements: int  # in each
 
 
 class Launch(NamedTuple):
-    """One kernel launch on a device, for leaves or parts of them."""
+    """One kernel launch on a device, for leaves or parts of them whose elements have so many lanes."""
 
     device: int
+    form: Form
     leaves: tuple[Leaf, ...]
+    lanes: int
 
 
 class Copy(NamedTuple):
@@ -100,33 +94,25 @@ class Rows(NamedTuple):
     number: int
 
 
-class Together(NamedTuple):
-    """Copies done by one launch on a device: each leaf's one buffer, in elements of ``size`` bytes."""
-
-    device: int
-    leaves: tuple[Leaf, ...]
-    size: int
-
-
 class Meet(NamedTuple):
     """Each device's stream waits for what the others' have been given so far."""
 
     devices: tuple[int, ...]
 
 
-Moving: TypeAlias = Copy | Rows | Together | Meet
-Step: TypeAlias = Launch | Together | Copy | Meet
+Step: TypeAlias = Launch | Copy | Rows | Meet
 Reaches: TypeAlias = Callable[[int, int], bool]
 Allocate: TypeAlias = Callable[[int, int], int]
 
 
-def reduce_steps(jobs: Sequence[Job], reaches: Reaches, allocate: Allocate) -> list[Step]:
-    """Return the steps that reduce leaves of one dtype.
+def reduce_steps(rule: Rule, jobs: Sequence[Job], reaches: Reaches, allocate: Allocate) -> list[Step]:
+    """Return the steps that reduce leaves.
 
     Before the first of them, every device's stream must wait until all inputs are ready; after the last, whoever uses
     inputs or results must wait for all devices' streams.
 
     Args:
+        rule: how each leaf is reduced.
         jobs: the leaves; the i-th inputs of all lie on one device, and so do the i-th outputs.
         reaches: whether kernels on a device can read another's memory.
         allocate: returns the address of scratch memory on a device, for so many bytes.
@@ -134,36 +120,43 @@ def reduce_steps(jobs: Sequence[Job], reaches: Reaches, allocate: Allocate) -> l
     devices = tuple(dict.fromkeys(place.device for place in jobs[0].inputs))
     elsewhere = {place.device for place in jobs[0].outputs} != set(devices)
     if elsewhere or not all(reaches(one, other) for one in devices for other in devices if one != other):
-        return _at_home(jobs[0].outputs[0].device, jobs, reaches, allocate)
-    if len(devices) == 1:
-        return [*_reduce_all(devices[0], jobs), *_local_copies(devices[0], jobs)]
-    if sum(job.elements * job.input_size for job in jobs) < SHARD_FROM:
-        return [step for device in devices for step in (*_reduce_all(device, jobs), *_local_copies(device, jobs))]
-    return _sharded(devices, jobs)
+        return _at_home(jobs[0].outputs[0].device, rule, jobs, reaches, allocate)
+    if len(devices) == 1 or sum(job.elements * rule.dtype.itemsize for job in jobs) < SHARD_FROM:
+        return [step for device in devices for step in _whole_leaves(device, rule, jobs)]
+    return _sharded(devices, rule, jobs)
 
 
-def _reduce_all(device: int, jobs: Sequence[Job]) -> list[Step]:
-    first = next(i for i, place in enumerate(jobs[0].outputs) if place.device == device)
-    leaves = tuple(
-        [
-            Leaf(job.outputs[first].address, tuple([place.address for place in job.inputs]), job.elements)
-            for job in jobs
-            if job.elements
-        ]
-    )
-    return [Launch(device, leaves)] if leaves else []
+def _whole_leaves(device: int, rule: Rule, jobs: Sequence[Job]) -> list[Step]:
+    """Reduce all on one device, into the results of its replicas."""
+    leaves = [
+        Leaf(_own(device, job).address, tuple([place.address for place in job.inputs]), job.elements) for job in jobs
+    ]
+    return [*_reducing(device, rule, leaves), *_local_copies(device, rule, jobs)]
 
 
-def _local_copies(device: int, jobs: Sequence[Job]) -> list[Step]:
+def _reducing(device: int, rule: Rule, leaves: Iterable[Leaf]) -> list[Step]:
+    some = tuple([leaf for leaf in leaves if leaf.elements])
+    if not some:
+        return []
+    return [Launch(device, form_for(rule, len(some[0].buffers), leaves=len(some)), some, components(rule.dtype))]
+
+
+def _copying(device: int, leaves: Sequence[Leaf], size: int) -> Launch:
+    """Return a launch that copies each leaf's one buffer, in elements of so many bytes."""
+    form = copying(size)
+    return Launch(device, form, tuple(leaves), size // form.rule.dtype.itemsize)
+
+
+def _local_copies(device: int, rule: Rule, jobs: Sequence[Job]) -> list[Step]:
     """Give the device's other replicas their results."""
     first, *others = [i for i, place in enumerate(jobs[0].outputs) if place.device == device]
     copies = [
-        Copy(device, job.outputs[other], job.outputs[first], job.elements * job.output_size)
+        Copy(device, job.outputs[other], job.outputs[first], job.elements * rule.result.itemsize)
         for job in jobs
         for other in others
         if job.elements and job.outputs[other] != job.outputs[first]
     ]
-    return _together(device, copies, jobs[0].output_size)
+    return _together(device, copies, rule.result.itemsize)
 
 
 def _together(device: int, copies: Sequence[Copy], size: int) -> list[Step]:
@@ -171,63 +164,55 @@ def _together(device: int, copies: Sequence[Copy], size: int) -> list[Step]:
     if len(copies) <= FEW:
         return list(copies)
     leaves = [Leaf(copy.target.address, (copy.source.address,), copy.nbytes // size) for copy in copies]
-    return [Together(device, tuple(leaves), size)]
+    return [_copying(device, leaves, size)]
 
 
-def _sharded(devices: tuple[int, ...], jobs: Sequence[Job]) -> list[Step]:
+def _sharded(devices: tuple[int, ...], rule: Rule, jobs: Sequence[Job]) -> list[Step]:
     steps: list[Step] = []
+    size, result_size = rule.dtype.itemsize, rule.result.itemsize
+
+    def part(job: Job, turn: int) -> tuple[int, int]:
+        """Return the elements of a leaf that a device reduces."""
+        step = -(-job.elements // (len(devices) * GRAIN)) * GRAIN
+        return min(turn * step, job.elements), min((turn + 1) * step, job.elements)
+
     for turn, device in enumerate(devices):
-        parts = [(job, *_part(job, turn, len(devices))) for job in jobs]
-        leaves = tuple(_leaf(_own(device, job), job, low, high) for job, low, high in parts if low < high)
-        steps += [Launch(device, leaves)] if leaves else []
+        leaves = []
+        for job in jobs:
+            low, high = part(job, turn)
+            addresses = tuple(place.address + low * size for place in job.inputs)
+            leaves.append(Leaf(_own(device, job).address + low * result_size, addresses, high - low))
+        steps += _reducing(device, rule, leaves)
     steps.append(Meet(devices))
     for device in devices:
-        others = [(turn, other) for turn, other in enumerate(devices) if other != device]
-        copies = [_fetch(device, other, job, *_part(job, turn, len(devices))) for turn, other in others for job in jobs]
-        steps += _together(device, [copy for copy in copies if copy.nbytes], jobs[0].output_size)
-        steps += _local_copies(device, jobs)
+        copies = []
+        for turn, other in enumerate(devices):
+            for job in jobs if other != device else ():  # what another device has reduced is fetched
+                low, high = (element * result_size for element in part(job, turn))
+                target, source = (_moved(_own(each, job), low) for each in (device, other))
+                copies += [Copy(device, target, source, high - low)] if low < high else []
+        steps += _together(device, copies, result_size)
+        steps += _local_copies(device, rule, jobs)
     return steps
 
 
-def _fetch(device: int, other: int, job: Job, low: int, high: int) -> Copy:
-    """Fetch what another device has reduced."""
-    size = job.output_size
-    target, source = _moved(_own(device, job), low * size), _moved(_own(other, job), low * size)
-    return Copy(device, target, source, (high - low) * size)
-
-
-def _at_home(home: int, jobs: Sequence[Job], reaches: Reaches, allocate: Allocate) -> list[Step]:
+def _at_home(home: int, rule: Rule, jobs: Sequence[Job], reaches: Reaches, allocate: Allocate) -> list[Step]:
     fetches: list[Step] = []
+    returns: list[Step] = []
     at_home: list[Job] = []
     for job in jobs:
         inputs = []
         for place in job.inputs:
             here = place
             if job.elements and not reaches(home, place.device):
-                nbytes = job.elements * job.input_size
+                nbytes = job.elements * rule.dtype.itemsize
                 here = Place(home, allocate(home, nbytes))
                 fetches.append(Copy(home, here, place, nbytes))
             inputs.append(here)
         at_home.append(job._replace(inputs=tuple(inputs)))
-    returns = [
-        Copy(home, other, own, job.elements * job.output_size)
-        for job in jobs
-        for own in [_own(home, job)]
-        for other in job.outputs
-        if other.device != home and job.elements
-    ]
-    return [*fetches, *_reduce_all(home, at_home), *_local_copies(home, jobs), *returns]
-
-
-def _part(job: Job, turn: int, count: int) -> tuple[int, int]:
-    """Return the elements of a leaf that a device reduces."""
-    step = -(-job.elements // (count * GRAIN)) * GRAIN
-    return min(turn * step, job.elements), min((turn + 1) * step, job.elements)
-
-
-def _leaf(own: Place, job: Job, low: int, high: int) -> Leaf:
-    addresses = tuple(place.address + low * job.input_size for place in job.inputs)
-    return Leaf(own.address + low * job.output_size, addresses, high - low)
+        away = [place for place in job.outputs if place.device != home] if job.elements else []
+        returns += [Copy(home, place, _own(home, job), job.elements * rule.result.itemsize) for place in away]
+    return [*fetches, *_whole_leaves(home, rule, at_home), *returns]
 
 
 def _own(device: int, job: Job) -> Place:
@@ -243,19 +228,12 @@ def _moved(place: Place, offset: int) -> Place:
 
 
 class View(NamedTuple):
-    """An array, or a part of one, on a device.
+    """An array, or a part of one, on a device."""
 
-    Attributes:
-        place: of its first element.
-        shape: its shape.
-        strides: for each axis, the bytes from an element to the next.
-        itemsize: bytes of an element.
-    """
-
-    place: Place
+    place: Place  # of its first element
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    itemsize: int
+    strides: tuple[int, ...]  # for each axis, the bytes from an element to the next
+    dtype: DType
 
     def part(self, axis: int, low: int, high: int) -> View:
         """Return the part from ``low`` to ``high`` along an axis."""
@@ -265,7 +243,7 @@ class View(NamedTuple):
     @property
     def nbytes(self) -> int:
         """How many bytes its elements have."""
-        return math.prod(self.shape) * self.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Move(NamedTuple):
@@ -275,10 +253,9 @@ class Move(NamedTuple):
     source: View
 
 
-def whole(place: Place, shape: tuple[int, ...], itemsize: int) -> View:
+def whole(place: Place, shape: tuple[int, ...], dtype: DType) -> View:
     """Return an array without gaps, in C's order."""
-    strides = tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-    return View(place, shape, strides, itemsize)
+    return View(place, shape, strides_in_c_order(shape, dtype.itemsize), dtype)
 
 
 def devices_of(moves: Sequence[Move]) -> set[int]:
@@ -286,7 +263,7 @@ def devices_of(moves: Sequence[Move]) -> set[int]:
     return {view.place.device for move in moves for view in move} - {HOST}
 
 
-def move_steps(moves: Sequence[Move], allocate: Allocate) -> list[Moving]:
+def move_steps(moves: Sequence[Move], allocate: Allocate) -> list[Step]:
     """Return the steps that carry out moves, in their order, so that one on a device may copy what one before made.
 
     What moves to another device, or to the host, must be there before the first step. What moves to the host, or from
@@ -296,20 +273,20 @@ def move_steps(moves: Sequence[Move], allocate: Allocate) -> list[Moving]:
         moves: the moves.
         allocate: returns the address of scratch memory on a device, for so many bytes.
     """
-    packs: list[Moving] = []
+    packs: list[Step] = []
     moves, steps = _with_the_host(moves, allocate)
 
     def scratch(device: int, like: View) -> View:
-        return whole(Place(device, allocate(device, like.nbytes)), like.shape, like.itemsize)
+        return whole(Place(device, allocate(device, like.nbytes)), like.shape, like.dtype)
 
     for target, source in moves:
         here, there, ready = target.place.device, source.place.device, source
         if not source.nbytes:
             continue
-        if here != there and not _has_no_gaps(source):
+        if here != there and not has_no_gaps(source):
             ready = scratch(there, source)
             packs += _on_device(ready, source)
-        if here != there and not _has_no_gaps(target):
+        if here != there and not has_no_gaps(target):
             landed = scratch(here, target)
             steps.append(Copy(here, landed.place, ready.place, landed.nbytes))
             ready = landed
@@ -317,16 +294,16 @@ def move_steps(moves: Sequence[Move], allocate: Allocate) -> list[Moving]:
     return [*packs, Meet(tuple(sorted(devices_of(moves)))), *steps] if packs else steps
 
 
-def _with_the_host(moves: Sequence[Move], allocate: Allocate) -> tuple[list[Move], list[Moving]]:
+def _with_the_host(moves: Sequence[Move], allocate: Allocate) -> tuple[list[Move], list[Step]]:
     """Return moves without those of many small arrays between a device and the host, and the steps of these."""
     small: dict[tuple[int, bool], list[tuple[int, Move]]] = {}  # by device and whether they go to the host
     for move in moves:
         (to, by), goes = (view.place.device for view in move), move.target.place.device == HOST
         here = move.source if goes else move.target
-        if HOST in (to, by) and 0 < here.nbytes < PACKED_BELOW and _has_no_gaps(here):
+        if HOST in (to, by) and 0 < here.nbytes < PACKED_BELOW and has_no_gaps(here):
             at = (move.target if goes else move.source).place.address
             small.setdefault((here.place.device, goes), []).append((at, move))
-    steps: list[Moving] = []
+    steps: list[Step] = []
     packed: set[Move] = set()
     for (device, goes), found in small.items():
         for run in _runs(sorted(found, key=lambda pair: pair[0])):
@@ -347,7 +324,7 @@ def _runs(found: Sequence[tuple[int, Move]]) -> Iterator[list[tuple[int, Move]]]
             run.append((at, move))
 
 
-def _packed(device: int, goes: bool, run: Sequence[tuple[int, Move]], allocate: Allocate) -> list[Moving]:
+def _packed(device: int, goes: bool, run: Sequence[tuple[int, Move]], allocate: Allocate) -> list[Step]:
     """Return the copy of a run, and the launch that packs it, or that moves each array to its place."""
     begin, (last, move) = run[0][0], run[-1]
     nbytes = last + move.source.nbytes - begin
@@ -357,18 +334,18 @@ def _packed(device: int, goes: bool, run: Sequence[tuple[int, Move]], allocate: 
     for at, move in run:
         own, there = (move.source if goes else move.target).place.address, piece.address + at - begin
         leaves.append(Leaf(*((there, (own,)) if goes else (own, (there,))), move.source.nbytes // size))
-    together = Together(device, tuple(leaves), size)
+    together = _copying(device, leaves, size)
     if goes:
         return [together, Copy(device, Place(HOST, begin), piece, nbytes)]
     return [Copy(device, piece, Place(HOST, begin), nbytes), together]
 
 
-def _on_device(target: View, source: View) -> Iterator[Moving]:
+def _on_device(target: View, source: View) -> Iterator[Step]:
     """Return a move's copies, between two views of one device, or two without gaps."""
     device, extents = target.place.device, _merged(target, source)
     if device == HOST:
         device = source.place.device
-    width = source.itemsize
+    width = source.dtype.itemsize
     if extents and extents[-1][1:] == (width, width):
         width *= extents.pop()[0]
     if not extents:
@@ -400,5 +377,7 @@ def _merged(target: View, source: View) -> list[tuple[int, int, int]]:
     return found
 
 
-def _has_no_gaps(view: View) -> bool:
-    return _merged(view, view) in ([], [(view.nbytes // view.itemsize, view.itemsize, view.itemsize)])
+def has_no_gaps(view: View) -> bool:
+    """Return whether elements lie one behind the other, in C's order."""
+    size = view.dtype.itemsize
+    return _merged(view, view) in ([], [(view.nbytes // size, size, size)])

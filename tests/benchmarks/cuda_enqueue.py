@@ -56,7 +56,7 @@ def batch(leaves: int) -> Batch:
     jobs = []
     for leaf in range(leaves):
         places = [Place(0, symbol(2 * REPLICAS * leaf + k)) for k in range(2 * REPLICAS)]
-        jobs.append(Job(tuple(places[:REPLICAS]), tuple(places[REPLICAS:]), 1000 + leaf, 4, 4))
+        jobs.append(Job(tuple(places[:REPLICAS]), tuple(places[REPLICAS:]), 1000 + leaf))
     return Batch(rule_for(ReduceOp.SUM, np.dtype(np.float32)), jobs)
 
 

@@ -260,7 +260,7 @@ def batch(case: Case) -> Batch:
         inputs = tuple(Place(0, symbol(leaf * case.count + n)) for n in range(case.count))
         out = Place(0, symbol(len(case.sizes) * case.count + leaf))
         elements = size // case.dtype.itemsize
-        jobs.append(Job(inputs, (out,), elements, case.dtype.itemsize, case.rule.result.itemsize))
+        jobs.append(Job(inputs, (out,), elements))
     return Batch(case.rule, jobs)
 
 

@@ -20,14 +20,13 @@ import numpy as np
 
 from aiodist._gpu.cuda_core import CudaCore, DeviceEvent
 from aiodist._gpu.steps import HOST
+from tests.gpu.problem import POISON
 from tests.kernels.cuda import on_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from aiodist_kernels.cuda.forms import Form
-
-POISON = 0xA5
 
 
 @dataclass(eq=False)

@@ -28,15 +28,13 @@ from aiodist import MirroredStrategy, PerReplica, get_replica_context
 from aiodist._gpu import cuda_core, enqueue
 from aiodist._gpu.cuda_core import CudaCore
 from aiodist._gpu.enqueue import Queue
-from aiodist._gpu.schedule import Batch
-from aiodist._gpu.steps import HOST, Job, Move, Place, whole
-from aiodist_kernels import ReduceOp, reduce
+from aiodist._gpu.steps import HOST, Move, Place, whole
+from aiodist_kernels import ReduceOp
 from aiodist_kernels.cuda import compiled
-from aiodist_kernels.rules import rule_for
 from tests.benchmarks import cuda_reductions
 from tests.benchmarks.cuda_reductions import cases
 from tests.benchmarks.timing import KIB
-from tests.kernels import arrays
+from tests.gpu.problem import Problem
 from tests.kernels.arrays import BFLOAT16, assert_same_bits
 from tests.kernels.cuda import on_host
 
@@ -98,26 +96,14 @@ def read(memory: Any, like: np.ndarray) -> np.ndarray:
 
 def reduced(driver: Loading, op: ReduceOp, dtype: np.dtype, devices: list[int], sizes: list[int]) -> None:
     """Reduce leaves on these devices, several times, and check every replica's results."""
-    queue, jobs, checks, keeps = Queue(driver), [], [], []
-    for leaf, size in enumerate(sizes):
-        buffers = arrays.buffers(leaf, len(devices), (size,), dtype)
-        wanted = reduce(op, buffers)
-        inputs = [driver.put(device, values) for device, values in zip(devices, buffers, strict=True)]
-        outs = [driver.put(device, np.full(wanted.nbytes, 0xA5, np.uint8)) for device in devices]
-        places = [tuple(Place(d, m.address) for d, m in zip(devices, some, strict=True)) for some in (inputs, outs)]
-        jobs.append(Job(places[0], places[1], size, dtype.itemsize, wanted.dtype.itemsize))
-        checks += [(out, wanted) for out in outs]
-        keeps += [*inputs, *outs]
-    schedule = queue.schedule([Batch(rule_for(op, dtype), jobs)])
-    queue.load(schedule)
+    problem, queue = Problem(driver.put, op, dtype, devices, sizes), Queue(driver)
     with driver.using():
         streams = [driver.replica_stream(f"GPU:{i}", device) for i, device in enumerate(devices)]
         streams += [driver.foreign_stream(device, 0) for device in sorted(set(devices))]
     for _ in range(3):
-        completion = queue.run(schedule, streams, [])
-        assert completion.is_done()
+        assert problem.run(queue, streams).is_done()
     assert not driver.errors, driver.errors[0]
-    for out, wanted in checks:
+    for out, wanted in problem.results:
         assert_same_bits(read(out, wanted), wanted)
 
 
@@ -127,7 +113,7 @@ def copies_of_rows(driver: Loading) -> None:
     for there in (0, 1):
         source, target = driver.put(there, values), driver.put(0, np.zeros_like(values))
         queue = Queue(driver)
-        views = [whole(Place(k, m.address), values.shape, 2) for k, m in ((0, target), (there, source))]
+        views = [whole(Place(k, m.address), values.shape, values.dtype) for k, m in ((0, target), (there, source))]
         schedule = queue.schedule([], [Move(views[0].part(1, 5, 8), views[1].part(1, 0, 3))])
         with driver.using():
             streams = [driver.foreign_stream(0, 1)]

@@ -13,15 +13,18 @@ from hypothesis import strategies as st
 from aiodist._gpu import steps
 from aiodist._gpu.enqueue import Queue
 from aiodist._gpu.steps import Copy, Meet, Move, Place, Rows, View, whole
-from tests.gpu.fake_driver import POISON, FakeDriver, placed
+from tests.gpu.fake_driver import FakeDriver, placed
+from tests.gpu.problem import POISON
 from tests.kernels import arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+SINGLE = np.dtype(np.float32)
+
 
 def view(device: int, memory: Any, shape: tuple[int, ...], itemsize: int) -> View:
-    return whole(Place(device, memory.address), shape, itemsize)
+    return whole(Place(device, memory.address), shape, np.dtype(f"V{itemsize}"))
 
 
 @st.composite
@@ -92,7 +95,7 @@ def allocating(allocated: list[tuple[int, int]]) -> Callable[[int, int], int]:
 
 
 def test_arrays_without_gaps_cross_in_one_copy() -> None:
-    here, there = (whole(Place(k, 1 << 40), (4, 5, 6), 4) for k in range(2))
+    here, there = (whole(Place(k, 1 << 40), (4, 5, 6), SINGLE) for k in range(2))
     allocated: list[tuple[int, int]] = []
     made = steps.move_steps([Move(here, there), Move(here.part(0, 1, 3), there.part(0, 0, 2))], allocating(allocated))
     assert [(type(step), step.nbytes) for step in made if isinstance(step, Copy)] == [(Copy, 480), (Copy, 240)]
@@ -101,7 +104,7 @@ def test_arrays_without_gaps_cross_in_one_copy() -> None:
 
 
 def test_gaps_are_closed_before_a_crossing_and_opened_behind_it() -> None:
-    here, there = (whole(Place(k, 1 << 40), (4, 5, 6), 4) for k in range(2))
+    here, there = (whole(Place(k, 1 << 40), (4, 5, 6), SINGLE) for k in range(2))
     allocated: list[tuple[int, int]] = []
     made = steps.move_steps([Move(here.part(1, 1, 3), there.part(1, 0, 2))], allocating(allocated))
     assert [type(step) for step in made] == [Rows, Meet, Copy, Rows]
@@ -111,7 +114,7 @@ def test_gaps_are_closed_before_a_crossing_and_opened_behind_it() -> None:
 
 
 def test_rows_are_the_axis_with_most_of_them() -> None:
-    array = whole(Place(0, 1 << 40), (1000, 3, 8), 4)
+    array = whole(Place(0, 1 << 40), (1000, 3, 8), SINGLE)
     made = steps.move_steps(
         [Move(array.part(1, 0, 2).part(2, 0, 4), array.part(1, 0, 2).part(2, 4, 8))], allocating([])
     )

@@ -1,0 +1,76 @@
+"""Reductions of leaves on devices, whatever drives these, and what they must give."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aiodist._gpu.schedule import Batch, symbol
+from aiodist._gpu.steps import Job, Place
+from aiodist_kernels import Accumulate, ReduceOp, reduce
+from aiodist_kernels.rules import rule_for
+from tests.kernels import arrays
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiodist._gpu.enqueue import Completion, Queue
+    from aiodist._gpu.schedule import Schedule
+
+POISON = 0xA5
+
+
+class Problem:
+    """Leaves of one dtype, with a result for each replica.
+
+    Args:
+        put: returns memory of a device with some values.
+        op: the reduce op.
+        dtype: of the leaves.
+        devices: of each replica.
+        sizes: of each leaf.
+        accumulate: the accumulator.
+
+    Attributes:
+        inputs: what each replica contributes of each leaf: its memory and its values.
+        results: what each gets: its memory, which is poisoned before, and what it must be.
+    """
+
+    def __init__(
+        self,
+        put: Callable[[int, np.ndarray], Any],
+        op: ReduceOp,
+        dtype: np.dtype,
+        devices: list[int],
+        sizes: list[int],
+        accumulate: Accumulate = "native",
+    ) -> None:
+        self.rule = rule_for(op, dtype, accumulate)
+        self.inputs: list[tuple[Any, np.ndarray]] = []
+        self.results: list[tuple[Any, np.ndarray]] = []
+        self.places: list[Place] = []
+        jobs = []
+        for leaf, size in enumerate(sizes):
+            buffers = arrays.buffers(leaf, len(devices), (size,), dtype)
+            wanted = reduce(op, buffers, accumulate=accumulate)
+            poison = np.full(wanted.nbytes, POISON, np.uint8)
+            inputs = [(put(device, values), values) for device, values in zip(devices, buffers, strict=True)]
+            results = [(put(device, poison), wanted) for device in devices]
+            places = [Place(d, m.address) for d, (m, _) in zip(devices * 2, [*inputs, *results], strict=True)]
+            first = len(self.places)
+            numbered = [Place(place.device, symbol(first + i)) for i, place in enumerate(places)]
+            jobs.append(Job(tuple(numbered[: len(devices)]), tuple(numbered[len(devices) :]), size))
+            self.inputs += inputs
+            self.results += results
+            self.places += places
+        self.batches = [Batch(self.rule, jobs)]
+        self.schedule: Schedule | None = None
+
+    def run(self, queue: Queue, streams: list[Any]) -> Completion:
+        """Enqueue it; whoever calls keeps the memory."""
+        if self.schedule is None:
+            self.schedule = queue.schedule(self.batches, arrays=len(self.places))
+            queue.load(self.schedule)
+        keeps = [memory for memory, _ in (*self.inputs, *self.results)]
+        return queue.run(self.schedule, streams, keeps, tuple([place.address for place in self.places]))
