@@ -5,7 +5,7 @@
 ``AIODIST_TRACE``: where to write a trace of every run of the process; see `aiodist.trace`. Worker k of several writes
 ``run.k.json`` for ``run.json``.
 ``AIODIST_WORKERS``: how many workers ``aiodist run`` has started.
-``AIODIST_NOTES``: the folder in which ``aiodist run`` looks for who waits for the other workers.
+``AIODIST_NOTES``: the folder of the journal in which ``aiodist run`` reads how far its workers have come.
 ``AIODIST_WORKER_PROCESS``: the process of the worker that has started this one, or this one's own.
 ``AIODIST_CONTROL_ADDRESS``: the name or number at which the first worker listens, and the others reach it.
 ``AIODIST_LOST_SECONDS``: how long a worker may be stopped, as by a debugger, or cut off, before it counts as lost; by
@@ -167,7 +167,7 @@ def let_crashes_end_processes() -> None:
 
 
 def notes() -> str | None:
-    """Return the folder in which the launcher looks for notes; None where there is none."""
+    """Return the folder of the launcher's journal; None where there is none."""
     return os.environ.get("AIODIST_NOTES") or None
 
 

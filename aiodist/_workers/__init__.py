@@ -5,7 +5,8 @@ are values moved. Where records differ, every worker sends a snapshot of its led
 one, and all raise the same report. Modules, in order; each imports only from those above it and from lower floors:
 
 - `transport`: the protocol of engines: what moves bytes between workers; calls in worker threads, as requests.
-- `ending`: how this worker ends, and what it tells `aiodist run`.
+- `journal`: what workers and their agents tell `aiodist run`.
+- `ending`: how this worker ends.
 - `engines`: simulated (many workers in one process, or one alone), mpi, torch.
 - `layout`: what each worker says of itself, and which replicas live on which.
 - `record`: the record that opens every step.

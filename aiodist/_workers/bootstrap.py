@@ -24,10 +24,10 @@ from aiodist._core.call import place
 from aiodist._core.report import Location
 from aiodist._core.text import shown_file
 from aiodist._workers.control import TcpControl
-from aiodist._workers.ending import missing_workers, told_to_the_launcher
 from aiodist._workers.engines.simulated import SimulatedCommunicator, alone
 from aiodist._workers.exchange import gather_objects
 from aiodist._workers.handshake import Address, Door
+from aiodist._workers.journal import Journal, noted_rendezvous
 from aiodist._workers.layout import Hello, Layout, check_versions
 from aiodist._workers.simulated_control import SimulatedControl, SimulatedSwitchboard
 from aiodist._workers.team import Settings, Team, warn_of_stall
@@ -105,7 +105,7 @@ def _communicator(given: Any) -> Communicator:
     """Return the communicator of the workers, when all have come."""
     launched = environment.launched()
     rank, size = (launched.rank, launched.workers) if launched is not None else (0, 1)
-    with told_to_the_launcher():
+    with noted_rendezvous():
         found = _blocking(communicator_of(given), rank, size)
     environment.note_worker(os.getpid())
     return found
@@ -222,9 +222,10 @@ def _wait(request: Request, rank: int, size: int) -> None:
         here = _constructor() if now >= warn_at else None
         if here is not None:
             warn_at = begun + 2 * RENDEZVOUS_SECONDS
+            missing = Journal(environment.notes()).missing()
             warn_of_stall(
                 f"worker {rank} of {size} has waited {now - begun:.3g} s to make a strategy at {_shown(here)}, which "
-                f"every worker is to make{missing_workers()} (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
+                f"every worker is to make{missing} (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
                 here.file,
                 here.line,
             )

@@ -33,6 +33,7 @@ from aiodist._arrays import environment
 from aiodist._workers import ending
 from aiodist._workers.coordinator import PATIENCE_SECONDS, Coordinator, Sent
 from aiodist._workers.handshake import Address, Door, connect
+from aiodist._workers.journal import note
 from aiodist._workers.layout import Hello, made_differently
 from aiodist._workers.liveness import Pulse, trouble
 from aiodist._workers.messages import (
@@ -168,7 +169,7 @@ class TcpControl:
             return
         error = ending.last_error()
         if ending.is_echo(error, self._own):
-            ending.tell_of_echo()
+            note("echo")
         self._leave(why or ending.farewell_of(error), lingers=bool(why) or error is not None)
         self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
 

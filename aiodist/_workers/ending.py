@@ -1,12 +1,10 @@
-"""How this worker ends, and what it tells `aiodist run` by notes (`aiodist._tools.launch.notes` lists them).
+"""How this worker ends.
 
-An engine that waits for a worker that has ended already does so in its own code, and tells nobody; MPI lets no worker
-end before all do, who may wait to meet it. The launcher sees it by the notes in its folder. A worker that ends while it
-is needed makes the others fail, and they may be gone before it is: so each tells when its error is an echo, and the job
-ends with the exit code of a worker whose own it was.
+A worker that ends while it is needed makes the others fail, and they may be gone before it is: so each tells
+`aiodist run` when its error is an echo, and the job ends with the exit code of a worker whose own it was.
 
 `MPI_Finalize` waits until all workers call it. With a worker dead it would wait for ever, so it is left out. A worker
-may also fail when this one is in it already: where the launcher's notes report such things, this process then ends
+may also fail when this one is in it already: where a launcher's journal reports such things, this process then ends
 with its own exit code instead of being killed. Where operations in the air will never match, after a mismatch that the
 program has caught, it may wait, too, though MPICH's and Open MPI's have never done so: it is given some seconds. So a
 thread calls it. mpi4py's own function keeps the interpreter lock meanwhile, with which nobody could look at anything
@@ -17,19 +15,18 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any, Final
 
 from aiodist._arrays import environment
 from aiodist._core.errors import CollectiveError, IncompleteCollectiveError, WorkerLostError
 from aiodist._core.report import CollectiveReport
+from aiodist._workers.journal import Journal, has_a_launcher, note
 from aiodist._workers.transport import Request
 
 ENDED: Final = "has ended"
@@ -48,59 +45,6 @@ reports_of_all: Final[list[CollectiveReport]] = []
 """The reports that all workers have been given."""
 
 _shortens: Final[list[int]] = []
-
-
-# Notes.
-
-
-def _tell(kind: str, text: str = "") -> None:
-    if folder := environment.notes():
-        from pathlib import Path  # only a launcher's workers need it
-
-        with suppress(OSError):
-            Path(folder, f"{kind}.{os.getpid()}").write_text(text, encoding="utf-8")
-
-
-def has_a_launcher() -> bool:
-    """Return whether the launcher keeps notes on this machine."""
-    return os.path.isdir(environment.notes() or "")  # noqa: PTH112  (without pathlib, which takes time to import)
-
-
-@contextmanager
-def told_to_the_launcher() -> Iterator[None]:
-    """Report a rendezvous, and at its end how often the workers have met."""
-    folder = environment.notes()
-    if not folder:
-        yield
-        return
-    from pathlib import Path
-
-    rendezvous, met = (Path(folder, f"{kind}.{os.getpid()}") for kind in ("rendezvous", "met"))
-    with suppress(OSError):
-        rendezvous.touch()
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            rendezvous.unlink()
-    with suppress(OSError):
-        met.write_text(str(int(met.read_text()) + 1 if met.exists() else 1))
-
-
-def missing_workers() -> str:
-    """Return which workers have not come to a rendezvous, as far as `aiodist run` knows, for the end of a sentence."""
-    folder = environment.notes()
-    if not folder:
-        return ""
-    from pathlib import Path
-
-    missing = []
-    for note in Path(folder).glob("started.*"):
-        with suppress(OSError, ValueError):
-            if not note.with_name(f"rendezvous{note.suffix}").exists():
-                missing.append((int(note.read_text().split()[1]), note.suffix[1:]))
-    who = ", ".join(f"worker {rank} (process {pid} on {platform.node()})" for rank, pid in sorted(missing))
-    return f"; {who} has not come" if who else ""
 
 
 # The error that ends the program.
@@ -122,11 +66,6 @@ def is_echo(error: BaseException | None, own: Collection[int]) -> bool:
         return False
     ended = [replica.replica_id for replica in error.report.replicas if replica.state.ended]
     return bool(ended) and not any(replica_id in own for replica_id in ended)
-
-
-def tell_of_echo() -> None:
-    """Tell that this worker fails because another has."""
-    _tell("echo")
 
 
 def shorten_reports(rank: int) -> None:
@@ -157,23 +96,13 @@ def finalise(mpi: Any, worker: int) -> None:
     if os.getpid() != worker or mpi.Is_finalized():  # a child that the program has forked ends by itself
         return
     if last_error() is not None or WORKER_LOST in unfinished:
-        _tell_of_memory()
         return
-    _tell("leaving")
+    note("leaving")
     doubtful = bool(unfinished) or not _all_landed()
     if not doubtful and not has_a_launcher():
         mpi.Finalize()
     else:
         _finalise_for(mpi, _DOUBTFUL_SECONDS if doubtful else float("inf"))
-
-
-def _tell_of_memory() -> None:
-    """Tell what memory this worker shares with others, which it leaves behind."""
-    from pathlib import Path
-
-    with suppress(OSError):  # only Linux shows it
-        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines(keepends=True)
-        _tell("memory", "".join(line for line in lines if "/dev/shm/" in line))  # noqa: S108
 
 
 def _finalise_for(mpi: Any, seconds: float) -> None:
@@ -185,10 +114,8 @@ def _finalise_for(mpi: Any, seconds: float) -> None:
     except RuntimeError:  # Python 3.12's first releases start none at their end
         mpi.Finalize()
         return
-    while thread.is_alive() and time.monotonic() < give_up and not _another_has_failed():
+    while thread.is_alive() and time.monotonic() < give_up and not any(Journal(environment.notes()).ended.values()):
         thread.join(_LOOK_SECONDS)
-    if thread.is_alive():
-        _tell_of_memory()
 
 
 def _of_library(mpi: Any) -> Callable[[], object]:
@@ -197,15 +124,6 @@ def _of_library(mpi: Any) -> Callable[[], object]:
     except (OSError, AttributeError):  # it has been loaded otherwise
         return mpi.Finalize  # type: ignore[no-any-return]
     return found
-
-
-def _another_has_failed() -> bool:
-    """Return whether an agent of this machine has noted that its worker has failed."""
-    from pathlib import Path
-
-    with suppress(OSError):
-        return any(note.read_text() not in {"", "0"} for note in Path(environment.notes() or ".").glob("ended.*"))
-    return False
 
 
 def _all_landed() -> bool:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -160,3 +161,11 @@ def test_launcher_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_bad_usage_says_what_to_do(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("run", *arguments) == 2
     assert told in capsys.readouterr().err
+
+
+def test_no_room_for_a_folder_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nonesuch")
+    assert exit_code("run", "-n", "1", PROGRAM) == 2
+    assert re.search(
+        r"cannot make a folder for the job's notes .*'/nonesuch/aiodist-run-.*; set TMPDIR", capsys.readouterr().err
+    )

@@ -19,7 +19,6 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +36,7 @@ from aiodist import (
 )
 from aiodist._arrays import environment
 from aiodist._strategy.scope import replicas_of
+from aiodist._workers.journal import Journal
 from aiodist._workers.transport import Communicator, Steps
 from tests.workers.conformance import CASES, go_through, wait
 
@@ -169,9 +169,9 @@ async def stalls(strategy: MultiWorkerMirroredStrategy, *, last: bool) -> None:
 
 
 def wait_until_the_others_wait() -> None:
-    """Return a second after all others have come to the making of the strategy, as their notes say."""
+    """Return a second after all others have come to the making of the strategy, as the journal says."""
     others = (environment.launched_workers() or 1) - 1
-    while len(list(Path(environment.notes() or "").glob("rendezvous.*"))) < others:
+    while len(Journal(environment.notes()).waiting) < others:
         time.sleep(0.05)
     time.sleep(1)
 

@@ -24,7 +24,7 @@ from aiodist._core.call import Call, OrderCheck, Place
 from aiodist._core.ledger import Ledger
 from aiodist._core.report import ReplicaState
 from aiodist._core.snapshot import Snapshot
-from aiodist._tools.launch.notes import folder_of_notes
+from aiodist._tools.launch.run import _folder_of_notes
 from aiodist._workers import ending, handshake
 from aiodist._workers.control import MOST_BYTES, Peer, TcpControl, packed
 from aiodist._workers.coordinator import Coordinator
@@ -403,10 +403,10 @@ def test_names_with_path_separators_lead_nowhere(name: str, monkeypatch: pytest.
 @pytest.mark.skipif(os.name != "posix", reason="the permissions of files are POSIX's")
 @pytest.mark.anyio
 async def test_other_users_see_no_secret_in_files_or_variables() -> None:
-    with folder_of_notes() as notes:
-        assert stat.S_IMODE(os.stat(notes.folder).st_mode) == 0o700  # noqa: PTH116
+    with _folder_of_notes() as folder:
+        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700  # noqa: PTH116
         async with door() as opened:
-            everything = "".join([*environment.with_workers(2, str(notes.folder)).values(), *sys.argv])
+            everything = "".join([*environment.with_workers(2, folder).values(), *sys.argv])
             assert opened.address.secret.hex() not in everything
 
 

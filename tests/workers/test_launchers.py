@@ -27,7 +27,7 @@ from aiodist._core.errors import CollectiveError
 from aiodist._core.report import Reason
 from aiodist._workers import ending
 from aiodist._workers.bootstrap import check
-from aiodist._workers.ending import is_echo, told_to_the_launcher
+from aiodist._workers.ending import is_echo
 
 VARIABLES = ("AIODIST_WORKERS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE", "TF_CONFIG")
 
@@ -123,20 +123,6 @@ def test_cluster_of_tf_config_is_the_strategys(monkeypatch: pytest.MonkeyPatch) 
         MultiWorkerMirroredStrategy()
 
 
-def test_rendezvous_are_told_while_they_last_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIODIST_NOTES", str(tmp_path))
-    rendezvous, met = (tmp_path / f"{kind}.{os.getpid()}" for kind in ("rendezvous", "met"))
-    for count in ("1", "2"):
-        with told_to_the_launcher():
-            assert rendezvous.exists()
-        assert not rendezvous.exists()
-        assert met.read_text() == count
-    with pytest.raises(TimeoutError), told_to_the_launcher():
-        raise TimeoutError
-    assert not rendezvous.exists()
-    assert met.read_text() == "2"
-
-
 # How workers end: by themselves, or as an echo of what another one has done.
 
 
@@ -164,12 +150,6 @@ def test_errors_that_others_have_caused(raised: BaseException | None, echo: bool
     assert is_echo(raised, {2, 3}) is echo
 
 
-def end(notes: Path, worker: int, code: int, at: int) -> None:
-    note = notes / f"ended.{worker}"
-    note.write_text(str(code))
-    os.utime(note, (at, at))
-
-
 def test_worker_does_not_wait_for_one_that_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MPI waits for all; this test ends where nobody does for it any more."""
     monkeypatch.setenv("AIODIST_NOTES", str(tmp_path))
@@ -178,7 +158,7 @@ def test_worker_does_not_wait_for_one_that_has_failed(tmp_path: Path, monkeypatc
     def of_library(_: Any) -> Any:
         def finalise() -> None:
             begun.set()
-            end(tmp_path, 7, 1, at=1)
+            (tmp_path / "journal").write_text("ended 7 1\n")
             may_end.wait()
 
         return finalise

@@ -2,8 +2,8 @@
 
     python agent.py NOTES WORKERS RANK COMMAND...
 
-NOTES is the job's folder (see `notes`), and RANK the variable in which mpiexec says which worker this is. The agent is
-a script that imports nothing but the standard library, so that it starts at once.
+NOTES is the folder of the job's journal (`aiodist._workers.journal`), and RANK the variable in which mpiexec says which
+worker this is. The agent is a script that imports nothing but the standard library, so that it starts at once.
 
 The worker has a session of its own, so that it can be killed with everything that it has started, and on Linux it dies
 with its agent. The agent of a failed worker stays for some seconds: mpiexec ends the whole job when the first of its
@@ -63,11 +63,11 @@ def main(notes: Path, workers: int, rank: int, command: Sequence[str]) -> int:
             stream = source, target, f"[{rank}] ".encode()
             output.append(threading.Thread(target=_pass_lines, args=stream, daemon=True))
             output[-1].start()
-    _note(notes, f"started.{worker.pid}", f"{os.getpid()} {rank}")
+    _note(notes, f"started {worker.pid} {os.getpid()} {rank}")
     code = _follow(worker, parent, asked)
     if asked:  # it has not failed by itself
-        _note(notes, f"echo.{worker.pid}", "")
-    _note(notes, f"ended.{worker.pid}", str(code))
+        _note(notes, f"echo {worker.pid}")
+    _note(notes, f"ended {worker.pid} {code}")
     kill_descendants()
     until = time.monotonic() + _LAST_LINES_SECONDS
     for thread in output:
@@ -77,12 +77,10 @@ def main(notes: Path, workers: int, rank: int, command: Sequence[str]) -> int:
     return code
 
 
-def _note(notes: Path, name: str, text: str) -> None:
-    """Leave a note in one piece; without a word where there is no folder, as on another machine than the launcher's."""
-    with suppress(OSError):
-        draft = notes / f"draft.{name}"
-        draft.write_text(text)
-        draft.rename(notes / name)
+def _note(notes: Path, line: str) -> None:
+    """Append a line to the journal; without a word where there is no folder, as when the launcher is gone."""
+    with suppress(OSError), (notes / "journal").open("a") as file:
+        file.write(f"{line}\n")
 
 
 def _pass_lines(source: IO[bytes], target: int, prefix: bytes) -> None:
@@ -120,10 +118,11 @@ def _signal_group(worker: subprocess.Popen[bytes], number: int) -> None:
 def _wait_for_others(notes: Path, workers: int, asked: list[int]) -> None:
     """Wait for some seconds, or until all workers have ended, or a signal ends that."""
     until = time.monotonic() + OTHERS_SECONDS
-    while time.monotonic() < until and len(list(notes.glob("ended.*"))) < workers:
-        if signal.SIGHUP in asked or len(asked) > 1:
-            return
-        time.sleep(_POLL_SECONDS)
+    with suppress(OSError):
+        while time.monotonic() < until and (notes / "journal").read_text().count("\nended ") < workers:
+            if signal.SIGHUP in asked or len(asked) > 1:
+                return
+            time.sleep(_POLL_SECONDS)
 
 
 # Processes, as Linux shows them.

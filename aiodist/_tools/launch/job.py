@@ -21,7 +21,7 @@ from functools import partial
 from typing import Final
 
 from aiodist._tools.launch import agent
-from aiodist._tools.launch.notes import Notes, SharedMemory
+from aiodist._workers.journal import Journal, shared_memory
 
 LAST_WORDS_SECONDS: Final = 3.5
 ENDING_SECONDS: Final = 4.0
@@ -29,14 +29,17 @@ _POLL_SECONDS: Final = 0.05
 _FAREWELL_SECONDS: Final = 1.0
 
 
-def follow(process: subprocess.Popen[bytes], notes: Notes) -> int:
-    """Wait for the end of a job, or bring it about; return the exit code of the worker that failed first, or 0."""
+def follow(process: subprocess.Popen[bytes], folder: str) -> int:
+    """Wait for the end of a job, or bring it about; return the exit code of the worker that failed first, or 0.
+
+    ``folder`` is that of its journal.
+    """
     with _noted_signals() as signals:
-        job = _Job(process, notes, signals)
+        job = _Job(process, folder, signals)
         try:
             while process.poll() is None and not job.is_over():
                 _wait(process, _POLL_SECONDS)
-            failure = notes.first_failure()  # before those that are left are killed
+            failure = Journal(folder).first_failure()  # before those that are left are killed
         finally:
             job.end()
         if signal.SIGINT in signals:
@@ -47,7 +50,7 @@ def follow(process: subprocess.Popen[bytes], notes: Notes) -> int:
             print(f"Error: {job.complaint}", file=sys.stderr)
             return 1
         code = process.wait()
-        return failure or notes.first_failure() or (code if code >= 0 else 128 - code)
+        return failure or Journal(folder).first_failure() or (code if code >= 0 else 128 - code)
 
 
 @contextmanager
@@ -77,31 +80,29 @@ class _Job:
         complaint: why the job has been ended though no worker has failed.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], notes: Notes, signals: Sequence[int]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], folder: str, signals: Sequence[int]) -> None:
         self._process = process
-        self._notes = notes
+        self._folder = folder
         self._signals = signals
         self._passed_on = 0
-        self._memory = SharedMemory(notes)
+        self._memory: set[str] = set()
         self._over_at: float | None = None
         self._in_vain_since: float | None = None
         self.complaint: str | None = None
 
     def is_over(self) -> bool:
         """Return whether the time has come to kill what still runs; look at what has happened since."""
-        now = time.monotonic()
+        now, journal = time.monotonic(), Journal(self._folder)
         if len(self._signals) > self._passed_on:
             self._over_at = now if self._passed_on else now + ENDING_SECONDS
             self._passed_on = len(self._signals)
-            self._memory.look()
+            self._look_at_memory(journal)
             first = self._signals[0]
-            self._signal_agents(signal.SIGTERM if first == signal.SIGHUP else first)  # SIGHUP would give no time
-        if self._memory.look_is_due:
-            self._memory.look()
-        if self._over_at is None and self._notes.first_failure():
+            _signal_agents(journal, signal.SIGTERM if first == signal.SIGHUP else first)  # SIGHUP would give no time
+        if self._over_at is None and journal.first_failure():
             self._over_at = now + LAST_WORDS_SECONDS
-            self._memory.look()
-        if self._over_at is None and (complaint := self._waits_in_vain(now)):
+            self._look_at_memory(journal)
+        if self._over_at is None and (complaint := self._waits_in_vain(journal, now)):
             self.complaint, self._over_at = complaint, now
         return self._over_at is not None and now >= self._over_at
 
@@ -110,22 +111,35 @@ class _Job:
 
         When the agents have ended, mpiexec ends by itself, and removes its own files.
         """
-        self._memory.look()
-        for end in (partial(self._signal_agents, signal.SIGHUP), self._process.terminate, self._process.kill):
+        journal = Journal(self._folder)
+        self._look_at_memory(journal)
+        for end in (partial(_signal_agents, journal, signal.SIGHUP), self._process.terminate, self._process.kill):
             end()
             _wait(self._process, _FAREWELL_SECONDS)
         agent.kill_descendants()
-        self._memory.remove()
+        for path in self._memory | Journal(self._folder).maps:
+            with suppress(OSError):
+                os.unlink(path)  # noqa: PTH108
 
-    def _signal_agents(self, number: int) -> None:
-        for _, its_agent in self._notes.running():
-            with suppress(ProcessLookupError):
-                os.kill(its_agent, number)
+    def _look_at_memory(self, journal: Journal) -> None:
+        """Note the shared memory of workers that may not have got to noting it themselves.
 
-    def _waits_in_vain(self, now: float) -> str | None:
+        An MPI removes it when it is finalised, which a killed worker never does; in a container, where there is little
+        of it, some failed jobs would use up all.
+        """
+        for worker, _ in journal.running():
+            self._memory |= shared_memory(worker)
+
+    def _waits_in_vain(self, journal: Journal, now: float) -> str | None:
         """Return what is to be said where workers wait to meet one that has ended; None where none does."""
-        made, text = self._notes.waiting_in_vain() or (0, None)
+        made, text = journal.waiting_in_vain() or (0, None)
         self._in_vain_since = (self._in_vain_since or now) if text else None
         if made and now - (self._in_vain_since or now) < LAST_WORDS_SECONDS:
             return None  # those that have an earlier strategy know by that, and raise it themselves
         return text
+
+
+def _signal_agents(journal: Journal, number: int) -> None:
+    for _, its_agent in journal.running():
+        with suppress(ProcessLookupError):
+            os.kill(its_agent, number)

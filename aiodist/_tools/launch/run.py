@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from argparse import REMAINDER, ArgumentParser, Namespace
 from collections.abc import Sequence
 from importlib.machinery import PathFinder
@@ -25,7 +26,6 @@ from aiodist._arrays import environment
 from aiodist._tools.launch import agent
 from aiodist._tools.launch.job import follow
 from aiodist._tools.launch.mpiexec import find_mpiexec
-from aiodist._tools.launch.notes import folder_of_notes
 from aiodist._tools.usage import UsageError, positive
 
 if TYPE_CHECKING:
@@ -73,8 +73,7 @@ def launch(workers: int, program: Sequence[str], *, launcher: str | None = None)
         mpiexec = find_mpiexec(launcher)
         start, rank = mpiexec.start(workers), mpiexec.rank_variable
     _open_closed_streams()
-    with folder_of_notes() as notes:
-        folder = str(notes.folder)
+    with _folder_of_notes() as folder:
         command = [*start, sys.executable, agent.__file__, folder, str(workers), rank, *program]
         agent.adopt_orphans()
         with subprocess.Popen(  # noqa: S603  (the user's command)
@@ -83,7 +82,17 @@ def launch(workers: int, program: Sequence[str], *, launcher: str | None = None)
             start_new_session=True,
             preexec_fn=lambda: agent.die_with_parent(signal.SIGKILL),  # noqa: PLW1509  (this process has no threads)
         ) as process:
-            return follow(process, notes)
+            return follow(process, folder)
+
+
+def _folder_of_notes() -> tempfile.TemporaryDirectory[str]:
+    """Make the folder of a job's journal, into which nobody else can look."""
+    try:
+        return tempfile.TemporaryDirectory(prefix="aiodist-run-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot make a folder for the job's notes ({error}); set TMPDIR to a folder with free space"
+        ) from None
 
 
 def _open_closed_streams() -> None:
