@@ -31,7 +31,6 @@ from aiodist._core.report import (
 )
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.handle import CollectiveHandle
-from aiodist._strategy.base import Strategy
 from aiodist._strategy.cross_device_ops import (
     CollectiveHints,
     CrossDeviceOps,
@@ -40,14 +39,15 @@ from aiodist._strategy.cross_device_ops import (
     ReductionToOneDevice,
 )
 from aiodist._strategy.extended import StrategyExtended
-from aiodist._strategy.in_force import (
+from aiodist._strategy.strategy import (
+    MirroredStrategy,
+    Strategy,
     experimental_set_strategy,
     get_replica_context,
     get_strategy,
     has_strategy,
     in_cross_replica_context,
 )
-from aiodist._strategy.mirrored import MirroredStrategy
 from aiodist._strategy.variable import Variable, VariableAggregation, VariableSynchronization
 from aiodist._tools.trace.trace import trace
 from aiodist._version import __version__ as __version__

@@ -23,7 +23,7 @@ from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import observing
 from aiodist._core.report import Location
 from aiodist._runtime.blocking import BlockedLoop, watch
-from aiodist._strategy.mirrored import MirroredStrategy
+from aiodist._strategy.strategy import MirroredStrategy
 
 _MOST_SCHEDULES = 20
 _MOST_REPLICA_RUNS = 2000

@@ -8,9 +8,7 @@ Modules, in order; each imports only from those above it and from lower floors:
 - `cross_device_ops`: hints by TensorFlow's names.
 - `extended`: `StrategyExtended`.
 - `warmup`: kernels compiled before they are needed.
-- `base`: `Strategy`, and the default one.
-- `mirrored`: `MirroredStrategy`.
-- `in_force`: which strategy is in force.
+- `strategy`: `Strategy`, `MirroredStrategy`, the default one, and which is in force.
 - `across_workers`: what all workers do together outside of replicas, and for variables.
 - `multi_worker`: `MultiWorkerMirroredStrategy`.
 """

@@ -196,18 +196,18 @@ class Workers(Replicas):
         devices, local = self._extended.devices, len(replicas)
         combination = Combination(operation, values, devices, destinations)
         bare = 1 in self.team.layout.counts
-        alone = [place for place, each in combination.operands.items() if len(each.arrays) < local and not bare]
-        together = [place for place in combination.operands if place not in alone]
-        described = [combination.operands[place] for place in together]
+        alone = [leaf for leaf in combination.taken if len(leaf.operand.arrays) < local and not bare]
+        together = [leaf for leaf in combination.taken if leaf not in alone]
+        described = [leaf.operand for leaf in together]
         operands, down = on_host([_of_each(each, local) for each in described], devices)
 
         async def carry_out() -> list[Any]:
             call, move = _call(kind, operation, described), partial(_move, operation, operands)
             totals = await self._perform(call, site, move, down)  # values on GPUs are copied down first
-            results = await combination.lifted(together, totals)
+            await combination.lift(together, totals)
             if alone:
-                results |= await combination.results(alone)
-            return combination.rebuilt(results)
+                await combination.carry_out(alone)
+            return combination.results()
 
         return carry_out()
 

@@ -21,7 +21,7 @@ from aiodist._runtime import requests as arguments
 from aiodist._runtime.current import current
 from aiodist._runtime.participant import Participant
 from aiodist._strategy.cross_device_ops import CrossDeviceOps, options_of
-from aiodist._strategy.reductions import COPY, combine, combine_here, devices_of, reduction
+from aiodist._strategy.reductions import COPY, Combination, combine, devices_of, reduction
 from aiodist._strategy.scope import HasReplicas, Scope, replicas_here, replicas_of, require_cross_replica
 from aiodist._strategy.variable import Variable, check_equal, state_of, update_differs, updated
 
@@ -220,7 +220,10 @@ class StrategyExtended:
             ValueError, DeviceNotFoundError: for destinations, as `reduce_to`.
         """
         self._required("extended.broadcast_to")
-        (result,) = await combine_here(COPY, [value], [devices_of(destinations, self.devices)], self.devices)
+        goals = [devices_of(destinations, self.devices)]
+        copying = Combination(COPY, [value], self.devices, goals)
+        await copying.carry_out(copying.taken)
+        (result,) = copying.results()
         return result
 
     async def call_for_each_replica(

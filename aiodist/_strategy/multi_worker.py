@@ -17,8 +17,9 @@ from aiodist._runtime import requests as arguments
 from aiodist._runtime.requests import function_of
 from aiodist._runtime.scheduler import Run
 from aiodist._strategy.across_workers import CallSite, Workers
-from aiodist._strategy.base import Strategy
 from aiodist._strategy.extended import StrategyExtended, new_extended
+from aiodist._strategy.reductions import Make, combine
+from aiodist._strategy.strategy import Strategy
 from aiodist._workers.exchange import Moving
 from aiodist._workers.span import RunSpan
 from aiodist._workers.team import Pending, Team
@@ -207,7 +208,9 @@ class MultiWorkerMirroredStrategy(Strategy):
             ReplicaContextError, TypeError, ValueError: as `Strategy.reduce`.
         """
         arguments.check_not_all_none(value, 3)
-        return _as_method(self._reduce(reduce_op, value, axis, self._workers.caller()))
+        return _as_method(
+            self._combined("strategy.reduce", self._reduction(reduce_op, value, axis), self._workers.caller())
+        )
 
     def gather(self, value: Any, axis: int) -> CoroutineType[Any, Any, Any]:
         """Concatenate the components of a per-replica value along an axis, in replica order over all workers.
@@ -220,7 +223,11 @@ class MultiWorkerMirroredStrategy(Strategy):
             ReplicaContextError, TypeError, ValueError: as `Strategy.gather`.
         """
         arguments.check_not_all_none(value, 3)
-        return _as_method(self._gather(value, axis, self._workers.caller()))
+        return _as_method(self._combined("strategy.gather", self._gathering(value, axis), self._workers.caller()))
+
+    async def _combined(self, kind: str, make: Make, site: CallSite) -> Any:
+        (result,) = await combine(self, kind, make, site)
+        return result
 
     def close(self) -> None:
         """Leave the other workers without waiting for them, as the end of the process does.

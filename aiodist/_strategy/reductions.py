@@ -11,7 +11,7 @@ to other workers, by way of page-locked memory (`on_host`), so results have the 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
@@ -43,7 +43,8 @@ from aiodist._collectives.kinds import (
     normalized_axis,
 )
 from aiodist._collectives.work import Work
-from aiodist._strategy.scope import is_in_group_of_this_worker, replicas_here, replicas_of
+from aiodist._runtime import requests as arguments
+from aiodist._strategy.scope import is_in_group_of_this_worker, replicas_here, replicas_of, require_cross_replica
 from aiodist._strategy.variable import Variable, as_distributed
 from aiodist_kernels import Accumulate, ReduceOp, policy
 from aiodist_kernels.arguments import check_unmasked
@@ -207,22 +208,26 @@ def _described(
     columns: list[Sequence[Any]] = list(zip(*map(describe_leaf, parts), strict=True))
     shapes, dtypes, marks, arrays = columns
     mark = marks[0]
-    _check_same("must have the same type", marks, replicas, list(map(_text, marks)))
+    if not _alike(marks):
+        raise _difference("must have the same type", marks, replicas, list(map(_text, marks)))
     if not _alike(dtypes) or not getattr(dtypes[0], "isnative", True):
         dtypes = [dtype.newbyteorder("=") if isinstance(dtype, np.dtype) else dtype for dtype in dtypes]
         arrays = list(map(in_native_order, arrays))
     axes = along(dtypes[0], mark, len(shapes[0]))
     if axes is None:
-        hint = "; to reduce ragged batches, give the axis that they differ along"
-        _check_same("must have the same shape", shapes, replicas, shapes, hint)
-        _check_same("must have the same dtype", dtypes, replicas, dtypes)
+        if not _alike(shapes):
+            hint = "; to reduce ragged batches, give the axis that they differ along"
+            raise _difference("must have the same shape", shapes, replicas, shapes, hint)
+        if not _alike(dtypes):
+            raise _difference("must have the same dtype", dtypes, replicas, dtypes)
         return Operand(arrays, shapes[0], dtypes[0], mark)
     if not _alike(dtypes) and {np.dtype(dtype).kind for dtype in dtypes} in ({"U"}, {"S"}):
         dtypes = [np.result_type(*dtypes)] * len(dtypes)  # strings may differ in width
     rest = [tuple([None if place in axes else size for place, size in enumerate(shape)]) for shape in shapes]
-    shown = [f"{dtype}{list(shape)}" for dtype, shape in zip(dtypes, shapes, strict=True)]
-    which = axes[0] if len(axes) == 1 else axes
-    _check_same(f"may differ along axis {which} only", list(zip(rest, dtypes, strict=True)), replicas, shown)
+    if not (_alike(rest) and _alike(dtypes)):
+        rule = f"may differ along axis {axes[0] if len(axes) == 1 else axes} only"
+        shown = [f"{dtype}{list(shape)}" for dtype, shape in zip(dtypes, shapes, strict=True)]
+        raise _difference(rule, list(zip(rest, dtypes, strict=True)), replicas, shown)
     if isinstance(mark, DeviceType):
         return Operand(arrays, rest[0], dtypes[0], mark, axes)
     mark = mark if isinstance(mark, HostType) else LeafType.NUMPY_ARRAY
@@ -233,15 +238,13 @@ def _alike(column: Sequence[Any]) -> bool:
     return column.count(column[0]) == len(column)
 
 
-def _check_same(
+def _difference(
     rule: str, column: Sequence[Any], replicas: Sequence[int], shown: Sequence[Any], hint: str = ""
-) -> None:
-    if _alike(column):
-        return
-    place = next(place for place, found in enumerate(column) if found != column[0])
-    raise ValueError(
-        f"the components {rule}; replica {replicas[0]}'s is {shown[0]}, replica {replicas[place]}'s is "
-        f"{shown[place]}{hint}"
+) -> ValueError:
+    other = next(place for place, found in enumerate(column) if found != column[0])
+    return ValueError(
+        f"the components {rule}; replica {replicas[0]}'s is {shown[0]}, replica {replicas[other]}'s is "
+        f"{shown[other]}{hint}"
     )
 
 
@@ -260,6 +263,52 @@ _LOOKS = 3
 # Carrying out.
 
 
+class Leaf:
+    """A leaf of the nests, and what comes of it.
+
+    Args:
+        leaf: the leaf, which is its own result unless it takes part.
+        operand: what takes part.
+        goals: the devices that get a result; None: the host, or the GPU of the first component.
+
+    Attributes:
+        targets: the GPUs that get a result each; None for an operand on the host.
+    """
+
+    __slots__ = ("_count", "_results", "operand", "targets")
+
+    def __init__(self, leaf: Any, operand: Any, goals: Sequence[str] | None) -> None:
+        self.operand: Any = operand
+        self._count = 1 if goals is None or leaf is None else len(goals)
+        if operand is None and goals is not None and isinstance(leaf, IndexedSlices):
+            leaf = IndexedSlices(frozen(copied(leaf.values)), frozen(copied(leaf.indices)), leaf.dense_shape)
+        self._results: Sequence[Any] = [leaf] * self._count
+        self.targets: tuple[int, ...] | None = None
+        if operand is not None and operand.on_gpus:
+            self.targets = (operand.arrays[0].ordinal,) if goals is None else tuple(map(_gpu, goals))
+
+    def give(self, result: Any) -> None:
+        """Take the result: NumPy's, or for an operand on GPUs a list by target."""
+        mark = self.operand.mark
+        if isinstance(mark, HostType):
+            self._results = mark.give_each(result, self._count)
+        else:
+            self._results = [result] * self._count if self.targets is None else result
+
+    def result(self) -> Any:
+        """Return the result; for several destinations it is mirrored."""
+        return self._results[0] if self._count == 1 else Mirrored(self._results)
+
+
+def _gpu(name: str) -> int:
+    if not name.startswith("GPU:"):
+        raise TypeError(
+            f"an array on a GPU can only go to GPUs, got the destination {name!r}; copy the array to the host first, "
+            "or the result afterwards"
+        )
+    return gpus.logical.ordinal(name)
+
+
 class Combination:
     """An operation on nests, checked and described, before anything is done.
 
@@ -267,10 +316,10 @@ class Combination:
         operation: what is made of each leaf.
         values: the nests.
         devices: the strategy's, on whose replicas' streams arrays may have been made.
-        destinations: for each nest, the devices that get a result; None: the host, or the GPU of the first component.
+        destinations: for each nest, the devices that get a result; see `Leaf`.
 
     Attributes:
-        operands: the leaves that take part, by their place among those of all nests.
+        taken: the leaves that take part.
     """
 
     def __init__(
@@ -282,86 +331,52 @@ class Combination:
     ) -> None:
         self._operation = operation
         self._devices = devices
+        self._leaves: list[Leaf] = []
         self._structures: list[nests.Structure] = []
-        self._leaves: list[Any] = []
-        self._goals: list[Sequence[str] | None] = []
         for number, value in enumerate(values):
             leaves, structure = nests.flatten_with_none(value)
+            goals = None if destinations is None else destinations[number]
+            self._leaves += [Leaf(leaf, operation.operand(leaf), goals) for leaf in leaves]
             self._structures.append(structure)
-            self._leaves += leaves
-            self._goals += [None if destinations is None else destinations[number]] * len(leaves)
-        described = enumerate(map(operation.operand, self._leaves))
-        self.operands = {place: operand for place, operand in described if operand is not None}
-        foreign = HostType, DeviceType
-        self._foreign = {place for place, operand in self.operands.items() if isinstance(operand.mark, foreign)}
-        self._targets = {place: self._gpus(place) for place in self._foreign if self.operands[place].on_gpus}
+        self.taken = [leaf for leaf in self._leaves if leaf.operand is not None]
 
-    def _gpus(self, place: int) -> tuple[int, ...]:
-        """Return the GPUs that get a result each of an operand on GPUs."""
-        goals = self._goals[place]
-        if goals is None:
-            return (self.operands[place].arrays[0].ordinal,)
-        for name in goals:
-            if not name.startswith("GPU:"):
-                raise TypeError(
-                    f"an array on a GPU can only go to GPUs, got the destination {name!r}; copy the array to the host "
-                    "first, or the result afterwards"
-                )
-        return tuple([gpus.logical.ordinal(name) for name in goals])
-
-    async def results(self, places: Iterable[int]) -> dict[int, Any]:
-        """Carry it out for some of the operands; return their results by place, as `rebuilt` takes them."""
+    async def carry_out(self, leaves: Sequence[Leaf]) -> None:
+        """Give these leaves, which take part, their results."""
         await checkpoint()
         if self._operation.along_axes:
-            return await self._reduced_along(list(places))
-        groups: dict[tuple[int, tuple[int, ...] | None], list[int]] = {}
-        for place in places:
-            groups.setdefault((len(self.operands[place].arrays), self._targets.get(place)), []).append(place)
-        found: dict[int, Any] = {}
-        works: list[tuple[Work, Callable[[Any], dict[int, Any]]]] = []
+            await self._reduce_along(leaves)
+            return
+        groups: dict[tuple[int, tuple[int, ...] | None], list[Leaf]] = {}
+        for leaf in leaves:
+            groups.setdefault((len(leaf.operand.arrays), leaf.targets), []).append(leaf)
+        works: list[tuple[Work, Callable[[Any], None] | None]] = []
         # What is made here at once comes before devices are put to work, for it may raise.
-        in_order = sorted(groups, key=lambda key: key[1] is not None) if self._targets else groups
-        for size, targets in in_order:
+        for size, targets in sorted(groups, key=_on_gpus) if len(groups) > 1 else groups:
             among = groups[size, targets]
-            operands = [self.operands[place] for place in among]
+            operands = [leaf.operand for leaf in among]
             collective, devices = self._operation.collective(operands), () if targets is None else self._devices
-            carrier = executor(collective, size, (), self._operation.accumulate, devices, targets)
-            result = carrier.run(values_of(operands))
-            by_place = partial(self._by_place, among)
+            result = executor(collective, size, (), self._operation.accumulate, devices, targets).run(
+                values_of(operands)
+            )
+            give = partial(_give, among)
             if type(result) is not Work:
-                found |= by_place(result)
+                give(result)
             elif targets is None:
-                works.append((result.then(by_place), dict))
+                works.append((result.then(give), None))
             else:
-                works.append((result, by_place))
+                works.append((result, give))
         if works:
             with CancelScope(shield=True):
                 for work, finish in reversed(works):  # devices are at work already, threads are not
-                    found |= finish(await _waited(work))
+                    result = await _waited(work)
+                    if finish is not None:
+                        finish(result)
             await checkpoint_if_cancelled()
-        return found
 
-    def _by_place(self, places: list[int], result: Any) -> dict[int, Any]:
-        """Return a collective's results by place: another framework's as a list by target, NumPy's one for all."""
-        if len(places) == 1:
-            result = [result]
-        elif places[0] in self._targets:
-            result = map(list, zip(*result, strict=True))
-        found = dict(zip(places, result, strict=True))
-        return self._given(found) if self._foreign else found
-
-    def _given(self, found: dict[int, Any]) -> dict[int, Any]:
-        """Give arrays on the host to their frameworks, as many as there are destinations."""
-        for place in self._foreign.intersection(found):
-            mark, goals = self.operands[place].mark, self._goals[place]
-            if isinstance(mark, HostType):
-                found[place] = mark.give_each(found[place], 1 if goals is None else len(goals))
-        return found
-
-    async def _reduced_along(self, places: Sequence[int]) -> dict[int, Any]:
+    async def _reduce_along(self, leaves: Sequence[Leaf]) -> None:
         op, accumulate = self._operation.op, self._operation.accumulate
         assert op is not None
-        operands, down = on_host([self.operands[place] for place in places], self._devices)
+        operands, down = on_host([leaf.operand for leaf in leaves], self._devices)
         if down is not None:
             await down()
 
@@ -369,39 +384,46 @@ class Combination:
             return [combine_parts(op, each, parts_along(op, each, accumulate)) for each in operands]
 
         arrays = [array for each in operands for array in each.arrays]
-        return await self.lifted(places, await _called(totals, arrays))
+        await self.lift(leaves, await _called(totals, arrays))
 
-    async def lifted(self, places: Sequence[int], results: Sequence[Any]) -> dict[int, Any]:
-        """Return results on the host by place, and those of other frameworks' operands as theirs, where they were."""
-        found = self._given(dict(zip(places, results, strict=True)))
-        there = [place for place in places if self.operands[place].on_gpus]
+    async def lift(self, leaves: Sequence[Leaf], results: Sequence[Any]) -> None:
+        """Give leaves their results, which are on the host; those of operands on GPUs are copied there."""
+        there = []
+        for leaf, result in zip(leaves, results, strict=True):
+            if leaf.targets is None:
+                leaf.give(result)
+            else:
+                there.append((leaf, np.asarray(result)))
         if there:
             from aiodist._collectives.device import bring_up, staged  # loaded where there are arrays on GPUs
 
-            arrays = [np.asarray(found[place]) for place in there]
+            arrays = [array for _, array in there]
             columns = [[array] for array in await _called(partial(staged, arrays), arrays)]
-            marks: Any = [self.operands[place].mark for place in there]
-            run = bring_up(marks, columns, [self._targets[place] for place in there], self._devices)
-            found.update(zip(there, await _finished(run), strict=True))
+            marks: Any = [leaf.operand.mark for leaf, _ in there]
+            targets: Any = [leaf.targets for leaf, _ in there]
+            run = bring_up(marks, columns, targets, self._devices)
+            for (leaf, _), found in zip(there, await _finished(run), strict=True):
+                leaf.give(found)
             await checkpoint_if_cancelled()
-        return found
 
-    def rebuilt(self, results: Mapping[int, Any]) -> list[Any]:
-        """Return the nests of results by place; a result for several destinations is mirrored."""
-        leaves = (self._rebuilt_leaf(place, leaf, results) for place, leaf in enumerate(self._leaves))
-        return [each.unflatten(islice(leaves, each.num_leaves)) for each in self._structures]
+    def results(self) -> list[Any]:
+        """Return the nests of results."""
+        results = (leaf.result() for leaf in self._leaves)
+        return [each.unflatten(islice(results, each.num_leaves)) for each in self._structures]
 
-    def _rebuilt_leaf(self, place: int, leaf: Any, results: Mapping[int, Any]) -> Any:
-        result: Any = results.get(place, leaf)
-        goals = self._goals[place]
-        if goals is None:
-            return result[0] if place in self._foreign else result
-        if leaf is None:
-            return None
-        if self._operation is COPY and isinstance(result, IndexedSlices):
-            result = IndexedSlices(frozen(copied(leaf.values)), frozen(copied(leaf.indices)), leaf.dense_shape)
-        each = result if place in self._foreign else [result] * len(goals)
-        return each[0] if len(each) == 1 else Mirrored(each)
+
+def _on_gpus(group: tuple[int, tuple[int, ...] | None]) -> bool:
+    return group[1] is not None
+
+
+def _give(leaves: Sequence[Leaf], result: Any) -> None:
+    """Give leaves the results of their collective: of one leaf the result itself, of several on GPUs by target."""
+    if len(leaves) == 1:
+        result = [result]
+    elif leaves[0].targets is not None:
+        result = map(list, zip(*result, strict=True))
+    for leaf, one in zip(leaves, result, strict=True):
+        leaf.give(one)
 
 
 Make: TypeAlias = Callable[[Sequence[int], bool], tuple[Operation, Sequence[Any], Sequence[Sequence[str]] | None]]
@@ -420,24 +442,21 @@ async def combine(strategy: Any, kind: str, make: Make, site: Any = None) -> lis
         make: the operation and its arguments.
         site: where it was called; None: the caller of the strategy that is awaiting this.
     """
+    require_cross_replica(strategy, kind)
     replicas = replicas_here(strategy)
     workers: Any = replicas_of(strategy)
-    over_workers = workers.combine is not None and not is_in_group_of_this_worker()
-    if not over_workers:
-        return await combine_here(*make(replicas, over_workers), strategy.extended.devices)
+    if workers.combine is None or is_in_group_of_this_worker():
+        operation, values, destinations = make(replicas, False)
+        combination = Combination(operation, values, strategy.extended.devices, destinations)
+        if destinations is None and not combination.taken:
+            arguments.check_not_all_none(values[0], 4)
+        await combination.carry_out(combination.taken)
+        return combination.results()
     site = site or workers.caller()
     with workers.telling_refusal(kind, site):
-        operation, values, destinations = make(replicas, over_workers)
+        operation, values, destinations = make(replicas, True)
         doing: Awaitable[list[Any]] = workers.combine(kind, site, operation, values, replicas, destinations)
     return await doing
-
-
-async def combine_here(
-    operation: Operation, values: Sequence[Any], destinations: Sequence[Sequence[str]] | None, devices: tuple[str, ...]
-) -> list[Any]:
-    """Return what an operation makes of nests whose components are all here; see `Combination`."""
-    combination = Combination(operation, values, devices, destinations)
-    return combination.rebuilt(await combination.results(combination.operands))
 
 
 # Waiting.

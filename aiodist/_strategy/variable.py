@@ -89,7 +89,10 @@ class VariableAggregation(_NamedChoice):
     @property
     def reduce_op(self) -> ReduceOp | None:
         """The corresponding reduction; None for NONE and ONLY_FIRST_REPLICA."""
-        return ReduceOp.__members__.get(self.name)
+        return _REDUCE_OPS.get(self)
+
+
+_REDUCE_OPS = {VariableAggregation.SUM: ReduceOp.SUM, VariableAggregation.MEAN: ReduceOp.MEAN}
 
 
 # Values of one replica.
@@ -244,26 +247,24 @@ class _Creations:
     def __init__(self, group: Group) -> None:
         self.counts = [0] * len(group.members)
         self._compares_places = group.ledger.order_check is not OrderCheck.SIGNATURE
-        self._unfinished: dict[int, tuple[Any, Spec, Site]] = {}
-        self._missing: dict[int, int] = {}  # how many replicas have not created an unfinished one yet
+        self._unfinished: dict[int, list[Any]] = {}  # the variable, its spec and site; how many have not created it yet
 
     def next(self, spec: Spec, site: Site, make: Callable[[], Any]) -> Any:
         """Return the next variable of a replica, made here unless another replica has created it already."""
         number = self.counts[site.position]
         found = self._unfinished.get(number)
         if found is None:
-            found = self._unfinished[number] = make(), spec, site
-            self._missing[number] = len(self.counts)
-        elif difference := self._difference(*found[1:], spec, site):
+            found = self._unfinished[number] = [make(), spec, site, len(self.counts)]
+        elif difference := self._difference(found[1], found[2], spec, site):
             raise ValueError(
                 f"replicas create different variables as their #{number}: {difference}. Every replica must create the "
                 "same variables in the same order; create them under strategy.scope(), or outside of branches on a "
                 "replica's own data"
             )
         self.counts[site.position] += 1
-        self._missing[number] -= 1
-        if not self._missing[number]:
-            del self._unfinished[number], self._missing[number]
+        found[3] -= 1
+        if not found[3]:
+            del self._unfinished[number]
         return found[0]
 
     def _difference(self, theirs: Spec, their_site: Site, mine: Spec, my_site: Site) -> str | None:
@@ -394,10 +395,10 @@ class State:
     def _meet(self, variable: Variable, method: str, values: Sequence[Array], options: CommunicationOptions) -> Any:
         """Apply what all replicas assign."""
         spec = self.spec
-        aggregated = partial(spec.aggregate, values, options.accumulate)
         if not policy.blocks(values[0].nbytes * (len(values) + 2)):
-            return self._apply(variable, method, aggregated())
+            return self._apply(variable, method, spec.aggregate(values, options.accumulate))
         self._settle()
+        aggregated = partial(spec.aggregate, values, options.accumulate)
         old, op, total = self.present()[0], spec.aggregation.reduce_op, Work([], aggregated)
         if op is not None:
             collective = Collective(ALL_REDUCE, op, None, spec.value)
@@ -438,7 +439,7 @@ class State:
 
     def assign_outside(self, variable: Variable, method: str, value: Any) -> None:
         """Assign outside of replicas, at once; see `Variable.assign`."""
-        spec, size, share = self.spec, len(self.present()), self._replicas.share
+        spec, size = self.spec, len(self.present())
         if self.mirrored and self._replicas.sharing is not None:
             self._check_same_everywhere(method, value)
         if isinstance(value, DistributedValues) and len(value.values) != size:
@@ -449,9 +450,12 @@ class State:
         if isinstance(value, Mirrored):
             value = value.values[0]  # a copy for each replica of one value, not what each of them would assign
         is_one = not isinstance(value, DistributedValues)
-        each = [self.converted(one) for one in ((value,) if is_one else value.values)]
+        if self.mirrored and is_one:
+            self._apply(variable, method, self.converted(value))
+            return
+        each, share = [self.converted(one) for one in ((value,) if is_one else value.values)], self._replicas.share
         if self.mirrored:
-            self._apply(variable, method, each[0] if is_one else spec.aggregate(each, first=share.mine.start))
+            self._apply(variable, method, spec.aggregate(each, first=share.mine.start))
             return
         if method != "assign" and spec.aggregation is VariableAggregation.SUM and self.strategy is not None:
             raise ValueError(

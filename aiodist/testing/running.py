@@ -13,8 +13,7 @@ from aiodist._checking.explore import Program, coroutine_program
 from aiodist._checking.schedule import Schedule
 from aiodist._core.text import count
 from aiodist._runtime.loop import running_on_trio
-from aiodist._strategy.base import Strategy
-from aiodist._strategy.mirrored import MirroredStrategy
+from aiodist._strategy.strategy import MirroredStrategy, Strategy
 
 _SECONDS = 60.0
 

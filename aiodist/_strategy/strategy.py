@@ -1,10 +1,10 @@
-"""Strategies: the replicas of a program, and what is done with them."""
+"""Strategies: the replicas of a program, what is done with them, and which of them is in force."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import asdict
@@ -18,17 +18,19 @@ from aiodist._arrays.values import check_awaited, regroup, regroup_data, split
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.recorder import RecordedRuns, Recorder
 from aiodist._runtime import requests as arguments
-from aiodist._runtime.context import ReplicaContext
-from aiodist._runtime.current import current
+from aiodist._runtime.context import ReplicaContext, context_of
+from aiodist._runtime.current import CrossReplica, current
 from aiodist._runtime.participant import Participant
 from aiodist._runtime.scheduler import Call, Run, new_standing_run, run_replicas
-from aiodist._strategy.extended import StrategyExtended, bind
+from aiodist._strategy.cross_device_ops import CrossDeviceOps
+from aiodist._strategy.extended import StrategyExtended, bind, new_extended
 from aiodist._strategy.reductions import Make, combine, gathering, reduction
 from aiodist._strategy.scope import (
     HasReplicas,
     Replicas,
     Scope,
     components_here,
+    replicas_of,
     require_cross_replica,
     strategy_in_force,
 )
@@ -217,15 +219,15 @@ class Strategy(HasReplicas):
             ValueError: an unknown op; different shapes or dtypes; an axis out of range; a plain value with SUM or
                 PRODUCT on several replicas.
         """
-        arguments.check_not_all_none(value, 3)
-        return await self._reduce(reduce_op, value, axis)
+        (result,) = await combine(self, "strategy.reduce", self._reduction(reduce_op, value, axis))
+        return result
 
-    def _reduce(self, reduce_op: Any, value: Any, axis: Any, site: Any = None) -> Coroutine[Any, Any, Any]:
+    def _reduction(self, reduce_op: Any, value: Any, axis: Any) -> Make:
         def make(replicas: Sequence[int], _: object) -> Any:
-            op = arguments.reduce_op(reduce_op, value)
-            return reduction(op, axis, replicas, self._extended.communication_options.accumulate), [value], None
+            op, accumulate = arguments.reduce_op(reduce_op, value), self._extended.communication_options.accumulate
+            return reduction(op, axis, replicas, accumulate), [value], None
 
-        return self._combined("strategy.reduce", make, site)
+        return make
 
     async def gather(self, value: Any, axis: int) -> Any:
         """Concatenate the components of a per-replica value along an axis, in replica order.
@@ -244,19 +246,14 @@ class Strategy(HasReplicas):
             TypeError: a component is not an array.
             ValueError: the axis is out of range, or the components differ in more than their size along it.
         """
-        arguments.check_not_all_none(value, 3)
-        return await self._gather(value, axis)
+        (result,) = await combine(self, "strategy.gather", self._gathering(value, axis))
+        return result
 
-    def _gather(self, value: Any, axis: Any, site: Any = None) -> Coroutine[Any, Any, Any]:
+    def _gathering(self, value: Any, axis: Any) -> Make:
         def make(replicas: Sequence[int], over_workers: bool) -> Any:  # where a plain value may be the only component
             return gathering(axis, replicas, bare=over_workers and len(replicas) == 1), [value], None
 
-        return self._combined("strategy.gather", make, site)
-
-    async def _combined(self, kind: str, make: Make, site: Any) -> Any:
-        require_cross_replica(self, kind)
-        (result,) = await combine(self, kind, make, site)
-        return result
+        return make
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return the components of a nest of per-replica values: a tuple with a nest for each replica.
@@ -515,25 +512,109 @@ async def _next(iterator: Any) -> Any:
         raise StopAsyncIteration from None
 
 
-# Without a strategy of the program's.
-
-
 class _DefaultStrategy(Strategy):
     def __init__(self) -> None:
         super().__init__(StrategyExtended(("CPU:0",)))
         self._replicas = Replicas(1, is_default=True)
 
 
-@functools.cache
-def default_strategy() -> Strategy:
-    """Return the strategy that is in force where no other is: one replica, on CPU:0."""
-    return _DefaultStrategy()
+class MirroredStrategy(Strategy):
+    """Synchronous data parallelism on the devices of one machine: a replica for each device, all in one process.
+
+    Args:
+        devices: a device for each replica, e.g. ``["CPU:0", "CPU:1"]``, spelled as in TensorFlow, in any case; or a
+            number n, for CPU:0 to CPU:n-1.
+            ``CPU:k`` is a logical device and exists for every k. None: all GPUs, or CPU:0 without any.
+        cross_device_ops: a hint, as in TensorFlow, e.g. ``HierarchicalCopyAllReduce()``; it never changes a result.
+        communication_options: the options of every collective; they override ``cross_device_ops``.
+        order_check: how call sites are compared: "call_site", the place of the call; "call_path", the places of all
+            callers up to the replica's function, too; "signature", not at all.
+
+    Raises:
+        DeviceNotFoundError: this machine does not have a device.
+        TypeError: an argument has the wrong type.
+        ValueError: a device is misspelled or given twice, or ``order_check`` is unknown.
+    """
+
+    def __init__(
+        self,
+        devices: int | Sequence[str] | None = None,
+        cross_device_ops: CrossDeviceOps | None = None,
+        *,
+        communication_options: CommunicationOptions | None = None,
+        order_check: str = "call_site",
+    ) -> None:
+        super().__init__(new_extended(StrategyExtended, devices, communication_options, order_check, cross_device_ops))
+
+
+for _class in (Strategy, MirroredStrategy):
+    _class.__module__ = "aiodist"
+del _class
+
+
+# Which strategy is in force.
+
+
+_default_strategy = functools.cache(_DefaultStrategy)
+"""Returns the strategy that is in force where no other is: one replica, on CPU:0."""
 
 
 @functools.cache
-def default_replica_context() -> ReplicaContext:
-    """Return the context of the default strategy's replica."""
-    return ReplicaContext(default_strategy(), 0)
+def _default_context() -> ReplicaContext:
+    return ReplicaContext(_default_strategy(), 0)
 
 
-Strategy.__module__ = "aiodist"
+def get_strategy() -> Strategy:
+    """Return the strategy in force: the replica's, the scope's, or the default strategy."""
+    here = current.get()
+    strategy: Strategy = _default_strategy() if here is None else here.strategy
+    return strategy
+
+
+def has_strategy() -> bool:
+    """Return whether a strategy other than the default one is in force."""
+    return strategy_in_force(current.get()) is not None
+
+
+def in_cross_replica_context() -> bool:
+    """Return whether this is in a strategy's scope or in a merge function, and not inside a replica."""
+    return isinstance(current.get(), CrossReplica)
+
+
+def get_replica_context() -> ReplicaContext:
+    """Return this replica's context; None in cross-replica context; without a strategy, the default replica's.
+
+    The return type omits None, so that replica functions need not check for it.
+    """
+    here = current.get()
+    if isinstance(here, Participant):
+        return context_of(here)
+    context: Any = None if here is not None else _default_context()
+    return context  # type: ignore[no-any-return]
+
+
+def experimental_set_strategy(strategy: Strategy | None) -> None:
+    """Enter a strategy's cross-replica context for good, in this thread or task and in tasks started from now on.
+
+    Args:
+        strategy: the strategy; None for the default one.
+
+    Raises:
+        ReplicaContextError: called inside a replica, in a scope or in a merge function.
+        TypeError: ``strategy`` has another type.
+    """
+    if strategy is not None and not isinstance(strategy, Strategy):
+        raise TypeError(f"expected a strategy or None, got {strategy!r}")
+    here = current.get()
+    if strategy_in_force(here) is not None:
+        if isinstance(here, Participant):
+            raise ReplicaContextError(f"a strategy cannot be set inside replica {here.replica.id}")
+        if not here.lasting:
+            raise ReplicaContextError(
+                f"a strategy cannot be set in the scope or a merge function of {here.strategy!r}, whose end would undo "
+                "it; leave that first"
+            )
+    if strategy is None or replicas_of(strategy).is_default:
+        current.set(None)
+    else:
+        current.set(CrossReplica(strategy, replicas_of(strategy).local, lasting=True))
