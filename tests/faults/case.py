@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ Program = Callable[..., Awaitable[Any]]
 
 REPLICAS = 4
 EVERYONE = tuple(range(REPLICAS))
+SIZES = (2, 5)
 
 # What the programs are made of.
 
@@ -46,6 +47,10 @@ def odd(ctx: ReplicaContext) -> bool:
 
 def everyone(ctx: ReplicaContext) -> range:
     return range(ctx.num_replicas_in_sync)
+
+
+async def fail() -> None:
+    raise ValueError("broken batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,50 +115,40 @@ def _named_lines(program: Program) -> list[str]:
 
 
 CASES: list[Case] = []
+_families: list[str] = []
+Register = Callable[[Program], Program]
 
 
-def mismatch(reason: Reason, *suspects: int, **more: Any) -> Callable[[Program], Program]:
-    """Register a program whose replicas are at different collectives."""
-    return _register(CollectiveMismatchError, reason, suspects, more)
+def family(name: str) -> None:
+    """Begin a kind of programs, as the table of results calls it."""
+    _families.append(name)
 
 
-def incomplete(reason: Reason, *suspects: int, **more: Any) -> Callable[[Program], Program]:
-    """Register a program in which some replicas never come to a collective that others wait in."""
-    error = CollectiveTimeoutError if reason is Reason.TIMEOUT else IncompleteCollectiveError
-    return _register(error, reason, suspects, more)
+def fault(error: type[BaseException] | None, reason: Reason | None, *suspects: int, **more: Any) -> Register:
+    """Register a program out of which an error comes, or none."""
 
-
-def deadlock(*suspects: int, **more: Any) -> Callable[[Program], Program]:
-    """Register a program in which nothing can run any more, which a controlled event loop proves."""
-    return _register(DeadlockError, Reason.DEADLOCK, suspects, {"anyio": False, **more})
-
-
-def cycle(*suspects: int, **more: Any) -> Callable[[Program], Program]:
-    """Register a program whose replicas wait for each other, each in a collective of another group."""
-    return _register(DeadlockError, Reason.CYCLE, suspects, more)
-
-
-def race(reason: Reason, **more: Any) -> Callable[[Program], Program]:
-    """Register a program whose replicas are at different collectives under some schedules."""
-    return _register(CollectiveMismatchError, reason, None, {"scheduled": True, "anyio": False, **more})
-
-
-def raises(error: type[BaseException], **more: Any) -> Callable[[Program], Program]:
-    """Register a program out of which an exception of its own comes, as itself."""
-    return _register(error, None, (), more)
-
-
-def correct(**more: Any) -> Callable[[Program], Program]:
-    """Register a program that has no fault."""
-    return _register(None, None, (), more)
-
-
-def _register(
-    error: type[BaseException] | None, reason: Reason | None, suspects: tuple[int, ...] | None, more: dict[str, Any]
-) -> Callable[[Program], Program]:
     def register(program: Program) -> Program:
-        family = program.__module__.rpartition(".")[2].replace("_", " ")
-        CASES.append(Case(program, family, error, reason, suspects, **more))
+        CASES.append(Case(program, _families[-1], error, reason, **{"suspects": suspects, **more}))
         return program
 
     return register
+
+
+mismatch = partial(fault, CollectiveMismatchError)
+"""Register a program whose replicas are at different collectives, for a reason, by some replicas."""
+raises = partial(fault, reason=None)
+"""Register a program out of which an exception of its own comes, as itself."""
+correct = partial(fault, None, None)
+"""Register a program that has no fault."""
+deadlock = partial(fault, DeadlockError, Reason.DEADLOCK, anyio=False)
+"""Register a program in which nothing can run any more, which a controlled event loop proves."""
+cycle = partial(fault, DeadlockError, Reason.CYCLE)
+"""Register a program whose replicas wait for each other, each in a collective of another group."""
+race = partial(fault, CollectiveMismatchError, suspects=None, scheduled=True, anyio=False)
+"""Register a program whose replicas are at different collectives under some schedules."""
+
+
+def incomplete(reason: Reason, *suspects: int, **more: Any) -> Register:
+    """Register a program in which some replicas never come to a collective that others wait in."""
+    error = CollectiveTimeoutError if reason is Reason.TIMEOUT else IncompleteCollectiveError
+    return fault(error, reason, *suspects, **more)

@@ -1,0 +1,676 @@
+"""What is called: in another order, with other arguments, under conditions, in loops and through helpers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from aiodist import Reason, ReplicaContext, ReplicaContextError
+from tests.faults import trainer
+from tests.faults.case import (
+    EVERYONE,
+    GRADIENT,
+    LOSS,
+    MAX,
+    MEAN,
+    SIZES,
+    SUM,
+    correct,
+    deadlock,
+    fail,
+    family,
+    incomplete,
+    me,
+    mismatch,
+    odd,
+    raises,
+)
+from tests.faults.trainer import Trainer
+
+# Calls swapped, skipped, added.
+
+family("order")
+
+
+@mismatch(Reason.CALL_SITE, 2, peers=True)
+async def swapped_sums_of_equal_shape(ctx: ReplicaContext) -> None:
+    if me(ctx) == 2:
+        await ctx.all_reduce(SUM, GRADIENT)  # named
+        await ctx.all_reduce(SUM, LOSS)
+    else:
+        await ctx.all_reduce(SUM, LOSS)  # named
+        await ctx.all_reduce(SUM, GRADIENT)
+
+
+@mismatch(Reason.CALL_SITE, *EVERYONE, peers=True)
+async def swapped_by_one_half(ctx: ReplicaContext) -> None:
+    if me(ctx) < ctx.num_replicas_in_sync // 2:
+        await ctx.all_reduce(SUM, GRADIENT)  # named
+        await ctx.all_reduce(SUM, LOSS)
+    else:
+        await ctx.all_reduce(SUM, LOSS)  # named
+        await ctx.all_reduce(SUM, GRADIENT)
+
+
+@mismatch(Reason.KIND, 1, peers=True)
+async def swapped_kinds(ctx: ReplicaContext) -> None:
+    if odd(ctx):
+        await ctx.barrier()  # named
+        await ctx.all_reduce(SUM, LOSS)
+    else:
+        await ctx.all_reduce(SUM, LOSS)  # named
+        await ctx.barrier()
+
+
+@mismatch(Reason.CALL_SITE, 3, peers=True)
+async def skipped_one_of_three(ctx: ReplicaContext) -> None:
+    await ctx.all_reduce(SUM, LOSS)
+    if me(ctx) != 3:
+        await ctx.all_reduce(SUM, GRADIENT)  # named
+    await ctx.all_reduce(SUM, LOSS)  # named
+
+
+@incomplete(Reason.EXITED, 0, peers=True)
+async def skipped_the_last(ctx: ReplicaContext) -> None:
+    await ctx.all_reduce(SUM, LOSS)
+    if me(ctx):
+        await ctx.all_reduce(SUM, GRADIENT)  # named
+
+
+@mismatch(Reason.CALL_SITE, 0, peers=True)
+async def added_one_before(ctx: ReplicaContext) -> None:
+    if me(ctx) == 0:
+        await ctx.all_reduce(SUM, LOSS)  # named
+    await ctx.all_reduce(SUM, LOSS)  # named
+    await ctx.all_reduce(SUM, GRADIENT)
+
+
+@incomplete(Reason.EXITED, 1, peers=True)
+async def added_one_after(ctx: ReplicaContext) -> None:
+    await ctx.all_reduce(SUM, LOSS)
+    if odd(ctx):
+        await ctx.all_reduce(SUM, LOSS)  # named
+
+
+@mismatch(Reason.CALL_SITE, 2, peers=True, never="left the loop")
+async def repeated_by_a_retry(ctx: ReplicaContext) -> None:
+    for _ in range(2 if me(ctx) == 2 else 1):
+        await ctx.all_reduce(SUM, LOSS)  # named
+    await ctx.all_reduce(SUM, GRADIENT)  # named
+
+
+@mismatch(Reason.CALL_SITE, 1, peers=True)
+async def swapped_in_the_pending_list(ctx: ReplicaContext) -> None:
+    if odd(ctx):
+        pending = [ctx.all_reduce(SUM, GRADIENT), ctx.all_reduce(SUM, LOSS)]  # named
+    else:
+        pending = [
+            ctx.all_reduce(SUM, LOSS),  # named
+            ctx.all_reduce(SUM, GRADIENT),
+        ]
+    for handle in pending:
+        await handle
+
+
+@correct(peers=True)
+async def awaited_in_another_order_than_issued(ctx: ReplicaContext) -> None:
+    loss, gradient = ctx.all_reduce(SUM, LOSS), ctx.all_reduce(SUM, GRADIENT)
+    first, second = (gradient, loss) if me(ctx) % 2 else (loss, gradient)
+    await first
+    await second
+    total: np.ndarray = await loss
+    assert total.tolist() == [4.0, 8.0]
+
+
+# The same call with other arguments: shapes, dtypes, structures, axes, sources, merge functions, names.
+
+family("value")
+
+
+@mismatch(Reason.SHAPE, 1, peers=True)
+async def last_smaller_batch(ctx: ReplicaContext) -> None:
+    await ctx.all_reduce(MEAN, np.zeros(5 if odd(ctx) else 8, np.float32))  # named
+
+
+@mismatch(Reason.DTYPE, 1, peers=True)
+async def float64_by_default(ctx: ReplicaContext) -> None:
+    await ctx.all_reduce(MEAN, np.zeros(8) if odd(ctx) else np.zeros(8, np.float32))  # named
+
+
+@mismatch(Reason.STRUCTURE, 1)
+async def gradient_is_none(ctx: ReplicaContext) -> None:
+    bias = None if odd(ctx) else np.zeros(2)
+    await ctx.all_reduce(SUM, {"bias": bias, "weight": np.zeros(3)})  # named
+
+
+@mismatch(Reason.SHAPE, 1)
+async def shape_inside_a_nest(ctx: ReplicaContext) -> None:
+    await ctx.all_reduce(SUM, {"layers": [np.zeros(3), np.zeros(4 if odd(ctx) else 5)]})  # named
+
+
+@mismatch(Reason.SOURCE, *EVERYONE, peers=True)
+async def source_is_its_own_id(ctx: ReplicaContext) -> None:
+    await ctx.broadcast(np.zeros(3), me(ctx))  # named
+
+
+@mismatch(Reason.AXIS, 1)
+async def another_axis(ctx: ReplicaContext) -> None:
+    await ctx.all_gather(np.zeros((2, 2)), 1 if odd(ctx) else 0)  # named
+
+
+@mismatch(Reason.DEVICE, 1)
+async def number_among_arrays(ctx: ReplicaContext) -> None:
+    loss = np.float64(0.5)
+    await ctx.all_reduce(SUM, np.array(loss) if odd(ctx) else loss)  # named
+
+
+@mismatch(Reason.NAME, 1)
+async def another_name(ctx: ReplicaContext) -> None:
+    await ctx.all_reduce(SUM, np.zeros(3), name="weight" if odd(ctx) else "bias")  # named
+
+
+@raises(ReplicaContextError)
+async def collective_in_a_merge_function(ctx: ReplicaContext) -> None:
+    def merge(strategy: Any) -> None:
+        ctx.all_reduce(SUM, 1.0)
+
+    await ctx.merge_call(merge)
+
+
+@raises(TypeError)
+async def bad_argument_on_one_replica(ctx: ReplicaContext) -> None:
+    value: Any = "three" if odd(ctx) else np.zeros(3)
+    await ctx.all_reduce(SUM, value)
+
+
+@correct(peers=True)
+async def equal_shapes_by_other_ways(ctx: ReplicaContext) -> None:
+    value = np.zeros((2, 3), np.float32).T if odd(ctx) else np.zeros((3, 2), np.float32)
+    await ctx.all_reduce(SUM, value)
+
+
+@correct()
+async def keys_inserted_in_another_order(ctx: ReplicaContext) -> None:
+    items = [("bias", np.zeros(2)), ("weight", np.zeros(3))]
+    await ctx.all_reduce(SUM, dict(items[::-1] if odd(ctx) else items))
+
+
+@correct()
+async def ragged_gather(ctx: ReplicaContext) -> None:
+    whole: np.ndarray = await ctx.all_gather(np.zeros(me(ctx)), 0)
+    assert whole.shape == (6,)
+
+
+@correct()
+async def axis_counted_from_the_end(ctx: ReplicaContext) -> None:
+    await ctx.all_gather(np.zeros((2, 2)), -1 if odd(ctx) else 1)
+
+
+@correct()
+async def merge_function_that_captures(ctx: ReplicaContext) -> None:
+    def log(strategy: Any, loss: Any) -> int:
+        return ctx.num_replicas_in_sync
+
+    assert await ctx.merge_call(log, args=(float(me(ctx)),)) == 4
+
+
+@mismatch(Reason.MERGE_FN, 1, sizes=SIZES)
+async def merges_by_another_lambda(ctx: ReplicaContext) -> None:
+    if odd(ctx):
+        await ctx.merge_call(lambda strategy: None)  # named
+    else:
+        await ctx.merge_call(lambda strategy: 1)  # named
+
+
+def _merge(strategy: Any, *args: Any, **more: Any) -> None:
+    """Do nothing."""
+
+
+@mismatch(Reason.STRUCTURE, 1, sizes=SIZES, says="positional")
+async def merges_with_an_argument_less(ctx: ReplicaContext) -> None:
+    await ctx.merge_call(_merge, args=(1.0,) if odd(ctx) else (1.0, 2.0))  # named
+
+
+@mismatch(Reason.STRUCTURE, 1, sizes=SIZES, says="scale")
+async def merges_with_a_keyword_less(ctx: ReplicaContext) -> None:
+    await ctx.merge_call(_merge, kwargs={} if odd(ctx) else {"scale": 1.0})  # named
+
+
+@deadlock(*range(3), sizes=(3,))
+async def merge_that_never_returns(ctx: ReplicaContext) -> None:
+    async def hang(strategy: Any) -> None:
+        await asyncio.Event().wait()  # named
+
+    await ctx.merge_call(hang)
+
+
+@raises(ValueError, sizes=SIZES)
+async def merge_that_raises(ctx: ReplicaContext) -> None:
+    async def merge(strategy: Any) -> None:
+        await fail()
+
+    await ctx.merge_call(merge)
+
+
+# The order of sets and dicts decides the order of calls.
+
+family("container")
+
+
+SHAPES = {"bias": 2, "scale": 3, "weight": 4}
+
+
+def order_of(ctx: ReplicaContext) -> list[str]:
+    """Return the keys as a set of strings gives them in processes whose hashes differ."""
+    names = list(SHAPES)
+    return names[1:] + names[:1] if odd(ctx) else names
+
+
+@mismatch(Reason.SHAPE, 1, peers=True)
+async def iterates_over_a_set(ctx: ReplicaContext) -> None:
+    for name in order_of(ctx):
+        await ctx.all_reduce(SUM, np.zeros(SHAPES[name]))  # named
+
+
+@mismatch(Reason.SHAPE, 1, peers=True)
+async def gradients_in_order_of_arrival(ctx: ReplicaContext) -> None:
+    gradients = {name: np.zeros(SHAPES[name]) for name in order_of(ctx)}
+    pending = [ctx.all_reduce(SUM, gradient) for gradient in gradients.values()]  # named
+    for handle in pending:
+        await handle
+
+
+@correct(peers=True)
+async def iterates_over_sorted_names(ctx: ReplicaContext) -> None:
+    for name in sorted(order_of(ctx)):
+        await ctx.all_reduce(SUM, np.zeros(SHAPES[name]))
+
+
+@correct()
+async def reduces_one_dict(ctx: ReplicaContext) -> None:
+    await ctx.all_reduce(SUM, {name: np.zeros(SHAPES[name]) for name in order_of(ctx)})
+
+
+# Collectives under a condition that is not the same on every replica.
+
+family("condition")
+
+
+def own_loss(ctx: ReplicaContext, step: int = 0) -> np.ndarray:
+    """Return a loss that falls; replica 2's falls fastest."""
+    return np.array([1.0 / (1 + step * (2 if me(ctx) == 2 else 1))], np.float32)
+
+
+@mismatch(Reason.REDUCE_OP, 3, peers=True)
+async def clips_where_its_own_gradient_is_large(ctx: ReplicaContext) -> None:
+    gradient = np.array([1.0 if me(ctx) < 3 else 9.0], np.float32)
+    if gradient[0] > 5:
+        await ctx.all_reduce(MAX, gradient)  # named
+    await ctx.all_reduce(MEAN, gradient)  # named
+
+
+@incomplete(Reason.EXITED, 2, peers=True)
+async def returns_when_its_own_loss_is_small(ctx: ReplicaContext) -> str:
+    for step in range(10):
+        if own_loss(ctx, step)[0] < 0.2:
+            return "converged"
+        await ctx.all_reduce(MEAN, own_loss(ctx, step))  # named
+    return "out of steps"
+
+
+@mismatch(Reason.KIND, 0, peers=True)
+async def only_the_first_replica_gathers(ctx: ReplicaContext) -> None:
+    if me(ctx) == 0:
+        await ctx.all_gather(own_loss(ctx), 0)  # named
+    await ctx.barrier()  # named
+
+
+@mismatch(Reason.CALL_SITE, 2, peers=True)
+async def while_its_own_loss_is_large(ctx: ReplicaContext) -> None:
+    step = 1
+    while own_loss(ctx, step)[0] > 0.2:
+        await ctx.all_reduce(MEAN, own_loss(ctx, step))  # named
+        step += 1
+    await ctx.all_reduce(MEAN, own_loss(ctx, step))  # named
+
+
+@mismatch(Reason.REDUCE_OP, 1, peers=True)
+async def op_chosen_on_one_line(ctx: ReplicaContext) -> None:
+    op = MAX if odd(ctx) else SUM
+    await ctx.all_reduce(op, own_loss(ctx))  # named
+
+
+@mismatch(Reason.CALL_SITE, 3, peers=True)
+async def match_on_its_own_batch(ctx: ReplicaContext) -> None:
+    kind = "image" if me(ctx) == 3 else "text"
+    match kind:
+        case "text":
+            await ctx.all_reduce(SUM, own_loss(ctx))  # named
+        case _:
+            await ctx.all_reduce(SUM, own_loss(ctx))  # named
+
+
+@mismatch(Reason.KIND, 1, peers=True)
+async def short_circuits(ctx: ReplicaContext) -> None:
+    cached = odd(ctx)
+    _ = cached or (await ctx.all_reduce(MAX, own_loss(ctx)))  # named
+    await ctx.barrier()  # named
+
+
+@mismatch(Reason.CALL_SITE, 0, peers=True)
+async def logs_a_loss_on_the_first_replica(ctx: ReplicaContext) -> None:
+    for step in range(4):
+        await ctx.all_reduce(MEAN, own_loss(ctx, step))  # named
+        if me(ctx) == 0 and step == 2:
+            await ctx.all_reduce(MEAN, own_loss(ctx, step))  # named
+
+
+@correct(peers=True)
+async def decides_on_a_reduced_condition(ctx: ReplicaContext) -> None:
+    for step in range(10):
+        loss: np.ndarray = await ctx.all_reduce(MAX, own_loss(ctx, step))
+        if loss[0] < 0.2:
+            break
+    await ctx.barrier()
+
+
+@correct(peers=True)
+async def branches_without_collectives(ctx: ReplicaContext) -> None:
+    value = own_loss(ctx)
+    if odd(ctx):
+        value = value * 0
+    await ctx.all_reduce(SUM, value)
+
+
+@correct(peers=True)
+async def branches_that_meet_by_name(ctx: ReplicaContext) -> None:
+    if me(ctx) == 2:
+        await ctx.all_reduce(SUM, own_loss(ctx), name="loss")
+    else:
+        await ctx.all_reduce(SUM, own_loss(ctx) * 2, name="loss")
+    await ctx.barrier()
+
+
+# Loops of unequal length.
+
+family("loop")
+
+
+@incomplete(Reason.EXITED, 1, peers=True)
+async def one_loop_is_shorter(ctx: ReplicaContext) -> None:
+    for _ in range(6 if odd(ctx) else 7):
+        await ctx.all_reduce(SUM, LOSS)  # named
+
+
+@incomplete(Reason.EXITED, 3, peers=True)
+async def one_loop_is_longer(ctx: ReplicaContext) -> None:
+    for _ in range(5 if me(ctx) == 3 else 4):
+        await ctx.all_reduce(SUM, LOSS)  # named
+
+
+@mismatch(Reason.CALL_SITE, 0, peers=True)
+async def batches_missing_in_every_epoch(ctx: ReplicaContext) -> None:
+    for _ in range(3):
+        for _ in range(2 if me(ctx) == 0 else 3):
+            await ctx.all_reduce(MEAN, LOSS)  # named
+        await ctx.all_reduce(MEAN, LOSS)  # named
+
+
+@correct(peers=True)
+async def loops_of_the_agreed_length(ctx: ReplicaContext) -> None:
+    own = 5 + me(ctx)
+    steps: int = await ctx.all_reduce("min", own)
+    for _ in range(steps):
+        await ctx.all_reduce(SUM, LOSS)
+
+
+@correct(peers=True)
+async def stops_when_all_have_run_out(ctx: ReplicaContext) -> None:
+    left = 3 + me(ctx)
+    while await ctx.all_reduce("max", left):
+        await ctx.all_reduce(SUM, LOSS if left else np.zeros_like(LOSS))
+        left = max(left - 1, 0)
+
+
+@incomplete(Reason.EXITED, 0)
+async def one_does_not_join(ctx: ReplicaContext) -> None:
+    for _ in range(2 + me(ctx)):
+        await ctx.all_reduce(SUM, LOSS)  # named
+    if me(ctx):
+        await ctx.join()
+
+
+@correct()
+async def joins_when_it_has_run_out(ctx: ReplicaContext) -> None:
+    for step in range(2 + me(ctx)):
+        mean: np.ndarray = await ctx.all_reduce(MEAN, LOSS * step)
+        assert mean.tolist() == (LOSS * step).tolist()
+    assert await ctx.join() == 3
+
+
+@incomplete(Reason.EXITED, 1, sizes=SIZES, says="continue")
+async def continues_under_a_condition(ctx: ReplicaContext) -> None:
+    for step in range(4):
+        if odd(ctx) and step == 2:
+            continue
+        await ctx.all_reduce(MEAN, LOSS)  # named
+        await ctx.barrier()  # named
+
+
+@mismatch(Reason.KIND, 0, sizes=SIZES, says="eplica 0 ma", never="left the loop")
+async def first_replica_saves_after_an_epoch(ctx: ReplicaContext) -> None:
+    for _ in range(3):
+        for _ in range(2):
+            await ctx.all_reduce(MEAN, LOSS)  # named
+        if me(ctx) == 0:
+            await ctx.barrier()  # named
+
+
+@mismatch(Reason.KIND, 1, sizes=SIZES, says="left the loop")
+async def stops_early_by_its_own_loss(ctx: ReplicaContext) -> None:
+    for step in range(5):
+        if odd(ctx) and step == 3:
+            break
+        await ctx.all_reduce(MEAN, LOSS)  # named
+    await ctx.barrier()  # named
+
+
+@mismatch(Reason.KIND, 1, sizes=SIZES)
+async def one_line_of_two_calls(ctx: ReplicaContext) -> None:
+    await (ctx.barrier() if odd(ctx) else ctx.all_reduce(SUM, LOSS))  # named
+
+
+@incomplete(Reason.EXITED, 1, sizes=SIZES)
+async def returns_inside_two_loops(ctx: ReplicaContext) -> None:
+    for epoch in range(2):
+        for step in range(3):
+            if odd(ctx) and (epoch, step) == (1, 1):
+                return  # named
+            await ctx.all_reduce(MEAN, LOSS)  # named
+
+
+# Calls that stand in a helper which several callers share.
+
+family("helper")
+
+
+ONES, TWOS, THREES = (np.full(3, value, np.float32) for value in (1, 2, 3))
+
+
+Step = Callable[[ReplicaContext], Awaitable[Any]]
+
+
+async def total(ctx: ReplicaContext, value: Any, **more: Any) -> Any:
+    return await ctx.all_reduce(SUM, value, **more)  # in every helper's report
+
+
+async def total_and_meet(ctx: ReplicaContext, value: Any) -> None:
+    await ctx.all_reduce(SUM, value)
+    await ctx.barrier()
+
+
+async def in_order(ctx: ReplicaContext, steps: Sequence[Step], odd: Sequence[int]) -> None:
+    """Make the steps in the order that is given, a replica in another one."""
+    for step in [steps[i] for i in odd] if me(ctx) == 2 else steps:
+        await step(ctx)
+
+
+@mismatch(Reason.CALL_SITE, *EVERYONE)
+async def swapped_through_a_helper_by_one_half(ctx: ReplicaContext) -> None:
+    for name in ("loss", "gradient") if me(ctx) < 2 else ("gradient", "loss"):
+        if name == "loss":
+            await total(ctx, ONES)  # named
+        else:
+            await total(ctx, TWOS)  # named
+
+
+@mismatch(Reason.CALL_SITE, 2)
+async def rotated_through_a_helper(ctx: ReplicaContext) -> None:
+    async def first(ctx: ReplicaContext) -> None:
+        await total_and_meet(ctx, ONES)  # named
+
+    async def second(ctx: ReplicaContext) -> None:
+        await total_and_meet(ctx, TWOS)  # named
+
+    async def third(ctx: ReplicaContext) -> None:
+        await total_and_meet(ctx, THREES)  # named
+
+    await in_order(ctx, [first, second, third], (1, 2, 0))
+
+
+@mismatch(Reason.CALL_SITE, 2)
+async def swapped_through_a_helper_of_a_group(ctx: ReplicaContext) -> None:
+    if me(ctx):
+        group = ctx.new_group([1, 2, 3], name="experts")
+        for step in (1, 0) if me(ctx) == 2 else (0, 1):
+            if step:
+                await total(group, ONES)  # named
+            else:
+                await total(group, TWOS)  # named
+    await ctx.barrier()
+
+
+@mismatch(Reason.CALL_SITE, 2)
+async def issued_through_a_helper_in_another_order(ctx: ReplicaContext) -> None:
+    def issue(value: Any) -> Any:
+        return ctx.all_reduce(SUM, value)
+
+    pending = []
+    for step in (1, 0) if me(ctx) == 2 else (0, 1):
+        if step:
+            pending.append(issue(ONES))  # named
+        else:
+            pending.append(issue(TWOS))  # named
+    for handle in pending:
+        await handle
+
+
+@correct()
+async def callers_that_merely_differ(ctx: ReplicaContext) -> None:
+    for _ in range(5):
+        if me(ctx) == 2:
+            await total(ctx, ONES)
+        else:
+            await total(ctx, TWOS)
+    await total(ctx, ONES)
+
+
+@correct()
+async def swapped_through_a_helper_by_name(ctx: ReplicaContext) -> None:
+    for step in (1, 0) if me(ctx) == 2 else (0, 1):
+        if step:
+            await total(ctx, ONES, name="loss")
+        else:
+            await total(ctx, ONES, name="loss")
+
+
+@mismatch(Reason.CALL_SITE, 1, sizes=SIZES, says="in the opposite order")
+async def swapped_through_a_helper_of_another_file(ctx: ReplicaContext) -> None:
+    for name in ("loss", "norm") if odd(ctx) else ("norm", "loss"):
+        if name == "loss":
+            await trainer.average(ctx, LOSS)  # named
+        else:
+            await trainer.average(ctx, LOSS * 2)  # named
+
+
+@mismatch(Reason.KIND, 1, sizes=SIZES, says="after_epoch")
+async def saves_after_an_epoch(ctx: ReplicaContext) -> None:
+    async def save(epoch: int) -> None:
+        if odd(ctx) and epoch == 1:
+            await ctx.barrier()  # named
+
+    await Trainer(ctx).fit(3, after_epoch=save)
+
+
+@mismatch(Reason.KIND, 1, sizes=SIZES, says="left the loop")
+async def skips_a_step_of_the_trainer(ctx: ReplicaContext) -> None:
+    async def bad(step: int) -> bool:
+        return odd(ctx) and step == 1
+
+    await Trainer(ctx).fit(1, before_step=bad)
+
+
+@incomplete(Reason.EXITED, 1, sizes=SIZES, says="trainer.py:36", never="drop the remainder")
+async def raises_out_of_the_trainer_and_returns(ctx: ReplicaContext) -> None:
+    async def stop(step: int) -> bool:
+        if odd(ctx) and step == 1:
+            raise StopAsyncIteration
+        return False
+
+    with suppress(StopAsyncIteration):
+        await Trainer(ctx).fit(2, before_step=stop)
+
+
+@mismatch(Reason.KIND, 1, sizes=SIZES)
+async def early_out_of_a_helper(ctx: ReplicaContext) -> None:
+    values = [LOSS] * (1 if odd(ctx) else 2)
+    await trainer.average_all(ctx, values)
+    await ctx.barrier()  # named
+
+
+@mismatch(Reason.CALL_SITE, 1, sizes=SIZES)
+async def deeper_recursion(ctx: ReplicaContext) -> None:
+    await trainer.spread(ctx, 3 if odd(ctx) else 2)
+    await ctx.all_reduce(SUM, LOSS)  # named
+
+
+@mismatch(Reason.SHAPE, 1, sizes=SIZES)
+async def another_shape_through_a_decorated_function(ctx: ReplicaContext) -> None:
+    @trainer.logged
+    async def reduce(size: int) -> None:
+        await ctx.all_reduce(SUM, np.zeros(size))  # named
+
+    await reduce(2 if odd(ctx) else 3)
+
+
+@mismatch(Reason.KIND, 1, sizes=SIZES)
+async def leaves_a_fence(ctx: ReplicaContext) -> None:
+    async with trainer.fenced(ctx):
+        if not odd(ctx):
+            await ctx.all_reduce(SUM, LOSS)  # named
+
+
+@mismatch(Reason.KIND, 1, sizes=SIZES, anyio=False)
+async def fewer_batches_of_a_generator(ctx: ReplicaContext) -> None:
+    async for batch in trainer.batches(2 if odd(ctx) else 3):
+        await ctx.all_reduce(SUM, batch)  # named
+    await ctx.barrier()  # named
+
+
+@correct(sizes=SIZES)
+async def trainer_with_hooks(ctx: ReplicaContext) -> None:
+    async def save(epoch: int) -> None:
+        await ctx.all_gather(LOSS, 0)
+
+    await Trainer(ctx).fit(3, after_epoch=save)
+
+
+@correct(sizes=SIZES)
+async def recursion_of_one_depth(ctx: ReplicaContext) -> None:
+    await trainer.spread(ctx, 3)
+    async with trainer.fenced(ctx):
+        await trainer.average_all(ctx, [LOSS, LOSS])
