@@ -117,8 +117,11 @@ class _UnknownFileError(Exception):
     pass
 
 
-_TIME, _NATURAL, _TEXT = ({int, float}, 1e15), ({int}, 1 << 31), ({str}, 0)
-_FIELDS: dict[str, tuple[set[type], float]] = {
+_Field: TypeAlias = tuple[set[type], float]
+_TIME: _Field = {int, float}, 1e15
+_NATURAL: _Field = {int}, 1 << 31
+_TEXT: _Field = {str}, 0
+_FIELDS: dict[str, _Field] = {
     **dict.fromkeys(("ts", "dur", "wait_ns", "ahead_ns"), _TIME),
     **dict.fromkeys(("pid", "tid", "run", "collective", "number", "last"), _NATURAL),
     **dict.fromkeys(("name", "call", "at", "group", "error", "end", "reason", "text"), _TEXT),
