@@ -312,7 +312,7 @@ class RankStore(c10d.Store):  # type: ignore[misc]
 
     def set(self, key: str, value: str | bytes) -> None:
         self._values[key] = _bytes(value)
-        self._job.ranks.notify(self._job.changed)
+        self._job.ranks.wake()
 
     def get(self, key: str) -> bytes:
         self.wait([key])

@@ -30,7 +30,7 @@ from aiodist._core.snapshot import GroupKey, GroupRecord, MemberRecord, ReplicaF
 from aiodist._core.text import place as shown_place
 from aiodist._torch.kinds import Contribution, Tensor, call, compute
 from aiodist._torch.private import torch
-from aiodist._torch.ranks import OnSwitch, Ranks, Signal
+from aiodist._torch.ranks import OnSwitch, Ranks
 from aiodist._torch.report import NEW_GROUP, PlaceOrder, in_ranks, report_on_swap
 
 _PLUMBING = tuple(
@@ -81,7 +81,6 @@ class Collective(Slot):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.contributions: list[Contribution | None] = [None] * self.missing
-        self.signal = Signal()
         self.on_complete: list[Callable[[], object]] = []
 
     @property
@@ -106,7 +105,6 @@ class Job:
         error: why the job cannot go on; None while it can.
         stores: what ranks have stored, by what they know the store by.
         kept: what C++ calls back, and which must be there as long as the job.
-        changed: what those wait for who wait for a key of a store, or for a message of any rank.
         collectives: how many have been completed.
     """
 
@@ -120,12 +118,11 @@ class Job:
         self.error: CollectiveError | None = None
         self.stores: dict[str, dict[str, bytes]] = {}
         self.kept: list[Any] = []
-        self.changed = Signal()
         self.collectives = 0
         self._orders: dict[Group, PlaceOrder] = {}
         self._swapped: tuple[GroupKey, int, int] | None = None
         self._made: list[list[Post]] = [[] for _ in range(size)]
-        self._future_waits: dict[int, Collective] = {}
+        self._future_waits: set[int] = set()
         self._channels: dict[tuple[Group, int, int, int], Group] = {}
         self._any_source: list[tuple[tuple[Group, int, int], Callable[[int], None]]] = []
         self._elsewhere: dict[int, str] = {}
@@ -179,7 +176,7 @@ class Job:
         self.collectives += 1
         self.observer.completed(slot)
         slot.contributions.clear()
-        self.ranks.notify(slot.signal)
+        self.ranks.wake()
         for call_back in slot.on_complete:
             call_back()
 
@@ -208,24 +205,24 @@ class Job:
         slot.waiters[member.position] = rank
         member.group.consider(member)
         if for_future:
-            self._future_waits[rank] = slot
+            self._future_waits.add(rank)
         self._judge()
 
         def over() -> bool:
             return slot.complete or self.error is not None or (for_future and rank not in self._future_waits)
 
-        self.ranks.wait(slot.signal, over)
+        self.ranks.wait(over)
         slot.waiters[member.position] = None
-        self._future_waits.pop(rank, None)
+        self._future_waits.discard(rank)
         if not slot.complete:
             self._check()
 
     def wait_elsewhere(self, until: Callable[[], bool], what: str) -> None:
-        """Let other ranks run until something holds that `changed` is notified of; ``what`` says what the rank does."""
+        """Let other ranks run until something holds that is no collective; ``what`` says what the rank does."""
         self._check()
         rank = self.rank()
         self._elsewhere[rank] = f"{what} at {shown_place(_here()[0].location)}"
-        self.ranks.wait(self.changed, lambda: until() or self.error is not None)
+        self.ranks.wait(lambda: until() or self.error is not None)
         del self._elsewhere[rank]
         if not until():
             self._check()
@@ -289,7 +286,7 @@ class Job:
                 if wanted == (group, to, tag) and sent > received:
                     self._any_source.remove(waiting)
                     receive_from(source)
-                    self.ranks.notify(self.changed)
+                    self.ranks.wake()
                     break
 
     def _channel(self, group: Group, source: int, to: int, tag: int) -> Group:
@@ -332,8 +329,8 @@ class Job:
     def _stuck(self) -> None:
         """Let some rank go on when none can: with a future that is not complete, or with an error."""
         if self._future_waits and not self.ledger.troubled:
-            slot = self._future_waits.pop(min(self._future_waits))
-            self.ranks.notify(slot.signal)
+            self._future_waits.remove(min(self._future_waits))
+            self.ranks.wake()
         else:
             self._fail()
 
@@ -357,7 +354,7 @@ class Job:
             report = self._made_otherwise() or report
         self.error = error_of(in_ranks(report))
         self.observer.reported(self, self.error)
-        self.ranks.notify_all()
+        self.ranks.wake()
 
     def _made_otherwise(self) -> CollectiveReport | None:
         """Return the report on ranks that have made groups in other orders, where such groups wait for members."""

@@ -29,15 +29,6 @@ OnSwitch: TypeAlias = Callable[[int | None, int], object]
 """Called with the rank that gives the baton away (None for none) and the one that gets it, between their turns."""
 
 
-class Signal:
-    """What ranks wait for until somebody notifies them; they look again then."""
-
-    __slots__ = ("waiting",)
-
-    def __init__(self) -> None:
-        self.waiting: list[int] = []
-
-
 class Ranks:
     """The threads of a program's ranks.
 
@@ -63,7 +54,7 @@ class Ranks:
         self._ready = deque(range(size))
         self._deferred: list[int] = []
         self._sleeping: dict[int, float] = {}
-        self._waiting: dict[int, Signal] = {}
+        self._waiting: dict[int, Callable[[], bool]] = {}
         self._now = 0.0
         self._gates = [threading.Semaphore(0) for _ in range(size)]
         self._all_ended = threading.Event()
@@ -94,25 +85,18 @@ class Ranks:
         """Return whether this is a rank's own thread."""
         return hasattr(self._own, "rank")
 
-    def wait(self, signal: Signal, until: Callable[[], bool]) -> None:
-        """Let other ranks run until something holds; whoever may make it hold notifies the signal."""
+    def wait(self, until: Callable[[], bool]) -> None:
+        """Let other ranks run until something holds; whoever may make it hold calls `wake`."""
         while not until():
             rank = self._here()
-            signal.waiting.append(rank)
-            self._waiting[rank] = signal
+            self._waiting[rank] = until
             self._give_up(rank)
 
-    def notify(self, signal: Signal) -> None:
-        """Let those who wait for a signal look again, in the order of ranks."""
-        for rank in sorted(signal.waiting):
+    def wake(self) -> None:
+        """Let those go on for whom what they wait for holds, in the order of ranks."""
+        for rank in sorted(rank for rank, until in self._waiting.items() if until()):
             del self._waiting[rank]
             self._ready.append(rank)
-        signal.waiting.clear()
-
-    def notify_all(self) -> None:
-        """Let all who wait look again."""
-        for signal in set(self._waiting.values()):
-            self.notify(signal)
 
     def sleep(self, seconds: float) -> None:
         """Let other ranks run for so long, on a clock that stands still while any of them can."""
