@@ -1,10 +1,8 @@
 """Data-parallel training as a user of aiodist writes it: a distributed dataset, and the same steps on every replica.
 
-In a step each replica computes the gradient of its part of the batch in its device's thread. A reduce_scatter adds the
-gradients up and leaves each replica with its own part of the sum, of which it takes the optimiser's step; an all_gather
-gives everybody all changed weights. So no part of the optimiser's work, or of its state, is there twice ("ZeRO",
-Rajbhandari et al. 2020). One run of the strategy takes several steps, since starting a run costs as much as a few
-collectives do.
+In a step each replica computes the gradient of its part of the batch in its device's thread. Then one merge_call adds
+the gradients up and takes the optimiser's step, once for all replicas of a process, which share the weights. One run of
+the strategy takes several steps, since starting a run costs as much as a few collectives do.
 
 The last batch of an epoch is short, and replicas' parts of it differ in size. So gradients are summed over examples,
 and divided by the number of examples that all replicas have together.
@@ -19,14 +17,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
 import aiodist
 from aiodist._demos.model import Array, Codes, LanguageModel, Weights
 
-STEPS_PER_RUN = 10
+STEPS_PER_RUN = 20
 _BETA1, _BETA2 = 0.9, 0.999
 
 
@@ -55,7 +52,7 @@ class Plan:
     decay: float = 0.1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)  # asyncio asks for a result's repr, which takes 20 ms for arrays
 class Trained:
     """What a replica ends with.
 
@@ -77,95 +74,73 @@ async def train_on(strategy: aiodist.Strategy, plan: Plan, on_step: Callable[[fl
     examples = strategy.experimental_make_numpy_dataset((plan.inputs, plan.targets))
     dataset = examples.shuffle(plan.seed).batch(plan.batch).repeat().prefetch(STEPS_PER_RUN)
     batches = aiter(strategy.experimental_distribute_dataset(dataset))
-    learners = strategy.experimental_distribute_values_from_function(partial(Learner, plan))
-
-    local = strategy.experimental_local_results(learners)
-    local[0].on_step = on_step
+    learner = Learner(plan, on_step)
+    gradients = strategy.experimental_distribute_values_from_function(lambda _: np.empty_like(learner.vector))
+    clocks = strategy.experimental_distribute_values_from_function(lambda _: Clock())
 
     for begin in range(0, plan.steps, STEPS_PER_RUN):
         steps = [await anext(batches) for _ in range(begin, min(begin + STEPS_PER_RUN, plan.steps))]
-        await strategy.run(train_steps, (learners, steps))
-    devices = strategy.extended.worker_devices
-    return tuple(
-        Trained(device, one.weights, tuple(one.losses), one.clock) for device, one in zip(devices, local, strict=True)
-    )
+        await strategy.run(train_steps, (learner, gradients, clocks, steps))
+    local = zip(strategy.extended.worker_devices, strategy.experimental_local_results(clocks), strict=True)
+    return tuple(Trained(device, learner.weights, tuple(learner.losses), clock) for device, clock in local)
 
 
-async def train_steps(learner: Learner, batches: Sequence[tuple[Codes, Codes]]) -> None:
+async def train_steps(learner: Learner, gradient: Array, clock: Clock, batches: Sequence[tuple[Codes, Codes]]) -> None:
     """Take some steps, in a replica."""
     ctx = aiodist.get_replica_context()
-    clock = learner.clock
     for inputs, targets in batches:
         with timed(clock.computing):
-            nats, gradient = await ctx.run_sync(learner.nats_and_gradient, inputs, targets)
+            nats = await ctx.run_sync(learner.nats_and_gradient, inputs, targets, gradient)
         with timed(clock.collectives):
-            everywhere = ctx.all_reduce(aiodist.ReduceOp.SUM, np.array([nats, len(targets)]))
-            part = await ctx.reduce_scatter(aiodist.ReduceOp.SUM, gradient, axis=0)
-            all_nats, count = (await everywhere).tolist()
-        with timed(clock.computing):
-            part = learner.updated(part / np.float32(count), all_nats / count)
-        with timed(clock.collectives):
-            learner.set_weights(await ctx.all_gather(part, axis=0))
+            await ctx.merge_call(learner.update, (np.array([nats, len(targets)]), gradient))
 
 
 class Learner:
-    """What one replica keeps: all weights, and the optimiser's state for its own part of them.
+    """What the replicas of a process have in common: the weights, and the optimiser's state.
 
-    Weights and gradients stand in one vector each, which is cut into equal parts, one for each replica.
+    Weights stand in one vector, and so do gradients: one array is added up, and updated, faster than several.
 
     Args:
         plan: what is trained, on what, and how.
-        context: which replica it is, of how many.
+        on_step: gets every step's loss.
 
     Attributes:
-        weights: all weights; views of their vector.
+        vector: all weights.
+        weights: views of them, by name.
         losses: the global batch's loss at every step so far, in nats.
-        on_step: gets each of them.
-        clock: where the replica's time goes.
     """
 
-    def __init__(self, plan: Plan, context: aiodist.ValueContext) -> None:
+    def __init__(self, plan: Plan, on_step: Callable[[float], None]) -> None:
         first = plan.model.init(np.random.default_rng(plan.seed))
         self._plan = plan
+        self._on_step = on_step
         self._shapes = {name: weight.shape for name, weight in first.items()}
-        size = -(-sum(weight.size for weight in first.values()) // context.num_replicas_in_sync)
-        begin = context.replica_id_in_sync_group * size
-        self._own = slice(begin, begin + size)
-        vector, decay, self._gradient = np.zeros((3, size * context.num_replicas_in_sync), np.float32)
-        for name, weight in self._views(vector).items():
-            weight[...] = first[name]
-        for weight in self._views(decay).values():
-            weight[...] = plan.decay if weight.ndim == 2 else 0
-        self._gradients = self._views(self._gradient)
-        self._optimiser = Adam(decay[self._own])
+        self.vector = np.concatenate([weight.ravel() for weight in first.values()])
+        self.weights = self._views(self.vector)
+        decay = np.zeros_like(self.vector)
+        for view in self._views(decay).values():
+            view[...] = plan.decay if view.ndim == 2 else 0
+        self._optimiser = Adam(decay)
         self.losses: list[float] = []
-        self.on_step: Callable[[float], object] = lambda _: None
-        self.clock = Clock()
-        self.set_weights(vector)
 
     def _views(self, vector: Array) -> Weights:
         """Return the arrays that stand in a vector one after the other."""
-        sizes = itertools.accumulate(map(math.prod, self._shapes.values()), initial=0)
-        cuts = itertools.pairwise(sizes)
+        cuts = itertools.pairwise(itertools.accumulate(map(math.prod, self._shapes.values()), initial=0))
         shapes = self._shapes.items()
         return {name: vector[slice(*cut)].reshape(shape) for (name, shape), cut in zip(shapes, cuts, strict=True)}
 
-    def set_weights(self, vector: Array) -> None:
-        """Take the weights from all replicas' parts."""
-        self._vector = vector
-        self.weights = self._views(vector)
+    def nats_and_gradient(self, inputs: Codes, targets: Codes, gradient: Array) -> float:
+        """Return the sum of the examples' nats; write its gradient into a vector."""
+        return self._plan.model.nats_and_gradients(self.weights, inputs, targets, self._views(gradient))
 
-    def nats_and_gradient(self, inputs: Codes, targets: Codes) -> tuple[float, Array]:
-        """Return the sum of the examples' nats, and its gradient."""
-        return self._plan.model.nats_and_gradients(self.weights, inputs, targets, self._gradients), self._gradient
-
-    def updated(self, gradient: Array, loss: float) -> Array:
-        """Return the replica's own part of the weights, one step down the gradient."""
+    async def update(self, strategy: aiodist.Strategy, numbers: Array, gradient: Array) -> None:
+        """Take a step down the gradient: a merge function, of every replica's (nats, examples) and gradient."""
+        numbers, gradient = await strategy.reduce(aiodist.ReduceOp.SUM, (numbers, gradient), axis=None)
+        nats, count = numbers.tolist()
         self._optimiser.rate = learning_rate(len(self.losses), self._plan.steps, self._plan.rate)
-        self.losses.append(loss)
-        self.on_step(loss)
-        weights = self._vector[self._own]
-        return weights - self._optimiser.change(weights, gradient)
+        self.vector -= self._optimiser.change(self.vector, gradient / np.float32(count))
+        self.losses.append(nats / count)
+        self._on_step(self.losses[-1])
 
 
 def learning_rate(step: int, steps: int, peak: float, warm_up: int = 50) -> float:
@@ -195,13 +170,18 @@ class Adam:
         The gradient is added to both moving averages, which are corrected for their start at zero.
         """
         self._steps += 1
-        self._mean += (1 - _BETA1) * (gradient - self._mean)
-        self._square += (1 - _BETA2) * (gradient * gradient - self._square)
-        divisor = np.sqrt(self._square)
-        divisor *= 1 / math.sqrt(1 - _BETA2**self._steps)
-        divisor += 1e-8
-        divisor *= 1 - _BETA1**self._steps
-        change: Array = np.divide(self._mean, divisor, out=divisor)
+        change: Array = gradient - self._mean
+        change *= 1 - _BETA1
+        self._mean += change
+        np.multiply(gradient, gradient, out=change)
+        change -= self._square
+        change *= 1 - _BETA2
+        self._square += change
+        np.sqrt(self._square, out=change)
+        change *= 1 / math.sqrt(1 - _BETA2**self._steps)
+        change += 1e-8
+        change *= 1 - _BETA1**self._steps
+        np.divide(self._mean, change, out=change)
         change += self._decay * weights
         change *= self.rate
         return change
