@@ -6,7 +6,6 @@ kernel is admitted only after it has given the bits of the NumPy tier for values
 this machine; else NumPy goes on serving.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,12 +25,9 @@ the memory they replace need not be read first."""
 Range = Callable[[int, int], None]
 """Reduces the elements [start, stop)."""
 
-_compiled: Final[dict[tuple[Rule, int], "Kernel | None"]] = {}
-_compiling: Final = threading.Lock()
-
 
 def compile_for(rule: Rule, count: int) -> "Kernel | None":
-    """Return the kernel for `count` buffers, compiling it if need be; None where it would give other bits than NumPy.
+    """Compile the kernel for `count` buffers; return None where it would give other bits than NumPy.
 
     Raises:
         ImportError: Numba is not installed, or does not load.
@@ -40,11 +36,8 @@ def compile_for(rule: Rule, count: int) -> "Kernel | None":
         from aiodist_kernels import kernels_cpu
     except OSError as error:  # of the LLVM library that Numba loads
         raise ImportError(str(error)) from error
-    with _compiling:
-        if (rule, count) not in _compiled:
-            kernel = kernels_cpu.compile_kernel(rule, count) if kernels_cpu.can_compile(rule) else None
-            _compiled[rule, count] = kernel if kernel is not None and _agrees(kernel, rule, count) else None
-        return _compiled[rule, count]
+    kernel = kernels_cpu.compile_kernel(rule, count) if kernels_cpu.can_compile(rule) else None
+    return kernel if kernel is not None and _agrees(kernel, rule, count) else None
 
 
 def bind(kernel: "Kernel", rule: Rule, buffers: Sequence[Array], out: Array) -> Range | None:

@@ -8,6 +8,7 @@ are those of one buffer unless a name says otherwise.
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
@@ -129,6 +130,9 @@ def plan_for(op: ReduceOp, dtype: DType, count: int, accumulate: Accumulate = "n
     return Plan(rule, count, PAIRS_FROM if count == 2 else NATIVE_FROM)
 
 
+_compiling: Final = threading.Lock()
+
+
 def warm(specs: Iterable[KernelSpec]) -> None:
     """Compile kernels, in this thread: some tenths of a second each, and a second more for the first.
 
@@ -144,9 +148,10 @@ def warm(specs: Iterable[KernelSpec]) -> None:
     """
     for spec in specs:
         plan = plan_for(ReduceOp(spec.op), np.dtype(spec.dtype), spec.count, spec.accumulate)
-        if not plan.settled and plan.pays_from < NEVER:
-            plan.kernel = compiled_tier.compile_for(plan.rule, plan.count)
-        plan.settled = True
+        with _compiling:
+            if not plan.settled and plan.pays_from < NEVER:
+                plan.kernel = compiled_tier.compile_for(plan.rule, plan.count)
+            plan.settled = True
 
 
 def warm_if_possible(specs: Iterable[KernelSpec]) -> None:

@@ -172,16 +172,6 @@ async def test_host_result_is_shared_and_nothing_makes_it_writeable() -> None:
     assert len({one for (one,) in await on_each(3, program)}) == 1
 
 
-async def test_reduction_is_a_left_fold_in_the_dtype_and_a_mean_is_taken_in_float64() -> None:
-    values = np.array([1e8, 1, -1e8, 2**24], np.float32)
-
-    async def program() -> Any:
-        return await here().all_reduce("SUM", values[replica()]), await here().all_reduce("MEAN", values[replica()])
-
-    mean = np.mean(values.astype(np.float64)).astype(np.float32)
-    assert await on_each(4, program) == ((((values[0] + values[1]) + values[2]) + values[3], mean),) * 4
-
-
 async def test_dicts_that_were_filled_in_another_order_are_the_same_nest() -> None:
     for value in (1, np.float32(1), np.ones(())):
         found = await results(

@@ -68,12 +68,8 @@ async def all_reduced(
 async def test_all_reduce_on_several_gpus(plant: Plant, op: ReduceOp, dtype: np.dtype, *, unloaded: bool) -> None:
     machine = plant(2, unloaded=unloaded)
     set_logical_devices("GPU:0", 2)
-    await all_reduced(machine, op, dtype, [0, 0, 1], (3, 5))
-
-
-async def test_scalars_and_empty_arrays(plant: Plant) -> None:
-    for shape in ((), (0,), (2, 0)):
-        await all_reduced(plant(2), ReduceOp.SUM, SINGLE, [0, 1], shape)
+    for shape in ((3, 5), (), (0,), (2, 0)):
+        await all_reduced(machine, op, dtype, [0, 0, 1], shape)
 
 
 async def test_work_that_is_soon_done_wakes_no_thread(plant: Plant) -> None:
@@ -83,22 +79,16 @@ async def test_work_that_is_soon_done_wakes_no_thread(plant: Plant) -> None:
     assert machine.driver.host_waits == 0
 
 
-async def test_streams_of_replicas_and_of_the_framework_are_ordered(plant: Plant) -> None:
+async def test_streams_of_the_framework_and_of_replicas_that_used_theirs_are_ordered(plant: Plant) -> None:
     machine = plant(2)
-    for k in range(2):
-        machine.driver.replica_stream(f"GPU:{k}", k)  # as `run_sync` does
-    await all_reduced(machine, ReduceOp.SUM, SINGLE, [0, 1], (6,))
-    recorded = {entry[1] for entry in machine.driver.log if entry[0] == "record"}
-    waiting = {entry[1] for entry in machine.driver.log if entry[0] == "wait"}
-    theirs = {("replica", "GPU:0", 0), ("replica", "GPU:1", 1), ("foreign", 0, 7), ("foreign", 1, 7)}
-    assert theirs <= recorded
-    assert theirs <= waiting
-
-
-async def test_streams_on_which_there_is_nothing_cost_nothing(plant: Plant) -> None:
-    machine = plant(2)
-    await all_reduced(machine, ReduceOp.SUM, SINGLE, [0, 1], (6,))
-    assert {entry[1][0] for entry in machine.driver.log if entry[0] in {"record", "wait"}} == {"own", "foreign"}
+    frameworks = {("foreign", 0, 7), ("foreign", 1, 7)}
+    for theirs in (frameworks, frameworks | {("replica", "GPU:0", 0), ("replica", "GPU:1", 1)}):
+        machine.driver.log.clear()
+        await all_reduced(machine, ReduceOp.SUM, SINGLE, [0, 1], (6,))
+        for what in ("record", "wait"):
+            assert {entry[1] for entry in machine.driver.log if entry[0] == what and entry[1][0] != "own"} == theirs
+        for k in range(2):
+            machine.driver.replica_stream(f"GPU:{k}", k)  # as `run_sync` does
 
 
 async def test_streams_that_threads_have_of_their_own_are_met_in_the_loops_thread(

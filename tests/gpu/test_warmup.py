@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ import pytest
 import aiodist_kernels as kernels
 from aiodist import MirroredStrategy, get_replica_context, set_logical_devices
 from aiodist._gpu import enqueue
-from aiodist._gpu.cuda_core import CudaCore
 from aiodist._strategy import warmup
 from tests.kernels.arrays import BFLOAT16
 
@@ -62,13 +60,3 @@ async def test_replicas_on_cpus_need_no_gpu_kernels(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(enqueue, "queue", lambda: pytest.fail("there is no replica on a GPU"))
     await MirroredStrategy(["CPU:0", "CPU:1"]).warmup()
     assert {spec.count for spec in warmed} == {2}
-
-
-async def test_missing_packages_are_named_with_the_command(
-    plant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plant(1)
-    monkeypatch.setitem(sys.modules, "cuda.core", None)
-    monkeypatch.setattr(enqueue, "queue", CudaCore)
-    with pytest.raises(ImportError, match=r"pip install 'aiodist\[cuda\]'"):
-        await MirroredStrategy(["GPU:0"]).warmup()

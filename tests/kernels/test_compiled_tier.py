@@ -25,7 +25,7 @@ from aiodist_kernels import (
     warm,
 )
 from aiodist_kernels.numpy_tier import fold_for, quietly
-from aiodist_kernels.policy import MOST_BUFFERS, NEVER, plan_for, warm_if_possible
+from aiodist_kernels.policy import MOST_BUFFERS, NEVER, plan_for
 from aiodist_kernels.pool import KIB, MIB
 from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, COMPLEX, FLOATS, assert_same_bits
@@ -170,19 +170,6 @@ def test_kernel_with_other_bits_is_refused(monkeypatch: pytest.MonkeyPatch, serv
     assert not is_due(spec, MIB)
     assert reduce(PRODUCT, [np.ones(MIB, HALF)] * 13).all()
     assert served == []
-
-
-def test_numpy_serves_where_there_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(*_: Any) -> Any:
-        raise ImportError("numba")
-
-    monkeypatch.setattr(compiled_tier, "compile_for", absent)
-    spec = KernelSpec(SUM, HALF, 12)
-    with pytest.raises(ImportError):
-        warm([spec])
-    assert is_due(spec, MIB)
-    warm_if_possible([spec])
-    assert not is_due(spec, MIB)
 
 
 @pytest.mark.parametrize(

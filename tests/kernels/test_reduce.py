@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -152,26 +151,12 @@ def test_out_may_be_an_input_of_a_wider_dtype() -> None:
     assert result.tolist() == [1, 2, 3, 4]
 
 
-def test_pieces_in_threads() -> None:
-    buffers = arrays.buffers(1, 3, (48 * 4096,), np.dtype(np.float32))
-    pieces = cut(ReduceOp.SUM, buffers, parts=8)
-    assert len(pieces.calls) == 8
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda call: call(), pieces.calls))
-    assert_same_bits(pieces.result, reduce(ReduceOp.SUM, buffers))
-
-
 def test_what_a_reduction_costs() -> None:
     assert cost(ReduceOp.SUM, np.dtype(np.float32), 1000, 3) == 16_000
     assert cost(ReduceOp.MEAN, np.dtype(np.int8), 1000, 3) == 11_000 * policy.SLOWNESS_OF_WIDE_FOLDS
     assert [policy.blocks(moved * MIB) for moved in (60, 70)] == [False, True]
     for moved, workers, parts in ((3, 8, 1), (16, 8, 4), (1024, 8, 8), (1024, 0, 1)):
         assert policy.parts(moved * MIB, workers) == parts
-
-
-def test_the_same_array_counts_each_time_it_is_passed() -> None:
-    array = np.array([1.5, 2.5])
-    assert reduce(ReduceOp.SUM, [array, array, array]).tolist() == [4.5, 7.5]
 
 
 @pytest.mark.parametrize(("op", "dtype"), DEFINED, ids=arrays.name)
@@ -186,12 +171,6 @@ def test_number_alone_has_the_bits_that_it_has_among_others(op: ReduceOp, dtype:
         reduced = [reduce(op, [np.asarray(number) for number in row], accumulate=accumulate) for row in rows]
         assert {(type(array), array.shape, array.dtype) for array in reduced} == {(np.ndarray, (), wanted.dtype)}
         assert_same_bits(np.array(reduced), wanted)
-
-
-def test_fold_starts_from_the_first_buffer() -> None:
-    zeros = [np.array([-0.0], np.float32)] * 3
-    assert np.signbit(reduce(ReduceOp.SUM, zeros)).all()
-    assert np.signbit(reduce(ReduceOp.MEAN, zeros)).all()
 
 
 def test_infinities_and_nan_give_no_warning() -> None:
