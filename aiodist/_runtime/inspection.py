@@ -123,7 +123,16 @@ def entered(chain: Sequence[Link]) -> Iterator[Any]:
     for index, link in enumerate(chain):
         inner = chain[index + 1].frame if index + 1 < len(chain) else None
         entering = inner.f_locals.get("self") if inner is not None and inner.f_code.co_name == "__aenter__" else None
-        yield from (manager for manager in _managers(link.awaitable) if manager is not entering)
+        for manager in _managers(link.awaitable):
+            if manager is not entering:
+                yield from _with_inner(manager)
+
+
+def _with_inner(manager: Any) -> Iterator[Any]:
+    """Yield a context manager, and where it is made of a generator, what that is inside of."""
+    yield manager
+    for inner in _managers(getattr(manager, "gen", None)):
+        yield from _with_inner(inner)
 
 
 def _managers(awaitable: Any) -> Iterator[Any]:
@@ -136,7 +145,6 @@ def _managers(awaitable: Any) -> Iterator[Any]:
         if manager is None and index + 1 < len(referents):  # since Python 3.14 the function, and behind it the object
             manager = referents[index + 1]
         yield manager
-        yield from _managers(getattr(manager, "gen", None))  # of contextlib: what its generator is inside of
 
 
 def _owner_of(lock: Any) -> int | None:

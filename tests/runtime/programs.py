@@ -1,4 +1,4 @@
-"""What tests of runs are made of: strategies of n replicas, programs that run on each, the error of one, and turns."""
+"""What tests of runs are made of: strategies of n replicas, programs that run on each, turns, and held threads."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
+from anyio.lowlevel import checkpoint
 
 import aiodist
 from aiodist import CollectiveError, CommunicationOptions, MirroredStrategy, ReplicaContext, get_replica_context
+from aiodist._runtime import threads
+from aiodist_kernels import policy
 
 Program = Callable[[ReplicaContext], Awaitable[Any]]
 
@@ -32,6 +35,12 @@ def here() -> ReplicaContext:
 
 def replica() -> int:
     return here().replica_id_in_sync_group
+
+
+async def turns(count: int = 10) -> None:
+    """Let everybody else have so many turns."""
+    for _ in range(count):
+        await checkpoint()
 
 
 async def on_each(count: int, fn: Callable[..., Any], *args: Any, **settings: Any) -> tuple[Any, ...]:
@@ -106,3 +115,42 @@ class Relay:
         after = self._order.index(replica()) + 1
         if after < len(self._order):
             self._turns[after].set()
+
+
+class HeldThreads:
+    """Stands in for a run's worker threads: keeps what they are given until the test lets it go.
+
+    Every all_reduce of 256 KiB and more goes to them.
+
+    Attributes:
+        given: what is held.
+        taken: how many threads are taken and not released.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.given: list[Callable[[], Any]] = []
+        self.taken = 0
+        monkeypatch.setattr(threads, "take", self._take)
+        monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 1)
+
+    def _take(self, name: str) -> HeldThreads:
+        self.taken += 1
+        return self
+
+    def submit(self, fn: Callable[[], Any]) -> None:
+        self.given.append(fn)
+
+    def release(self) -> None:
+        assert not self.given, "the run has ended before its work"
+        self.taken -= 1
+
+    async def wait(self) -> None:
+        """Wait until they have work, and for some turns of the loop."""
+        while not self.given:
+            await checkpoint()
+        await turns()
+
+    def go_on(self) -> None:
+        """Do all that is held, also what comes of it."""
+        while self.given:
+            self.given.pop(0)()

@@ -10,11 +10,10 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-from anyio.lowlevel import checkpoint
 
 import aiodist
 from aiodist import CommunicationOptions, PerReplica, ReplicaContext, ReplicaContextError
-from tests.runtime.programs import here, mirrored, replica, still_works
+from tests.runtime.programs import here, mirrored, on_each, replica, still_works, turns
 
 pytestmark = pytest.mark.anyio
 
@@ -84,21 +83,17 @@ async def test_errors_at_the_call_disturb_nobody() -> None:
     """Some make the bad calls, catch the errors and go on; those who wait in a collective meanwhile learn nothing."""
 
     async def program() -> Any:
-        context = here()
         for offenders in ([2], [1], [0, 1, 2]):
             if replica() in offenders:
-                await checkpoint()
-                await checkpoint()  # the others wait already: these are errors in themselves, no mismatch
+                await turns(2)  # the others wait already: these are errors in themselves, no mismatch
                 for issue, error, text in CALLS:
                     with pytest.raises(error, match=text) as caught:
-                        issue(context)
+                        issue(here())
                     assert type(caught.value) is error
-            total = await context.all_reduce("SUM", 1)
+            total = await here().all_reduce("SUM", 1)
         return total
 
-    strategy = mirrored(3)
-    assert (await strategy.run(program)).values == (3, 3, 3)
-    await still_works(strategy)
+    assert await on_each(3, program) == (3, 3, 3)
     assert X.tolist() == [1, 1, 1, 1]
     assert X.flags.writeable
 
@@ -131,7 +126,7 @@ async def test_collective_after_the_replicas_function_has_ended() -> None:
     assert refused == [True, True]
 
 
-async def test_collective_through_another_replicas_context_or_from_outside_the_run() -> None:
+async def test_context_of_another_replica_or_from_outside_the_run() -> None:
     contexts: dict[int, ReplicaContext] = {}
     go = anyio.Event()
 
@@ -141,16 +136,34 @@ async def test_collective_through_another_replicas_context_or_from_outside_the_r
         text = r"replica . of 2 inside replica . of 2; each replica uses its own"
         with pytest.raises(ReplicaContextError, match=text):
             contexts[1 - replica()].all_reduce("SUM", 1)
+        with pytest.raises(ReplicaContextError, match="each replica uses its own"):
+            await contexts[1 - replica()].run_sync(int)
         await go.wait()
         assert await here().all_reduce("SUM", 1) == 2
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(mirrored(2).run, program)
         while len(contexts) < 2:
-            await checkpoint()
+            await turns(1)
         with pytest.raises(ReplicaContextError, match="outside that replica"):
             contexts[0].barrier()
         go.set()
+
+
+async def test_collective_from_a_thread() -> None:
+    async def program() -> int:
+        context = here()
+
+        def work() -> None:
+            for call in (lambda: context.all_reduce("SUM", 1), context.barrier, lambda: here().barrier()):
+                with pytest.raises(ReplicaContextError, match=r"in the thread 'aiodist CPU:\d.*return the value"):
+                    call()
+
+        await context.run_sync(work)
+        total: int = await context.all_reduce("SUM", 1)
+        return total
+
+    assert await on_each(2, program) == (2, 2)
 
 
 async def test_context_made_by_hand() -> None:
@@ -164,49 +177,45 @@ async def test_context_made_by_hand() -> None:
     assert aiodist.get_replica_context() is not context
     with ReplicaContext(mirrored(1), 0) as context:
         assert await context.all_reduce("SUM", 3) == 3
-    for replica_id in (-1, 2, 100):
-        with pytest.raises(ValueError, match=f"from 0 to 1, got {replica_id}"):
-            ReplicaContext(mirrored(2), replica_id)
-    with pytest.raises(TypeError, match="expects a strategy, got None"):
-        ReplicaContext(None, 0)
-    with pytest.raises(TypeError, match="must be a replica id, an int, got '0'"):
-        ReplicaContext(mirrored(2), "0")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-
-
-async def test_context_is_neither_shared_nor_kept_by_a_with_block() -> None:
-    async def program() -> None:
-        assert repr(here()) == f"<ReplicaContext: replica {replica()} of 2 on CPU:{replica()}>"
-        with here() as context:
-            assert aiodist.get_replica_context() is context
-        await here().barrier()
-        assert aiodist.get_replica_context() is context
-
-    await mirrored(2).run(program)
+    wrong: list[tuple[Any, Any, type[Exception], str]] = [
+        *((strategy, each, ValueError, f"from 0 to 1, got {each}") for each in (-1, 2, 100)),
+        (strategy, "0", TypeError, "must be a replica id, an int, got '0'"),
+        (None, 0, TypeError, "expects a strategy, got None"),
+    ]
+    for of, replica_id, error, text in wrong:
+        with pytest.raises(error, match=text):
+            ReplicaContext(of, replica_id)
 
 
 # strategy.run's own arguments.
 
+FOR_RUN: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+    *(
+        (print, {"args": args}, TypeError, r"args must be a tuple or list, got .*; for one .* write args=\(value,\)")
+        for args in ("text", 3, {"a": 1}, np.ones(2), None, iter([1]))
+    ),
+    *(
+        (print, {"kwargs": kwargs}, TypeError, "kwargs must be a mapping from names to values, or None")
+        for kwargs in ([("a", 1)], {1: 2}, "ab")
+    ),
+    (3, {}, TypeError, r"strategy\.run expects a function, got 3"),
+    (print, {"options": "fast"}, TypeError, "options must be CommunicationOptions or None, got 'fast'"),
+    *(
+        (print, {"args": (given,)}, ValueError, "2 components, one for each replica, got a PerReplica with")
+        for given in (PerReplica([1, 2, 3]), {"deep": [PerReplica([1])]})
+    ),
+]
 
-async def test_wrong_arguments_of_run() -> None:
-    called: list[Any] = []
-    for args in ("text", 3, {"a": 1}, np.ones(2), None, iter([1])):
-        with pytest.raises(TypeError, match=r"args must be a tuple or list, got .*; for one .* write args=\(value,\)"):
-            await mirrored(2).run(called.append, args=args)  # type: ignore[arg-type]
-    assert not called
-    for kwargs in ([("a", 1)], {1: 2}, "ab"):
-        with pytest.raises(TypeError, match="kwargs must be a mapping from names to values, or None"):
-            await mirrored(2).run(print, kwargs=kwargs)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"strategy\.run expects a function, got 3"):
-        await mirrored(2).run(3)  # type: ignore[arg-type]
+
+async def test_wrong_arguments_of_run(capsys: pytest.CaptureFixture[str]) -> None:
+    for fn, more, error, text in FOR_RUN:
+        with pytest.raises(error, match=text):
+            await mirrored(2).run(fn, **more)
+    assert capsys.readouterr().out == ""  # nothing was called
     coroutine = asyncio.sleep(0)
     with pytest.raises(TypeError, match=r"pass the function itself, uncalled, .*: run\(sleep, args="):
         await mirrored(2).run(coroutine)  # type: ignore[arg-type]
     coroutine.close()
-    with pytest.raises(TypeError, match="options must be CommunicationOptions or None, got 'fast'"):
-        await mirrored(2).run(print, options="fast")  # type: ignore[arg-type]
-    for given in (PerReplica([1, 2, 3]), {"deep": [PerReplica([1])]}):
-        with pytest.raises(ValueError, match="2 components, one for each replica, got a PerReplica with"):
-            await mirrored(2).run(print, args=(given,))
 
 
 async def test_run_inside_a_replica_or_under_another_strategy() -> None:
@@ -227,3 +236,9 @@ async def test_run_inside_a_replica_or_under_another_strategy() -> None:
     with strategy.scope(), pytest.raises(ReplicaContextError, match="under another strategy"):
         await other.run(print)
     await still_works(other)
+
+
+def test_run_without_an_event_loop_says_what_is_missing() -> None:
+    coroutine = mirrored(2).run(lambda: None)
+    with pytest.raises((ReplicaContextError, RuntimeError), match="asyncio"):
+        coroutine.send(None)

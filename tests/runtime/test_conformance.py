@@ -12,13 +12,13 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import anyio
 import numpy as np
 import pytest
-from anyio.lowlevel import checkpoint
 
 from aiodist import (
     CollectiveError,
@@ -32,8 +32,19 @@ from aiodist._collectives.work import thread_count
 from aiodist._runtime import handle as handle_module
 from aiodist._runtime import loop as loop_module
 from aiodist._runtime import stall
-from tests.runtime.held_threads import HeldThreads, hold
-from tests.runtime.programs import Relay, error_of, here, mirrored, on_each, replica, results, run, still_works
+from tests.runtime.programs import (
+    HeldThreads,
+    Relay,
+    error_of,
+    here,
+    mirrored,
+    on_each,
+    replica,
+    results,
+    run,
+    still_works,
+    turns,
+)
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_loop]
 Loop = tuple[str, dict[str, Any]]
@@ -45,52 +56,33 @@ def on(loop: Loop, main: Callable[..., Any], *args: Any) -> Any:
     return anyio.run(main, *args, backend=backend, backend_options=options)
 
 
-async def turns(count: int = 10) -> None:
-    for _ in range(count):
-        await checkpoint()
-
-
 # The order of wake-ups: replicas start, and go on after each collective, in the order of their ids.
 
 
-def in_order(count: int, rounds: int) -> list[tuple[str, int]]:
-    moments = ["start", *(f"after {number}" for number in range(rounds))]
-    return [(moment, replica_id) for moment in moments for replica_id in range(count)]
-
-
-async def log_of(count: int, orders: list[tuple[int, ...]]) -> list[tuple[str, int]]:
-    """Return who did what, when replicas arrive at each round's barrier in that round's order."""
-    log: list[tuple[str, int]] = []
+@pytest.mark.parametrize(
+    ("count", "orders"),
+    [(4, [*itertools.permutations(range(4))]), (1, [(0,)] * 2), (200, [tuple(range(200))[::-1], tuple(range(200))])],
+    ids=["any order", "one", "a crowd"],
+)
+async def test_replicas_go_on_in_order_whoever_came_last(count: int, orders: list[tuple[int, ...]]) -> None:
+    log: list[tuple[int, int]] = []
     relays = [Relay(order) for order in orders]
 
     async def program() -> None:
-        log.append(("start", replica()))
+        log.append((-1, replica()))
         for number, relay in enumerate(relays):
             await relay.turn()
             arrival = here().barrier()
             relay.pass_on()
             await arrival
-            log.append((f"after {number}", replica()))
+            log.append((number, replica()))
 
     await mirrored(count).run(program)
-    return log
-
-
-async def test_replicas_go_on_in_order_whoever_came_last() -> None:
-    orders = list(itertools.permutations(range(4)))
-    assert await log_of(4, orders) == in_order(4, len(orders))
-
-
-@pytest.mark.parametrize("count", [1, 200])
-async def test_crowds_go_on_in_order(count: int) -> None:
-    assert await log_of(count, [tuple(range(count))[::-1], tuple(range(count))]) == in_order(count, 2)
+    assert log == [(number, replica_id) for number in range(-1, len(orders)) for replica_id in range(count)]
 
 
 async def test_replicas_go_on_in_order_after_collectives_of_every_kind() -> None:
     log: list[object] = []
-
-    def merge(strategy: Any) -> None:
-        log.append("merge")
 
     async def program() -> None:
         x, context = np.ones(3), here()
@@ -101,7 +93,7 @@ async def test_replicas_go_on_in_order_after_collectives_of_every_kind() -> None
             lambda: context.reduce_scatter("SUM", x),
             lambda: context.all_to_all(x),
             context.barrier,
-            lambda: context.merge_call(merge),
+            lambda: context.merge_call(lambda _: log.append("merge")),
             context.join,
         ):
             await call()
@@ -139,7 +131,7 @@ async def test_what_is_ready_goes_on_between_collectives() -> None:
         nonlocal steps
         while not over:
             steps += 1
-            await checkpoint()
+            await turns(1)
 
     async def program(context: ReplicaContext) -> None:
         for _ in range(30):
@@ -161,43 +153,6 @@ async def test_plain_functions_run_in_one_go_and_in_order() -> None:
 
     assert await on_each(3, program) == (0, 10, 20)
     assert log == [0, 1, 2]
-
-
-async def test_merge_functions_in_flight_begin_in_order_and_may_wait() -> None:
-    log: list[int] = []
-
-    async def merge(strategy: Any, which: Any) -> Any:
-        log.append(which.values[0])
-        await checkpoint()
-        return which
-
-    async def program() -> list[int]:
-        pending = [here().merge_call(merge, args=(k,)) for k in range(3)]
-        return [await handle for handle in reversed(pending)]
-
-    assert await on_each(2, program) == ([2, 1, 0],) * 2
-    assert sorted(log) == [0, 1, 2]
-
-
-async def test_worker_threads_resume_replicas_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = hold(monkeypatch)
-    seen: list[object] = []
-
-    async def program() -> None:
-        await here().all_reduce("SUM", np.ones(1 << 16, np.float32))
-        seen.append(replica())
-
-    async def elsewhere() -> None:
-        while not held.given:
-            await checkpoint()
-        await turns()
-        seen.append("elsewhere")  # the loop runs on meanwhile
-        held.go_on()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(elsewhere)
-        await mirrored(3).run(program)
-    assert seen == ["elsewhere", 0, 1, 2]
 
 
 # Cancellation passes through a run, and leaves nothing behind.
@@ -258,16 +213,26 @@ async def test_cancel_of_a_scope_around_the_run(place: Any) -> None:
     await still_works(strategy)
 
 
-async def test_scope_that_is_cancelled_before_the_run() -> None:
-    async def program() -> None:
-        await here().barrier()
-        await checkpoint()
+@pytest.mark.every_loop("asyncio", "uvloop")
+@PLACES
+async def test_cancel_of_an_asyncio_task(place: Any) -> None:
+    strategy = mirrored(3)
+    reached = asyncio.Event()
+    task = asyncio.ensure_future(strategy.run(place, args=(reached.set,)))
+    await (asyncio.sleep(0) if place is at_once else reached.wait())
+    task.cancel("outside")
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
+    await still_works(strategy)
 
+
+async def test_scope_that_is_cancelled_before_the_run() -> None:
     strategy = mirrored(2)
     with anyio.CancelScope() as scope:
         scope.cancel()
-        await strategy.run(program)
-        await checkpoint()
+        await run(strategy, lambda ctx: ctx.barrier())
+        await turns(1)
     assert scope.cancelled_caught
     await still_works(strategy)
 
@@ -297,48 +262,24 @@ async def test_every_replica_unwinds_and_a_failure_meanwhile_is_not_lost(failing
     await still_works(strategy)
 
 
-async def test_timeouts_and_scopes_of_one_replica_do_not_disturb_the_others() -> None:
-    async def program() -> tuple[bool, int]:
-        with anyio.move_on_after(0) as scope:
-            await anyio.sleep_forever() if replica() == 1 else await checkpoint()
-        return scope.cancelled_caught, await here().all_reduce("SUM", 1)
-
-    assert [total for _, total in await results(3, lambda _: program())] == [3, 3, 3]
-
-
-@pytest.mark.parametrize("first", ["call", "cancel"])
+@pytest.mark.parametrize("cancelled", ["before the call", "behind the call", "when it is woken"])
 @pytest.mark.parametrize("order", [(1, 2, 0), (0, 2, 1), (0, 1, 2), (2, 1, 0)], ids=str)
-async def test_last_arrival_in_a_cancelled_scope(order: tuple[int, ...], first: str) -> None:
-    """The collective is complete: the cancellation is only that, in this await or a later one, as the loop has it."""
+async def test_cancellation_of_who_is_in_a_complete_collective(order: tuple[int, ...], cancelled: str) -> None:
+    """It is only that, in this await or in a later one, as the loop has it, or comes too late."""
     relay = Relay(order)
-
-    async def program() -> int:
-        await relay.turn()
-        with anyio.CancelScope() as scope:
-            last = replica() == order[-1]
-            if last and first == "cancel":
-                scope.cancel()
-            handle = here().barrier(name="first")
-            relay.pass_on()
-            if last:
-                scope.cancel()
-            await handle
-        total: int = await here().all_reduce("SUM", 1)
-        return total
-
-    assert await on_each(3, program) == (3, 3, 3)
-
-
-async def test_replica_that_is_cancelled_in_the_turn_in_which_it_is_woken() -> None:
-    """It was complete: the cancellation is only that, or comes too late."""
     scopes: dict[int, anyio.CancelScope] = {}
 
     async def program() -> int:
+        await relay.turn()
+        last = replica() == order[-1]
         with anyio.CancelScope() as scopes[replica()]:
+            if last and cancelled == "before the call":
+                scopes[replica()].cancel()
             handle = here().barrier(name="first")
-            if replica() == 2:
-                scopes[0].cancel()
-                scopes[1].cancel()
+            relay.pass_on()
+            for each in range(3):
+                if last and cancelled == ("behind the call" if each == replica() else "when it is woken"):
+                    scopes[each].cancel()
             await handle
         total: int = await here().all_reduce("SUM", 1)
         return total
@@ -346,9 +287,25 @@ async def test_replica_that_is_cancelled_in_the_turn_in_which_it_is_woken() -> N
     assert await on_each(3, program) == (3, 3, 3)
 
 
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> HeldThreads:
-    return hold(monkeypatch)
+# Threads that are at work on what replicas contributed: nobody gets his arrays back before they have done with them.
+
+
+async def test_worker_threads_resume_replicas_in_order_and_the_loop_runs_on(held: HeldThreads) -> None:
+    seen: list[object] = []
+
+    async def program() -> None:
+        await here().all_reduce("SUM", np.ones(1 << 16, np.float32))
+        seen.append(replica())
+
+    async def elsewhere() -> None:
+        await held.wait()
+        seen.append("elsewhere")
+        held.go_on()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(elsewhere)
+        await mirrored(3).run(program)
+    assert seen == ["elsewhere", 0, 1, 2]
 
 
 async def test_cancelled_replica_is_held_back_until_nobody_reads_its_array(held: HeldThreads) -> None:
@@ -367,8 +324,7 @@ async def test_cancelled_replica_is_held_back_until_nobody_reads_its_array(held:
         return None
 
     async def cancel_then_release(scope: anyio.CancelScope) -> None:
-        while not held.given:
-            await checkpoint()
+        await held.wait()
         scope.cancel()
         with anyio.CancelScope(shield=True):
             await turns()
@@ -379,52 +335,91 @@ async def test_cancelled_replica_is_held_back_until_nobody_reads_its_array(held:
     assert events == ["release", "cancelled: True"]
 
 
-async def test_run_that_is_cancelled_waits_for_its_work(held: HeldThreads) -> None:
-    async def program() -> None:
-        await here().all_reduce("SUM", np.ones(1 << 16, np.float32))
+class Meanwhile(Exception):  # noqa: N818
+    """What a replica raises while the work is under way."""
 
-    async def cancel_then_release(scope: anyio.CancelScope) -> None:
-        while not held.given:
-            await checkpoint()
-        scope.cancel()
+
+@pytest.mark.parametrize("what", [Meanwhile, KeyboardInterrupt, "another collective", "a cancelled scope"])
+async def test_run_that_ends_meanwhile_waits_for_the_work(what: Any, held: HeldThreads) -> None:
+    gathered: list[Any] = []
+    caught: Any = None
+
+    async def program() -> None:
+        handle = here().all_reduce("SUM", np.ones(1 << 16, np.float32))
+        if replica() == 1:
+            await held.wait()
+            tasks.start_soon(release)
+            if what == "a cancelled scope":
+                scope.cancel()
+            elif what == "another collective":
+                await here().barrier()
+            else:
+                raise what
+        with anyio.CancelScope(shield=replica() == 2):
+            if what == "another collective" and replica() == 0:
+                await here().all_reduce("SUM", 1.0)
+            gathered.append((await handle).shape)
+
+    async def release() -> None:
         await turns()
         assert held.taken == thread_count()
         held.go_on()
 
     strategy = mirrored(3)
-    scope = anyio.CancelScope()
     async with anyio.create_task_group() as tasks:
-        with scope:
-            tasks.start_soon(cancel_then_release, scope)
-            await strategy.run(program)
-    assert scope.cancelled_caught
+        with anyio.CancelScope() as scope:
+            try:
+                await strategy.run(program)
+            except (Meanwhile, KeyboardInterrupt, CollectiveError) as error:
+                caught = error
+    assert gathered == [(1 << 16,)]  # who is shielded gets what all have contributed to
+    assert scope.cancelled_caught == (what == "a cancelled scope")
+    if what == "another collective":
+        assert caught.report.sequence_number == 1
+    elif what != "a cancelled scope":
+        assert type(caught) is what
     assert held.taken == 0
     await still_works(strategy)
 
 
-# Shielding: where no cancellation reaches a replica, it is told that nobody will come.
+@pytest.mark.every_loop("asyncio", "uvloop")
+async def test_task_that_is_cancelled_again_and_again_waits_for_its_work(held: HeldThreads) -> None:
+    strategy = mirrored(2)
+    task = asyncio.ensure_future(run(strategy, lambda ctx: ctx.all_reduce("SUM", np.ones(1 << 16, np.float32))))
+    await held.wait()
+    for _ in range(5):
+        task.cancel()
+        await turns(3)
+    assert not task.done()
+    held.go_on()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await still_works(strategy)
 
 
-@pytest.mark.parametrize("issued", ["before", "after"])
-async def test_shielded_collective_of_a_cancelled_run_ends(issued: str) -> None:
-    told = []
+# Shielding: where no cancellation reaches a replica, it gets an error, for nobody will come.
+
+
+@pytest.mark.parametrize("early", [True, False])
+async def test_shielded_collective_of_a_cancelled_run_ends(early: bool) -> None:
+    ended = []
 
     async def program(cancel: Any) -> None:
-        early = here().all_reduce("SUM", 1, name="early") if issued == "before" and replica() != 2 else None
+        handle = here().all_reduce("SUM", 1, name="early") if early and replica() != 2 else None
         try:
             await in_barrier(cancel)
         finally:
             with anyio.CancelScope(shield=True):
                 if replica() != 2:
                     with pytest.raises(CollectiveError):
-                        await (here().barrier(name="clean-up") if early is None else early)
-                    told.append(replica())
+                        await (here().barrier(name="clean-up") if handle is None else handle)
+                    ended.append(replica())
 
     strategy = mirrored(3)
     with anyio.CancelScope() as scope:
         await strategy.run(program, args=(scope.cancel,))
     assert scope.cancelled_caught
-    assert sorted(told) == [0, 1]
+    assert sorted(ended) == [0, 1]
     await still_works(strategy)
 
 
@@ -442,11 +437,11 @@ async def test_shielded_collective_ends_when_another_replica_fails(awaited: str)
         with anyio.CancelScope(shield=True):
             if awaited == "after":
                 await failed.wait()
-                await checkpoint()
+                await turns(1)
             with pytest.raises(CollectiveError) as caught:
                 await handle
             seen.append(caught.value.report.reason)
-        await checkpoint()  # here the cancellation takes effect
+        await turns(1)  # here the cancellation takes effect
         seen.append("went on")
 
     strategy = mirrored(2)
@@ -602,18 +597,18 @@ async def test_smallest_of_several_timeouts_counts() -> None:
         for handle in [ctx.all_reduce("SUM", 1, limit) for limit in limits]:
             await handle
 
-    error = await error_of(program)
-    assert (error.report.reason, error.report.sequence_number, error.report.suspects) == ("timeout", 1, (2,))
+    report = (await error_of(program)).report
+    assert (report.reason, report.sequence_number, report.suspects) == ("timeout", 1, (2,))
 
 
 async def test_one_that_goes_on_and_on_is_not_waited_for() -> None:
     async def program(ctx: ReplicaContext) -> None:
         while replica() == 2:
-            await checkpoint()
+            await turns(1)
         await (ctx.barrier() if replica() == 0 else ctx.all_reduce("SUM", 1))
 
     error = await error_of(program, 4)
-    assert [state.state for state in error.report.replicas] == ["waiting", "waiting", "running", "waiting"]
+    assert [each.state for each in error.report.replicas] == ["waiting", "waiting", "running", "waiting"]
 
 
 async def test_replicas_that_wait_for_each_other_elsewhere_are_found_after_a_while(
@@ -631,7 +626,7 @@ async def test_replicas_that_wait_for_each_other_elsewhere_are_found_after_a_whi
     assert isinstance(await error_of(program), DeadlockError)
 
 
-# Several loops, and one inside of another.
+# Several runs, and one loop inside of another.
 
 
 async def test_several_runs_at_a_time_keep_apart() -> None:
@@ -648,13 +643,12 @@ async def test_several_runs_at_a_time_keep_apart() -> None:
 
     async def run_one(which: int) -> None:
         with suppress(LookupError):
-            totals[which] = await strategy.run(program, args=(which,))
+            totals[which] = set((await strategy.run(program, args=(which,))).values)
 
     async with anyio.create_task_group() as tasks:
         for which in range(6):
             tasks.start_soon(run_one, which)
-    expected = {which: 3 * which * (which + 1) for which in (0, 1, 2, 3, 5)}
-    assert {which: set(total.values) for which, total in totals.items()} == {k: {n} for k, n in expected.items()}
+    assert totals == {which: {3 * which * (which + 1)} for which in (0, 1, 2, 3, 5)}
 
 
 @pytest.mark.every_loop("asyncio", "uvloop")
@@ -669,7 +663,7 @@ def test_trio_as_the_guest_of_another_loop(anyio_backend: Loop) -> None:
         async def guest() -> None:
             await still_works(strategy)  # a host's task beside it uses the strategy, too
             with pytest.raises(CollectiveTimeoutError):
-                await run(mirrored(2, timeout=0.01), in_barrier_of_two)
+                await mirrored(3, timeout=0.01).run(partial(in_barrier, lambda: None))
             with trio.CancelScope() as scope:
                 await strategy.run(in_barrier, args=(scope.cancel,))
             assert scope.cancelled_caught
@@ -687,51 +681,6 @@ def test_trio_as_the_guest_of_another_loop(anyio_backend: Loop) -> None:
     on(anyio_backend, host)
 
 
-async def in_barrier_of_two(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group:
-        await anyio.sleep_forever()
-    await ctx.barrier()
-
-
-# A task's own library, inside replicas.
-
-
-@pytest.mark.every_loop("asyncio", "uvloop")
-@PLACES
-async def test_cancel_of_an_asyncio_task(place: Any) -> None:
-    strategy = mirrored(3)
-    reached = asyncio.Event()
-    task = asyncio.ensure_future(strategy.run(place, args=(reached.set,)))
-    if place is at_once:
-        await asyncio.sleep(0)
-    else:
-        await reached.wait()
-    task.cancel("outside")
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert task.cancelled()
-    await still_works(strategy)
-
-
-@pytest.mark.every_loop("asyncio", "uvloop")
-async def test_task_that_is_cancelled_again_and_again_waits_for_its_work(held: HeldThreads) -> None:
-    async def program() -> None:
-        await here().all_reduce("SUM", np.ones(1 << 16, np.float32))
-
-    strategy = mirrored(2)
-    task = asyncio.ensure_future(strategy.run(program))
-    while not held.given:
-        await checkpoint()
-    for _ in range(5):
-        task.cancel()
-        await turns(3)
-    assert not task.done()
-    held.go_on()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await still_works(strategy)
-
-
 @pytest.mark.every_loop("asyncio", "uvloop")
 async def test_timeouts_and_task_groups_of_asyncio() -> None:
     strategy = mirrored(3)
@@ -744,20 +693,6 @@ async def test_timeouts_and_task_groups_of_asyncio() -> None:
     assert task is not None
     assert task.cancelling() == 0
 
-    async def program() -> list[int]:
-        async def call(value: int) -> int:
-            total: int = await here().all_reduce("SUM", value)
-            return total
-
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0):
-                await asyncio.Event().wait()
-        async with asyncio.TaskGroup() as tasks:
-            child = tasks.create_task(call(replica()))
-        gathered = await asyncio.gather(*(here().all_reduce("SUM", k) for k in range(2)))
-        return [child.result(), *gathered, await asyncio.wait_for(here().all_reduce("SUM", 2), 60)]
-
-    assert await results(3, lambda _: program()) == ([3, 0, 3, 6],) * 3
     reached = asyncio.Event()
 
     async def fail() -> None:

@@ -1,20 +1,32 @@
-"""A replica's own exception cancels the others, and comes out of run as itself; nobody is left waiting."""
+"""Replicas that fail, never come or give up: what comes out of the run, and that nobody is left waiting."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 from anyio.lowlevel import checkpoint
 
-from aiodist import CollectiveError, CollectiveMismatchError, ReplicaContext
+from aiodist import (
+    CollectiveError,
+    CollectiveMismatchError,
+    CommunicationOptions,
+    IncompleteCollectiveError,
+    Reason,
+    ReplicaContext,
+)
 from aiodist._core import analysis
-from tests.runtime.programs import error_of, here, mirrored, replica, still_works
+from tests.runtime.programs import error_of, here, mirrored, replica, run, still_works, turns
 
 pytestmark = pytest.mark.anyio
+BRIEF = 0.01
 
 
 class FirstError(Exception):
@@ -23,10 +35,6 @@ class FirstError(Exception):
 
 class SecondError(Exception):
     pass
-
-
-def error_out() -> None:
-    raise FirstError
 
 
 async def failure_of(program: Callable[[], Any], replicas: int = 3, kind: type[BaseException] = FirstError) -> Any:
@@ -38,7 +46,12 @@ async def failure_of(program: Callable[[], Any], replicas: int = 3, kind: type[B
     return caught.value
 
 
-# What comes out.
+async def part() -> None:
+    """Let replica 0 call something else than the others."""
+    await (here().barrier() if replica() else here().all_reduce("SUM", 1))
+
+
+# A replica's own exception cancels the others, and comes out of run as itself.
 
 
 @pytest.mark.parametrize("error", [FirstError("mine"), ExceptionGroup("mine", [FirstError(), SecondError()])])
@@ -60,17 +73,15 @@ async def test_exception_of_a_plain_function_begins_no_other() -> None:
         begun.append(replica())
         raise FirstError
 
-    error = await failure_of(program)
-    assert error.__notes__ == ["replica 0 of 3 on CPU:0"]
+    assert (await failure_of(program)).__notes__ == ["replica 0 of 3 on CPU:0"]
     assert begun == [0]
 
 
 async def test_a_cancellation_that_nobody_asked_for_is_an_error_and_no_cancellation_of_the_caller() -> None:
     async def program() -> None:
         await here().barrier()
-        if replica() == 1:
-            task = asyncio.current_task()
-            assert task is not None
+        task = asyncio.current_task()
+        if replica() == 1 and task is not None:
             task.cancel()
             await checkpoint()
 
@@ -79,13 +90,13 @@ async def test_a_cancellation_that_nobody_asked_for_is_an_error_and_no_cancellat
     assert isinstance(error.__cause__, asyncio.CancelledError)
 
 
-def when_unwinding(*errors: Exception | None, first: int = 1) -> Callable[[], Any]:
-    """Return a program in which one replica fails, and each raises what is given for it while it unwinds."""
+def when_unwinding(*errors: Exception | None) -> Callable[[], Any]:
+    """Return a program in which replica 1 fails, and each raises what is given for it while it unwinds."""
 
     async def program() -> None:
         try:
             await here().barrier()
-            if replica() != first:
+            if replica() != 1:
                 await anyio.sleep_forever()
         finally:
             error = errors[replica()]
@@ -131,7 +142,29 @@ async def test_crowds_that_fail_have_a_handful_of_notes(replicas: int, text: str
     assert all(len(note) < 200 for note in notes)
 
 
-# Nobody is left waiting.
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_crowds_leave_behind_is_analysed_once(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    analyses = []
+    analyse = analysis.analyse
+
+    def counted(*args: Any, **more: Any) -> Any:
+        analyses.append(args)
+        return analyse(*args, **more)
+
+    async def program() -> None:
+        await here().barrier()
+        if fails and replica() == 0:
+            raise FirstError
+        with suppress(CollectiveError):
+            await part()
+
+    monkeypatch.setattr(analysis, "analyse", counted)
+    with pytest.raises(FirstError if fails else CollectiveMismatchError):
+        await mirrored(200).run(program)
+    assert len(analyses) <= 1
+
+
+# A disagreement, and exceptions beside it.
 
 
 @pytest.mark.parametrize("shield", [False, True])
@@ -141,7 +174,7 @@ async def test_analysis_that_fails_keeps_nobody_waiting(shield: bool, monkeypatc
 
     async def program() -> None:
         with anyio.CancelScope(shield=shield):
-            await (here().barrier() if replica() else here().all_reduce("SUM", 1))
+            await part()
 
     monkeypatch.setattr(analysis, "analyse", fail)
     strategy = mirrored(3)
@@ -154,21 +187,17 @@ async def test_analysis_that_fails_keeps_nobody_waiting(shield: bool, monkeypatc
 
 async def test_join_is_analysed_where_call_paths_are_compared() -> None:
     async def program(ctx: ReplicaContext) -> None:
-        me = ctx.replica_id_in_sync_group
         with anyio.CancelScope(shield=True):
-            await (ctx.join() if me == 0 else ctx.barrier() if me == 1 else ctx.all_reduce("SUM", 1))
+            await (ctx.join() if replica() == 0 else ctx.barrier() if replica() == 1 else ctx.all_reduce("SUM", 1))
 
     report = (await error_of(program, order_check="call_path")).report
     assert (report.reason, report.replicas[0].call) == ("kind", "join()")
 
 
-# A disagreement, and exceptions beside it.
-
-
 async def test_failure_while_unwinding_from_a_mismatch_stands_in_a_note() -> None:
     async def program() -> None:
         try:
-            await (here().barrier() if replica() else here().all_reduce("SUM", 1))
+            await part()
         finally:
             if replica() == 1:
                 raise SecondError("clean-up")
@@ -178,27 +207,23 @@ async def test_failure_while_unwinding_from_a_mismatch_stands_in_a_note() -> Non
 
 
 async def test_mismatch_that_came_out_of_a_task_group_is_no_failure_of_its_own() -> None:
-    async def child() -> None:
-        await (here().barrier() if replica() else here().all_reduce("SUM", 1))
-
     async def program() -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(child)
+            tasks.start_soon(part)
 
-    error = await failure_of(program, 2, CollectiveMismatchError)
-    assert not hasattr(error, "__notes__")
+    assert not hasattr(await failure_of(program, 2, CollectiveMismatchError), "__notes__")
 
 
 @pytest.mark.parametrize("error", [FirstError("mine"), ExceptionGroup("tasks", [FirstError("mine")])])
-@pytest.mark.parametrize("how", ["raised", "of a child task"])
-async def test_disagreement_is_caused_by_what_the_odd_replica_was_handling(error: Exception, how: str) -> None:
+@pytest.mark.parametrize("child", [False, True])
+async def test_disagreement_is_caused_by_what_the_odd_replica_was_handling(error: Exception, child: bool) -> None:
     async def fail() -> None:
         raise error
 
     async def program() -> None:
         try:
             if replica() == 1:
-                if how == "raised":
+                if not child:
                     await fail()
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(fail)
@@ -216,10 +241,161 @@ async def test_disagreement_is_caused_by_what_the_odd_replica_was_handling(error
 async def test_what_the_others_were_handling_is_no_cause() -> None:
     async def program() -> None:
         try:
-            error_out()
-        except FirstError:
+            int("none")
+        except ValueError:
             if replica() != 1:
                 await here().all_reduce("SUM", 1)
         await here().barrier()
 
     assert (await failure_of(program, 3, CollectiveMismatchError)).__cause__ is None
+
+
+# Those who can still make a call are let run until all have settled, or none of them settles any more.
+
+
+def states(error: CollectiveError) -> list[str]:
+    return [str(replica.state) for replica in error.report.replicas]
+
+
+async def test_those_who_are_ready_are_heard_however_late_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the whole process has stood still, and the delay is over before anybody ran."""
+    monkeypatch.setattr("aiodist._runtime.scheduler._SETTLE_SECONDS", 0.0)
+
+    async def program(_: ReplicaContext) -> None:
+        await turns(3 * (replica() > 1))
+        await part()
+
+    error = await error_of(program, 6)
+    assert (error.report.reason, error.report.suspects, states(error)) == (Reason.KIND, (0,), ["waiting"] * 6)
+
+
+async def test_an_abandoning_replica_that_shows_nothing_more_is_judged_after_the_delay() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        if replica() == 1:
+            with anyio.move_on_after(BRIEF):
+                await ctx.barrier()
+        if replica():
+            await anyio.sleep_forever()
+        await ctx.barrier()
+
+    error = await error_of(program)
+    assert (error.report.reason, error.report.sequence_number) == (Reason.ABANDONED, 0)
+    assert 1 in error.report.suspects
+    assert states(error) == ["waiting", "running", "running"]
+    assert "cancelled out of it, goes on" in str(error)
+
+
+async def test_a_collective_that_all_give_up_is_an_error_too() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        with anyio.move_on_after(0):
+            await (anyio.sleep_forever() if replica() == 2 else ctx.barrier())
+
+    error = await error_of(program)
+    assert type(error) is IncompleteCollectiveError
+    assert error.report.sequence_number == 0
+
+
+async def test_giving_up_a_merge_call_that_then_completes_is_an_error() -> None:
+    given_up = anyio.Event()
+
+    async def program(ctx: ReplicaContext) -> None:
+        with anyio.move_on_after(0 if replica() == 1 else None):
+            await ctx.merge_call(lambda _: given_up.wait(), name="m")
+        given_up.set()
+        await anyio.sleep_forever()
+
+    error = await error_of(program)
+    assert (error.report.reason, error.report.suspects) == (Reason.ABANDONED, (1,))
+
+
+# Too late.
+
+
+async def test_a_time_limit_keeps_no_result_alive_until_it_would_be_up() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        alive = [weakref.ref(await ctx.all_reduce("SUM", np.ones(3))) for _ in range(8)]
+        gc.collect()
+        assert all(reference() is None for reference in alive[:4])
+
+    await run(mirrored(2, timeout=600.0), program)
+
+
+async def test_a_timeout_names_who_is_held_up_by_an_earlier_collective() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        if replica() == 2:
+            await anyio.sleep_forever()
+        first = ctx.all_reduce("SUM", 1)
+        if replica() == 1:
+            await first
+        await ctx.all_reduce("SUM", 2, CommunicationOptions(timeout_seconds=BRIEF))
+
+    error = await error_of(program)
+    assert error.report.reason is Reason.TIMEOUT
+    assert "replicas 1 and 2 have not arrived, replica 0 waits in it" in str(error)
+
+
+# Several at once.
+
+
+async def test_overlapped_collectives_differ_at_the_first_that_differs_and_no_merge_function_runs_behind_it() -> None:
+    results: dict[int, int] = {}
+    merged: list[Any] = []
+
+    async def program(ctx: ReplicaContext) -> None:
+        first, merging = ctx.all_reduce("SUM", 1), ctx.merge_call(merged.append, name="m")
+        second = ctx.all_reduce("MAX" if replica() == 2 else "SUM", 2)
+        third = ctx.all_reduce("SUM", 3.0)
+        results[replica()] = await first
+        for pending in (third, second):
+            with pytest.raises(CollectiveMismatchError):
+                await pending
+        await merging
+
+    error = await error_of(program, 4)
+    assert (error.report.reason, error.report.sequence_number, error.report.suspects) == (Reason.REDUCE_OP, 2, (2,))
+    assert [record.sequence_number for record in error.report.replicas[2].history] == [0, 1, 2, 3]
+    assert set(results.values()) <= {4}
+    assert merged == []
+
+
+# Ten thousand replicas in one process.
+
+
+@pytest.mark.asyncio
+async def test_ten_thousand_replicas_meet() -> None:
+    count = 10_000
+    order = []
+
+    async def program() -> int:
+        await here().barrier()
+        order.append(replica())
+        total = await here().all_reduce("SUM", np.full(1, replica()))
+        return int(total[0]) if replica() % 5000 == 0 else 0
+
+    result = await mirrored(count).run(program)
+    assert order == list(range(count))
+    assert sum(result.values) == 2 * (count * (count - 1) // 2)
+
+
+@pytest.mark.asyncio
+async def test_replicas_that_meet_again_and_again_leave_the_garbage_collector_alone() -> None:
+    collections: list[object] = []
+
+    def note(phase: str, info: object) -> None:
+        if phase == "start":
+            collections.append(info)
+
+    async def program() -> None:
+        value = np.ones(1)
+        for _ in range(2):
+            await here().barrier()
+        if replica() == 0:
+            gc.collect()
+            gc.callbacks.append(note)
+        for _ in range(5):
+            await here().all_reduce("SUM", value)
+        if replica() == 0:
+            gc.callbacks.remove(note)
+
+    await mirrored(3_000).run(program)
+    assert len(collections) <= 5  # it was 25 when all were woken at a time

@@ -1,45 +1,58 @@
-"""Groups of some of the replicas: who is in them, what works in them, and what becomes of them when a replica fails."""
+"""Groups of some of the replicas: who is in them, what works in them, and what becomes of them when replicas part."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import anyio
 import numpy as np
 import pytest
+from anyio.lowlevel import checkpoint
+from hypothesis import given
+from hypothesis import strategies as st
 
 import aiodist
 from aiodist import (
     CollectiveMismatchError,
+    DeadlockError,
     IncompleteCollectiveError,
     ReplicaContext,
     ReplicaContextError,
     Variable,
     get_replica_context,
 )
-from tests.runtime.programs import error_of, mirrored, results, run, still_works
+from aiodist._runtime import inspection
+from tests.runtime.programs import error_of, mirrored, replica, results, run, still_works
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_group_counts_its_members_in_the_order_given() -> None:
+async def test_a_group_and_a_group_of_it_count_their_members_in_the_order_given() -> None:
     async def program(ctx: ReplicaContext) -> Any:
-        if ctx.replica_id_in_sync_group == 1:
+        me = replica()
+        if me == 1:
             return None
         group = ctx.new_group([3, 0, 2], name="experts")
         assert (group.num_replicas_in_sync, group.strategy, group.devices) == (3, ctx.strategy, ctx.devices)
-        me = ctx.replica_id_in_sync_group
         ours = f"replica {group.replica_id_in_sync_group} of 3 in group 'experts' of replicas 0, 2 and 3"
         assert repr(group) == f"<ReplicaContext: {ours} on CPU:{me}>"
-        gathered = await group.all_gather(np.array([me]), 0)
-        return group.replica_id_in_sync_group, gathered.tolist()
+        gathered = (await group.all_gather(np.array([me]), 0)).tolist()
+        if me == 0:
+            return gathered
+        inner = group.new_group([2, 0])
+        return gathered, inner.replica_id_in_sync_group, await inner.all_reduce("SUM", me)
 
-    assert await results(4, program) == ((1, [3, 0, 2]), None, (2, [3, 0, 2]), (0, [3, 0, 2]))
+    assert await results(4, program) == ([3, 0, 2], None, ([3, 0, 2], 0, 5), ([3, 0, 2], 1, 5))
 
 
-async def test_every_collective_works_in_a_group() -> None:
+async def test_merge_calls_threads_and_buffers_work_in_a_group() -> None:
+    """The random programs show every collective in groups."""
+
     async def merge(strategy: aiodist.Strategy, value: Any) -> Any:
         assert aiodist.in_cross_replica_context()
         assert len(strategy.experimental_local_results(value)) == 2
@@ -48,21 +61,13 @@ async def test_every_collective_works_in_a_group() -> None:
     groups: list[ReplicaContext] = []
 
     async def program(ctx: ReplicaContext) -> None:
-        me = ctx.replica_id_in_sync_group
+        me, out = replica(), np.zeros(2, int)
         groups.append(group := ctx.new_group([me % 2, me % 2 + 2]))
-        mine, both = np.array([me, 10 + me]), [me % 2, me % 2 + 2]
-        position = group.replica_id_in_sync_group
-        assert await group.all_reduce("SUM", me) == sum(both)
-        assert (await group.all_gather(mine, 0)).tolist() == [x for i in both for x in (i, 10 + i)]
-        assert (await group.broadcast(mine, 1)).tolist() == [both[1], 10 + both[1]]
-        assert (await group.reduce_scatter("SUM", mine)).tolist() == [sum(both) + 20 * position]
-        assert (await group.all_to_all(mine)).tolist() == [10 * position + i for i in both]
-        await group.barrier()
-        assert await group.merge_call(merge, (me,)) == (sum(both), sum(both))
+        total = 2 * (me % 2) + 2
+        assert await group.merge_call(merge, (me,)) == (total, total)
         assert await group.run_sync(get_replica_context) is ctx
-        out = np.zeros(2, int)
-        assert await group.all_reduce("SUM", mine, out=out) is out
-        assert out.tolist() == [sum(both), sum(both) + 20]
+        assert await group.all_reduce("SUM", np.array([me, 10 + me]), out=out) is out
+        assert out.tolist() == [total, total + 20]
         await ctx.barrier()
         with pytest.raises(ReplicaContextError, match=r"of replica . of 4 inside replica . of 4"):
             groups[(me + 1) % 4].barrier()  # another replica's
@@ -75,23 +80,10 @@ async def test_every_collective_works_in_a_group() -> None:
         groups[0].new_group([0])
 
 
-async def test_a_group_of_a_group_counts_as_the_group_does() -> None:
-    async def program(ctx: ReplicaContext) -> Any:
-        if ctx.replica_id_in_sync_group == 0:
-            return None
-        outer = ctx.new_group([3, 2, 1])
-        if outer.replica_id_in_sync_group == 1:
-            return None
-        inner = outer.new_group([0, 2])
-        return inner.replica_id_in_sync_group, await inner.all_reduce("SUM", ctx.replica_id_in_sync_group)
-
-    assert await results(4, program) == (None, (1, 4), None, (0, 4))
-
-
 async def test_groups_of_equal_members_and_name_match_in_the_order_of_their_making() -> None:
     async def program(ctx: ReplicaContext) -> Any:
         first = ctx.new_group([0, 1], name="a")
-        if ctx.replica_id_in_sync_group:
+        if replica():
             other, second = ctx.new_group([0, 1], name="b"), ctx.new_group([0, 1], name="a")
         else:
             second, other = ctx.new_group([0, 1], name="a"), ctx.new_group([0, 1], name="b")
@@ -101,15 +93,14 @@ async def test_groups_of_equal_members_and_name_match_in_the_order_of_their_maki
     assert await results(2, program) == ([2, 4, 6],) * 2
 
 
-async def test_a_group_outside_any_run_is_of_one_replica() -> None:
-    group = get_replica_context().new_group([0])
-    assert await group.all_reduce("SUM", 3) == 3
-    with group:
+async def test_a_replica_outside_any_run_has_a_group_of_its_own_and_joins_alone() -> None:
+    ctx = get_replica_context()
+    with ctx.new_group([0]) as group:
         assert get_replica_context() is group
+        assert await group.all_reduce("SUM", 3) == 3
         assert await group.merge_call(lambda _, x: x + 1, (1,)) == 2
-
-
-# The current context.
+    assert await ctx.join() == 0
+    assert await ctx.all_reduce("SUM", 2) == 2
 
 
 async def test_a_with_block_makes_the_group_current_for_its_tasks() -> None:
@@ -120,9 +111,7 @@ async def test_a_with_block_makes_the_group_current_for_its_tasks() -> None:
         assert get_replica_context() is group
 
     async def program(ctx: ReplicaContext) -> None:
-        group = ctx.new_group(range(2))
-        with group:
-            assert get_replica_context() is group
+        with ctx.new_group(range(2)) as group:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(child, group)
             await ctx.barrier()  # the run's own context serves beside it
@@ -147,9 +136,8 @@ async def test_variables_belong_to_the_strategy_in_a_group_too() -> None:
     assert await run(strategy, program) == ((0.0, 5.0, 4.0), (1.0, 5.0, 4.0), (2.0, 5.0, 4.0))
 
 
-@pytest.mark.parametrize(
-    ("replica_ids", "error", "text"),
-    [
+async def test_members_that_make_no_group_are_refused_at_the_call() -> None:
+    refused: list[tuple[Any, type[Exception], str]] = [
         ([], ValueError, "must name at least one replica"),
         ([0, 3], ValueError, "must be from 0 to 2, got 3"),
         ([0, -1], ValueError, "must be from 0 to 2, got -1"),
@@ -159,116 +147,15 @@ async def test_variables_belong_to_the_strategy_in_a_group_too() -> None:
         ("01", TypeError, "must be a sequence of replica ids"),
         ([0, 1.0], TypeError, "must be a replica id, an int"),
         ([False, 1], TypeError, "must be a replica id, an int"),
-    ],
-)
-async def test_members_that_make_no_group_are_refused_at_the_call(
-    replica_ids: Any, error: type[Exception], text: str
-) -> None:
+    ]
+
     async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group == 0:
+        for replica_ids, error, text in refused if replica() == 0 else ():
             with pytest.raises(error, match=text):
                 ctx.new_group(replica_ids)
         await ctx.barrier()
 
     await run(mirrored(3), program)
-
-
-# When replicas do not meet.
-
-
-async def test_a_replica_that_ended_before_the_group_was_made_is_named() -> None:
-    async def program(ctx: ReplicaContext, ended: anyio.Event) -> None:
-        if ctx.replica_id_in_sync_group == 1:
-            ended.set()
-            return
-        await ended.wait()
-        await anyio.lowlevel.checkpoint()
-        await ctx.new_group([0, 1], name="late").barrier()
-
-    event = anyio.Event()
-    error = await error_of(lambda ctx: program(ctx, event), 2)
-    assert isinstance(error, IncompleteCollectiveError)
-    assert error.report.suspects == (0, 1)
-    assert str(error).startswith("replica 1 ended without collective #0 of group 'late' of replicas 0 and 1")
-
-
-@pytest.mark.parametrize(
-    ("order_check", "name", "differs"),
-    [("call_site", None, True), ("call_site", "g", False), ("signature", None, False), ("call_path", "g", False)],
-)
-async def test_places_of_creation_are_compared_as_the_strategy_says(
-    order_check: str, name: str | None, differs: bool
-) -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        first = ctx.new_group(range(3), name) if ctx.replica_id_in_sync_group == 0 else None
-        group = first or ctx.new_group(range(3), name)
-        await group.barrier()
-
-    if not differs:
-        await run(mirrored(3, order_check), program)
-        return
-    error = await error_of(program, 3, order_check=order_check)
-    assert isinstance(error, CollectiveMismatchError)
-    assert (error.report.reason, error.report.suspects) == ("call_site", (0,))
-    assert str(error).startswith("replicas disagree at the creation of the group of replicas 0-2\n")
-
-
-async def test_callers_of_a_creation_are_told_apart_by_call_paths() -> None:
-    async def made(ctx: ReplicaContext) -> ReplicaContext:
-        return ctx.new_group(range(2))
-
-    async def program(ctx: ReplicaContext) -> None:
-        first = await made(ctx) if ctx.replica_id_in_sync_group == 0 else None
-        group = first or await made(ctx)
-        await group.barrier()
-
-    await run(mirrored(2), program)
-    assert (await error_of(program, 2, order_check="call_path")).report.reason == "call_site"
-
-
-async def test_a_group_that_some_member_never_makes_is_reported() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group == 0:
-            ctx.new_group([0, 1], "experts")
-
-    error = await error_of(program, 2)
-    assert isinstance(error, IncompleteCollectiveError)
-    assert "replica 1 ended without the creation of group 'experts' of replicas 0 and 1, which replica 0 made" in str(
-        error
-    )
-
-
-@pytest.mark.filterwarnings("ignore:replica 0 never awaited")
-async def test_a_collective_that_was_dropped_with_its_group_is_missed_at_the_end() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        group = ctx.new_group([0, 1], "experts")
-        if ctx.replica_id_in_sync_group == 0:
-            group.barrier()
-        del group
-        gc.collect()
-
-    error = await error_of(program, 2)
-    assert isinstance(error, IncompleteCollectiveError)
-
-
-async def test_a_failure_names_who_waited_in_a_group_and_ends_all_groups() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        me = ctx.replica_id_in_sync_group
-        if me == 3:
-            await anyio.lowlevel.checkpoint()
-            raise ZeroDivisionError
-        await ctx.new_group([2, 3] if me == 2 else [0, 1, 3]).barrier()
-
-    strategy = mirrored(4)
-    with pytest.raises(ZeroDivisionError) as caught:
-        await run(strategy, program)
-    assert "replicas 0 and 1 were waiting in barrier #0 of the group of replicas 0, 1 and 3 at " in str(
-        caught.value.__notes__
-    )
-    await still_works(strategy)
-
-
-# Many.
 
 
 async def test_groups_made_at_every_step_leave_nothing() -> None:
@@ -288,3 +175,257 @@ async def test_groups_made_at_every_step_leave_nothing() -> None:
         assert not any(ref() for ref in alive)
 
     await run(mirrored(2), program)
+
+
+# When replicas do not meet.
+
+
+async def made(ctx: ReplicaContext, name: str | None) -> ReplicaContext:
+    return ctx.new_group(range(3), name)
+
+
+async def in_two_places(ctx: ReplicaContext, *, name: str | None = None) -> None:
+    first = ctx.new_group(range(3), name) if replica() == 0 else None
+    await (first or ctx.new_group(range(3), name)).barrier()
+
+
+async def through_a_helper(ctx: ReplicaContext, *, name: str | None = None) -> None:
+    first = await made(ctx, name) if replica() == 0 else None
+    await (first or await made(ctx, name)).barrier()
+
+
+@pytest.mark.parametrize(
+    ("program", "order_check", "name", "differs"),
+    [
+        (in_two_places, "call_site", None, True),
+        (in_two_places, "call_site", "g", False),
+        (in_two_places, "signature", None, False),
+        (in_two_places, "call_path", "g", False),
+        (through_a_helper, "call_site", None, False),
+        (through_a_helper, "call_path", None, True),
+    ],
+)
+async def test_places_of_creation_are_compared_as_the_strategy_says(
+    program: Any, order_check: str, name: str | None, differs: bool
+) -> None:
+    if not differs:
+        await run(mirrored(3, order_check), partial(program, name=name))
+        return
+    error = await error_of(program, 3, order_check=order_check)
+    assert isinstance(error, CollectiveMismatchError)
+    assert (error.report.reason, error.report.suspects) == ("call_site", (0,))
+    assert str(error).startswith("replicas disagree at the creation of the group of replicas 0-2\n")
+
+
+async def test_a_replica_that_ended_before_the_group_was_made_is_named() -> None:
+    ended = anyio.Event()
+
+    async def program(ctx: ReplicaContext) -> None:
+        if replica() == 1:
+            return ended.set()
+        await ended.wait()
+        await checkpoint()
+        await ctx.new_group([0, 1], name="late").barrier()
+        return None
+
+    error = await error_of(program, 2)
+    assert isinstance(error, IncompleteCollectiveError)
+    assert error.report.suspects == (0, 1)
+    assert str(error).startswith("replica 1 ended without collective #0 of group 'late' of replicas 0 and 1")
+
+
+@pytest.mark.parametrize("uses", [False, True])
+@pytest.mark.filterwarnings("ignore:replica 0 never awaited")
+async def test_a_group_that_some_member_never_makes_or_uses_is_reported(uses: bool) -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        group = ctx.new_group([0, 1], "experts") if uses or replica() == 0 else None
+        if uses and replica() == 0 and group is not None:
+            group.barrier()
+        del group
+        gc.collect()
+
+    error = await error_of(program, 2)
+    assert isinstance(error, IncompleteCollectiveError)
+    what = "collective #0" if uses else "the creation"
+    assert f"replica 1 ended without {what} of group 'experts' of replicas 0 and 1, which replica 0" in str(error)
+
+
+async def test_a_failure_names_who_waited_in_a_group_and_ends_all_groups() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        if replica() == 3:
+            await checkpoint()
+            raise ZeroDivisionError
+        await ctx.new_group([2, 3] if replica() == 2 else [0, 1, 3]).barrier()
+
+    strategy = mirrored(4)
+    with pytest.raises(ZeroDivisionError) as caught:
+        await run(strategy, program)
+    waited = "replicas 0 and 1 were waiting in barrier #0 of the group of replicas 0, 1 and 3 at "
+    assert waited in str(caught.value.__notes__)
+    await still_works(strategy)
+
+
+# Replicas that wait for each other in different groups: found at once where it is certain, never where it is not.
+
+
+def two_groups(ctx: ReplicaContext) -> tuple[ReplicaContext, ReplicaContext]:
+    """Return two groups of replicas 0 and 1, in the order in which the replica uses them: not the same on both."""
+    first, second = ctx.new_group([0, 1], "first"), ctx.new_group([0, 1], "second")
+    return (first, second) if replica() == 0 else (second, first)
+
+
+async def merges_in_a_group(ctx: ReplicaContext) -> None:
+    group = ctx.new_group([1, 0]) if replica() < 2 else ctx
+    if replica() == 0:
+        await group.merge_call(print)
+    await (ctx.join() if replica() == 2 else ctx.all_reduce("SUM", 1.0))
+
+
+async def joins_the_run(ctx: ReplicaContext) -> None:
+    group = ctx.new_group([0, 1], "pair")
+    if replica():
+        await group.barrier()
+    await ctx.join()
+
+
+async def awaits_late_after_a_child(ctx: ReplicaContext) -> None:
+    first, second = two_groups(ctx)
+    handle = first.barrier()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(checkpoint)
+    for _ in range(5):
+        await checkpoint()
+    await handle
+    await second.barrier()
+
+
+@pytest.mark.parametrize(
+    ("program", "replicas", "text"),
+    [
+        (merges_in_a_group, 3, "replica 1 waits in all_reduce(SUM, float) #0 of the run ("),
+        (joins_the_run, 2, "replica 0 waits in join() of the run ("),
+        (awaits_late_after_a_child, 2, "of group 'second'"),
+    ],
+)
+async def test_a_cycle_may_pass_through_the_run_merge_calls_and_joins(program: Any, replicas: int, text: str) -> None:
+    error = await error_of(program, replicas)
+    assert (error.report.reason, error.report.suspects) == ("cycle", (0, 1))
+    assert text in str(error)
+
+
+async def ring(ctx: ReplicaContext, *, size: int, crossed: bool) -> None:
+    """Use groups of neighbours on a ring, each replica the lower-numbered group first, but for the crossed 0."""
+    me = replica()
+    mine = [(me, (me + 1) % size), ((me - 1) % size, me)] if me < size else []
+    if not crossed:
+        mine.sort()
+    for group in [ctx.new_group(pair, name=str(pair)) for pair in mine]:
+        await group.barrier(name="x")
+    await ctx.barrier()
+
+
+async def test_a_ring_leaves_out_who_only_waits_for_it() -> None:
+    await run(mirrored(4), partial(ring, size=3, crossed=False))
+    error = await error_of(partial(ring, size=3, crossed=True), 4)
+    assert (error.report.reason, error.report.suspects) == ("cycle", (0, 1, 2))
+    assert [each.state for each in error.report.replicas[:3]] == ["waiting"] * 3
+
+
+async def test_a_ring_of_thousands_of_groups_is_found() -> None:
+    """It takes seconds; where one group more cost a look at all others, it would take minutes."""
+    with pytest.raises(DeadlockError) as caught:
+        await run(mirrored(1_024), partial(ring, size=1_024, crossed=True))
+    assert len(caught.value.report.suspects) == 1_024
+    assert len(str(caught.value).splitlines()) <= 40
+
+
+@pytest.mark.parametrize("how", ["task", "thread", "timer"])
+@pytest.mark.every_loop("asyncio", "uvloop")
+async def test_what_may_still_act_for_a_replica_is_no_alarm(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replica 1 uses the second group before the first, and replica 0 too, but by something beside its own task."""
+    looked, looks = anyio.Event(), []
+    look = inspection.never_go_on
+
+    def counted(*args: Any) -> object:
+        looks.append(args)
+        if len(looks) == 2:
+            looked.set()
+        return look(*args)
+
+    async def program(ctx: ReplicaContext) -> None:
+        first, second = ctx.new_group([0, 1], "first"), ctx.new_group([0, 1], "second")
+        started: list[asyncio.Task[None]] = []
+
+        async def use_second() -> None:
+            await second.barrier(name="second")
+
+        async def later() -> None:
+            await looked.wait()
+            await use_second()
+
+        if replica() == 1:
+            await use_second()
+            return await first.barrier(name="first")
+        async with anyio.create_task_group() as tasks:
+            if how == "task":
+                tasks.start_soon(later)
+            elif how == "thread":
+                tasks.start_soon(anyio.to_thread.run_sync, anyio.from_thread.run, later)
+            else:
+                asyncio.get_running_loop().call_later(0.15, lambda: started.append(asyncio.create_task(use_second())))
+            await first.barrier(name="first")
+        return None
+
+    monkeypatch.setattr(inspection, "never_go_on", counted)
+    await run(mirrored(2), program)
+    assert looks
+
+
+async def test_a_timeout_around_a_wait_on_a_cycle_ends_it() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        first, second = two_groups(ctx)
+        with anyio.move_on_after(0.05):
+            await first.barrier(name="x")
+        await second.barrier(name="x")
+
+    assert (await error_of(program, 2)).report.reason == "abandoned"
+
+
+def goes_through(orders: Sequence[Sequence[int]], members: Sequence[Sequence[int]]) -> bool:
+    """Whether replicas that use groups in these orders, one collective each, come to their ends."""
+    left = [list(order) for order in orders]
+    moved = True
+    while moved:
+        moved = False
+        for group, replicas in enumerate(members):
+            if all(left[i] and left[i][0] == group for i in replicas):
+                for i in replicas:
+                    left[i].pop(0)
+                moved = True
+    return not any(left)
+
+
+@st.composite
+def orders_of_groups(draw: st.DrawFn) -> tuple[list[list[int]], list[list[int]]]:
+    replicas = draw(st.integers(2, 5))
+    group = st.sets(st.integers(0, replicas - 1), min_size=2).map(sorted)
+    members = draw(st.lists(group, min_size=1, max_size=6))
+    mine = [[group for group, inside in enumerate(members) if i in inside] for i in range(replicas)]
+    return [draw(st.permutations(own)) for own in mine], members
+
+
+@given(drawn=orders_of_groups())
+def test_any_order_of_groups_goes_through_or_is_a_cycle(drawn: tuple[list[list[int]], list[list[int]]]) -> None:
+    orders, members = drawn
+
+    async def program(ctx: ReplicaContext) -> int:
+        mine = {i: ctx.new_group(inside, f"{i}") for i, inside in enumerate(members) if replica() in inside}
+        return sum([await mine[i].all_reduce("SUM", 1, name="x") for i in orders[replica()]])
+
+    async def main() -> None:
+        if goes_through(orders, members):
+            await results(len(orders), program)
+        else:
+            assert (await error_of(program, len(orders))).report.reason == "cycle"
+
+    asyncio.run(main())

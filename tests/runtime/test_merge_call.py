@@ -1,4 +1,4 @@
-"""merge_call: one function, once, for all replicas."""
+"""merge_call: one function, once, for all replicas, in cross-replica context."""
 
 from __future__ import annotations
 
@@ -16,57 +16,47 @@ pytestmark = pytest.mark.anyio
 variable: ContextVar[int] = ContextVar("variable", default=-1)
 
 
-async def test_plain_function_runs_once_on_regrouped_arguments() -> None:
+async def test_plain_function_runs_once_on_regrouped_arguments_with_replica_0s_context() -> None:
     seen = []
 
     def merge(strategy: Any, x: Any, count: Any, *, name: Any, place: Any) -> str:
-        seen.append((strategy, x.values, count.values, name, place.values))
+        seen.append((strategy, x.values, count.values, name, place.values, variable.get()))
         return "done"
 
     async def program() -> Any:
+        variable.set(100 + replica())
         names = {"name": "sgd".upper(), "place": f"r{replica()}"}
         return await here().merge_call(merge, args=(replica(), 7), kwargs=names)
 
     strategy = mirrored(3)
     assert (await strategy.run(program)).values == ("done",) * 3
-    assert seen == [(strategy, (0, 1, 2), (7, 7, 7), "SGD", ("r0", "r1", "r2"))]
+    assert seen == [(strategy, (0, 1, 2), (7, 7, 7), "SGD", ("r0", "r1", "r2"), 100)]
 
 
 async def test_result_gives_each_replica_its_component_at_any_depth() -> None:
-    def merge(strategy: Any) -> Any:
-        return {"a": PerReplica([1, 2]), "b": [Mirrored([3, 3]), "bare"]}
-
     async def program() -> Any:
-        return await here().merge_call(merge)
+        return await here().merge_call(lambda _: {"a": PerReplica([1, 2]), "b": [Mirrored([3, 3]), "bare"]})
 
     assert await on_each(2, program) == ({"a": 1, "b": [3, "bare"]}, {"a": 2, "b": [3, "bare"]})
 
 
-async def test_merge_function_is_in_cross_replica_context() -> None:
-    async def merge(strategy: Any) -> None:
-        assert aiodist.in_cross_replica_context()
-        assert aiodist.get_replica_context() is None
-        assert aiodist.get_strategy() is strategy
-        assert aiodist.has_strategy()
-        assert await strategy.reduce("SUM", PerReplica([1, 2]), None) == 3
-
-    async def program() -> None:
-        await here().merge_call(merge)
-        assert not aiodist.in_cross_replica_context()
-
-    await mirrored(2).run(program)
-
-
-async def test_run_inside_the_merge_function() -> None:
+async def test_merge_function_is_in_cross_replica_context_and_may_run_functions() -> None:
     async def inner() -> int:
         total: int = await here().all_reduce("SUM", replica() + 1)
         return total
 
     async def merge(strategy: Any) -> Any:
+        assert aiodist.in_cross_replica_context()
+        assert aiodist.get_replica_context() is None
+        assert aiodist.get_strategy() is strategy
+        assert aiodist.has_strategy()
+        assert await strategy.reduce("SUM", PerReplica([1, 2, 3]), None) == 6
         return await strategy.run(inner)
 
     async def program() -> Any:
-        return await here().merge_call(merge) + await here().all_reduce("SUM", 100)
+        merged = await here().merge_call(merge)
+        assert not aiodist.in_cross_replica_context()
+        return merged + await here().all_reduce("SUM", 100)
 
     assert await on_each(3, program) == (306, 306, 306)
 
@@ -99,24 +89,11 @@ async def test_per_replica_result_of_another_length() -> None:
     async def program() -> Any:
         return await here().merge_call(lambda strategy: PerReplica([1, 2, 3]))
 
-    strategy = mirrored(2)
     with pytest.raises(ValueError, match="2 components, one for each replica, got a PerReplica with 3"):
-        await strategy.run(program)
-    await still_works(strategy)
+        await mirrored(2).run(program)
 
 
-async def test_context_variables_are_those_of_replica_0() -> None:
-    def merge(strategy: Any) -> int:
-        return variable.get()
-
-    async def program() -> Any:
-        variable.set(100 + replica())
-        return await here().merge_call(merge)
-
-    assert await on_each(3, program) == (100, 100, 100)
-
-
-async def test_collective_inside_the_merge_function_is_told_with_both_lines() -> None:
+async def test_collective_inside_the_merge_function_is_refused_with_both_lines() -> None:
     async def merge(strategy: Any, context: Any) -> None:
         await context.values[0].barrier()
 

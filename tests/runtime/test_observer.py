@@ -1,4 +1,4 @@
-"""Observers: told everything that happens in the runs that they observe, in order, and nothing of others."""
+"""Observers see every event of the runs that they observe, in order, and no others'; races are looked for there."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import pytest
 from aiodist import CollectiveError, ReplicaContext, ReplicaState
 from aiodist._core.instrument import ObservedRun, Observer, observe_process, observing, who_observes
 from aiodist._core.ledger import Member, Slot
-from tests.runtime.programs import Program, mirrored, run
+from tests.runtime.programs import Program, mirrored, replica, run, turns
+from tests.runtime.warned import warned
 
 pytestmark = pytest.mark.anyio
 
 
 class Listener(Observer):
-    """Writes down what it is told, as text."""
+    """Writes down each event, as text."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -41,9 +42,8 @@ class Listener(Observer):
         self.heard.append(f"{member.replica_id} resumed #{slot.number}")
 
     def completed(self, slot: Slot) -> None:
-        self.heard.append(
-            f"complete #{slot.number}{'' if slot.error is None else f' with {type(slot.error).__name__}'}"
-        )
+        error = "" if slot.error is None else f" with {type(slot.error).__name__}"
+        self.heard.append(f"complete #{slot.number}{error}")
 
     def reported(self, run: ObservedRun, error: CollectiveError) -> None:
         self.heard.append(f"report {error.report.reason}")
@@ -60,14 +60,14 @@ async def reduce_once(ctx: ReplicaContext) -> None:
 
 
 async def heard_of(program: Program, error: type[Exception] | None = None) -> list[str]:
-    """Return what an observer is told of a run of two replicas, out of which that error comes."""
+    """Return what an observer hears of a run of two replicas, out of which that error comes."""
     listener = Listener()
     with observing(listener), pytest.raises(error) if error else nullcontext():
         await run(mirrored(2), program)
     return listener.heard
 
 
-async def test_a_run_is_told_event_by_event() -> None:
+async def test_events_of_a_run() -> None:
     assert await heard_of(reduce_once) == [
         "run of replica on 2",
         "0 started",
@@ -85,9 +85,9 @@ async def test_a_run_is_told_event_by_event() -> None:
     ]
 
 
-async def test_a_disagreement_is_told_with_its_report() -> None:
+async def test_events_of_a_disagreement() -> None:
     async def program(ctx: ReplicaContext) -> None:
-        await (ctx.barrier() if ctx.replica_id_in_sync_group else ctx.all_reduce("SUM", 1.0))
+        await (ctx.barrier() if replica() else ctx.all_reduce("SUM", 1.0))
 
     heard = await heard_of(program, CollectiveError)
     assert [line for line in heard if "waits" not in line and "started" not in line] == [
@@ -104,9 +104,9 @@ async def test_a_disagreement_is_told_with_its_report() -> None:
     ]
 
 
-async def test_a_failure_of_a_replica_is_told_with_its_exception() -> None:
+async def test_events_of_a_failure() -> None:
     async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group:
+        if replica():
             raise ValueError("no data")
         await ctx.barrier()
 
@@ -116,17 +116,20 @@ async def test_a_failure_of_a_replica_is_told_with_its_exception() -> None:
 
 
 async def test_a_merge_call_is_complete_when_its_function_has_returned() -> None:
+    merging: list[int] = []
+    heard: list[str] = []
+
     async def program(ctx: ReplicaContext) -> None:
-        await ctx.merge_call(lambda strategy: listener.heard.append("merging"))
+        await ctx.merge_call(lambda strategy: merging.append(len(listener.heard)))
 
     listener = Listener()
     with observing(listener):
         await run(mirrored(2), program)
-    told = [line for line in listener.heard if line.startswith(("merging", "complete"))]
-    assert told == ["merging", "complete #0"]
+    heard = listener.heard
+    assert heard.index("complete #0") == merging[0]
 
 
-async def test_runs_beside_the_block_are_not_told() -> None:
+async def test_runs_beside_the_block_are_not_observed() -> None:
     mine, theirs = Listener(), Listener()
 
     async def observed_run(listener: Listener) -> None:
@@ -142,7 +145,7 @@ async def test_runs_beside_the_block_are_not_told() -> None:
     assert len(mine.heard) == 18
 
 
-def test_several_observers_are_told_the_same_also_by_blocks_around_the_event_loop() -> None:
+def test_several_observers_hear_the_same_also_in_blocks_around_the_event_loop() -> None:
     outer, inner = Listener(), Listener()
     with observing(outer), observing(inner):
         asyncio.run(run(mirrored(2), reduce_once))
@@ -153,10 +156,94 @@ def test_several_observers_are_told_the_same_also_by_blocks_around_the_event_loo
     assert len(outer.heard) == 2 * len(inner.heard)
 
 
-async def test_who_observes_the_process_is_told_of_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_observes_the_process_hears_of_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert who_observes() is None
     listener = Listener()
     monkeypatch.setattr("aiodist._core.instrument._process_wide", [])
     observe_process(lambda: listener)
     await run(mirrored(2), reduce_once)
     assert listener.heard[-1] == "run ended"
+
+
+# Tasks of one replica that race for its next collective are warned of, in runs that are observed.
+
+
+async def warnings_of(program: Program, *, observed: bool = True) -> list[str]:
+    """Return the texts of the warnings that two replicas' run of a program gives."""
+    with warned() as found, observing(Observer()) if observed else nullcontext():
+        await run(mirrored(2, "signature"), program)
+    return [warning.text for warning in found]
+
+
+async def actor(ctx: ReplicaContext) -> None:
+    for _ in range(5):
+        await ctx.all_reduce("SUM", 1.0)
+
+
+async def learner(ctx: ReplicaContext) -> None:
+    for _ in range(5):
+        await ctx.all_reduce("SUM", 2.0)
+
+
+async def side_by_side(ctx: ReplicaContext) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(actor, ctx)
+        tasks.start_soon(learner, ctx)
+
+
+async def beside_its_child(ctx: ReplicaContext) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(actor, ctx)
+        await learner(ctx)
+
+
+@pytest.mark.parametrize(
+    ("program", "other"), [(side_by_side, "the task of learner() at "), (beside_its_child, "replica 0")]
+)
+async def test_racing_tasks_are_named_with_their_lines(program: Program, other: str) -> None:
+    (text,) = await warnings_of(program)  # one for all replicas
+    assert text.startswith("tasks of replica 0 race for the next collective: the task of actor() at ")
+    assert text.count("issued all_reduce(SUM, float) at ") == 2
+    assert f", {other}" in text
+    assert text.endswith("may differ: await them one after the other, or give each a group")
+    assert await warnings_of(program, observed=False) == []
+
+
+async def in_turn(ctx: ReplicaContext) -> None:
+    await ctx.barrier()
+    for work in (actor, learner, actor):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(work, ctx)
+        await ctx.barrier()
+
+
+async def a_group_each(ctx: ReplicaContext) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(actor, ctx.new_group([0, 1], "actors"))
+        tasks.start_soon(learner, ctx.new_group([0, 1], "learners"))
+
+
+async def one_that_issues_beside_one_that_does_not(ctx: ReplicaContext) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(turns)
+        await actor(ctx)
+
+
+async def a_child_of_a_child(ctx: ReplicaContext) -> None:
+    async def child() -> None:
+        await actor(ctx)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(learner, ctx)
+        await actor(ctx)
+
+    await learner(ctx)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(child)
+    await learner(ctx)
+
+
+@pytest.mark.parametrize(
+    "program", [in_turn, a_group_each, one_that_issues_beside_one_that_does_not, a_child_of_a_child]
+)
+async def test_tasks_in_an_order_give_no_warning(program: Program) -> None:
+    assert await warnings_of(program) == []

@@ -1,10 +1,12 @@
-"""Correct programs give NumPy's numbers under every interleaving; one mutated replica is always found and named."""
+"""Random programs: correct ones give NumPy's numbers, a mutated replica is named, and whatever replicas do ends."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,14 +14,15 @@ import anyio
 import numpy as np
 import pytest
 from anyio.lowlevel import checkpoint
-from hypothesis import assume, given
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from aiodist import CollectiveError, ReplicaContext
-from tests.runtime.programs import mirrored, run, still_works
+from aiodist import CollectiveError, CollectiveHandle, ReplicaContext, ReplicaContextError
+from tests.runtime.programs import mirrored, replica, run, still_works, turns
 from tests.runtime.random_programs import MUTATIONS, Steps, carry_out, mutated, programs
 
 seeds = st.integers(0, 2**32)
+Loop = tuple[str, dict[str, Any]]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -59,8 +62,7 @@ def test_a_correct_program_gives_numpys_numbers(drawn: tuple[int, list[Part]], s
     replicas, what = drawn
 
     async def program(ctx: ReplicaContext) -> None:
-        me = ctx.replica_id_in_sync_group
-        groups = [ctx.new_group(part.members) if me in part.members else None for part in what]
+        groups = [ctx.new_group(part.members) if replica() in part.members else None for part in what]
         async with anyio.create_task_group() as tasks:
             for part, group in zip(what, groups, strict=True):
                 if racing:
@@ -88,8 +90,7 @@ def test_a_mutated_replica_is_found_and_named(
     assert mutation is not None
 
     async def program(ctx: ReplicaContext, seed: int) -> None:
-        own = mutation[0] if ctx.replica_id_in_sync_group == odd else steps
-        await carry_out(ctx, own, random.Random(seed + ctx.replica_id_in_sync_group))
+        await carry_out(ctx, mutation[0] if replica() == odd else steps, random.Random(seed + replica()))
 
     async def main() -> None:
         strategy = mirrored(replicas)
@@ -111,15 +112,13 @@ def test_a_mutated_replica_is_found_and_named(
 def test_any_uneven_loops_add_up(counts: list[list[int]], seed: int) -> None:
     """Each inner list is a replica's: how many steps it makes in each epoch, before it joins."""
     replicas = len(counts)
-    epochs = min(map(len, counts))
 
     async def program(ctx: ReplicaContext) -> None:
-        me = ctx.replica_id_in_sync_group
+        me = replica()
         pauses = random.Random(seed + me)
-        for epoch in range(epochs):
+        for epoch in range(min(map(len, counts))):
             for step in range(counts[me][epoch]):
-                for _ in range(pauses.choice((0, 0, 1, 3))):
-                    await checkpoint()
+                await turns(pauses.choice((0, 0, 1, 3)))
                 active = [i for i in range(replicas) if counts[i][epoch] > step]
                 value: Any = np.array([10.0**me])
                 assert (await ctx.all_reduce("SUM", value)).tolist() == [sum(10.0**i for i in active)]
@@ -128,3 +127,132 @@ def test_any_uneven_loops_add_up(counts: list[list[int]], seed: int) -> None:
             assert counts[last][epoch] == max(counts[i][epoch] for i in range(replicas))
 
     asyncio.run(run(mirrored(replicas), program))
+
+
+# Whatever replicas do at collectives ends in a result or in an error, on every event loop: nobody waits for ever.
+
+DEEPEST = 3
+COMMON = ("barrier", "reduce", "hold", "pause", "await", "merge", "group")
+SCOPES = ("cancelled", "timeout", "shield", "child", "catch", "finally")
+RARE = ("raise", "join", "return", "outer", "work", "other's", "merge that fails")
+
+
+class OwnError(Exception):
+    pass
+
+
+async def merge(strategy: Any) -> None:
+    await checkpoint()
+
+
+async def merge_that_fails(strategy: Any) -> None:
+    await checkpoint()
+    raise OwnError
+
+
+class Actor:
+    """Does what comes to its mind, by a seed."""
+
+    def __init__(self, seed: str, ctx: ReplicaContext, outer: anyio.CancelScope, everyones: list[Any]) -> None:
+        self.random = random.Random(seed)
+        self.ctx = ctx
+        self.contexts = [ctx]
+        self.outer = outer
+        self.everyones = everyones
+
+    async def act(self, depth: int = 0) -> None:
+        held: list[CollectiveHandle[Any]] = []
+        for _ in range(self.random.randint(1, 5)):
+            what = self.random.choice(COMMON + SCOPES + RARE)
+            if what in SCOPES:
+                if depth < DEEPEST:
+                    await self.inside(what, depth + 1, held)
+            elif what not in RARE or self.random.random() < 0.3:
+                if what == "return":
+                    return
+                await self.do(what, held)
+        for handle in held:
+            if self.random.random() < 0.6:
+                await handle
+
+    async def do(self, what: str, held: list[CollectiveHandle[Any]]) -> None:
+        ctx = self.random.choice(self.contexts)
+        if what == "hold":
+            held.append(ctx.all_reduce("SUM", 1, name="x"))
+            self.everyones.append(held[-1])
+        elif what == "await" and held:
+            await held.pop(self.random.randrange(len(held)))
+        elif what == "group":
+            self.contexts.append(self.ctx.new_group(range(self.ctx.num_replicas_in_sync), "g"))
+        elif what == "raise":
+            raise OwnError
+        elif what == "outer":
+            self.outer.cancel()
+        elif what == "other's" and self.everyones:
+            await self.random.choice(self.everyones)
+        else:
+            ways: dict[str, Callable[[], Awaitable[Any]]] = {
+                "barrier": lambda: ctx.barrier(name="x"),
+                "reduce": lambda: ctx.all_reduce("SUM", 1, name="x"),
+                "merge": lambda: ctx.merge_call(merge, name="m"),
+                "merge that fails": lambda: ctx.merge_call(merge_that_fails, name="m"),
+                "join": ctx.join,
+                "work": lambda: ctx.run_sync(int),
+            }
+            await ways.get(what, checkpoint)()
+
+    async def inside(self, what: str, depth: int, held: list[CollectiveHandle[Any]]) -> None:
+        if what in ("cancelled", "timeout", "shield"):
+            with anyio.CancelScope(shield=what == "shield") as scope:
+                if what == "cancelled":
+                    scope.cancel()
+                elif what == "timeout":
+                    scope.deadline = anyio.current_time() + self.random.choice((0, 0.001))
+                await self.act(depth)
+        elif what == "child":
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.act, depth)
+                await (held.pop() if held else self.act(depth))
+        elif what == "catch":
+            with suppress(CollectiveError, OwnError, ExceptionGroup):
+                await self.act(depth)
+        else:
+            try:
+                await self.act(depth)
+            finally:
+                with anyio.CancelScope(shield=self.random.random() < 0.7):
+                    await self.act(depth)
+
+
+@pytest.fixture
+def collected() -> Iterator[None]:
+    """Let dropped handles that stand in cycles warn where it is expected."""
+    yield
+    gc.collect()
+
+
+@pytest.mark.usefixtures("collected")
+@pytest.mark.every_loop
+@pytest.mark.filterwarnings("ignore:replica . never awaited")
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=seeds, replicas=st.integers(1, 5), alike=st.booleans())
+def test_whatever_replicas_do_ends(
+    anyio_backend: Loop, seed: int, replicas: int, alike: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do the same where they are ``alike``; none of them waits for ever."""
+    monkeypatch.setattr("aiodist._runtime.scheduler._SETTLE_SECONDS", 0.1)
+
+    async def main() -> None:
+        strategy = mirrored(replicas)
+        everyones: list[Any] = []
+        with anyio.CancelScope() as outer:
+
+            async def program(ctx: ReplicaContext) -> None:
+                await Actor(f"{seed}" if alike else f"{seed} {replica()}", ctx, outer, everyones).act()
+
+            with suppress(CollectiveError, OwnError, ReplicaContextError, ValueError, ExceptionGroup):
+                await run(strategy, program)
+        everyones.clear()
+        await still_works(strategy)
+
+    anyio.run(main, backend=anyio_backend[0], backend_options=anyio_backend[1])

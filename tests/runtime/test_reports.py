@@ -47,7 +47,12 @@ PROGRAMS: list[Program] = [
     for program in vars(programs).values()
     if inspect.iscoroutinefunction(program) and list(inspect.signature(program).parameters) == ["ctx"]
 ]
-CROWDS = {programs.tie: 2, programs.outlier_among_many: 512, programs.all_different: 512, programs.many_left: 12}
+CROWDS: dict[Program, int] = {
+    programs.tie: 2,
+    programs.outlier_among_many: 512,
+    programs.all_different: 512,
+    programs.many_left: 12,
+}
 TIMED = [programs.stuck_elsewhere, programs.merge_hangs, programs.lock_across_a_collective, programs.queues_in_a_ring]
 each_of = partial(pytest.mark.parametrize, "program", ids=lambda program: program.__name__)
 

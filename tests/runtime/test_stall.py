@@ -1,28 +1,355 @@
-"""Replicas that stand still: a warning tells who waits for what; where none of them can ever go on, it is an error."""
+"""Replicas that stand still: who waits for whom, a warning that says so, and an error where none can ever go on."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import anyio
 import pytest
-from anyio.lowlevel import checkpoint
+import trio
 
 from aiodist import DeadlockError, ReplicaContext, StallWarning
 from aiodist._arrays.environment import stall_seconds
+from aiodist._runtime import blocking, stall
 from aiodist._runtime.blocking import BlockedLoop
+from aiodist._runtime.inspection import WaitGraph, look_at_loop
 from aiodist._runtime.loop import running_on_trio
+from aiodist._runtime.stacks import awaited_by, links
 from aiodist._runtime.stall import StallWatch, watch_here
-from tests.runtime.programs import Program, mirrored, run, still_works
+from tests.runtime.programs import Program, mirrored, replica, run, still_works, turns
 from tests.runtime.warned import Warned, warned
 
 pytestmark = pytest.mark.anyio
+
+
+async def while_it_runs(program: Program, act: Callable[[], Any], replicas: int) -> None:
+    """Do something when nothing in a run moves any more, then end it."""
+    async with anyio.create_task_group() as tasks:
+
+        async def later() -> None:
+            await turns(50 + 2 * replicas)
+            try:
+                act()
+            finally:
+                tasks.cancel_scope.cancel()
+
+        tasks.start_soon(later)
+        await run(mirrored(replicas), program)
+
+
+async def look_at(program: Program, check: Callable[[WaitGraph], None], replicas: int = 2) -> None:
+    """Look who waits for whom when nothing moves any more."""
+    await while_it_runs(program, lambda: check(look_at_loop()), replicas)
+
+
+def without_places(lines: list[str]) -> list[str]:
+    return [re.sub(r" \(\S+:\d+\)", "", line) for line in lines]
+
+
+def lines_of(graph: WaitGraph) -> list[str]:
+    """Return what is said of replicas and their tasks, without places."""
+    return without_places([line for line in graph.lines() if line.startswith("replica")])
+
+
+# What a task waits for.
+
+
+async def sleeper() -> None:
+    await anyio.sleep(1000)
+
+
+async def notified(condition: Any) -> None:
+    async with condition:
+        await condition.wait()
+
+
+async def in_a_channel(size: int) -> None:
+    send, receive = anyio.create_memory_object_stream[int](size)
+    with send, receive:
+        await (receive.receive() if size else send.send(1))
+
+
+async def in_a_group() -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sleeper, name="loader")
+
+
+async def in_a_generator() -> None:
+    async def steps() -> AsyncIterator[int]:
+        await anyio.sleep(7)
+        yield 1
+
+    async with contextlib.aclosing(steps()) as found:  # type: ignore[type-var]
+        async for _ in found:
+            pass
+
+
+async def in_asyncios_group() -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(sleeper(), name="loader")
+
+
+async def shielded() -> None:
+    task = asyncio.create_task(sleeper(), name="inner")
+    try:
+        await asyncio.shield(task)
+    finally:
+        task.cancel()
+
+
+async def puts() -> None:
+    queue: asyncio.Queue[int] = asyncio.Queue(1)
+    await queue.put(1)
+    await queue.put(2)
+
+
+async def trio_receives() -> None:
+    _, receive = trio.open_memory_channel[int](0)
+    await receive.receive()
+
+
+async def in_a_nursery() -> None:
+    async with trio.open_nursery() as tasks:
+        tasks.start_soon(sleeper, name="loader")
+
+
+Ways = Mapping[str, Callable[[], Awaitable[Any]]]
+OF_ANYIO: Ways = {
+    "waits for an anyio.Event to be set": lambda: anyio.Event().wait(),
+    "waits for an anyio.Semaphore": lambda: anyio.Semaphore(0).acquire(),
+    "waits for an anyio.Condition to be notified": lambda: notified(anyio.Condition()),
+    "waits for an item of an anyio.MemoryObjectReceiveStream": lambda: in_a_channel(1),
+    "waits for room in an anyio.MemoryObjectSendStream": lambda: in_a_channel(0),
+    "waits for the task 'loader'": in_a_group,
+    "waits for anyio.sleep(7)": in_a_generator,
+    "waits forever: sleep_forever()": anyio.sleep_forever,
+}
+OF_ASYNCIO: Ways = {
+    "waits for an asyncio.Event to be set": lambda: asyncio.Event().wait(),
+    "waits for an asyncio.Semaphore": lambda: asyncio.Semaphore(0).acquire(),
+    "waits for an item of an asyncio.Queue": lambda: asyncio.Queue[int]().get(),
+    "waits for asyncio.sleep(1000)": lambda: asyncio.sleep(1000),
+    "waits for a future": lambda: asyncio.get_running_loop().create_future(),
+    "waits for I/O: StreamReader.readline()": lambda: asyncio.StreamReader().readline(),
+    "waits for an asyncio.Condition to be notified": lambda: notified(asyncio.Condition()),
+    "waits for room in an asyncio.Queue": puts,
+    "waits for 2 tasks of gather()": lambda: asyncio.gather(sleeper(), sleeper()),
+    "waits for the task 'loader'": in_asyncios_group,
+    "waits for the task 'inner'": shielded,
+    "waits for the task 'timed'": lambda: asyncio.wait_for(asyncio.create_task(sleeper(), name="timed"), 1000),
+}
+OF_TRIO: Ways = {
+    "waits for a trio.Event to be set": lambda: trio.Event().wait(),
+    "waits for a trio.Semaphore": lambda: trio.Semaphore(0).acquire(),
+    "waits for trio.sleep(1000)": partial(trio.sleep, 1000),
+    "waits forever: sleep_forever()": trio.sleep_forever,
+    "waits for a trio.Condition to be notified": lambda: notified(trio.Condition()),
+    "waits for an item of a trio.MemoryReceiveChannel": trio_receives,
+    "waits for the task 'loader'": in_a_nursery,
+}
+
+
+@pytest.mark.every_loop
+@pytest.mark.parametrize("library", ["anyio", "its own"])
+async def test_what_tasks_wait_for(library: str, anyio_backend_name: str) -> None:
+    ways = OF_ANYIO if library == "anyio" else OF_TRIO if anyio_backend_name == "trio" else OF_ASYNCIO
+
+    async def program(_: ReplicaContext) -> None:
+        await list(ways.values())[replica()]()
+
+    def check(graph: WaitGraph) -> None:
+        lines = lines_of(graph)
+        assert [line for line in lines if "'s task" not in line] == [f"replica {i} {w}" for i, w in enumerate(ways)]
+        assert any(line.endswith("'s task 'loader' waits for anyio.sleep(1000)") for line in lines)
+
+    await look_at(program, check, len(ways))
+
+
+async def test_work_in_a_thread_is_named() -> None:
+    go_on = threading.Event()
+
+    def work() -> None:
+        go_on.wait(60)
+
+    def check(graph: WaitGraph) -> None:
+        go_on.set()
+        assert lines_of(graph) == [
+            "replica 0 waits for work() in the device's thread",
+            "replica 1 waits for work() in a thread",
+        ]
+
+    await look_at(lambda ctx: anyio.to_thread.run_sync(work) if replica() else ctx.run_sync(work), check)
+
+
+async def test_a_merge_function_that_hangs_is_shown_with_those_who_wait_for_it() -> None:
+    async def merge(strategy: Any) -> None:
+        await anyio.Event().wait()
+
+    def check(graph: WaitGraph) -> None:
+        assert without_places(graph.lines(replicas_alone=True)) == [
+            "replicas 0 and 1 wait in merge_call #0 for the merge function of #0",
+            "the merge function of #0 waits for an anyio.Event to be set",
+        ]
+
+    await look_at(lambda ctx: ctx.merge_call(merge), check)
+
+
+# Python's own accounts of what is awaited.
+
+
+class Step:
+    """An awaitable whose one step calls a function."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        self._look = look
+
+    def __await__(self) -> Any:
+        return self
+
+    def __iter__(self) -> Step:
+        return self
+
+    def __next__(self) -> None:
+        self._look()
+        raise StopIteration
+
+
+async def test_running_coroutine_awaits_nothing() -> None:
+    # what Python 3.12 says of one depends on a counter: it is wrong at one of some hundred steps, and crashes
+    async def nothing() -> None:
+        pass
+
+    async def steps() -> None:
+        for number in range(5000):
+            step: Awaitable[None] = Step(look) if number % 7 else nothing()
+            await step
+
+    def look() -> None:
+        found.append(awaited_by(coroutine))
+
+    found: list[Any] = []
+    coroutine: Any = steps()
+    await coroutine
+    assert set(found) == {None}
+
+
+async def test_step_of_an_async_generator_is_followed_where_it_waits_and_ends_where_it_runs() -> None:
+    seen: dict[str, list[tuple[str, bool]]] = {}
+
+    def look(when: str, start: Any) -> None:
+        seen[when] = [(link.frame.f_code.co_name, link.running) for link in links(start) if link.frame is not None]
+
+    async def numbers() -> AsyncIterator[int]:
+        look("it runs", generator)
+        await turns(1)
+        yield 1
+
+    async def consume() -> None:
+        async for _ in generator:
+            pass
+
+    generator = numbers()
+    coroutine: Any = consume()
+    coroutine.send(None)
+    look("it waits", coroutine)
+    with pytest.raises(StopIteration):
+        coroutine.send(None)
+    assert seen["it runs"] == [("numbers", True)]
+    assert seen["it waits"][:3] == [("consume", False), ("numbers", False), ("turns", False)]
+    assert not any(running for _, running in seen["it waits"])
+
+
+# Cycles.
+
+
+@pytest.mark.every_loop
+async def test_a_lock_held_across_a_collective_is_a_cycle() -> None:
+    lock = anyio.Lock()
+
+    async def program(ctx: ReplicaContext) -> None:
+        async with lock:
+            await ctx.barrier()
+
+    def check(graph: WaitGraph) -> None:
+        assert lines_of(graph) == [
+            "replica 0 waits in barrier #0 for replica 1",
+            "replica 1 waits for an anyio.Lock, which replica 0 holds",
+        ]
+        line = program.__code__.co_firstlineno + 2
+        text = " ".join(re.sub(r"\(\S*test_stall.py", "(a.py", graph.cycle_text()).split())
+        assert text == (
+            f"The cycle: replica 0 waits in barrier #0 (a.py:{line}) for replica 1, "
+            f"which waits for an anyio.Lock (a.py:{line - 1}) that replica 0 holds."
+        )
+
+    await look_at(program, check)
+
+
+@pytest.mark.every_loop("asyncio", "uvloop")
+async def test_who_holds_a_lock_of_asyncio_is_found_by_looking() -> None:
+    locks = asyncio.Lock(), asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def both() -> AsyncIterator[None]:
+        async with locks[replica()]:
+            await turns(1)
+            async with locks[1 - replica()]:
+                yield
+
+    async def program(_: ReplicaContext) -> None:
+        async with both():
+            pass
+
+    def check(graph: WaitGraph) -> None:
+        assert [waiter.who for waiter in graph.cycle] == ["replica 0", "replica 1"]
+        assert graph.is_certain
+
+    await look_at(program, check)
+
+
+@pytest.mark.every_loop
+async def test_a_lock_taken_without_a_with_has_the_holder_that_it_knows(anyio_backend_name: str) -> None:
+    async def program(ctx: ReplicaContext, lock: Any) -> None:
+        await lock.acquire()
+        await ctx.barrier()
+
+    def check(graph: WaitGraph, seen: bool) -> None:
+        assert graph.is_certain == seen
+        assert ("; who took it cannot be seen" in graph.lines()[1]) != seen
+
+    for lock in (anyio.Lock(), trio.Lock() if anyio_backend_name == "trio" else asyncio.Lock()):
+        seen = not isinstance(lock, asyncio.Lock)
+        await look_at(partial(program, lock=lock), partial(check, seen=seen))
+
+
+async def test_a_crowd_that_waits_for_a_crowd_is_looked_at_in_one_pass() -> None:
+    never = anyio.Event()
+
+    async def program(ctx: ReplicaContext) -> None:
+        if replica() % 2:
+            await never.wait()
+        await ctx.barrier()
+
+    def check(graph: WaitGraph) -> None:
+        assert [bool(graph.enders(waiter)) for waiter in graph.cycle] == [True, False]
+        assert len(lines_of(graph)) == 2
+        assert all(len(line) < 150 for line in lines_of(graph))
+
+    await look_at(program, check, 300)
+
+
+# The warning.
+
+
+NEVER = threading.Barrier(3)  # which nobody passes until a test ends it
 
 
 class Looks:
@@ -51,46 +378,33 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
     return looks
 
 
-async def while_it_runs(program: Program, act: Callable[[], Any], replicas: int = 3) -> None:
-    """Do something when nothing in a run moves any more, then end it."""
-    async with anyio.create_task_group() as tasks:
-
-        async def later() -> None:
-            for _ in range(30 + 2 * replicas):
-                await checkpoint()
-            act()
-            tasks.cancel_scope.cancel()
-
-        tasks.start_soon(later)
-        await run(mirrored(replicas), program)
-
-
 def waits_for(event: anyio.Event) -> Program:
     """Return a program in which replica 0 waits in a barrier, and the others for an event first."""
 
     async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group:
+        if replica():
             await event.wait()
         await ctx.barrier()
 
     return program
 
 
-async def told_in(program: Program, looks: Looks, *seconds: float) -> list[Warned]:
-    """Return what is told of a program that stands still for so long, and so long again."""
-    told: list[Warned] = []
+async def warnings_of(program: Program, looks: Looks, *seconds: float, replicas: int = 3) -> list[Warned]:
+    """Return the warnings of a program that stands still for so long, and so long again."""
+    found: list[Warned] = []
 
     def act() -> None:
-        with warned() as found:
+        with warned() as each:
             looks.pass_time(*seconds)
-        told.extend(found)
+        found.extend(each)
+        NEVER.abort()
 
-    await while_it_runs(program, act)
-    return told
+    await while_it_runs(program, act, replicas)
+    return found
 
 
-async def test_who_stands_still_is_told_once_with_who_waits_for_what(looks: Looks) -> None:
-    (warning,) = await told_in(waits_for(anyio.Event()), looks, 2.5, 2.5, 10.0, 20.0)
+async def test_who_stands_still_is_warned_of_once_with_who_waits_for_what(looks: Looks) -> None:
+    (warning,) = await warnings_of(waits_for(anyio.Event()), looks, 2.5, 2.5, 10.0, 20.0)
     assert (warning.category, warning.file) == (StallWarning, __file__)
     assert re.sub(r"\(\S*test_stall.py:\d+\)", "(here)", warning.text).splitlines() == [
         "no replica has made progress for 12.5 s (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
@@ -101,30 +415,19 @@ async def test_who_stands_still_is_told_once_with_who_waits_for_what(looks: Look
     ]
 
 
-async def test_replicas_that_go_on_are_not_warned_of(looks: Looks) -> None:
+async def test_replicas_that_go_on_or_are_in_no_collective_are_not_warned_of(looks: Looks) -> None:
     async def program(ctx: ReplicaContext) -> None:
         for _ in range(5):
-            if ctx.replica_id_in_sync_group == 0:
+            if replica() == 0:
                 looks.pass_time(8.0)
             await ctx.barrier()
 
     await run(mirrored(2), program)
-
-
-async def test_nobody_in_a_collective_is_no_stall(looks: Looks) -> None:
-    assert await told_in(lambda _: anyio.sleep_forever(), looks, *[10.0] * 10) == []
-
-
-async def test_the_timer_ends_when_nothing_runs(looks: Looks) -> None:
-    await run(mirrored(2), lambda ctx: ctx.barrier())
+    assert await warnings_of(lambda _: anyio.sleep_forever(), looks, *[10.0] * 10) == []
     looks.pass_time(2.5)
-    assert looks.due == []
+    assert looks.due == []  # the timer ends when nothing runs
     await run(mirrored(2), lambda ctx: ctx.barrier())
     assert len(looks.due) == 1
-
-
-def fail(*_: object, **__: object) -> None:
-    raise ValueError("I/O operation on closed file")  # as where standard error is closed
 
 
 class BrokenHandler(logging.Handler):
@@ -141,9 +444,11 @@ async def test_stall_that_cannot_be_shown_does_not_end_the_program(
     event = anyio.Event()
     handler = BrokenHandler()
 
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("I/O operation on closed file")  # as where standard error is closed
+
     async def later() -> None:
-        for _ in range(30):
-            await checkpoint()
+        await turns(30)
         looks.pass_time(2.5, 10.0)
         event.set()
 
@@ -162,8 +467,10 @@ async def test_stall_that_cannot_be_shown_does_not_end_the_program(
 
 # Nobody can go on.
 
+Beside = Callable[[ReplicaContext], Any]
 
-def lock_across_a_barrier() -> Program:
+
+def lock_across_a_barrier(_: Beside) -> Program:
     lock = anyio.Lock()
 
     async def program(ctx: ReplicaContext) -> None:
@@ -173,25 +480,25 @@ def lock_across_a_barrier() -> Program:
     return program
 
 
-def child_tasks_crossed(beside: Callable[[ReplicaContext], Any]) -> Program:
+def child_tasks_crossed(beside: Beside) -> Program:
     """Return a program in which each replica's child task waits in a group for the other's, for they are crossed."""
 
-    async def work(first: ReplicaContext, second: ReplicaContext, name: str) -> None:
-        await first.barrier(name=name)
-        await second.barrier(name=name)
+    async def work(first: ReplicaContext, second: ReplicaContext) -> None:
+        await first.barrier(name="x")
+        await second.barrier(name="x")
 
     async def program(ctx: ReplicaContext) -> None:
         groups = [ctx.new_group([0, 1], "first"), ctx.new_group([0, 1], "second")]
-        if ctx.replica_id_in_sync_group == 1:
+        if replica() == 1:
             groups.reverse()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(work, groups[0], groups[1], "x")
+            tasks.start_soon(work, groups[0], groups[1])
             await beside(ctx)
 
     return program
 
 
-def locks_and_tasks(beside: Callable[[ReplicaContext], Any]) -> Program:
+def lock_of_a_child_task(beside: Beside) -> Program:
     """Return a program in which replica 1's child holds a lock across a barrier, and replica 0 waits for the lock."""
     lock, held = anyio.Lock(), anyio.Event()
 
@@ -201,7 +508,7 @@ def locks_and_tasks(beside: Callable[[ReplicaContext], Any]) -> Program:
             await ctx.barrier(name="x")
 
     async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group == 0:
+        if replica() == 0:
             await held.wait()
             async with lock:
                 await ctx.barrier(name="x")
@@ -213,21 +520,16 @@ def locks_and_tasks(beside: Callable[[ReplicaContext], Any]) -> Program:
     return program
 
 
-async def nothing(ctx: ReplicaContext) -> None:
-    await checkpoint()
-
-
 @pytest.mark.parametrize(
     ("program", "replicas", "reason", "suspects"),
     [
-        (lock_across_a_barrier(), 3, "deadlock", (1, 2)),  # those who wait outside of the collective
-        (child_tasks_crossed(nothing), 2, "cycle", (0, 1)),
-        (locks_and_tasks(nothing), 2, "deadlock", (0,)),
+        (lock_across_a_barrier, 3, "deadlock", (1, 2)),  # those who wait outside of the collective
+        (child_tasks_crossed, 2, "cycle", (0, 1)),
+        (lock_of_a_child_task, 2, "deadlock", (0,)),
     ],
-    ids=["lock", "child tasks", "lock of a child task"],
 )
 async def test_replicas_that_wait_for_each_other_end_after_a_second(
-    program: Program,
+    program: Callable[[Beside], Program],
     replicas: int,
     reason: str,
     suspects: tuple[int, ...],
@@ -239,11 +541,9 @@ async def test_replicas_that_wait_for_each_other_end_after_a_second(
         monkeypatch.setattr("aiodist._runtime.scheduler.Run._look", lambda run: None)
 
     async def later() -> None:
-        for _ in range(50):
-            await checkpoint()
+        await turns(50)
         looks.pass_time(0.5, 0.5)
-        for _ in range(50):
-            await checkpoint()
+        await turns(50)
         assert not caught  # the first of these looks has seen them go on
         looks.pass_time(0.5)
 
@@ -251,7 +551,7 @@ async def test_replicas_that_wait_for_each_other_end_after_a_second(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(later)
         try:
-            await run(strategy, program)
+            await run(strategy, program(lambda _: turns(1)))
         except DeadlockError as raised:
             caught.append(raised)
     (error,) = caught
@@ -261,43 +561,51 @@ async def test_replicas_that_wait_for_each_other_end_after_a_second(
     await still_works(strategy)
 
 
-def waits_in_a_thread(go_on: threading.Event) -> Callable[[ReplicaContext], Any]:
-    return lambda ctx: ctx.run_sync(go_on.wait, 30)
+async def wait_within_a_time_limit(ctx: ReplicaContext) -> None:
+    with anyio.fail_after(1000):
+        await ctx.new_group([replica()]).merge_call(lambda _: anyio.sleep_forever())
 
 
-async def sets_a_timer(ctx: ReplicaContext) -> None:
-    asyncio.get_running_loop().call_later(1000, print)
-    await checkpoint()
-
-
-async def within_a_time_limit(ctx: ReplicaContext) -> None:
+async def wait_within_asyncios_time_limit(_: ReplicaContext) -> None:
     async with asyncio.timeout(1000):
         await asyncio.Event().wait()
 
 
-@pytest.mark.parametrize("beside", ["event", "thread", "timer", "time limit", "queue"])
-@pytest.mark.parametrize("program", [child_tasks_crossed, locks_and_tasks])
-async def test_what_may_end_a_wait_makes_it_a_warning(
-    program: Callable[[Any], Program], beside: str, looks: Looks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go_on = threading.Event()
-    ways: dict[str, Callable[[ReplicaContext], Any]] = {
-        "event": lambda _: anyio.Event().wait(),
-        "thread": waits_in_a_thread(go_on),
-        "timer": sets_a_timer,
-        "time limit": within_a_time_limit,
-        "queue": lambda _: asyncio.Queue[int]().get(),
-    }
-    told: list[Warned] = []
+async def set_a_timer(_: ReplicaContext) -> None:
+    asyncio.get_running_loop().call_later(1000, print)
+    await turns(1)
 
-    def act() -> None:
-        with warned() as found:
-            looks.pass_time(*[1.5] * 10)
-        told.extend(found)
-        go_on.set()
 
-    await while_it_runs(program(ways[beside]), act, 2)
-    assert [warning.category for warning in told] == [StallWarning]
+async def wait_for_an_event(_: ReplicaContext) -> None:
+    await anyio.Event().wait()
+
+
+async def receive(_: ReplicaContext) -> None:
+    await in_a_channel(1)
+
+
+async def work(ctx: ReplicaContext) -> None:
+    with contextlib.suppress(threading.BrokenBarrierError):
+        await ctx.run_sync(NEVER.wait, 60)
+
+
+CROSSED = pytest.mark.parametrize("program", [child_tasks_crossed, lock_of_a_child_task])
+
+
+@CROSSED
+@pytest.mark.parametrize("beside", [wait_for_an_event, receive, wait_within_a_time_limit, work])
+@pytest.mark.every_loop("asyncio", "trio")
+async def test_what_may_end_a_wait_makes_it_a_warning(program: Any, beside: Beside, looks: Looks) -> None:
+    NEVER.reset()
+    found = await warnings_of(program(beside), looks, *[1.5] * 10, replicas=2)
+    assert [warning.category for warning in found] == [StallWarning]
+
+
+@CROSSED
+@pytest.mark.parametrize("beside", [set_a_timer, wait_within_asyncios_time_limit])
+async def test_timers_and_time_limits_of_asyncio_make_it_a_warning(program: Any, beside: Beside, looks: Looks) -> None:
+    found = await warnings_of(program(beside), looks, *[1.5] * 10, replicas=2)
+    assert [warning.category for warning in found] == [StallWarning]
 
 
 # A replica that holds up the event loop.
@@ -330,18 +638,18 @@ class LoopThread:
 @pytest.mark.every_loop
 @pytest.mark.parametrize("child", [False, True])
 @pytest.mark.parametrize(
-    ("held", "share", "is_told"), [((1.2,), 1, True), ((3.0,), 0, True), ((1.2,), 0.5, False), ((0.9, 0.9), 1, False)]
+    ("held", "share", "warns"), [((1.2,), 1, True), ((3.0,), 0, True), ((1.2,), 0.5, False), ((0.9, 0.9), 1, False)]
 )
 async def test_a_replica_that_holds_up_the_loop_is_named_with_its_line(
-    held: tuple[float, ...], share: float, is_told: bool, child: bool
+    held: tuple[float, ...], share: float, warns: bool, child: bool
 ) -> None:
     thread = LoopThread()
 
-    async def hold(ctx: ReplicaContext) -> None:
+    async def hold(_: ReplicaContext) -> None:
         for seconds in held:
-            if ctx.replica_id_in_sync_group == 1:
+            if replica() == 1:
                 thread.hold(seconds, share)
-            await checkpoint()
+            await turns(1)
 
     async def in_tasks(ctx: ReplicaContext) -> None:
         await ctx.barrier()
@@ -349,7 +657,7 @@ async def test_a_replica_that_holds_up_the_loop_is_named_with_its_line(
             tasks.start_soon(hold, ctx)
 
     await run(mirrored(2), in_tasks if child else hold)
-    assert len(thread.told) == is_told
+    assert len(thread.told) == warns
     for text in thread.told:
         assert re.match(r"replica 1 has held up the event loop for more than a second at \S*test_stall.py:\d+: ", text)
 
@@ -371,10 +679,18 @@ async def test_tasks_of_one_replica_that_run_one_after_the_other_do_not_add_up()
     assert thread.told == []
 
 
-async def test_the_watch_looks_by_itself_while_there_are_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodist._runtime.blocking._LIMIT_SECONDS", 0.02)
-    monkeypatch.setattr("aiodist._runtime.blocking._PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr("aiodist._runtime.stall._watches", {})
+# When they look.
+
+
+@pytest.fixture
+def new_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stall, "_watches", {})
+
+
+@pytest.mark.usefixtures("new_watches")
+async def test_a_thread_looks_after_the_loop_while_there_are_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking, "_LIMIT_SECONDS", 0.02)
+    monkeypatch.setattr(blocking, "_PAUSE_SECONDS", 0.01)
     told = threading.Event()
     monkeypatch.setattr(warnings, "warn_explicit", lambda *_: told.set())
 
@@ -385,13 +701,10 @@ async def test_the_watch_looks_by_itself_while_there_are_runs(monkeypatch: pytes
     await run(mirrored(1), program)
 
 
-# When it looks.
-
-
+@pytest.mark.usefixtures("new_watches")
 @pytest.mark.every_loop
 async def test_a_real_timer_looks_after_a_real_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIODIST_STALL_SECONDS", "0.01")
-    monkeypatch.setattr("aiodist._runtime.stall._watches", {})
     told = anyio.Event()
 
     def warn(_text: str, category: type[Warning], *_: Any) -> None:  # filters are shared with threads
@@ -402,21 +715,18 @@ async def test_a_real_timer_looks_after_a_real_run(monkeypatch: pytest.MonkeyPat
     await run(mirrored(2), waits_for(told))
 
 
+@pytest.mark.usefixtures("new_watches")
 async def test_zero_turns_it_off_and_what_is_no_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodist._runtime.stall._watches", {})
-    monkeypatch.setenv("AIODIST_STALL_SECONDS", "0")
-    watch = watch_here()
-    assert watch is not None
-    assert not watch.warns  # it looks for deadlocks alone
-    monkeypatch.setattr("aiodist._runtime.stall._watches", {})
     for text in ("soon", "-1", "inf", "nan"):
         monkeypatch.setenv("AIODIST_STALL_SECONDS", text)
         with pytest.raises(
             ValueError, match="AIODIST_STALL_SECONDS must be a number of seconds, 0 for no stall report"
         ):
-            stall_seconds()
-    with pytest.raises(ValueError, match="AIODIST_STALL_SECONDS must be"):
-        await run(mirrored(2), lambda ctx: ctx.barrier())
+            await run(mirrored(2), lambda ctx: ctx.barrier())
+    monkeypatch.setenv("AIODIST_STALL_SECONDS", "0")
+    watch = watch_here()
+    assert watch is not None
+    assert not watch.warns  # it looks for deadlocks alone
     monkeypatch.delenv("AIODIST_STALL_SECONDS")
     assert stall_seconds() == 10
 
@@ -434,10 +744,10 @@ def test_a_loop_that_proves_deadlocks_is_not_looked_after() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of what the loop leaves behind
 def test_nobody_looks_after_a_loop_that_was_closed_in_the_middle_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodist._runtime.blocking._PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(blocking, "_PAUSE_SECONDS", 0.01)
     begun = asyncio.Event()
 
-    async def program(ctx: ReplicaContext) -> None:
+    async def program(_: ReplicaContext) -> None:
         begun.set()
         await anyio.sleep_forever()
 

@@ -1,0 +1,222 @@
+"""Threads: `run_sync` does a replica's blocking work in its device's; large values are reduced beside the loop."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+import weakref
+from contextvars import ContextVar
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist import CommunicationOptions
+from aiodist_kernels import policy
+from tests.runtime.programs import HeldThreads, here, mirrored, on_each, replica, still_works, turns
+from tests.runtime.warned import warned
+
+pytestmark = pytest.mark.anyio
+
+variable: ContextVar[str] = ContextVar("variable", default="")
+
+
+# run_sync.
+
+
+async def test_work_of_a_device_is_done_in_one_thread_of_its_own_that_the_next_run_uses_again() -> None:
+    threads = list[threading.Thread]()
+
+    async def program() -> tuple[int, str]:
+        own = {await here().run_sync(threading.current_thread) for _ in range(5)}
+        threads.extend(own)
+        return len(own), threads[-1].name.partition("_")[0]
+
+    assert await on_each(3, program) == tuple((1, f"aiodist CPU:{k}") for k in range(3))
+    assert len({*threads, threading.current_thread()}) == 4
+    while not all(thread.name == "aiodist idle" for thread in threads):
+        await turns(1)
+    before, threads = threads, []
+    await on_each(3, program)
+    assert {*threads} == {*before}
+
+
+async def test_no_thread_is_started_without_work() -> None:
+    seen: list[str] = []
+
+    async def program() -> None:
+        await here().barrier()
+        seen.extend(thread.name for thread in threading.enumerate())
+
+    await mirrored(8).run(program)
+    assert not any("CPU" in name or "reduction" in name for name in seen)
+
+
+async def test_replicas_work_at_the_same_time_with_their_context_and_arguments() -> None:
+    """Each waits in its thread for the other: one after the other, they would never end."""
+    meeting = threading.Barrier(2)
+
+    def work(factor: int) -> tuple[int, str, bool]:
+        meeting.wait(60)
+        return factor * replica(), variable.get(), aiodist.get_strategy() is here().strategy
+
+    async def program() -> Any:
+        variable.set(f"of {replica()}")
+        return await here().run_sync(work, factor=7)
+
+    assert await on_each(2, program) == ((0, "of 0", True), (7, "of 1", True))
+
+
+async def test_exception_is_raised_at_the_await() -> None:
+    def work() -> None:
+        raise LookupError("in the thread")
+
+    async def program() -> int:
+        with pytest.raises(LookupError, match="in the thread"):
+            await here().run_sync(work)
+        total: int = await here().all_reduce("SUM", 1)
+        if replica() == 1:
+            await here().run_sync(work)
+        return total
+
+    with pytest.raises(LookupError) as raised:
+        await mirrored(2).run(program)
+    assert "replica 1 of 2 on CPU:1" in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.every_loop
+async def test_cancellation_waits_for_the_work(outside: bool) -> None:
+    go, done = threading.Event(), []
+    started = [threading.Event() for _ in range(3)]
+
+    def work(number: int) -> None:
+        started[number].set()
+        assert go.wait(60)
+        done.append(number)
+
+    async def program() -> None:
+        with anyio.CancelScope() as own:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(here().run_sync, work, replica())  # pyright: ignore[reportArgumentType]
+                if not outside:
+                    await cancel(own, started[replica()])
+        assert done
+
+    async def cancel(scope: anyio.CancelScope, *events: threading.Event) -> None:
+        while not all(event.is_set() for event in events):
+            await turns(1)
+        scope.cancel()
+        go.set()
+
+    strategy = mirrored(3)
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(strategy.run, program)
+            if outside:
+                await cancel(scope, *started)
+    assert sorted(done) == [0, 1, 2]
+    assert scope.cancelled_caught == outside
+    await still_works(strategy)
+
+
+async def test_what_is_no_plain_function_is_refused() -> None:
+    async def work() -> None: ...
+
+    async def program() -> None:
+        with pytest.raises(TypeError, match="plain function, got the coroutine function"):
+            await here().run_sync(work)  # type: ignore[unused-coroutine]
+        with pytest.raises(TypeError, match="expects a function, got 3"):
+            await here().run_sync(3)  # type: ignore[arg-type]
+
+    await mirrored(2).run(program)
+
+
+# Reductions; what ends a run meanwhile waits for them on every event loop, see test_conformance.
+
+
+def part(index: int) -> np.ndarray:
+    return np.random.default_rng(index).uniform(1, 2, 1 << 16).astype(np.float32)
+
+
+async def test_reductions_under_way_together_complete_each_when_it_is_done(held: HeldThreads) -> None:
+    async def program() -> list[Any]:
+        handles = [here().all_reduce("SUM", part(i + replica()), name=str(i)) for i in range(3)]
+        if replica() == 1:
+            await held.wait()
+            assert not any(handle.done() for handle in handles)
+            held.given.reverse()
+            held.go_on()
+            await turns()
+            assert all(handle.done() for handle in handles)
+        found = [await handle for handle in handles]
+        assert not any(array.flags.writeable for array in found)
+        return [array.tobytes() for array in found]
+
+    assert (await on_each(2, program))[0] == [(part(i) + part(i + 1)).tobytes() for i in range(3)]
+
+
+@pytest.mark.parametrize("awaited", [True, False])
+async def test_work_ends_before_the_run_and_its_time_limit_counts_until_all_have_arrived(
+    awaited: bool, held: HeldThreads
+) -> None:
+    handles: list[Any] = []
+
+    async def program() -> None:
+        handles.append(here().all_reduce("SUM", part(replica()), CommunicationOptions(timeout_seconds=1e-9)))
+        if replica() == 0:
+            tasks.start_soon(release)
+        if awaited:
+            await handles[replica()]
+
+    async def release() -> None:
+        await held.wait()
+        held.go_on()
+
+    with warned() as found:
+        async with anyio.create_task_group() as tasks:
+            await mirrored(2).run(program)
+            assert held.taken == 0
+    assert all(handle.done() for handle in handles)
+    assert ["never awaited" in warning.text for warning in found] == [True] * (2 - 2 * awaited)
+
+
+async def test_error_in_a_worker_thread_is_raised_in_every_replica(held: HeldThreads) -> None:
+    async def program() -> str:
+        handle = here().all_reduce("SUM", part(replica()))
+        if replica() == 1:
+            await held.wait()
+            held.given[:] = [functools.partial(with_failing_calls, fn) for fn in held.given]
+            held.go_on()
+        with pytest.raises(MemoryError) as caught:
+            await handle
+        return str(caught.value)
+
+    def with_failing_calls(take: Any) -> None:
+        take.__self__._calls[:] = [fail] * len(take.__self__._calls)
+        take()
+
+    def fail() -> None:
+        raise MemoryError("no room")
+
+    assert await on_each(2, program) == ("no room", "no room")
+
+
+async def test_contributions_are_released_when_the_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 1)
+    alive: list[Any] = []
+
+    async def program() -> None:
+        for _ in range(2):
+            mine = part(replica())
+            alive.append(weakref.ref(mine))
+            await here().all_reduce("SUM", mine)
+
+    await mirrored(2).run(program)
+    while any(thread.name == "aiodist reduction" for thread in threading.enumerate()):
+        await turns(1)  # what has ended the work is about to release it
+    gc.collect()
+    assert [reference() for reference in alive] == [None] * 4
