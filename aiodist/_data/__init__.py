@@ -2,8 +2,7 @@
 
 Modules, in order; each imports only from those above it and from lower floors:
 
-- `batches`: how a global batch is cut, and how batches are grouped to a step.
+- `distributed`: `DistributedDataset`: how a global batch is cut, and how batches are grouped to a step.
 - `prefetch`: a thread that makes elements ahead of time.
 - `dataset`: `NumpyDataset`: arrays in memory, shuffled, batched, repeated, prefetched.
-- `distributed`: `DistributedDataset`, its iterator, and the arguments of functions that make data.
 """

@@ -22,7 +22,7 @@ import numpy as np
 from anyio.lowlevel import checkpoint
 
 from aiodist._arrays import nests
-from aiodist._data.batches import common_size
+from aiodist._data.distributed import common_size
 from aiodist._data.prefetch import Prefetched
 
 Run: TypeAlias = np.ndarray[Any, np.dtype[np.intp]]

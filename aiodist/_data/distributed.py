@@ -1,4 +1,7 @@
-"""Distributed datasets: they give a nest of per-replica values for each step of a training loop."""
+"""Distributed datasets: they give a nest of per-replica values for each step of a training loop.
+
+A step's values are the parts of one global batch, or one batch for each replica.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,80 @@ from typing import Any, Final, Self
 
 from anyio.lowlevel import checkpoint
 
+from aiodist._arrays import nests
+from aiodist._arrays.slices import IndexedSlices
+from aiodist._arrays.values import DistributedValues, PerReplica, regroup_data
+
 _END: Final = object()
 
 
-@dataclass(frozen=True, slots=True)
-class StepRule:
-    """How a source's batches become steps."""
+# Batches.
 
-    size: int  # how many batches make a step
-    assemble: Callable[[Sequence[Any]], Any]  # makes a step's per-replica values of at most so many batches
-    check: Callable[[], None]  # raises where a step may not be taken: inside a replica
-    fill_up: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]] | None = None
 
-    def check_plain(self) -> None:
-        """Check that a step may be taken here, without awaiting anything."""
-        self.check()
-        if self.fill_up is not None:
+def cut(batch: Any, num_replicas: int, mine: range) -> Any:
+    """Cut a global batch of m into n consecutive parts of ceil(m/n), the last short or empty; return some replicas'."""
+    leaves, structure = nests.flatten_with_none(batch)
+    length = -(-common_size(leaves, structure, "batch") // num_replicas)
+    if num_replicas == 1:
+        return batch
+
+    def parts(leaf: Any) -> Any:
+        each = [None if leaf is None else leaf[k * length : (k + 1) * length] for k in mine]
+        return each[0] if leaf is None or len(each) == 1 else PerReplica(each)
+
+    return structure.unflatten(map(parts, leaves))
+
+
+def group(batches: Sequence[Any], num_replicas: int) -> Any:
+    """Group the batches of one step: the k-th is replica k's; replicas that are left without one get no rows."""
+    missing = num_replicas - len(batches)
+    if missing:
+        batches = [*batches, *[without_rows(batches[0])] * missing]
+    return regroup_data(batches, "batches")
+
+
+def without_rows(batch: Any) -> Any:
+    """Return a batch like this one, of no rows."""
+    leaves, structure = nests.flatten_with_none(batch)
+    common_size(leaves, structure, "batch")
+    return structure.unflatten(None if leaf is None else leaf[:0] for leaf in leaves)
+
+
+def common_size(leaves: Sequence[Any], structure: nests.Structure, root: str) -> int:
+    """Return the size along the first axis that all arrays of a nest have in common."""
+
+    def path(index: int) -> str:
+        return nests.leaf_paths(structure, root)[index]
+
+    first, size = -1, 0
+    for index, leaf in enumerate(leaves):
+        if leaf is None:
+            continue
+        shape = getattr(leaf, "shape", None)
+        if not isinstance(shape, tuple) or isinstance(leaf, (DistributedValues, IndexedSlices)):
+            kind = type(leaf)
             raise TypeError(
-                "the workers agree at every step whether any has data left, and that is awaited: iterate with "
-                "`async for batch in dataset`"
+                f"{path(index)} must be an array, whose rows are examples, got an object of type "
+                f"{kind.__module__}.{kind.__qualname__}; a list of numbers becomes one with np.asarray"
             )
+        if not shape:
+            raise ValueError(
+                f"{path(index)} must have a first axis, along which the examples lie, got a 0-dimensional array; "
+                "is the dataset batched, e.g. with .batch(32)?"
+            )
+        if first < 0:
+            first, size = index, int(shape[0])
+        elif shape[0] != size:
+            raise ValueError(
+                f"the arrays of {root} must have the same size along their first axis; "
+                f"{path(first)} has {size}, {path(index)} has {int(shape[0])}"
+            )
+    if first < 0:
+        raise ValueError(f"{root} must hold at least one array, got {nests.text(structure)}")
+    return size
+
+
+# Datasets.
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +127,25 @@ class ValueContext:
 
     replica_id_in_sync_group: int = 0
     num_replicas_in_sync: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepRule:
+    """How a source's batches become steps."""
+
+    size: int  # how many batches make a step
+    assemble: Callable[[Sequence[Any]], Any]  # makes a step's per-replica values of at most so many batches
+    check: Callable[[], None]  # raises where a step may not be taken: inside a replica
+    fill_up: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]] | None = None
+
+    def check_plain(self) -> None:
+        """Check that a step may be taken here, without awaiting anything."""
+        self.check()
+        if self.fill_up is not None:
+            raise TypeError(
+                "the workers agree at every step whether any has data left, and that is awaited: iterate with "
+                "`async for batch in dataset`"
+            )
 
 
 class DistributedDataset:

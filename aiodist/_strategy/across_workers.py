@@ -27,7 +27,7 @@ from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE, BROADCAST, Collec
 from aiodist._core.call import LEAF, Call, OrderCheck
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.ledger import Path
-from aiodist._data.batches import without_rows
+from aiodist._data.distributed import without_rows
 from aiodist._runtime.participant import Participant
 from aiodist._runtime.requests import OverWorkers, Request, array_text, dtype_text
 from aiodist._runtime.stacks import all_callers

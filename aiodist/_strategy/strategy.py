@@ -293,11 +293,10 @@ class Strategy(HasReplicas):
         """
         require_cross_replica(self, "strategy.experimental_distribute_dataset")
         _check_none("options", options)
-        from aiodist._data.batches import cut_for
-        from aiodist._data.distributed import DistributedDataset, StepRule
+        from aiodist._data.distributed import DistributedDataset, StepRule, cut
 
         share = self._replicas.share
-        rule = StepRule(1, partial(cut_for, share.mine, share.replicas), _refuse_inside_replica)
+        rule = StepRule(1, lambda batches: cut(batches[0], share.replicas, share.mine), _refuse_inside_replica)
         return DistributedDataset(dataset, rule)
 
     def distribute_datasets_from_function(
@@ -328,8 +327,7 @@ class Strategy(HasReplicas):
         require_cross_replica(self, "strategy.distribute_datasets_from_function")
         _check_none("options", options)
         share = self._replicas.share
-        from aiodist._data.batches import group
-        from aiodist._data.distributed import DistributedDataset, InputContext, StepRule
+        from aiodist._data.distributed import DistributedDataset, InputContext, StepRule, group
 
         dataset = _called(dataset_fn, "dataset_fn", InputContext(share.workers, share.rank, share.replicas))
         size = len(share.mine)

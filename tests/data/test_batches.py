@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist import IndexedSlices, PerReplica
-from aiodist._data.batches import cut, group
+from aiodist._data.distributed import cut, group
 
 
 class Pair(NamedTuple):
@@ -22,7 +22,7 @@ class Pair(NamedTuple):
 @given(st.integers(0, 40), st.integers(2, 12))
 def test_parts_are_consecutive_and_full_until_the_rows_run_out(m: int, n: int) -> None:
     batch = {"x": [np.arange(2 * m).reshape(m, 2)], "y": Pair(np.arange(m), None)}
-    parts, full = cut(batch, n), math.ceil(m / n)
+    parts, full = cut(batch, n, range(n)), math.ceil(m / n)
     assert parts["y"].y is None
     y = parts["y"].x.values
     assert [len(part) for part in y] == [max(0, min(full, m - k * full)) for k in range(n)]
@@ -43,7 +43,7 @@ class Rows:
 
 
 def test_array_of_another_library_is_cut() -> None:
-    assert [part.rows for part in cut([Rows(["a", "b", "c"])], 2)[0].values] == [["a", "b"], ["c"]]
+    assert [part.rows for part in cut([Rows(["a", "b", "c"])], 2, range(2))[0].values] == [["a", "b"], ["c"]]
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -61,7 +61,7 @@ def test_array_of_another_library_is_cut() -> None:
 )
 def test_what_cannot_be_cut_is_named(n: int, batch: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
-        cut(batch, n)
+        cut(batch, n, range(n))
 
 
 def test_group_of_other_structures_is_refused() -> None:
