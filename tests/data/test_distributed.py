@@ -75,22 +75,19 @@ async def test_bad_batch_is_named_by_its_step() -> None:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 async def test_error_of_the_source_arrives_with_its_traceback(asynchronous: bool) -> None:
-    def where_it_broke() -> None:
-        raise OSError("disk")
-
     def plain() -> Iterator[Any]:
         yield BATCHES[0]
-        where_it_broke()
+        raise OSError("disk")
 
     async def waiting() -> AsyncIterator[Any]:
-        yield BATCHES[0]
-        where_it_broke()
+        for batch in plain():
+            yield batch
 
     iterator = aiter(mirrored(2).experimental_distribute_dataset(waiting() if asynchronous else plain()))
     await anext(iterator)
     with pytest.raises(OSError, match="disk") as caught:
         await anext(iterator)
-    assert "where_it_broke" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert "plain" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert await anext(iterator, None) is None
 
 
@@ -131,23 +128,21 @@ async def test_iterating_inside_a_replica_is_refused_with_the_reason(step: Calla
         await strategy.run(replica)
 
 
-async def test_datasets_are_made_outside_replicas() -> None:
-    strategy = mirrored(2)
-
-    async def replica(make: Callable[..., Any], argument: Any) -> None:
-        make(argument)
-
-    for name, argument in [
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
         ("experimental_distribute_dataset", BATCHES),
         ("distribute_datasets_from_function", lambda _: BATCHES),
-        ("experimental_distribute_datasets_from_function", lambda _: BATCHES),
         ("experimental_distribute_values_from_function", lambda _: 1),
         ("experimental_make_numpy_dataset", np.zeros(2)),
-    ]:
-        with pytest.raises(ReplicaContextError, match=r"was called inside replica 0; it belongs outside"):
-            await strategy.run(replica, args=(getattr(strategy, name), argument))
-        with strategy.scope():
-            getattr(strategy, name)(argument)
+    ],
+)
+async def test_datasets_are_made_outside_replicas(name: str, argument: Any) -> None:
+    strategy = mirrored(2)
+    with pytest.raises(ReplicaContextError, match=r"was called inside replica 0; it belongs outside"):
+        await strategy.run(lambda: getattr(strategy, name)(argument))
+    with strategy.scope():
+        getattr(strategy, name)(argument)
 
 
 @pytest.mark.parametrize("prefix", ["", "experimental_"])
@@ -228,16 +223,7 @@ async def test_closing_ends_the_source() -> None:
 
 
 async def test_values_from_a_function_are_per_replica() -> None:
-    contexts: list[ValueContext] = []
-
-    def value_fn(context: ValueContext) -> Any:
-        contexts.append(context)
-        return {"id": context.replica_id_in_sync_group, "same": "x", "none": None}
-
     strategy = mirrored(3)
-    made = strategy.experimental_distribute_values_from_function(value_fn)
-    assert contexts == [ValueContext(k, 3) for k in range(3)]
-    assert isinstance(made["same"], PerReplica)
-    assert (made["id"].values, made["same"].values, made["none"]) == ((0, 1, 2), ("x",) * 3, None)
-    ones = strategy.experimental_distribute_values_from_function(lambda _: 1.0)
-    assert await strategy.reduce("SUM", ones, axis=None) == 3
+    made = strategy.experimental_distribute_values_from_function(lambda context: {"c": context, "s": "x", "n": None})
+    assert made["c"].values == tuple(ValueContext(k, 3) for k in range(3))
+    assert (type(made["s"]), made["s"].values, made["n"]) == (PerReplica, ("x",) * 3, None)

@@ -34,34 +34,20 @@ pytestmark = pytest.mark.anyio
 # Reducing and copying onto devices.
 
 
-@pytest.mark.parametrize(("op", "expected"), [("sum", 6), ("mean", 2), ("max", 3), ("min", 1), ("product", 6)])
-async def test_reduce_to_one_device_gives_the_bare_value(op: str, expected: float) -> None:
-    value = PerReplica([np.float32(1), np.float32(2), np.float32(3)])
-    for destination in ("CPU:0", ["cpu:7"], ("/job:localhost/replica:0/task:0/device:CPU:0",)):
-        assert await mirrored(3).extended.reduce_to(op, value, destination) == expected
-
-
-async def test_reduce_to_several_devices_gives_a_component_for_each() -> None:
-    strategy = mirrored(3)
-    value = PerReplica([1.0, 2.0, 3.0])
-    v = under(strategy, 0.0)
-    for destinations, count in [(["CPU:0", "CPU:5"], 2), (value, 3), (v, 3), (strategy.extended.worker_devices, 3)]:
-        result = await strategy.extended.reduce_to("sum", value, destinations)
-        assert isinstance(result, Mirrored)
-        assert result.values == (6.0,) * count
-
-
-async def test_reduce_to_takes_nests_options_and_variables() -> None:
-    extended = mirrored(2).extended
-    nest = {"w": PerReplica([np.ones(2), np.ones(2)]), "b": [None, PerReplica([1, 2])]}
-    result = await extended.reduce_to("SUM", nest, nest["w"], options=CollectiveHints(bytes_per_pack=1))
-    assert [c.tolist() for c in result["w"].values] == [[2, 2], [2, 2]]
-    assert result["b"][0] is None
-    assert result["b"][1].values == (3, 3)
-    strategy = mirrored(2)
-    v = under(strategy, 1.0, synchronization="on_read")
-    v.assign(PerReplica([1.0, 2.0]))
-    assert await strategy.extended.reduce_to("mean", v, "CPU:0") == 1.5
+async def test_reduce_to_gives_a_component_for_each_destination() -> None:
+    strategy, value = mirrored(3), PerReplica([1.0, 2.0, 3.0])
+    v, extended = under(strategy, 0.0, synchronization="on_read"), strategy.extended
+    for one in ("CPU:0", ["cpu:7"], ("/job:localhost/replica:0/task:0/device:CPU:0",)):
+        assert await extended.reduce_to("mean", value, one) == 2
+    for several, count in [(["CPU:0", "CPU:5"], 2), (value, 3), (v, 3), (extended.worker_devices, 3)]:
+        result = await extended.reduce_to("sum", value, several)
+        assert (type(result), result.values) == (Mirrored, (6.0,) * count)
+    nest = {"w": PerReplica([np.ones(2)] * 3), "b": [None, PerReplica([1, 2, 3])]}
+    result = await extended.reduce_to("SUM", nest, v, options=CollectiveHints(bytes_per_pack=1))
+    assert [c.tolist() for c in result["w"].values] == [[3, 3]] * 3
+    assert (result["b"][0], result["b"][1].values) == (None, (6, 6, 6))
+    v.assign(value)
+    assert await extended.reduce_to("mean", v, "CPU:0") == 2
 
 
 @pytest.mark.parametrize(
@@ -217,8 +203,7 @@ def test_variables_know_their_strategy() -> None:
 async def test_update_is_in_the_strategys_scope() -> None:
     strategy, default = mirrored(2), aiodist.get_strategy()
     for own, v in ((strategy, under(strategy, 1.0)), (default, Variable(1.0))):
-        found = await own.extended.update(v, lambda component: (component.assign_add(1.0), aiodist.get_strategy())[1])
-        assert found is own
+        assert await own.extended.update(v, lambda c: (c.assign_add(1.0), aiodist.get_strategy())[1]) is own
         assert v.numpy() == 2
     assert not aiodist.has_strategy()
 
@@ -248,24 +233,25 @@ async def test_cross_device_ops_never_change_a_result(ops: CrossDeviceOps | None
     assert await strategy.extended.reduce_to("sum", PerReplica(values), "CPU:0") == expected
 
 
-def test_cross_device_ops_hint_at_the_implementation() -> None:
+def test_settings_of_cross_device_ops() -> None:
     asked = CommunicationOptions(implementation="ring", bytes_per_pack=8)
     for options, expected in ((None, CommunicationOptions(implementation="nccl")), (asked, asked)):
         strategy = MirroredStrategy(["CPU:0"], NcclAllReduce(), communication_options=options)
         assert strategy.extended.communication_options == expected
-
-
-def test_settings_of_cross_device_ops_are_checked() -> None:
     assert repr(HierarchicalCopyAllReduce(3)) == "HierarchicalCopyAllReduce(num_packs=3)"
     assert ReductionToOneDevice("cpu:3").reduce_to_device == "CPU:3"
-    for cls in (HierarchicalCopyAllReduce, NcclAllReduce):
-        with pytest.raises(ValueError, match="num_packs must be 0 or more"):
-            cls(-1)
-        with pytest.raises(TypeError, match="num_packs must be an int"):
-            cls(True)
-    with pytest.raises(ValueError, match="expected a device"):
-        ReductionToOneDevice("nowhere")
-    with pytest.raises(ValueError, match="accumulation_fn must be None"):
-        ReductionToOneDevice(accumulation_fn=np.add)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match="cross_device_ops must be CrossDeviceOps or None, got 'nccl'"):
-        MirroredStrategy(["CPU:0"], "nccl")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: HierarchicalCopyAllReduce(-1), ValueError, "num_packs must be 0 or more"),
+        (lambda: NcclAllReduce(True), TypeError, "num_packs must be an int"),
+        (lambda: ReductionToOneDevice("nowhere"), ValueError, "expected a device"),
+        (lambda: ReductionToOneDevice(accumulation_fn=np.add), ValueError, "accumulation_fn must be None"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        (lambda: MirroredStrategy(1, "nccl"), TypeError, "must be CrossDeviceOps or None, got 'nccl'"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ],
+)
+def test_bad_settings_of_cross_device_ops(make: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        make()

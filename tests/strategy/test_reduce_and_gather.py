@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -24,6 +24,7 @@ from aiodist import (
 from aiodist._collectives.work import Work
 from aiodist_kernels import KernelSpec, policy, warm
 from tests.runtime.programs import mirrored, run
+from tests.runtime.warned import warned
 from tests.workers.simulated import Job
 
 pytestmark = pytest.mark.anyio
@@ -55,12 +56,7 @@ NONE = np.zeros(0)
 TINY = 1 + np.finfo(np.longdouble).eps
 ALONG: dict[str, tuple[str, list[Any], Any, Any]] = {
     "mean of a ragged batch": ("MEAN", [np.arange(4.0), np.array([10.0]), NONE], 0, 3.2),
-    "ragged rows": ("MEAN", [np.ones((3, 2)), np.full((1, 2), 5.0)], 0, [2, 2]),
-    "sum of ragged rows": ("SUM", [np.ones((3, 2)), np.full((1, 2), 5.0)], 0, [8, 8]),
-    "max of ragged rows": ("MAX", [np.ones((3, 2)), np.full((1, 2), 5.0)], 0, [5, 5]),
     "min without an empty component": ("MIN", [NONE, np.array([3.0])], 0, 3),
-    "sum of nothing": ("SUM", [NONE, NONE], 0, 0),
-    "mean of nothing": ("MEAN", [NONE, NONE], 0, np.nan),
     "integer sums wrap": ("SUM", [np.full(2, 100, np.int8)] * 2, None, [-56, -56]),
     "along an axis, too": ("SUM", [np.full(2, 100, np.int8)] * 2, 0, 400 - 512),
     "integer means do not": ("MEAN", [np.full(2, 100, np.int8)] * 2, 0, 100),
@@ -71,7 +67,6 @@ ALONG: dict[str, tuple[str, list[Any], Any, Any]] = {
     "numbers along no axis": ("MEAN", [1, 2], (), 1.5),
     "infinities are results": ("MEAN", [np.array([np.inf, -np.inf]), np.ones(2)], 0, np.nan),
     "along several axes": ("PRODUCT", [A, A], [1, -2], 0),
-    "along an axis from the end": ("MAX", [A, B], (-1,), [12, 15]),
     "numbers": ("SUM", [1, 2], None, 3),
     "left fold": ("SUM", [np.float32(1e8), np.float32(1), np.float32(-1e8)], None, 0),
 }
@@ -105,16 +100,10 @@ async def test_dtype_of_the_result(dtype: Any, op: str, wanted: Any, axis: Any) 
 
 
 async def test_nests_and_types_of_leaves() -> None:
-    nest = {
-        "a": per_replica(1, 2),
-        "b": [per_replica(A, B)],
-        "c": per_replica(np.float32(1), np.float32(2)),
-        "none": None,
-    }
-    result = await reduced("SUM", nest)
-    assert (type(result["a"]), type(result["c"])) == (int, np.float32)
+    scalars = per_replica(np.float32(1), np.float32(2))
+    result = await reduced("SUM", {"a": per_replica(1, 2), "b": [per_replica(A, B)], "c": scalars, "none": None})
+    assert [type(result[key]) for key in ("a", "c", "none")] == [int, np.float32, type(None)]
     np.testing.assert_array_equal(result["b"][0], A + B)
-    assert result["none"] is None
 
 
 @pytest.mark.parametrize("op", ["SUM", "PRODUCT", "MEAN", "MIN", "MAX"])
@@ -140,14 +129,7 @@ BAD: list[tuple[str, Any, Any, Any, type[Exception], str]] = [
     ("bool arrays along", "MEAN", per_replica(A > 0, B > 0), 0, TypeError, "MEAN of bool"),
     ("complex", "MAX", per_replica(1j, 2j), None, TypeError, "MAX of complex"),
     ("strings", "SUM", per_replica("a", "b"), None, TypeError, "got an object of type"),
-    (
-        "arrays of strings",
-        "MEAN",
-        per_replica(*[np.array(["a"])] * 2),
-        None,
-        TypeError,
-        "expected numbers, got strings",
-    ),
+    ("arrays of strings", "MEAN", per_replica(*[np.array(["a"])] * 2), None, TypeError, "numbers, got strings"),
     ("axis out of range", "SUM", per_replica(A, B), 2, ValueError, "axis must be from -2 to 1"),
     ("axis of a scalar", "SUM", per_replica(1, 2), 0, ValueError, "at least one axis"),
     ("axis twice", "SUM", per_replica(A, B), (0, -2), ValueError, "must name each axis once"),
@@ -220,29 +202,19 @@ def batches(draw: st.DrawFn) -> tuple[list[np.ndarray], int]:
     return parts, axis
 
 
-@given(batches(), st.sampled_from(["SUM", "MEAN", "MIN", "MAX"]))
-def test_reduce_along_an_axis_is_numpys(batch: tuple[list[np.ndarray], int], op: str) -> None:
+@given(batches(), st.sampled_from(["SUM", "MEAN", "MIN", "MAX", "gather"]))
+def test_what_is_made_along_an_axis_is_numpys(batch: tuple[list[np.ndarray], int], op: str) -> None:
     parts, axis = batch
-    whole = np.concatenate(parts, axis)
-    ordered = op in ("MIN", "MAX")
-    if ordered and (whole.dtype.kind == "c" or not whole.shape[axis]):
+    whole, value, strategy = np.concatenate(parts, axis), PerReplica(parts), mirrored(len(parts))
+    if op == "gather":
+        np.testing.assert_array_equal(asyncio.run(strategy.gather(value, axis)), whole, strict=True)
         return
-    got = asyncio.run(mirrored(len(parts)).reduce(op, PerReplica(parts), axis))
+    assume(op in ("SUM", "MEAN") or (whole.dtype.kind != "c" and whole.shape[axis]))
     local: Any = {"SUM": np.sum, "MEAN": np.mean, "MIN": np.min, "MAX": np.max}[op]
-    with np.errstate(all="ignore"):
-        wanted = (
-            local(whole, axis=axis, **({} if op != "SUM" else {"dtype": whole.dtype})) if whole.shape[axis] else got
-        )
-    np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
-    assert got.shape == np.sum(whole, axis=axis).shape
-
-
-@given(batches())
-def test_gather_is_numpys(batch: tuple[list[np.ndarray], int]) -> None:
-    parts, axis = batch
-    got = asyncio.run(mirrored(len(parts)).gather(PerReplica(parts), axis))
-    np.testing.assert_array_equal(got, np.concatenate(parts, axis), strict=True)
-    assert not got.flags.writeable
+    with np.errstate(all="ignore"), warned():  # of a mean of nothing
+        wanted = local(whole, axis=axis, **({"dtype": whole.dtype} if op == "SUM" else {}))
+    got = asyncio.run(strategy.reduce(op, value, axis))
+    np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12, strict=True)
 
 
 async def test_accumulator_holds_here_too() -> None:

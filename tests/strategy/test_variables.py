@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import gc
 import pickle
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from aiodist import (
     Mirrored,
@@ -21,13 +26,13 @@ from aiodist import (
     VariableSynchronization,
     get_strategy,
 )
-from tests.runtime.programs import here, mirrored, replica, still_works
+from tests.runtime.programs import mirrored, replica, still_works
 
 pytestmark = pytest.mark.anyio
 
 AGGREGATED: dict[str, Callable[..., Any]] = {
-    "sum": np.sum,
-    "mean": np.mean,
+    "sum": lambda values: np.sum(values, 0),
+    "mean": lambda values: np.mean(values, 0),
     "only_first_replica": lambda values: values[0],
 }
 CHANGES: dict[str, Callable[..., Any]] = {
@@ -79,13 +84,6 @@ def test_components_are_read_only_and_never_change(synchronization: str) -> None
     assert [c.tolist() for c in (*before, *v.values)] == [[0] * 4] * 2 + [[1] * 4] * 2
 
 
-def test_dtype_is_taken_from_the_value_or_given() -> None:
-    assert variable(2, lambda: [1.5]).numpy().tolist() == [1.5]
-    assert variable(1, 1).dtype == np.int64
-    assert variable(1, 1, dtype="float32").dtype == np.float32
-    assert variable(1, np.zeros(2, ">f4")).dtype.isnative
-
-
 @pytest.mark.parametrize(
     ("settings", "error", "text"),
     [
@@ -111,6 +109,9 @@ def test_settings_are_accepted_by_name_in_any_case() -> None:
     assert not v.trainable
     assert variable(2, 0.0, trainable=True, synchronization="on_read").trainable
     assert variable(2, 0.0, synchronization=VariableSynchronization.AUTO).synchronization == "on_write"
+    assert variable(2, lambda: [1.5]).numpy().tolist() == [1.5]
+    assert (variable(1, 1).dtype, variable(1, 1, dtype="float32").dtype) == (np.int64, np.float32)
+    assert variable(1, np.zeros(2, ">f4")).dtype.isnative
 
 
 def test_variable_is_collected_with_its_owner() -> None:
@@ -158,30 +159,57 @@ def test_change_in_place_is_refused_and_says_what_to_do() -> None:
 # Assigned from outside.
 
 
-@pytest.mark.parametrize("value", [6.0, Mirrored([6.0, 6.0]), PerReplica([1.0, 3.0])], ids=["plain", "mirrored", "per"])
-@pytest.mark.parametrize("method", CHANGES)
-@pytest.mark.parametrize("aggregation", AGGREGATED)
-@pytest.mark.parametrize("synchronization", ["on_write", "on_read"])
-def test_assignment_from_outside(synchronization: str, aggregation: str, method: str, value: Any) -> None:
-    v = variable(2, 1.0, synchronization=synchronization, aggregation=aggregation)
-    change, combine = CHANGES[method], AGGREGATED[aggregation]
-    if synchronization == "on_read" and aggregation == "sum" and method != "assign":
-        with pytest.raises(ValueError, match="aggregation is SUM"):
-            getattr(v, method)(value)
-        assert v.read_value() == 2
-        return
-    assert getattr(v, method)(value) is v
-    per_replica = isinstance(value, PerReplica)
-    each = list(value.values) if per_replica else [6.0, 6.0]
-    if synchronization == "on_write":
-        expected = [change(1.0, combine(each) if per_replica else 6.0)] * 2
-        assert v.read_value() == expected[0]
-    else:
-        if aggregation == "sum" and not per_replica:
-            each = [3.0, 3.0]
-        expected = [change(1.0, one) for one in each]
-        assert v.read_value() == combine(expected)
-    assert [float(c) for c in v.values] == expected
+def modelled(components: list[Any], mirror: bool, aggregation: str, method: str, where: str, values: list[Any]) -> Any:
+    """Return what an assignment makes of components, in plain NumPy."""
+    size, combine = len(components), AGGREGATED.get(aggregation, AGGREGATED["only_first_replica"])
+    if where in ("plain", "mirrored"):
+        if aggregation == "sum" and not mirror:
+            values = [values[0] / size] * size
+        values = values[:1] * size
+    elif mirror:
+        if aggregation == "none" and any((value != values[0]).any() for value in values):
+            raise ValueError
+        values = [combine(values)] * size
+    if aggregation == "sum" and not mirror and where != "replicas" and method != "assign":
+        raise ValueError
+    return [CHANGES[method](old, new) for old, new in zip(components, values, strict=True)]
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(sorted(CHANGES)),
+        st.sampled_from(["replicas", "per replica", "plain", "mirrored"]),
+        st.lists(st.integers(-2, 2), min_size=3, max_size=3),
+    ),
+    max_size=3,
+)
+DTYPES = [np.int8, np.float16, ml_dtypes.bfloat16, np.float32, np.complex64]
+
+
+@given(st.integers(1, 3), st.booleans(), st.sampled_from(["none", *AGGREGATED]), st.sampled_from(DTYPES), STEPS)
+def test_components_are_those_of_a_model(count: int, mirror: bool, aggregation: str, dtype: Any, steps: Any) -> None:
+    assume(aggregation != "mean" or dtype is not np.int8)
+    settings = {"synchronization": "on_write" if mirror else "on_read", "aggregation": aggregation}
+    strategy, wanted = mirrored(count), [np.ones(2)] * count
+    v = under(strategy, np.ones(2, dtype), **settings)
+    for method, where, numbers in steps:
+        given = [np.array([6.0 * number, 6.0]) for number in numbers[:count]]  # 2 and 3 divide them
+        values = [value.astype(dtype) for value in given]
+        value = {"plain": values[0], "mirrored": Mirrored(values[:1] * count)}.get(where, PerReplica(values))
+        outcome: Any = nullcontext()
+        try:
+            wanted = modelled(wanted, mirror, aggregation, method, where, given)
+        except ValueError:
+            outcome = pytest.raises(ValueError, match="aggregation")
+        with outcome:
+            if where == "replicas":
+                asyncio.run(strategy.run(getattr(v, method), (value,), {"name": "step"}))
+            else:
+                assert getattr(v, method)(value) is v
+        for found, component in zip(v.values, wanted, strict=True):
+            np.testing.assert_array_equal(found, component.astype(dtype), strict=True)
+    if not mirror and count > 1 and aggregation != "none":
+        np.testing.assert_array_equal(v.read_value(), AGGREGATED[aggregation](wanted).astype(dtype), strict=True)
 
 
 def test_sum_of_integers_reads_as_it_was_assigned() -> None:
@@ -246,32 +274,21 @@ def test_masked_array_is_refused() -> None:
 
 async def test_another_strategys_variable_is_refused() -> None:
     v, plain, other = variable(2, 1.0, name="w"), Variable(1.0), mirrored(2)
-    with (
-        other.scope(),
-        pytest.raises(ReplicaContextError, match=r"'w' was created under another .* cannot be assigned to under"),
-    ):
-        v.assign(1.0)
-    with other.scope(), pytest.raises(ReplicaContextError, match="cannot be read under"):
-        v.numpy()
     with other.scope():
         assert plain.assign(1.0) is plain
-
-    def program() -> None:
-        assert plain.read_value() == 1
-        with pytest.raises(ReplicaContextError, match="under the default strategy and cannot be assigned to in a rep"):
-            plain.assign(2.0)
-        with pytest.raises(ReplicaContextError, match="cannot be read in a replica"):
-            v.read_value()
-        with pytest.raises(ReplicaContextError, match="cannot be assigned to in a replica"):
-            v.assign(2.0)
-
-    await other.run(program)
-
-    def in_default() -> None:
-        with pytest.raises(ReplicaContextError, match="cannot be assigned to in a replica of <_DefaultStrategy"):
-            v.assign(2.0)
-
-    await get_strategy().run(in_default)
+        with pytest.raises(ReplicaContextError, match=r"'w' was created under another .* cannot be assigned to under"):
+            v.assign(1.0)
+        with pytest.raises(ReplicaContextError, match="cannot be read under"):
+            v.numpy()
+    for strategy, use, text in [
+        (other, lambda: plain.assign(2.0), "under the default strategy and cannot be assigned to in a replica"),
+        (other, v.read_value, "cannot be read in a replica"),
+        (other, lambda: v.assign(2.0), "cannot be assigned to in a replica"),
+        (get_strategy(), lambda: v.assign(2.0), "cannot be assigned to in a replica of <_DefaultStrategy"),
+    ]:
+        with pytest.raises(ReplicaContextError, match=text):
+            await strategy.run(use)
+    assert (await other.run(plain.read_value)).values == (1, 1)
     await still_works(other)
 
 
@@ -306,23 +323,6 @@ async def test_strategy_takes_variables() -> None:
         return nest
 
     assert (await strategy.run(program, args=({"v": v},)))["v"] is v
-
-
-@pytest.mark.parametrize("aggregation", ["none", *AGGREGATED])
-async def test_merge_function_assigns_at_once(aggregation: str) -> None:
-    strategy = mirrored(2)
-    with strategy.scope():
-        v = Variable(1.0, aggregation=aggregation)
-
-    def merge(strategy: Any, x: Any) -> None:
-        assert v.assign_add(2.0) is v
-        assert v.read_value() == 3
-
-    async def program() -> float:
-        await here().merge_call(merge, args=(replica(),))
-        return float(v)
-
-    assert strategy.experimental_local_results(await strategy.run(program)) == (3.0, 3.0)
 
 
 # Copies.
