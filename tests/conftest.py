@@ -87,7 +87,7 @@ def only_what_the_file_makes() -> None:
 # Both checks stand in the hooks around set-up and tear-down, not in a fixture: there they see the test after all its
 # fixtures have gone, whatever the order in which those were asked for.
 #
-# Threads are compared before and after. One that is on its way out gets GRACE seconds to go: a worker is told to stop
+# Threads are compared before and after. One that is on its way out gets GRACE seconds to go: a worker is asked to stop
 # when its loop closes, and is not always joined. Not counted are those that belong to the process: trio keeps idle
 # threads for ten seconds to use them again (an idle one bears trio's own name, a busy one that of its job), and the
 # thread that looks after blocked loops ends a quarter of a second after the last run, for which no test should wait.
@@ -124,7 +124,7 @@ def _busy_threads() -> set[threading.Thread]:
 def _threads_left(before: set[threading.Thread]) -> set[threading.Thread]:
     """List the threads that are busy now, were not before, and do not end within the grace."""
     if _busy_threads() - before:
-        gc.collect()  # an owner in a reference cycle lets go of its threads only now
+        gc.collect()  # an owner in a reference cycle releases its threads only now
     deadline = time.monotonic() + GRACE
     while (left := _busy_threads() - before) and time.monotonic() < deadline:
         next(iter(left)).join(0.01)

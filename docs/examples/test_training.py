@@ -46,7 +46,7 @@ def test_collectives_of_a_step() -> None:
     assert_same_collectives(record, ["all_reduce(MEAN, float64[2])"] * 2 + ["barrier()"])
 
 
-def test_bad_batch_is_told_with_its_line() -> None:
+def test_bad_batch_is_reported_with_its_line() -> None:
     with pytest.raises(CollectiveMismatchError) as caught:
         run_replicas(train, 3, args=(4,), kwargs={"bad": 2})
     assert caught.value.report.suspects == (1,)

@@ -1,4 +1,4 @@
-"""Memory that others take over by DLPack: as it is, once, and let go of when the last has let go."""
+"""Memory that others take over by DLPack: as it is, once, and released when the last one has released it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def settled(freed: list[int]) -> list[int]:
 @pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
 @pytest.mark.parametrize("dtype", [*DTYPES, BFLOAT16], ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3, 5), (2, 0, 4)], ids=str)
-def test_owner_is_let_go_of_once_behind_the_consumer(name: str, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+def test_owner_is_released_once_behind_the_consumer(name: str, dtype: np.dtype, shape: tuple[int, ...]) -> None:
     module = pytest.importorskip("jax.dlpack" if name == "jax" else name, reason=f"{name} is not installed")
     if name == "numpy" and dtype == BFLOAT16:
         pytest.skip("NumPy has no bfloat16")

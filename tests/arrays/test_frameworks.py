@@ -148,7 +148,7 @@ def test_numba_arrays() -> None:
 
 
 @pytest.mark.parametrize(("setting", "stream"), [(0, 1), (1, 2)])
-def test_numba_has_a_default_stream_for_each_thread_if_told_so(
+def test_numba_has_a_default_stream_for_each_thread_if_configured_so(
     monkeypatch: pytest.MonkeyPatch, setting: int, stream: int
 ) -> None:
     config = SimpleNamespace(CUDA_PER_THREAD_DEFAULT_STREAM=setting)

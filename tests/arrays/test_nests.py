@@ -47,7 +47,7 @@ def test_difference(a: Any, b: Any, text: str) -> None:
         (list(range(10_000)), []),
     ],
 )
-def test_difference_of_large_nests_is_told_in_few_words(a: Any, b: Any) -> None:
+def test_difference_of_large_nests_is_described_in_few_words(a: Any, b: Any) -> None:
     assert len(nests.difference(nests.flatten(a)[1], nests.flatten(b)[1], "value", "here", "there")) < 1000
 
 

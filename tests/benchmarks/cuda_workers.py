@@ -4,7 +4,7 @@
     aiodist run -n 2 tests/benchmarks/cuda_workers.py             # real ones
 
 Worker k takes GPU k as far as there are so many, and else they share them. It takes
-about a minute, 1 GiB of GPU memory, numba, and what ``pip install 'aiodist[cuda]'`` brings. A line has microseconds, or
+about a minute, 1 GiB of GPU memory, numba, and the extra ``cuda``. A line has microseconds, or
 what went wrong, and the first wrong value where there is one. Without a GPU it says so, and does nothing.
 """
 

@@ -1,6 +1,6 @@
 """The program of `worker_faults`: three workers, of which the last does something wrong.
 
-    python worker_fault_job.py aiodist FAULT SECONDS      what the others are told, and when
+    python worker_fault_job.py aiodist FAULT SECONDS      what the others report, and when
     python worker_fault_job.py mpi FAULT SECONDS          the same calls of mpi4py's, blocking
 
 Times are by the clock of the machine, which all workers share.

@@ -1,4 +1,4 @@
-"""What workers are told of each other's faults, and when: the tables of docs/benchmarks/worker-faults.md.
+"""What workers report of each other's faults, and when: the tables of docs/benchmarks/worker-faults.md.
 
     python -m tests.benchmarks.worker_faults [--python PATH]... [PAGE]
 
@@ -97,7 +97,7 @@ def _wait(process: subprocess.Popen[bytes], output: int, seconds: float) -> int 
 
 
 def ours(engine: Engine, fault: str) -> str:
-    """Return what aiodist's workers are told of a fault."""
+    """Return what aiodist's workers report of a fault."""
     words = [engine.python, "-m", "aiodist", "run", "-n", str(WORKERS), JOB, "aiodist", fault, str(SECONDS)]
     ended = run(words, LIMIT_SECONDS)
     begun = [float(at) for at in re.findall(r"fault ([\d.]+)", ended.output)]

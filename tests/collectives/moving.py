@@ -24,7 +24,7 @@ def over_workers(
     Args:
         collective: what they ask for.
         ids: by worker, the positions of its replicas.
-        values: by position, what each brings.
+        values: by position, what each contributes.
         dice: how transfers are cut.
         **options: of `WorkerPlan`.
     """

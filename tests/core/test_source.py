@@ -58,7 +58,7 @@ def line(text: str) -> int:
     ("one", "other", "branch"),
     [
         ("barrier", "first", "if odd"),
-        ("second", "fifth", None),  # a loop is told of as one
+        ("second", "fifth", None),  # a loop is reported as one
         ("third", "fourth", "if odd"),
         ("sixth", "seventh", "match odd"),
         ("eighth", "ninth", None),  # nobody branches at the `try`
@@ -82,7 +82,7 @@ def test_the_branch_between_two_lines(file: str, one: str, other: str, branch: s
         ("first", "barrier", False),  # behind it
         ("first", "second", False),  # in no branch
         ("third", "fourth", False),  # its branch ends by going elsewhere
-        ("second", "fifth", False),  # a loop is told of as one
+        ("second", "fifth", False),  # a loop is reported as one
         ("sixth", "seventh", False),  # one or the other
     ],
 )

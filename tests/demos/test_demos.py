@@ -75,7 +75,7 @@ def test_workers_of_unequal_numbers_of_replicas_end_with_equal_weights() -> None
     assert "equal in every bit" in ended.output
 
 
-def test_job_of_another_size_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_job_of_another_size_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("AIODIST_WORKERS", "3")
     assert exit_code("demo", "text", "--workers", "2") == 2
     assert "--workers 2 in a job of 3" in capsys.readouterr().err

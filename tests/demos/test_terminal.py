@@ -21,7 +21,7 @@ def end(error: BaseException | None) -> None:
 def watched(steps: int, terminal: str = "", error: BaseException | None = None, **variables: str) -> str:
     """Watch a run of so many steps in a terminal of a kind, or in a pipe; return what is printed.
 
-    An error, if there is one, ends it at step 3, and what comes out of that is told at the end.
+    An error, if there is one, ends it at step 3, and what comes out of that stands at the end.
     """
     out = io.StringIO()
     environment = {"TERM": terminal, **variables}

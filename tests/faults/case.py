@@ -1,4 +1,4 @@
-"""Programs with a planted fault, and correct twins of them: what each must be told, and how they are registered.
+"""Programs with a planted fault, and correct twins of them: what each must raise, and how they are registered.
 
 A program takes a replica's context, and where its replicas share something, that as well. Every line that the report
 must name ends in the comment ``# named``. A correct twin looks like a fault and is none: nothing may be raised.

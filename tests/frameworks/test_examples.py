@@ -78,7 +78,7 @@ def test_prints_what_the_page_shows(name: str, capsys: pytest.CaptureFixture[str
     assert printed == shown
 
 
-def test_web_service_is_told_to_stop() -> None:
+def test_web_service_is_asked_to_stop() -> None:
     skip_without("starlette", "httpx")
     httpx = importlib.import_module("httpx")
     service = runpy.run_path(str(EXAMPLES / "web_service.py"))

@@ -116,7 +116,7 @@ def planted_machine(patch: pytest.MonkeyPatch, count: int, **options: Any) -> Ma
 
 
 async def cancelled_and_held_back(machine: Machine, call: Callable[[], Awaitable[object]]) -> None:
-    """Cancel a call while devices read what it has brought, and check that it ends when they do not any more."""
+    """Cancel a call while devices read what it has contributed, and check that it ends when they do not any more."""
     gate = machine.driver.gate = threading.Event()
     scope, ended = anyio.CancelScope(), anyio.Event()
 

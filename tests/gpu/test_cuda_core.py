@@ -1,4 +1,4 @@
-"""What can be known of the driver without a GPU: kernels become machine code, and what is missing is told."""
+"""What can be known of the driver without a GPU: kernels become machine code, and errors name what is missing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_kernel_becomes_machine_code(capability: tuple[int, int]) -> None:
         (None, r"\(cuda-core is 0.7.0, and must be 1.0 or newer\)"),
     ],
 )
-def test_packages_that_do_not_serve_are_told(
+def test_packages_that_do_not_serve_are_named(
     monkeypatch: pytest.MonkeyPatch, error: ImportError | None, text: str
 ) -> None:
     def module(name: str) -> SimpleNamespace:

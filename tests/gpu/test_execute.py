@@ -101,7 +101,7 @@ def test_replicas_streams_come_before_and_after() -> None:
     for stream in streams:
         assert names.index(("record", stream)) < first
         waits = [i for i, name in enumerate(names) if name == ("wait", stream)]
-        assert len(waits) == 2, "one for each device, as each reads what every replica brought"
+        assert len(waits) == 2, "one for each device, as each reads what every replica contributed"
         assert min(waits) > last
 
 

@@ -53,7 +53,7 @@ def disjoint(draw: st.DrawFn) -> list[int]:
 def test_buffers_that_overlap_what_others_bring(
     seed: int, inputs: list[int], outs: list[int], brought: set[int], op: ReduceOp, *, in_place: bool, wall: bool
 ) -> None:
-    """Replicas share an arena on each GPU. Who brings buffers that overlap its own value is refused."""
+    """Replicas share an arena on each GPU. Who passes buffers that overlap its own value is refused."""
     if in_place:
         inputs = outs
     values = np.random.default_rng(seed).uniform(1, 2, ARENA).astype(SINGLE)

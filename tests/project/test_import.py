@@ -1,4 +1,4 @@
-"""What `import aiodist` costs and brings, in a fresh process."""
+"""What `import aiodist` costs and loads, in a fresh process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 HEAVY = {"numba", "llvmlite", "trio", "uvloop", "rich", "sklearn", "scipy", "torch", "jax", "tensorflow", "ml_dtypes"}
 
 
-def test_import_brings_nothing_heavy(tmp_path: Path) -> None:
+def test_import_loads_nothing_heavy(tmp_path: Path) -> None:
     program = "import aiodist, sys, threading; print(*sys.modules, threading.active_count())"
     *loaded, threads = run_python(["-c", program], tmp_path).split()
     assert {"aiodist", "numpy"} <= set(loaded)

@@ -53,7 +53,7 @@ def make_machine(patch: pytest.MonkeyPatch, packages: set[str], answers: dict[st
         patch.setattr(name, answering(answer))
 
 
-def test_a_person_is_told_in_a_page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_person_reads_a_page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     make_machine(monkeypatch, PACKAGES, {})
     assert main(["doctor"]) == 0
     page = capsys.readouterr().out
@@ -96,7 +96,7 @@ def test_libraries_are_those_on_which_the_package_depends() -> None:
         (PACKAGES, {"disk_usage": SimpleNamespace(total=64 << 20)}, "shared memory", "64.0 MiB", "MPI keeps messages"),
     ],
 )  # fmt: skip
-def test_a_program_is_told_what_is_missing(
+def test_a_program_reads_what_is_missing(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     packages: set[str],

@@ -54,7 +54,7 @@ def test_child_that_was_there_before_the_job_outlives_it() -> None:
 
 @NEEDS_MPI
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGHUP", 129), ("SIGKILL", -signal.SIGKILL)])
-def test_launcher_that_is_told_to_end(jobs: Jobs, tmp_path: Path, name: str, code: int) -> None:
+def test_launcher_that_is_asked_to_end(jobs: Jobs, tmp_path: Path, name: str, code: int) -> None:
     job = jobs.start(["-n", "2", PROGRAM, "tidies_up"], TMPDIR=str(tmp_path))  # a killed one leaves a folder there
     job.workers(2)
     job.process.send_signal(signal.Signals[name])
@@ -63,7 +63,7 @@ def test_launcher_that_is_told_to_end(jobs: Jobs, tmp_path: Path, name: str, cod
     assert "Traceback" not in job.output
 
 
-def test_agent_or_worker_that_is_told_to_end_and_second_interruption(jobs: Jobs) -> None:
+def test_agent_or_worker_that_is_asked_to_end_and_second_interruption(jobs: Jobs) -> None:
     agent, worker, launcher = (jobs.start(["-n", "1", PROGRAM, "is_stubborn"]) for _ in range(3))
     os.kill(worker.workers(1)[0][1], signal.SIGKILL)
     os.kill(agent.workers(1)[0][0], signal.SIGHUP)
@@ -163,7 +163,7 @@ def test_bad_usage_says_what_to_do(arguments: list[str], told: str, capsys: pyte
     assert told in capsys.readouterr().err
 
 
-def test_no_room_for_a_folder_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_room_for_a_folder_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nonesuch")
     assert exit_code("run", "-n", "1", PROGRAM) == 2
     assert re.search(

@@ -200,7 +200,7 @@ def test_ranks_without_a_dump_are_named_and_not_blamed(tmp_path: Path) -> None:
     assert "There is no dump of ranks 2 and 3." in explain(dumps, world_size=4).notes
 
 
-def test_what_has_ended_without_a_rank_is_told(tmp_path: Path) -> None:
+def test_what_has_ended_without_a_rank_is_reported(tmp_path: Path) -> None:
     job = late()
     for rank in (0, 1, 3):
         job.entries[rank][-1]["state"] = "completed"
@@ -210,7 +210,7 @@ def test_what_has_ended_without_a_rank_is_told(tmp_path: Path) -> None:
     assert found.notes[0] == f"{where} has ended on ranks 0, 1 and 3, but rank 2 had not called it:"
 
 
-def test_source_newer_than_the_job_is_told(tmp_path: Path) -> None:
+def test_source_newer_than_the_job_is_reported(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("dist.all_reduce(x)\n")
     job = Job(2)
@@ -343,7 +343,7 @@ def test_names_that_tell_no_rank_or_the_same(tmp_path: Path) -> None:
 
 
 def test_any_corruption_is_a_clean_error_or_read(tmp_path: Path) -> None:
-    """Bytes are flipped, cut and put in; whatever comes of it, it is told, or is an error of ours."""
+    """Bytes are flipped, cut and put in; the result is a report, or an error of ours."""
     chance, file = random.Random(0), tmp_path / "0"
     for raw in (as_bytes(skipped().dump(0)), as_bytes(skipped().dump(0), as_json=True)):
         for _ in range(300):

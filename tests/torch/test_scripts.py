@@ -196,7 +196,7 @@ OTHERWISE: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
 
 
 @pytest.mark.parametrize(("script", "how", "kind", "texts"), OTHERWISE.values(), ids=OTHERWISE)
-def test_other_ends_are_told(script: str, how: dict[str, Any], kind: str, texts: list[str], run: Run) -> None:
+def test_other_ends_are_reported(script: str, how: dict[str, Any], kind: str, texts: list[str], run: Run) -> None:
     outcome = run(script, **how)
     assert outcome.kind == kind
     assert re.search(".*".join(map(re.escape, texts)), outcome.text, re.DOTALL), outcome.text  # in this order

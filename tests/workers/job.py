@@ -1,7 +1,7 @@
 """A program for several real workers: many checks in one job, since a job takes long to start.
 
 python job.py fault KIND...        the last worker does something wrong, in one run after the other; the others print
-                                   what they are told
+                                   what they report
 python job.py stalls               the last worker is late, blocks its loop, is late again, and disagrees
 python job.py groups               groups and joins in one run, then two groups in opposite order; then disagreements
                                    in a run, and in a group, that are caught; one worker ends later than the others
@@ -313,7 +313,7 @@ async def refused(strategy: MultiWorkerMirroredStrategy) -> None:
 
 
 async def all_faults(strategy: MultiWorkerMirroredStrategy, kinds: list[str]) -> None:
-    """Let all these faults happen, and print what is told of each; raise the last."""
+    """Let all these faults happen, and print the error of each; raise the last."""
     for kind in kinds:
         if kind != kinds[0]:  # which has ended the strategy
             strategy = MultiWorkerMirroredStrategy()

@@ -69,7 +69,7 @@ class PlainSlot(Slot):
 
 
 class PlainRun:
-    """A run of local replicas, of which each does its next operation when told to.
+    """A run of local replicas, of which each does its next operation on request.
 
     Args:
         ids: those replicas.

@@ -108,7 +108,7 @@ class Job:
         return found
 
     async def check_that_it_has_ended(self) -> None:
-        """Check that after an error nobody can use the strategies any more, and that all are told why."""
+        """Check that after an error nobody can use the strategies any more, and that all get the reason."""
 
         async def program(ctx: ReplicaContext) -> None:
             await ctx.barrier()

@@ -54,7 +54,7 @@ async def test_exception_comes_out_as_itself_where_it_was_raised_and_as_the_caus
         assert outcome.report.suspects == (1,)
 
 
-async def test_cancelled_run_is_told_elsewhere() -> None:
+async def test_cancelled_run_is_reported_elsewhere() -> None:
     async def program(ctx: ReplicaContext) -> None:
         if ctx.replica_id_in_sync_group == 0:
             await anyio.wait_all_tasks_blocked()

@@ -326,7 +326,7 @@ def both(opened: Door) -> list[tuple[Worker, Any]]:
         return list(zip(teams, threads.map(connected, teams), strict=True))
 
 
-def test_error_of_the_coordinator_ends_the_strategy_and_is_told_as_its_own(
+def test_error_of_the_coordinator_ends_the_strategy_and_is_raised_as_its_own(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ending, "unfinished", [])

@@ -50,7 +50,7 @@ ONE = ["started 7 70 2", "ended 7 0"]
         ),
     ],
 )
-def test_wait_for_a_worker_that_has_ended_is_told(
+def test_wait_for_a_worker_that_has_ended_is_reported(
     tmp_path: Path, lines: Sequence[str], found: tuple[int, str] | None
 ) -> None:
     waiting = journal(tmp_path, *lines).waiting_in_vain()

@@ -1,4 +1,4 @@
-"""Silent workers: which count as stopped, and what is told of a loop that does not answer."""
+"""Silent workers: which count as stopped, and what is reported of a loop that does not answer."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def faults() -> Mapping[str, tuple[int, str]]:
         ("blocked", 3, "CollectiveTimeoutError 'collective #1 timed out after 0.5 s: replica 2 has not arrived"),
     ],
 )
-def test_fault_of_one_worker_is_told_by_all_others_and_the_job_ends(
+def test_fault_of_one_worker_is_reported_by_all_others_and_the_job_ends(
     faults: Mapping[str, tuple[int, str]], kind: str, workers: int, expected: str
 ) -> None:
     code, output = faults[kind]

@@ -91,7 +91,7 @@ Operation = Callable[[MultiWorkerMirroredStrategy], Any]
 ONES, TWOS = np.ones(2), np.full((2, 2), 2.0)
 
 
-async def told_by_the_second(operation: Operation) -> str:
+async def error_of_the_second(operation: Operation) -> str:
     """Return the error of an operation on a worker whose replicas are 2 and 3, while the other one does nothing."""
     job = Job(2, 2, answer_seconds=0.01)
 
@@ -113,7 +113,7 @@ async def told_by_the_second(operation: Operation) -> str:
     ],
 )
 async def test_components_of_other_shapes(operation: Operation, told: str) -> None:
-    assert told in await told_by_the_second(operation)
+    assert told in await error_of_the_second(operation)
 
 
 async def test_results_of_other_structures() -> None:

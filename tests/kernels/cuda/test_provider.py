@@ -11,7 +11,7 @@ import pytest
 from aiodist_kernels.cuda import provider
 
 
-def test_library_that_is_missing_at_the_import_is_told_with_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_that_is_missing_at_the_import_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> Any:
         raise RuntimeError('Failure finding "libcudart.so.13"\n  listdir("/somewhere")')
 
@@ -23,7 +23,7 @@ def test_library_that_is_missing_at_the_import_is_told_with_what_brings_it(monke
     assert provider.INSTALL in str(caught.value)
 
 
-def test_library_that_is_missing_at_a_compilation_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_that_is_missing_at_a_compilation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError("libNVVM cannot be found")
 

@@ -108,7 +108,7 @@ def test_trace_without_a_run_says_so(browser: Browser, tmp_path: Path) -> None:
 
 
 @needs_chromium
-def test_facts_and_tables_are_told_and_names_are_text(browser: Browser) -> None:
+def test_facts_and_tables_are_shown_and_names_are_text(browser: Browser) -> None:
     browser.open(page(4, name="</script><img src=x onerror=alert(1)>"))
     assert text(browser, "#title") == "run.json"
     assert text(browser, "#facts").startswith("1 run · 5 collectives · 20 calls")

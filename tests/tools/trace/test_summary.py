@@ -120,7 +120,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD, ids=lambda text: text[:70])
-def test_bad_file_is_told(tmp_path: Path, text: str) -> None:
+def test_bad_file_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "bad.json").write_text(text, errors="surrogateescape")
     with pytest.raises(TraceFileError, match=BAD[text]):
         read_trace(tmp_path / "bad.json")

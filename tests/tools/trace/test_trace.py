@@ -164,7 +164,7 @@ def test_trace_encloses_event_loops(file: Path) -> None:
     assert runs[-1]["ts"] + runs[-1]["dur"] < took  # although the clock of every trio run begins elsewhere
 
 
-async def test_run_that_outlasts_its_trace_is_told_as_far_as_it_came(file: Path) -> None:
+async def test_run_that_outlasts_its_trace_is_shown_as_far_as_it_came(file: Path) -> None:
     reached = anyio.Event()
 
     async def program(ctx: ReplicaContext) -> None:

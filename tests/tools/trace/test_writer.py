@@ -78,7 +78,7 @@ def test_trace_of_a_process_is_absent_where_it_was_killed_or_cannot_be_written(t
         (os.devnull, "it is not a regular file"),
     ],
 )
-def test_path_that_cannot_be_written_is_told_before_the_block_begins(tmp_path: Path, path: str, said: str) -> None:
+def test_path_that_cannot_be_written_is_reported_before_the_block_begins(tmp_path: Path, path: str, said: str) -> None:
     with pytest.raises(OSError, match=said), aiodist.trace(tmp_path / path):
         pytest.fail("the block has begun")
 
@@ -107,7 +107,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, call: str, error: BaseException = FULL
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of files are POSIX")
-def test_disk_that_is_full_at_the_start_is_told_and_keeps_nothing(tmp_path: Path) -> None:
+def test_disk_that_is_full_at_the_start_is_reported_and_keeps_nothing(tmp_path: Path) -> None:
     program = (
         "import resource, aiodist; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); aiodist.trace('x').__enter__()"
     )
@@ -138,7 +138,7 @@ def test_failure_to_write_does_not_hide_the_programs_own(tmp_path: Path, monkeyp
     assert names(tmp_path) == []
 
 
-def test_disk_that_fills_up_on_the_way_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_that_fills_up_on_the_way_is_reported_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def step() -> None:
         for _ in range(3):
             await aiodist.get_replica_context().barrier()
