@@ -155,9 +155,7 @@ class _Subject:
         self.held_up = HeldUpLoop()
         self._output = output
         self._is_first = True
-        self._strategy = None
-        if request.replicas is not None:
-            self._strategy = MirroredStrategy([f"CPU:{index}" for index in range(request.replicas)])
+        self._strategy = None if request.replicas is None else MirroredStrategy(request.replicas)
 
     def run(self, new_loop: NewLoop) -> None:
         """Run it once.

@@ -30,7 +30,7 @@ from aiodist._checking.loop import Callback, ControlledLoop, Execution, OnPoint,
 from aiodist._checking.schedule import Change, LastFirst, Order, Random, Replayed, Schedule, directed, swapping
 from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Replica
-from aiodist._core.text import shown
+from aiodist._core.text import count, shown
 from aiodist._runtime.current import current
 from aiodist._runtime.stacks import await_chain, is_plumbing, links
 
@@ -160,6 +160,14 @@ class Exploration:
     def error(self) -> Exception | None:
         """What the execution that failed ended with; None when none failed."""
         return self.result.error
+
+    def story(self, where: str, end: str = ":") -> list[str]:
+        """Return, in lines, how many changes to the default order there are, and what they do; empty where none are."""
+        changes = self.result.schedule.changes
+        if not changes:
+            return []
+        head = f"{where}, with {count(len(changes), 'change')} to the default order{end}"
+        return [head, *(f"  {line}" for line in self.changes)]
 
 
 @_own_random_numbers()

@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Site:
-    """The collectives of one kind at one place of the program.
+    """The collectives of one kind at one place of the program; its fields are what the JSON has.
 
-    What all replicas contributed counts as far as sizes are known; waiting is from the first post to the last, in
-    seconds of the loop's clock, and ``last`` counts by replica id who was the last to post while others had waited.
+    What all replicas contributed counts as far as sizes are known. Waiting is from the first post to the last, in
+    seconds of the loop's clock; by replica id, it counts who was the last to come while others had waited.
     """
 
-    call: str
     kind: str
+    call: str
     location: Location
     times: int = 0
     bytes: int = 0
-    waited: float = 0.0
-    longest: float = 0.0
-    last: Counter[int] = field(default_factory=Counter)
+    waited_seconds: float = 0.0
+    longest_wait_seconds: float = 0.0
+    last_to_come: Counter[int] = field(default_factory=Counter)
 
 
 class Statistics(Observer):
@@ -93,15 +93,15 @@ class Statistics(Observer):
         key = call.kind, slot.code, slot.offset
         site = self._sites.get(key)
         if site is None:
-            site = self._sites[key] = Site(str(call), call.kind, place(slot.code, slot.offset).location)
+            site = self._sites[key] = Site(call.kind, str(call), place(slot.code, slot.offset).location)
         site.times += 1
         site.bytes += _bytes(call, slot.result, len(members))
         waited = self._clock() - slot.started
         if waited > 0:
-            site.waited += waited
-            site.longest = max(site.longest, waited)
+            site.waited_seconds = round(site.waited_seconds + waited, 9)
+            site.longest_wait_seconds = max(site.longest_wait_seconds, round(waited, 9))
             if slot.last >= 0:
-                site.last[members[slot.last].replica_id] += 1
+                site.last_to_come[members[slot.last].replica_id] += 1
 
 
 def _is_controlled() -> bool:

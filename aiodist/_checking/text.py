@@ -19,6 +19,7 @@ from aiodist._checking.statistics import Site, Statistics
 from aiodist._checking.target import TargetExitError
 from aiodist._core.errors import CollectiveError
 from aiodist._core.text import count, duration, shown, size
+from aiodist._core.wire import named
 
 _PLUMBING = (
     str(Path(_checking.__file__).parent.parent),
@@ -56,23 +57,22 @@ def held_up_lines(checked: Checked) -> list[str]:
 
 def table(statistics: Statistics) -> tuple[list[str], list[list[str]], int]:
     """Return headings, rows, and how many rows were left out; where replicas waited, the longest waits come first."""
-    waited = any(site.waited for site in statistics.sites)
+    waited = any(site.waited_seconds for site in statistics.sites)
     headings = ["collective", "called at", "times", "bytes", *(["waited", "longest", "last to come"] if waited else [])]
-    ordered = sorted(statistics.sites, key=lambda site: -site.waited)
+    ordered = sorted(statistics.sites, key=lambda site: -site.waited_seconds)
     rows = [_row(site)[: len(headings)] for site in ordered[:_MOST_ROWS]]
     return headings, rows, len(ordered) - len(rows)
 
 
 def _row(site: Site) -> list[str]:
     row = [site.call, shown(site.location), str(site.times), size(site.bytes)]
-    return [*row, duration(site.waited), duration(site.longest), _last(site)] if site.waited else [*row, "", "", ""]
-
-
-def _last(site: Site) -> str:
-    if not site.last:
-        return ""
-    (replica_id, times), *others = site.last.most_common()
-    return f"replica {replica_id}" if not others else f"replica {replica_id} ({times} of {site.last.total()})"
+    if not site.waited_seconds:
+        return [*row, "", "", ""]
+    last = ""
+    if site.last_to_come:
+        (replica_id, times), *others = site.last_to_come.most_common()
+        last = f"replica {replica_id}" + (f" ({times} of {site.last_to_come.total()})" if others else "")
+    return [*row, duration(site.waited_seconds), duration(site.longest_wait_seconds), last]
 
 
 # What failed.
@@ -109,17 +109,13 @@ def _parts(traceback: TracebackException) -> Iterator[TracebackException]:
 def schedule_lines(checked: Checked) -> list[str]:
     """Return in which schedule it failed, what is different in that, and the command that repeats it."""
     exploration = checked.exploration
-    changes = exploration.result.schedule.changes
     where = "Found in the default order"
     if checked.request.replay is not None:
         where = "In the given schedule"
-    elif changes:
+    elif exploration.result.schedule.changes:
         where = f"Found in schedule {exploration.schedules} of {checked.request.most_schedules()}"
-    if changes:
-        where += f", with {count(len(changes), 'change')} to the default order, in which nothing fails:"
-    else:
-        where += "."
-    return [where, *(f"  {line}" for line in exploration.changes if changes), f"Again:  {replay_command(checked)}"]
+    story = exploration.story(where, ", in which nothing fails:") or [f"{where}."]
+    return [*story, f"Again:  {replay_command(checked)}"]
 
 
 def replay_command(checked: Checked) -> str:
@@ -151,7 +147,7 @@ def as_json(checked: Checked) -> dict[str, Any]:
             {"who": one.who, "seconds": round(one.seconds, 1), "location": shown(one.location)}
             for one in checked.held_up
         ],
-        "collectives": [_site_as_json(site) for site in statistics.sites],
+        "collectives": named(tuple(statistics.sites)),
     }
     if error is not None:
         found["failure"] = {
@@ -163,16 +159,3 @@ def as_json(checked: Checked) -> dict[str, Any]:
             "replay": replay_command(checked),
         }
     return found
-
-
-def _site_as_json(site: Site) -> dict[str, Any]:
-    return {
-        "kind": site.kind,
-        "call": site.call,
-        "location": {"file": site.location.file, "line": site.location.line, "function": site.location.function},
-        "times": site.times,
-        "bytes": site.bytes,
-        "waited_seconds": round(site.waited, 9),
-        "longest_wait_seconds": round(site.longest, 9),
-        "last_to_come": {str(replica_id): times for replica_id, times in sorted(site.last.items())},
-    }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 from aiodist._checking import explore as exploring
 from aiodist._checking.explore import Program, coroutine_program
 from aiodist._checking.schedule import Schedule
-from aiodist._core.text import count
-from aiodist._runtime.loop import running_on_trio
+from aiodist._core.errors import ReplicaContextError
+from aiodist._runtime.loop import current_loop
 from aiodist._strategy.strategy import MirroredStrategy, Strategy
 
 _SECONDS = 60.0
@@ -114,47 +114,28 @@ def explore(
     else:
         exploration = exploring.explore(program, schedules=schedules, seed=seed, seconds=timeout)
     if exploration.error is not None:
-        _tell(exploration, exploration.error, "in the schedule given" if replay is not None else "")
+        where = "in the schedule given" if replay is not None else f"in schedule {exploration.schedules}"
+        for line in exploration.story(where):
+            exploration.error.add_note(line)
+        exploration.error.add_note(f"to run it again: replay={str(exploration.result.schedule)!r}")
         raise exploration.error
     return Explored(exploration.schedules, strategy.experimental_local_results(exploration.result.value))
 
 
 def _program(
-    fn: Callable[..., Any], n: int | Strategy, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    fn: Callable[..., Any], n: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> tuple[Strategy, Program]:
-    _check_no_loop()
-    strategy = n if isinstance(n, Strategy) else _cpus(n)
-    return strategy, coroutine_program(partial(strategy.run, fn, args, kwargs))
-
-
-def _cpus(n: object) -> Strategy:
-    if not isinstance(n, int) or n < 1:
-        raise ValueError(f"n must be a number of replicas, at least 1, or a strategy, got {n!r}")
-    return MirroredStrategy([f"CPU:{index}" for index in range(n)])
-
-
-def _check_no_loop() -> None:
-    if running_on_trio() or _asyncio_runs():
+    with suppress(ReplicaContextError):
+        current_loop()
         raise RuntimeError(
             "aiodist.testing runs replicas on its own event loop, and another one runs here already: "
             "call it from a plain function, not from a coroutine"
         )
-
-
-def _asyncio_runs() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
-def _tell(exploration: exploring.Exploration, error: Exception, where: str) -> None:
-    """Note on an error in which schedule it was found."""
-    schedule = exploration.result.schedule
-    if schedule.changes:
-        where = where or f"in schedule {exploration.schedules}"
-        error.add_note(f"{where}, with {count(len(schedule.changes), 'change')} to the default order:")
-        for line in exploration.changes:
-            error.add_note(f"  {line}")
-    error.add_note(f"to run it again: replay={str(schedule)!r}")
+    strategy: Strategy
+    if isinstance(n, Strategy):
+        strategy = n
+    elif isinstance(n, int) and n >= 1:
+        strategy = MirroredStrategy(n)
+    else:
+        raise ValueError(f"n must be a number of replicas, at least 1, or a strategy, got {n!r}")
+    return strategy, coroutine_program(partial(strategy.run, fn, args, kwargs))
