@@ -14,7 +14,7 @@ library is all that it imports. The modules, each importing only from those abov
 - `source`: the program's source around calls.
 - `snapshot`: what every replica called and where it is, frozen; merge.
 - `divergence`: two histories aligned: skipped, added, swapped, left the loop.
-- `trouble`: a collective in trouble: who came and who is missing, the majority, how the others diverged.
+- `trouble`: Picture, Collective: the open collectives of a snapshot, who is missing, the majority, how others diverged.
 - `render`: the report as text: partitions, source lines, hints.
 - `analysis`: analyse(snapshot) -> report.
 - `ledger`: Ledger, Group, Member, Slot: the state machine.

@@ -7,12 +7,12 @@ than every other, nobody is to blame, and all are suspects.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from aiodist._core import render
-from aiodist._core.call import OrderCheck
 from aiodist._core.errors import (
     CollectiveError,
     CollectiveMismatchError,
@@ -22,22 +22,9 @@ from aiodist._core.errors import (
     WorkerLostError,
 )
 from aiodist._core.report import CollectiveReport, Partition, Reason, ReplicaReport, ReplicaState
-from aiodist._core.snapshot import GroupRecord, Overdue, SlotRecord, Snapshot
+from aiodist._core.snapshot import GroupRecord, Overdue, Snapshot
 from aiodist._core.text import on_a_screen
-from aiodist._core.trouble import (
-    Calls,
-    Trouble,
-    Waiting,
-    ended_in,
-    gone,
-    has_left,
-    missing,
-    partitions,
-    replica_report,
-    replica_reports,
-    slot_of,
-    waits_of,
-)
+from aiodist._core.trouble import NOTHING, Collective, Picture
 from aiodist._core.waitgraph import shortest_cycle, stuck
 
 _MOST_PLACES = 6
@@ -46,27 +33,23 @@ _MOST_PLACES = 6
 def analyse(snapshot: Snapshot, *, overdue: Overdue | None = None) -> CollectiveReport:
     """Return what a snapshot says went wrong; ``overdue`` is the collective whose time is up, where it is that."""
     snapshot = replace(snapshot, groups=tuple(sorted(snapshot.groups, key=_order)))
+    picture = Picture(snapshot)
     if overdue is not None:
         group = next(group for group in snapshot.groups if group.key == overdue.group)
-        slot = slot_of(group, overdue.number)
-        if slot is not None:
-            return _report(Trouble(snapshot, group, slot, overdue.seconds))
-    ended = ended_in(snapshot)
-    first = ((group, _first_in_trouble(snapshot.order_check, group, ended)) for group in snapshot.groups)
-    in_trouble = [(group, slot) for group, slot in first if slot is not None]
+        late = picture.find(group, overdue.number)
+        if late is not None:
+            late.timeout_seconds = overdue.seconds
+            return _report(late)
+    in_trouble = [each for each in map(partial(_first_in_trouble, picture), snapshot.groups) if each is not None]
     if in_trouble:
-        group, slot = min(in_trouble, key=lambda found: _says_little(found[0], found[1], ended))
-        return _report(Trouble(snapshot, group, slot))
-    cycle = find_cycle(snapshot)
+        return _report(min(in_trouble, key=_says_little))
+    cycle = _find_cycle(picture)
     if cycle:
-        return _cycle(snapshot, cycle)
+        return _cycle(picture, cycle)
     if snapshot.deadlocked:
-        return _deadlock(snapshot)
+        return _deadlock(picture)
     group = next((group for group in snapshot.groups if group.open), snapshot.groups[0])
-    return _report(Trouble(snapshot, group, group.open[0] if group.open else _NOTHING))
-
-
-_NOTHING = SlotRecord(0, ())
+    return _report(Collective(picture, group, group.open[0] if group.open else NOTHING))
 
 
 def _order(group: GroupRecord) -> tuple[Any, ...]:
@@ -95,17 +78,17 @@ _ERRORS: Mapping[Reason, type[CollectiveError]] = {
 # Which collective is in trouble.
 
 
-def _first_in_trouble(order_check: OrderCheck, group: GroupRecord, ended: Collection[int]) -> SlotRecord | None:
+def _first_in_trouble(picture: Picture, group: GroupRecord) -> Collective | None:
     """Return the first collective of a group that cannot complete any more; None where all still can.
 
     Where replicas are missing from the creation of a group, one that somebody waits in says more.
     """
-    for slot in group.open:
-        if len(partitions(order_check, group, slot)) > 1:
-            return slot
-        if (slot.number >= 0 or len(group.open) == 1) and gone(group, slot, ended):
-            return slot
-    return group.join if group.join is not None and gone(group, group.join, ended) else None
+    for each in picture.open_in(group):
+        if each.joining:
+            return each if each.gone else None
+        if len(each.partitions) > 1 or ((each.number >= 0 or len(group.open) == 1) and each.gone):
+            return each
+    return None
 
 
 def cannot_complete(snapshot: Snapshot) -> bool:
@@ -114,42 +97,34 @@ def cannot_complete(snapshot: Snapshot) -> bool:
     The snapshot may have been merged of parts of different moments: a member that one part shows to have gone on has
     posted what an earlier part, of others, still shows to be open.
     """
-    ended = ended_in(snapshot)
-    for group in snapshot.groups:
-        if group.join is not None and gone(group, group.join, ended):
+    picture = Picture(snapshot)
+    for each in (each for group in snapshot.groups for each in picture.open_in(group)):
+        never = (each.joining or member.sequence <= each.number or each.left(member) for member in each.gone)
+        if any(never) or (len(each.partitions) > 1 and not each.joining):
             return True
-        for slot in group.open:
-            never = (m.sequence <= slot.number or has_left(group, m, slot) for m in gone(group, slot, ended))
-            if any(never) or len(partitions(snapshot.order_check, group, slot)) > 1:
-                return True
     return False
 
 
-def _says_little(group: GroupRecord, slot: SlotRecord, ended: Collection[int]) -> tuple[bool, bool]:
+def _says_little(trouble: Collective) -> tuple[bool, bool]:
     """Whether nobody waits in a collective, and whether members are missing that may yet come to it.
 
     Those may wait in a collective of another group, and it is that one which keeps them.
     """
-    return not slot.waiting, len(gone(group, slot, ended)) < len(missing(group, slot))
+    return not trouble.slot.waiting, len(trouble.gone) < len(trouble.missing)
 
 
-def _report(trouble: Trouble) -> CollectiveReport:
+def _report(trouble: Collective) -> CollectiveReport:
     """Return the report on one collective in trouble."""
     odd = trouble.odd
     return CollectiveReport(
         trouble.reason,
-        trouble.sequence_number,
-        tuple(_where_it_waits(each, trouble.waits) for each in trouble.replicas),
+        trouble.number,
+        tuple(_where_it_waits(trouble.picture, each) for each in trouble.replicas),
         trouble.suspects,
         render.text(trouble),
-        trouble.group,
+        trouble.label,
         tuple(
-            Partition(
-                replicas,
-                str(post.call),
-                post.location,
-                majority=index == 0 and bool(odd) and odd[:1] != replicas[:1],
-            )
+            Partition(replicas, str(post.call), post.location, index == 0 and bool(odd) and odd[:1] != replicas[:1])
             for index, (replicas, post, _) in enumerate(trouble.partitions)
         ),
         trouble.divergence,
@@ -160,49 +135,48 @@ def _report(trouble: Trouble) -> CollectiveReport:
 # Replicas that wait for each other.
 
 
-def find_cycle(snapshot: Snapshot) -> list[tuple[int, Waiting]]:
+def find_cycle(snapshot: Snapshot) -> list[tuple[int, Collective]]:
     """Return a cycle of replicas that wait for each other in collectives, each with what it waits in for the next.
 
     Only those that the snapshot knows to be blocked are taken for waiting; empty where there is no cycle.
     """
-    waits = waits_of(snapshot)
-    every = {id(each.slot): each for own in waits.values() for each in own}
-    blockers = {key: [member.replica_id for member in missing(*each)] for key, each in every.items()}
-    blocked = {i: [id(each.slot) for each in waits[i]] for i in snapshot.blocked if i in waits}
-    left = stuck(blocked, blockers)
-    among_left = {key: [i for i in blockers[key] if i in left] for key in {blocked[i][0] for i in left}}
-    cycle = shortest_cycle({i: among_left[blocked[i][0]] for i in left}, sorted(left))
-    return [(i, every[blocked[i][0]]) for i in cycle]
+    return _find_cycle(Picture(snapshot))
 
 
-def _cycle(snapshot: Snapshot, cycle: Sequence[tuple[int, Waiting]]) -> CollectiveReport:
+def _find_cycle(picture: Picture) -> list[tuple[int, Collective]]:
+    waits = {i: picture.waits[i] for i in picture.snapshot.blocked if i in picture.waits}
+    every = {each for own in waits.values() for each in own}
+    blockers = {each: [member.replica_id for member in each.missing] for each in every}
+    left = stuck(waits, blockers)
+    among_left = {each: [i for i in blockers[each] if i in left] for each in {waits[i][0] for i in left}}
+    cycle = shortest_cycle({i: among_left[waits[i][0]] for i in left}, sorted(left))
+    return [(i, waits[i][0]) for i in cycle]
+
+
+def _cycle(picture: Picture, cycle: Sequence[tuple[int, Collective]]) -> CollectiveReport:
     """Return the report on replicas of which each waits, in a collective of another group, for others of them."""
-    on_it = list({id(each.slot): each for _, each in cycle}.values())
-    waiters = [slot.waiting for _, slot in on_it]
-    odd, everyone = _odd_on_a_cycle(on_it, waiters)
-    among = {i for own in waiters for i in own}
+    on_it = list(dict.fromkeys(each for _, each in cycle))
+    odd, everyone = _odd_on_a_cycle(on_it)
+    among = {i for each in on_it for i in each.slot.waiting}
     steps = []
-    for group, slot in on_it:
-        late = tuple(member.replica_id for member in missing(group, slot) if member.replica_id in among)
-        for post, ids in slot.posts:
-            own = tuple(i for i in ids if i in slot.waiting)
+    for each in on_it:
+        late = tuple(member.replica_id for member in each.missing if member.replica_id in among)
+        for post, ids in each.slot.posts:
+            own = tuple(i for i in ids if i in each.slot.waiting)
             if own:
-                steps.append(render.Step(own, post, slot is group.join, slot.number, group, late, odd=own[0] in odd))
+                steps.append(render.Step(own, post, each, late, odd=own[0] in odd))
     if odd:
         steps.sort(key=lambda step: (step.odd, -len(step.replicas), step.replicas))
-    waits, slot_of = waits_of(snapshot), {i: each for each, own in zip(on_it, waiters, strict=True) for i in own}
-    calls: dict[int, Calls] = {}
+    waits_in = {i: each for each in on_it for i in each.slot.waiting}
+    nothing = Collective(picture, picture.snapshot.groups[0], NOTHING)
     replicas = []
-    for each in snapshot.replicas:
-        elsewhere = waits.get(each.replica_id, [Waiting(snapshot.groups[0], _NOTHING)])[0]
-        group, slot = slot_of.get(each.replica_id, elsewhere)
-        if id(group) not in calls:
-            calls[id(group)] = Calls(group)
-        replicas.append(replica_report(each, calls[id(group)], slot))
+    for replica_id in picture.facts:
+        its = waits_in.get(replica_id) or picture.waits.get(replica_id, [nothing])[0]
+        replicas.append(picture.replica_report(replica_id, its.group, its.slot))
     lines, advice = render.cycle_text(steps)
     return CollectiveReport(
         Reason.CYCLE,
-        cycle[0][1].slot.number,
+        cycle[0][1].number,
         tuple(replicas),
         tuple(sorted(odd or everyone)),
         on_a_screen(lines, advice),
@@ -214,32 +188,32 @@ def _cycle(snapshot: Snapshot, cycle: Sequence[tuple[int, Waiting]]) -> Collecti
     )
 
 
-def _odd_on_a_cycle(on_it: Sequence[Waiting], waiters: Sequence[Sequence[int]]) -> tuple[set[int], set[int]]:
+def _odd_on_a_cycle(on_it: Sequence[Collective]) -> tuple[set[int], set[int]]:
     """Return the minority among replicas that wait for each other, empty on a tie, and all who may be to blame.
 
     Where groups have not been made by all their members, the majority of these decides; else that of the replicas
     which are members of all the groups, for they alone can be in one collective or the other.
     """
     odd: set[int] = set()
-    for group, _ in on_it:
-        creation = slot_of(group, -1)
+    for each in on_it:
+        creation = each.picture.find(each.group, -1)
         if creation is not None:
-            makers = {i for _, ids in creation.posts for i in ids}
-            others = set(group.key[0]) - makers
+            makers = {i for _, ids in creation.slot.posts for i in ids}
+            others = set(each.group.key[0]) - makers
             odd |= min(makers, others, key=len) if len(makers) != len(others) else set()
     if odd:
         return odd, odd
-    common = set.intersection(*(set(group.key[0]) for group, _ in on_it))
-    sides = sorted((common & set(own) for own in waiters), key=len, reverse=True)
-    everyone = set().union(*sides) or {i for own in waiters for i in own}
+    common = set.intersection(*(set(each.group.key[0]) for each in on_it))
+    sides = sorted((common & set(each.slot.waiting) for each in on_it), key=len, reverse=True)
+    everyone = set().union(*sides) or {i for each in on_it for i in each.slot.waiting}
     return (set() if len(sides[0]) == len(sides[1]) else everyone - sides[0]), everyone
 
 
-def _deadlock(snapshot: Snapshot) -> CollectiveReport:
+def _deadlock(picture: Picture) -> CollectiveReport:
     """Return the report on replicas that wait for each other: to blame are those that wait outside of collectives."""
-    root = snapshot.groups[0]
-    waits = waits_of(snapshot)
-    replicas = tuple(_where_it_waits(each, waits) for each in replica_reports(snapshot, root))
+    snapshot, root = picture.snapshot, picture.snapshot.groups[0]
+    known = (member.replica_id for member in root.members if member.replica_id in picture.facts)
+    replicas = tuple(_where_it_waits(picture, picture.replica_report(i, root, None)) for i in known)
     following = max((member.sequence for member in root.members), default=0)
     number = min((slot.number for slot in root.open if slot.number >= 0), default=following)
     running = {each.replica_id for each in replicas if each.state is ReplicaState.RUNNING}
@@ -249,10 +223,10 @@ def _deadlock(snapshot: Snapshot) -> CollectiveReport:
     return CollectiveReport(Reason.DEADLOCK, number, replicas, suspects, on_a_screen(lines))
 
 
-def _where_it_waits(report: ReplicaReport, waits: Mapping[int, Sequence[Waiting]]) -> ReplicaReport:
+def _where_it_waits(picture: Picture, report: ReplicaReport) -> ReplicaReport:
     """Return the report on a replica that may wait in a collective of another group than the one it is about."""
-    group, slot = waits.get(report.replica_id, [(None, _NOTHING)])[0]
-    post = slot.post_of(report.replica_id)
-    if group is None or post is None or report.state is not ReplicaState.RUNNING:
+    elsewhere = picture.waits.get(report.replica_id)
+    post = elsewhere[0].slot.post_of(report.replica_id) if elsewhere else None
+    if post is None or report.state is not ReplicaState.RUNNING:
         return report
     return replace(report, state=ReplicaState.WAITING, call=str(post.call), location=post.location, waits_for=None)

@@ -29,7 +29,7 @@ from aiodist._core.text import (
     shown_file,
     upper,
 )
-from aiodist._core.trouble import Trouble
+from aiodist._core.trouble import Collective
 
 _MOST_PARTITIONS = 8
 _MOST_PATHS = 4
@@ -42,23 +42,30 @@ _LONGEST_PART = 80
 
 
 class Step(NamedTuple):
-    """Replicas of a cycle that wait in one collective (a post, its number, its group) for those that are missing."""
+    """Replicas of a cycle that wait in one collective, which they have posted so, for those that are missing."""
 
     replicas: tuple[int, ...]
     post: Post
-    joining: bool
-    number: int
-    group: GroupRecord
+    waits_in: Collective
     missing: tuple[int, ...]
     odd: bool
 
+    @property
+    def group(self) -> GroupRecord:
+        """The group of the collective."""
+        return self.waits_in.group
 
-def text(trouble: Trouble) -> str:
+
+def text(trouble: Collective) -> str:
     """Return the whole text."""
     lines = [_headline(trouble), *_who(trouble), *_what_differs(trouble)]
-    circle = [trouble.circle] if trouble.circle and trouble.reason is Reason.TIMEOUT else []
-    unmade = [f"{upper(clause(trouble.unmade_by, 'has'))} not made {trouble.group}."] if trouble.unmade_by else []
-    lines += [*trouble.cancellations, *unmade, *circle, *_last_agreement(trouble), *_divergence(trouble)]
+    circle = (
+        [trouble.picture.snapshot.circle]
+        if trouble.picture.snapshot.circle and trouble.reason is Reason.TIMEOUT
+        else []
+    )
+    unmade = [f"{upper(clause(trouble.unmade_by, 'has'))} not made {trouble.label}."] if trouble.unmade_by else []
+    lines += [*trouble.cancellations, *unmade, *filter(None, circle), *_last_agreement(trouble), *_divergence(trouble)]
     return on_a_screen(lines, hints(trouble))
 
 
@@ -83,7 +90,7 @@ def cycle_text(steps: Sequence[Step]) -> tuple[list[str], tuple[str, ...]]:
 
 
 def _step(step: Step) -> str:
-    number = "" if step.joining else f"#{step.number} "
+    number = "" if step.waits_in.joining else f"#{step.waits_in.number} "
     where = f"{number}of {step.group.label() or 'the run'} ({place(step.post.location)})"
     return f"{clause(step.replicas, 'waits')} in {step.post.call} {where} for {ids_briefly(step.missing)}"
 
@@ -127,7 +134,7 @@ _SAME_ORDER = (
 # The headline.
 
 
-def _headline(trouble: Trouble) -> str:
+def _headline(trouble: Collective) -> str:
     number = _collective(trouble)
     if trouble.reason is Reason.EXITED:
         gone = [r.replica_id for r in trouble.replicas if _left_before(trouble, r)]
@@ -144,55 +151,55 @@ def _headline(trouble: Trouble) -> str:
     return f"replicas disagree at {number}"
 
 
-def _abandoned(trouble: Trouble, number: str) -> str:
+def _abandoned(trouble: Collective, number: str) -> str:
     if trouble.refusals:
         raised = next(iter(trouble.refusals.values()))
         return f"{_ids(trouble.refusals)} did not make {number}, because its call raised: {raised}"
     return f"{_clause(trouble.abandoned, 'was')} cancelled out of {number} before it was complete"
 
 
-def _unmatched(trouble: Trouble) -> str:
+def _unmatched(trouble: Collective) -> str:
     (here, *_), post, _ = trouble.partitions[0]
     there = next(r.replica_id for r in trouble.replicas if r.replica_id != here)
-    if there in trouble.unknown:
+    if there in trouble.picture.unknown:
         return f"replica {here} waits in {post.call}, and nothing is known of replica {there}"
     if post.call.role.startswith("send"):
         return f"replica {there} does not receive what replica {here} sends"
     return f"replica {there} does not send what replica {here} is to receive"
 
 
-def _collective(trouble: Trouble) -> str:
-    if trouble.sequence_number < 0:
-        return f"the creation of {trouble.group}"
-    number = f"collective #{trouble.sequence_number}"
+def _collective(trouble: Collective) -> str:
+    if trouble.number < 0:
+        return f"the creation of {trouble.label}"
+    number = f"collective #{trouble.number}"
     if trouble.joining:
         number = f"the join ({number})"
-    return f"{number} of {trouble.group}" if trouble.group is not None else number
+    return f"{number} of {trouble.label}" if trouble.label is not None else number
 
 
-def _left_before(trouble: Trouble, replica: ReplicaReport) -> bool:
-    if trouble.sequence_number < 0:
+def _left_before(trouble: Collective, replica: ReplicaReport) -> bool:
+    if trouble.number < 0:
         return replica.state.ended and replica.call is None
-    return replica.state.ended and _calls_made(replica) <= trouble.sequence_number
+    return replica.state.ended and _calls_made(replica) <= trouble.number
 
 
 def _calls_made(replica: ReplicaReport) -> int:
     return replica.history[-1].sequence_number + 1 if replica.history else 0
 
 
-def _others(trouble: Trouble, gone: Sequence[int]) -> str:
+def _others(trouble: Collective, gone: Sequence[int]) -> str:
     waiting = [r.replica_id for r in trouble.replicas if r.state is ReplicaState.WAITING]
-    if waiting and trouble.sequence_number >= 0:
+    if waiting and trouble.number >= 0:
         return f"{_clause(waiting, 'waits')} in"
-    called = "made" if trouble.sequence_number < 0 else "called"
+    called = "made" if trouble.number < 0 else "called"
     others = {r.replica_id for r in trouble.replicas} - set(gone)
     return f"{_ids(others) if others else 'nobody'} {called}"
 
 
-def _what_is_late(trouble: Trouble) -> str:
+def _what_is_late(trouble: Collective) -> str:
     arrived = {replica_id for members, _, _ in trouble.partitions for replica_id in members}
     absent = {r.replica_id for r in trouble.replicas} - arrived
-    missing = absent - trouble.unknown
+    missing = absent - trouble.picture.unknown
     wait = _clause(arrived, "waits") if arrived else "nobody waits"
     if missing:
         return f"{_clause(missing, 'has')} not arrived, {wait} in it"
@@ -201,7 +208,7 @@ def _what_is_late(trouble: Trouble) -> str:
     return "its merge function has not returned" if _merges(trouble) else "all have arrived, but their values have not"
 
 
-def _merges(trouble: Trouble) -> bool:
+def _merges(trouble: Collective) -> bool:
     return bool(trouble.partitions) and trouble.partitions[0][1].call.kind == "merge_call"
 
 
@@ -212,11 +219,11 @@ _clause = partial(clause, most_runs=12)
 # Who asked for what, and where: the lines that begin with a replica, and the source lines below them.
 
 
-def _who(trouble: Trouble) -> list[str]:
+def _who(trouble: Collective) -> list[str]:
     return [*_rows(trouble), *_source_lines(trouble), *_waits(trouble)]
 
 
-def _rows(trouble: Trouble) -> list[str]:
+def _rows(trouble: Collective) -> list[str]:
     """Return a line for all replicas that do the same; the odd ones marked, and last."""
     marked = set(trouble.odd)
     calls: dict[int, str] = {}
@@ -244,7 +251,7 @@ def _devices(replicas: Sequence[ReplicaReport]) -> str:
     return ", ".join(replica.device for replica in replicas)
 
 
-def _shown_call(trouble: Trouble, call: Call) -> str:
+def _shown_call(trouble: Collective, call: Call) -> str:
     """Return a call as text; of a large nest what differs alone."""
     whole = str(call)
     if call.structure is None or len(whole) <= _LONGEST_CALL:
@@ -261,11 +268,11 @@ def _shown_call(trouble: Trouble, call: Call) -> str:
     return f"{call.kind}({', '.join(shown)})"
 
 
-def _doing(trouble: Trouble, replica: ReplicaReport) -> tuple[str, str]:
+def _doing(trouble: Collective, replica: ReplicaReport) -> tuple[str, str]:
     """Return what a replica does, and where."""
     if replica.call is not None and replica.location is not None:
         return replica.call, shown(replica.location)
-    if replica.replica_id in trouble.unknown:
+    if replica.replica_id in trouble.picture.unknown:
         return "nothing is known of it", ""
     made = f"after {count(_calls_made(replica), 'collective')}"
     if replica.state is ReplicaState.EXITED:
@@ -298,7 +305,7 @@ def _columns(rows: Sequence[tuple[bool, str, str, str, str]]) -> list[str]:
     return lines
 
 
-def _source_lines(trouble: Trouble) -> list[str]:
+def _source_lines(trouble: Collective) -> list[str]:
     """Return the source line of each place that was named, the odd ones marked; the first few places.
 
     Of a call in a helper that several callers share, the callers' lines stand before it.
@@ -335,7 +342,7 @@ def _cut(line: str, width: int) -> str:
     return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
-def _waits(trouble: Trouble) -> list[str]:
+def _waits(trouble: Collective) -> list[str]:
     """Return what replicas wait for that are elsewhere, those that wait for the same together."""
     alike: dict[str, list[int]] = {}
     for replica in trouble.replicas:
@@ -351,7 +358,7 @@ def _waits(trouble: Trouble) -> list[str]:
 # What differs inside the calls: of all that they ask for the first field that is not the same, and nothing else.
 
 
-def _what_differs(trouble: Trouble) -> list[str]:  # noqa: PLR0911  (one return a kind of difference)
+def _what_differs(trouble: Collective) -> list[str]:  # noqa: PLR0911  (one return a kind of difference)
     partitions, reason = trouble.partitions, trouble.reason
     if len(partitions) < 2:
         return []
@@ -393,7 +400,7 @@ def _value(reason: Reason, call: Call) -> object:
     return call.axis[0] if call.axis is not None and call.structure is None else call.axis
 
 
-def _sites_differ(trouble: Trouble) -> list[str]:
+def _sites_differ(trouble: Collective) -> list[str]:
     """Tell calls apart that stand on one line, by their columns or by their callers."""
     for depth, sites in enumerate(zip(*(post.path for _, post, _ in trouble.partitions), strict=False)):
         if len({site[:3] for site in sites}) == 1:
@@ -406,7 +413,7 @@ def _sites_differ(trouble: Trouble) -> list[str]:
     return []
 
 
-def _on_each(trouble: Trouble, what: Sequence[str], most: int = _MOST_PARTITIONS) -> str:
+def _on_each(trouble: Collective, what: Sequence[str], most: int = _MOST_PARTITIONS) -> str:
     """Say what holds for the replicas of each partition."""
     told = [f"{each} on {ids_briefly(members)}" for (members, *_), each in zip(trouble.partitions, what, strict=True)]
     return ", ".join([*told[:most], *(["…"] if len(told) > most else [])])
@@ -470,19 +477,19 @@ def _unopened(tokens: Iterable[str], opening: str = "([{", closing: str = ")]}")
 # What came before, and how they diverged.
 
 
-def _last_agreement(trouble: Trouble) -> list[str]:
-    first = trouble.sequence_number
+def _last_agreement(trouble: Collective) -> list[str]:
+    first = trouble.number
     if trouble.divergence is not None and trouble.divergence.kind is DivergenceKind.SWAPPED:
         first = min(first, trouble.divergence.calls[0].sequence_number)  # from there on callers came in another order
     common = min((replica.history for replica in trouble.replicas), key=len, default=())
     last = next((record for record in reversed(common) if record.sequence_number < first), None)
     if last is not None:
         return [f"All replicas agreed up to #{last.sequence_number}: {last.call} at {place(last.location)}."]
-    whole = "run" if trouble.group is None else "group"
-    return [f"This is the first collective of the {whole}."] if trouble.sequence_number == 0 else []
+    whole = "run" if trouble.label is None else "group"
+    return [f"This is the first collective of the {whole}."] if trouble.number == 0 else []
 
 
-def _divergence(trouble: Trouble) -> list[str]:
+def _divergence(trouble: Collective) -> list[str]:
     if trouble.sides is None:
         return []
     divergence = trouble.divergence
@@ -496,24 +503,24 @@ def _divergence(trouble: Trouble) -> list[str]:
 # Hints: what usually causes a disagreement, and what to do about it. Only what fits what was found.
 
 
-def hints(trouble: Trouble) -> list[str]:
+def hints(trouble: Collective) -> list[str]:
     """Return the last lines of a text: what to do."""
     return fitted(_hints(trouble))
 
 
-def _hints(trouble: Trouble) -> Sequence[str]:
+def _hints(trouble: Collective) -> Sequence[str]:
     if trouble.races and trouble.sides is None and len(trouble.partitions) > 1:
         return [*trouble.races[:2], _RACE]
     if trouble.joining and trouble.reason is Reason.EXITED:
         return ["If one replica joins, all must: await ctx.join() after the loop, on every path out of it."]
     if trouble.unmade_by:
         return [_SAME_GROUP]
-    if trouble.sequence_number < 0 and trouble.reason is Reason.CALL_SITE:
+    if trouble.number < 0 and trouble.reason is Reason.CALL_SITE:
         return ["Every member must make the group at the same place, or give the group the same name."]
     return _by_divergence(trouble) or _by_reason(trouble)
 
 
-def _by_divergence(trouble: Trouble) -> Sequence[str]:
+def _by_divergence(trouble: Collective) -> Sequence[str]:
     kind = trouble.divergence.kind if trouble.divergence is not None else None
     if kind is DivergenceKind.LEFT_LOOP and trouble.divergence is not None:
         return _UNEVEN_BY_FAILURE if CAUGHT in trouble.divergence.text else _UNEVEN
@@ -529,17 +536,17 @@ def _by_divergence(trouble: Trouble) -> Sequence[str]:
     return [*_CONDITION, _NAME] if one_more_or_less else []
 
 
-def _on_one_line(trouble: Trouble) -> bool:
+def _on_one_line(trouble: Collective) -> bool:
     return len({replica.location for replica in trouble.replicas if replica.location is not None}) == 1
 
 
-def _in_one_loop(trouble: Trouble) -> bool:
+def _in_one_loop(trouble: Collective) -> bool:
     """Whether all calls come from one line that stands in a loop, itself or by one of its callers."""
     path = trouble.sides[0].path if trouble.sides is not None else ()
     return _on_one_line(trouble) and any(source.is_in_loop(at.file, at.line) for at in path)
 
 
-def _by_reason(trouble: Trouble) -> Sequence[str]:  # noqa: C901, PLR0911, PLR0912  (one return a reason)
+def _by_reason(trouble: Collective) -> Sequence[str]:  # noqa: C901, PLR0911, PLR0912  (one return a reason)
     calls = [post.call for _, post, _ in trouble.partitions]
     match trouble.reason:
         case Reason.KIND:
@@ -586,14 +593,14 @@ def _by_reason(trouble: Trouble) -> Sequence[str]:  # noqa: C901, PLR0911, PLR09
             return []
 
 
-def _was_it_the_id(trouble: Trouble) -> str:
+def _was_it_the_id(trouble: Collective) -> str:
     passed = all(
         len(members) == 1 and _value(trouble.reason, post.call) == members[0] for members, post, _ in trouble.partitions
     )
     return " The replica's id was passed." if passed else " Was the replica's id passed?"
 
 
-def _abandoned_hint(trouble: Trouble) -> Sequence[str]:
+def _abandoned_hint(trouble: Collective) -> Sequence[str]:
     told = " ".join(trouble.cancellations)
     if trouble.refusals:
         return ["Only that worker raises the error in its arguments; the others wait for its call."]
@@ -602,7 +609,7 @@ def _abandoned_hint(trouble: Trouble) -> Sequence[str]:
     return [_TIME_LIMIT] if trouble.partitions and ", inside `" in told else []
 
 
-def _timeout_hint(trouble: Trouble) -> Sequence[str]:
+def _timeout_hint(trouble: Collective) -> Sequence[str]:
     if all(replica.call is not None for replica in trouble.replicas):
         runs = "The merge function runs in a task of its own: look at what it awaits."
         return [runs] if _merges(trouble) else []

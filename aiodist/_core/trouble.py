@@ -1,4 +1,4 @@
-"""A collective in trouble: who has come to it and who never will, who differs, and all that reports say of it.
+"""A snapshot to be read: its open collectives, who is in each and who never will be, and all that reports say of one.
 
 Posts that mean the same are a partition; replicas that are gone without the collective are one more. The largest is the
 majority, and the rest are the suspects; where none is larger than every other, nobody is to blame.
@@ -6,7 +6,7 @@ majority, and the rest are the suspects; where none is larger than every other, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from aiodist._core.call import MESSAGE, OrderCheck, Post, difference, fingerprin
 from aiodist._core.callers import ways_in_another_order
 from aiodist._core.divergence import Past, Side, came_in_another_order, diverged
 from aiodist._core.report import CallRecord, Divergence, Location, Reason, ReplicaReport, ReplicaState
-from aiodist._core.snapshot import GroupRecord, MemberRecord, ReplicaFacts, SlotRecord, Snapshot
+from aiodist._core.snapshot import GroupRecord, MemberRecord, SlotRecord, Snapshot
 from aiodist._core.source import time_limit_around
 from aiodist._core.text import clause, place, upper
 
@@ -22,160 +22,63 @@ _REASONS = list(Reason)
 _MOST_LIMITS = 3
 _MOST_CALLS = 64
 _MOST_CALLERS = 3
+NOTHING = SlotRecord(0, ())
+"""Stands for a collective where none is open."""
 
 
-# Who has come to a collective, and who is missing.
+class Picture:
+    """A snapshot with what questions about it need: facts by replica, open collectives, and who waits in which."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.order_check = snapshot.order_check
+        self.facts = {each.replica_id: each for each in snapshot.replicas}
+        self.ended = {each.replica_id for each in snapshot.replicas if each.end is not None}
+        self.unknown = {each.replica_id for each in snapshot.replicas if each.unknown}
+        self._histories: dict[int, _Histories] = {}
+
+    def open_in(self, group: GroupRecord) -> list[Collective]:
+        """Return the open collectives of a group, by number, and then its join."""
+        return [Collective(self, group, slot) for slot in (*group.open, *([group.join] if group.join else []))]
+
+    def find(self, group: GroupRecord, number: int | None) -> Collective | None:
+        """Return an open collective by its number, or with None the join."""
+        slot = group.join if number is None else next((each for each in group.open if each.number == number), None)
+        return None if slot is None else Collective(self, group, slot)
+
+    @cached_property
+    def waits(self) -> dict[int, list[Collective]]:
+        """What each replica waits in, group by group."""
+        waits: dict[int, list[Collective]] = {}
+        for group in self.snapshot.groups:
+            for each in self.open_in(group):
+                for replica_id in each.slot.waiting:
+                    waits.setdefault(replica_id, []).append(each)
+        return waits
+
+    def replica_report(self, replica_id: int, group: GroupRecord, slot: SlotRecord | None) -> ReplicaReport:
+        """Return what a replica does, asked about a collective of a group or about none."""
+        if id(group) not in self._histories:
+            self._histories[id(group)] = _Histories(group)
+        histories, known = self._histories[id(group)], self.facts[replica_id]
+        record = histories.waits_in(replica_id, slot, ended=known.end is not None)
+        waits = record is not None and record.sequence_number >= 0
+        state = known.end or (ReplicaState.WAITING if waits else ReplicaState.RUNNING)
+        return ReplicaReport(
+            replica_id=replica_id,
+            device=known.device,
+            state=state,
+            call=record.call if record else None,
+            location=record.location if record else None,
+            history=histories.of(replica_id),
+            stack=() if state.ended else known.stack,
+            returned=known.returned,
+            ended_at=known.ended_at,
+            waits_for=known.waits_for if state is ReplicaState.RUNNING else None,
+        )
 
 
-def slot_of(group: GroupRecord, number: int | None) -> SlotRecord | None:
-    if number is None:
-        return group.join
-    return next((slot for slot in group.open if slot.number == number), None)
-
-
-def gone(group: GroupRecord, slot: SlotRecord, ended: Collection[int]) -> list[MemberRecord]:
-    """Return the members that are missing from a collective and will never come to it."""
-    return [each for each in missing(group, slot) if each.replica_id in ended or has_left(group, each, slot)]
-
-
-def ended_in(snapshot: Snapshot) -> set[int]:
-    return {replica.replica_id for replica in snapshot.replicas if replica.end is not None}
-
-
-def has_left(group: GroupRecord, member: MemberRecord, slot: SlotRecord) -> bool:
-    """Whether a member was cancelled out of a collective; a join's number was not known when it was."""
-    left_join = member.joined and member.abandoned is not None and member.abandoned >= member.sequence
-    return left_join if slot is group.join else member.abandoned == slot.number and not left_join
-
-
-def _takes_part(member: MemberRecord, slot: SlotRecord) -> bool:
-    return not member.joined or member.sequence > slot.number
-
-
-def missing(group: GroupRecord, slot: SlotRecord) -> list[MemberRecord]:
-    """Return the members that have not come to a collective, or were cancelled out of it."""
-    there = {i for _, replicas in slot.posts for i in replicas}
-    is_join = slot is group.join
-    return [
-        member
-        for member in group.members
-        if has_left(group, member, slot) or (member.replica_id not in there and (is_join or _takes_part(member, slot)))
-    ]
-
-
-class Posted(NamedTuple):
-    """A partition: replicas whose posts are the same collective, and the post of the first of them.
-
-    Where they are the same but for the order in which the replicas have gone through the same callers, ``ways`` are the
-    callers from which they came to this call and to those before it at that place, by the calls' numbers.
-    """
-
-    replicas: tuple[int, ...]
-    post: Post
-    ways: tuple[tuple[int, Location], ...] = ()
-
-
-def partitions(order_check: OrderCheck, group: GroupRecord, slot: SlotRecord) -> list[Posted]:
-    """Return who has come to a collective, by what their posts mean; the largest partition first."""
-    left = {member.replica_id for member in group.members if has_left(group, member, slot)}
-    found: dict[Hashable, list[tuple[tuple[int, ...], Post]]] = {}
-    for post, replicas in slot.posts:
-        own = tuple(i for i in replicas if i not in left) if left else replicas
-        if own:
-            key = "join" if slot is group.join else fingerprint(order_check, post)
-            found.setdefault(key, []).append((own, post))
-    each = []
-    for alike in found.values():
-        first = min(alike, key=lambda one: min(one[0]))
-        each.append(Posted(tuple(sorted(i for replicas, _ in alike for i in replicas)), first[1]))
-    if len(each) == 1 and order_check is OrderCheck.CALL_SITE and slot is not group.join:
-        each = _by_ways(group, slot) or each
-    return sorted(each, key=lambda one: (-len(one.replicas), one.replicas[0]))
-
-
-def _by_ways(group: GroupRecord, slot: SlotRecord) -> list[Posted]:
-    """Return who has come to a collective by the ways that they came by, where the order of these differs."""
-    first = slot.posts[0][0]
-    if first.call.name is not None or len({post.path for post, _ in slot.posts}) == 1:
-        return []
-    calls = list(_calls_at(group, slot))
-    ways = ways_in_another_order([each.posts for each in calls])
-    found: dict[tuple[tuple[int, Location], ...], list[int]] = {}
-    for replica_id, own in (ways or {}).items():
-        numbers = reversed([each.number for each in calls[: len(own)]])
-        key = tuple((number, way[-1].location) for number, way in zip(numbers, own, strict=True))
-        found.setdefault(key, []).append(replica_id)
-    post_of = {replica_id: post for post, ids in slot.posts for replica_id in ids}
-    return [Posted(tuple(sorted(own)), post_of[min(own)], way) for way, own in found.items()]
-
-
-def _calls_at(group: GroupRecord, slot: SlotRecord) -> Iterator[SlotRecord]:
-    """Yield the calls at the place of a collective that all members have made, itself first, the latest first."""
-    place = slot.posts[0][0].path[0][:3]
-    open_before = (each for each in reversed(group.open) if 0 <= each.number <= slot.number)
-    for each in (*open_before, *reversed(group.history)):
-        if each.posts[0][0].path[0][:3] == place:
-            if sum(len(ids) for _, ids in each.posts) < len(group.key[0]):
-                return
-            yield each
-
-
-# What each replica waits in.
-
-
-class Waiting(NamedTuple):
-    """An open collective that replicas wait in, and the group that it is of."""
-
-    group: GroupRecord
-    slot: SlotRecord
-
-    def in_words(self, replica_id: int) -> tuple[str, Location]:
-        """Say in which collective of which group a replica waits, and where it called it."""
-        post = self.slot.post_of(replica_id)
-        assert post is not None, "it waits in it"
-        number = "" if self.slot is self.group.join else f" #{self.slot.number}"
-        return f"waits in {post.call}{number} of {self.group.label() or 'the run'}", post.location
-
-
-def waits_of(snapshot: Snapshot) -> dict[int, list[Waiting]]:
-    """Return what each replica waits in, group by group."""
-    waits: dict[int, list[Waiting]] = {}
-    for group in snapshot.groups:
-        for slot in (*group.open, *([group.join] if group.join is not None else [])):
-            for replica_id in slot.waiting:
-                waits.setdefault(replica_id, []).append(Waiting(group, slot))
-    return waits
-
-
-# What each replica did.
-
-
-def replica_reports(snapshot: Snapshot, group: GroupRecord, slot: SlotRecord | None = None) -> list[ReplicaReport]:
-    """Return what every member of a group does, by id, asked about one of its collectives or about none."""
-    calls = Calls(group)
-    facts = {each.replica_id: each for each in snapshot.replicas}
-    return [replica_report(facts[m.replica_id], calls, slot) for m in group.members if m.replica_id in facts]
-
-
-def replica_report(known: ReplicaFacts, calls: Calls, slot: SlotRecord | None) -> ReplicaReport:
-    record = calls.waits_in(known, slot)
-    waits = record is not None and record.sequence_number >= 0
-    state = known.end or (ReplicaState.WAITING if waits else ReplicaState.RUNNING)
-    return ReplicaReport(
-        replica_id=known.replica_id,
-        device=known.device,
-        state=state,
-        call=record.call if record else None,
-        location=record.location if record else None,
-        history=calls.history(known.replica_id),
-        stack=() if state.ended else known.stack,
-        returned=known.returned,
-        ended_at=known.ended_at,
-        waits_for=known.waits_for if state is ReplicaState.RUNNING else None,
-    )
-
-
-class Calls:
+class _Histories:
     """What the members of a group called. Most called the same, so histories that are alike are one tuple."""
 
     def __init__(self, group: GroupRecord) -> None:
@@ -184,7 +87,7 @@ class Calls:
         self._common: list[CallRecord] = []
         self._own: dict[int, list[CallRecord]] = {}
         self._open: dict[int, dict[int, CallRecord]] = {}
-        self._histories: dict[tuple[CallRecord, ...], tuple[CallRecord, ...]] = {}
+        self._alike: dict[tuple[CallRecord, ...], tuple[CallRecord, ...]] = {}
         for slot in group.history:
             self._add(slot)
         for slot in (*group.open, *([group.join] if group.join is not None else [])):
@@ -205,20 +108,20 @@ class Calls:
                     self._own.setdefault(replica_id, []).append(record)
         return calls
 
-    def history(self, replica_id: int) -> tuple[CallRecord, ...]:
+    def of(self, replica_id: int) -> tuple[CallRecord, ...]:
         """Return the last calls of a replica, newest last."""
         own = tuple(self._own.get(replica_id, ()))
-        if own not in self._histories:
-            self._histories[own] = tuple(sorted((*self._common, *own), key=lambda record: record.sequence_number))
-        return self._histories[own]
+        if own not in self._alike:
+            self._alike[own] = tuple(sorted((*self._common, *own), key=lambda record: record.sequence_number))
+        return self._alike[own]
 
-    def waits_in(self, known: ReplicaFacts, slot: SlotRecord | None) -> CallRecord | None:
+    def waits_in(self, replica_id: int, slot: SlotRecord | None, *, ended: bool) -> CallRecord | None:
         """Return the collective that a replica waits in: this one if it is there, else the first that it has not left.
 
         Nobody waits in the creation of a group, so there it is enough to have been there.
         """
-        group, member = self._group, self._members.get(known.replica_id)
-        if member is None or (known.end is not None and (slot is None or slot.number >= 0)):
+        group, member = self._group, self._members.get(replica_id)
+        if member is None or (ended and (slot is None or slot.number >= 0)):
             return None
         candidates = [each for each in group.open if each.number >= 0]
         if slot is not None and slot.number in self._open:
@@ -226,95 +129,198 @@ class Calls:
         if member.joined and group.join is not None:
             candidates = [group.join]
         for each in candidates:
-            if known.replica_id in self._open[each.number] and not has_left(group, member, each):
-                return self._open[each.number][known.replica_id]
+            if replica_id in self._open[each.number] and not _has_left(group, member, each):
+                return self._open[each.number][replica_id]
         return None
 
 
-# All of it.
+def _has_left(group: GroupRecord, member: MemberRecord, slot: SlotRecord) -> bool:
+    """Whether a member was cancelled out of a collective; a join's number was not known when it was."""
+    left_join = member.joined and member.abandoned is not None and member.abandoned >= member.sequence
+    return left_join if slot is group.join else member.abandoned == slot.number and not left_join
 
 
-class Trouble:
-    """A collective that cannot complete, and what is found about it.
+class Posted(NamedTuple):
+    """A partition: replicas whose posts are the same collective, and the post of the first of them.
 
-    It had so many seconds from the first arrival, 0 where there was no limit.
+    Where they are the same but for the order in which the replicas have gone through the same callers, ``ways`` are the
+    callers from which they came to this call and to those before it at that place, by the calls' numbers.
     """
 
-    def __init__(self, snapshot: Snapshot, group: GroupRecord, slot: SlotRecord, seconds: float = 0.0) -> None:
-        self._snapshot = snapshot
-        self._group = group
-        self._slot = slot
-        self._facts = {each.replica_id: each for each in snapshot.replicas}
-        self._reports = {each.replica_id: each for each in replica_reports(snapshot, group, slot)}
-        self._ended = ended_in(snapshot)
-        self._missing = missing(group, slot)
-        self._gone = tuple(m.replica_id for m in gone(group, slot, self._ended))
-        self.abandoned = sorted(m.replica_id for m in self._missing if has_left(group, m, slot))
-        self.refusals = {i: self._facts[i].refusal for i in self.abandoned if self._facts[i].refusal}
-        self.unknown = {each.replica_id for each in snapshot.replicas if each.unknown}
-        self.replicas = tuple(self._reports.values())
-        self.partitions = partitions(snapshot.order_check, group, slot)
-        self.sequence_number = slot.number
-        self.group = group.label()
+    replicas: tuple[int, ...]
+    post: Post
+    ways: tuple[tuple[int, Location], ...] = ()
+
+
+class Collective:
+    """An open collective, and what is found about it: who is in it, what is wrong with it, and who is to blame.
+
+    Attributes:
+        picture, group, slot: where it is of, and what is known of it.
+        timeout_seconds: how long it had from the first arrival; 0 where there was no limit.
+    """
+
+    def __init__(self, picture: Picture, group: GroupRecord, slot: SlotRecord, timeout_seconds: float = 0.0) -> None:
+        self.picture = picture
+        self.group = group
+        self.slot = slot
+        self.timeout_seconds = timeout_seconds
+        self.number = slot.number
         self.joining = slot is group.join
-        self.circle = snapshot.circle
-        self.timeout_seconds = seconds
-        self.waits = waits_of(snapshot)
+
+    @property
+    def label(self) -> str | None:
+        """What reports call its group; None for the run's own."""
+        return self.group.label()
+
+    # Who has come to it, and who is missing.
+
+    def left(self, member: MemberRecord) -> bool:
+        """Whether a member was cancelled out of it."""
+        return _has_left(self.group, member, self.slot)
+
+    def _takes_part(self, member: MemberRecord) -> bool:
+        return self.joining or not member.joined or member.sequence > self.number
+
+    @cached_property
+    def missing(self) -> list[MemberRecord]:
+        """The members that have not come to it, or were cancelled out of it."""
+        there = {i for _, replicas in self.slot.posts for i in replicas}
+        return [m for m in self.group.members if self.left(m) or (m.replica_id not in there and self._takes_part(m))]
+
+    @cached_property
+    def gone(self) -> list[MemberRecord]:
+        """Those of the missing that will never come to it."""
+        return [each for each in self.missing if each.replica_id in self.picture.ended or self.left(each)]
+
+    @cached_property
+    def partitions(self) -> list[Posted]:
+        """Who has come to it, by what their posts mean; the largest partition first."""
+        left = {member.replica_id for member in self.group.members if self.left(member)}
+        found: dict[Hashable, list[tuple[tuple[int, ...], Post]]] = {}
+        for post, replicas in self.slot.posts:
+            own = tuple(i for i in replicas if i not in left) if left else replicas
+            if own:
+                key = "join" if self.joining else fingerprint(self.picture.order_check, post)
+                found.setdefault(key, []).append((own, post))
+        each = []
+        for alike in found.values():
+            _, first = min(alike, key=lambda one: min(one[0]))
+            each.append(Posted(tuple(sorted(i for replicas, _ in alike for i in replicas)), first))
+        if len(each) == 1 and self.picture.order_check is OrderCheck.CALL_SITE and not self.joining:
+            each = self._by_ways() or each
+        return sorted(each, key=lambda one: (-len(one.replicas), one.replicas[0]))
+
+    def _by_ways(self) -> list[Posted]:
+        """Return who has come to it by the ways that they came by, where the order of these differs."""
+        posts = self.slot.posts
+        if posts[0][0].call.name is not None or len({post.path for post, _ in posts}) == 1:
+            return []
+        calls = list(self._calls_here())
+        ways = ways_in_another_order([each.posts for each in calls])
+        found: dict[tuple[tuple[int, Location], ...], list[int]] = {}
+        for replica_id, own in (ways or {}).items():
+            numbers = reversed([each.number for each in calls[: len(own)]])
+            key = tuple((number, way[-1].location) for number, way in zip(numbers, own, strict=True))
+            found.setdefault(key, []).append(replica_id)
+        post_of = {replica_id: post for post, ids in posts for replica_id in ids}
+        return [Posted(tuple(sorted(own)), post_of[min(own)], way) for way, own in found.items()]
+
+    def _calls_here(self) -> Iterator[SlotRecord]:
+        """Yield the calls at its place that all members have made, itself first, the latest first."""
+        here = self.slot.posts[0][0].path[0][:3]
+        open_before = (each for each in reversed(self.group.open) if 0 <= each.number <= self.number)
+        for each in (*open_before, *reversed(self.group.history)):
+            if each.posts[0][0].path[0][:3] == here:
+                if sum(len(ids) for _, ids in each.posts) < len(self.group.key[0]):
+                    return
+                yield each
+
+    # What the replicas do.
+
+    @cached_property
+    def replicas(self) -> tuple[ReplicaReport, ...]:
+        """What every member of the group does, by id."""
+        known = (m.replica_id for m in self.group.members if m.replica_id in self.picture.facts)
+        return tuple(self.picture.replica_report(i, self.group, self.slot) for i in known)
+
+    @cached_property
+    def _reports(self) -> dict[int, ReplicaReport]:
+        return {each.replica_id: each for each in self.replicas}
+
+    @cached_property
+    def abandoned(self) -> list[int]:
+        """The ids of those that were cancelled out of it."""
+        return sorted(member.replica_id for member in self.missing if self.left(member))
+
+    @cached_property
+    def refusals(self) -> dict[int, str]:
+        """What the call raised for those that were not cancelled out of it, but refused for their arguments."""
+        found = {i: self.picture.facts[i].refusal for i in self.abandoned}
+        return {i: refusal for i, refusal in found.items() if refusal}
+
+    @cached_property
+    def elsewhere(self) -> dict[int, tuple[str, Location]]:
+        """By id, for those that wait in a collective of another group, in which, and where they called it."""
+        there = (i for i, each in self._reports.items() if each.call is None and not each.state.ended)
+        return {i: self.picture.waits[i][0].in_words(i) for i in there if i in self.picture.waits}
+
+    def in_words(self, replica_id: int) -> tuple[str, Location]:
+        """Say in which collective of which group a replica waits that waits here, and where it called it."""
+        post = self.slot.post_of(replica_id)
+        assert post is not None, "it waits in it"
+        number = "" if self.joining else f" #{self.number}"
+        return f"waits in {post.call}{number} of {self.label or 'the run'}", post.location
+
+    # What is wrong, and who is to blame.
 
     @cached_property
     def reason(self) -> Reason:
         """What is wrong, as in `CollectiveReport`."""
         if len(self.partitions) > 1:
             first = self.partitions[0].post
-            found = (difference(self._snapshot.order_check, each.post, first) for each in self.partitions[1:])
+            found = (difference(self.picture.order_check, each.post, first) for each in self.partitions[1:])
             return min((each for each in found if each is not None), key=_REASONS.index, default=Reason.CALL_SITE)
-        if self._missing and self.partitions and self.partitions[0].post.call.kind == MESSAGE:
+        if self.missing and self.partitions and self.partitions[0].post.call.kind == MESSAGE:
             return Reason.UNMATCHED
-        if any(m.replica_id in self._ended and m.sequence <= self._slot.number for m in self._missing):
+        if any(m.replica_id in self.picture.ended and m.sequence <= self.number for m in self.missing):
             return Reason.EXITED
         return Reason.ABANDONED if self.abandoned else Reason.TIMEOUT
 
     @cached_property
     def odd(self) -> tuple[int, ...]:
         """The minority, which is marked; empty on a tie, where nobody is to blame."""
-        absent = {member.replica_id for member in self._missing}
+        absent = {member.replica_id for member in self.missing}
         if self.reason is Reason.TIMEOUT:
             if not absent and self.partitions and self.partitions[0].post.call.kind == "merge_call":
-                return (min(self._group.key[0]),)  # its merge function hangs
-            return tuple(sorted(absent - self.unknown or absent))
-        there = [each.replicas for each in self.partitions]
+                return (min(self.group.key[0]),)  # its merge function hangs
+            return tuple(sorted(absent - self.picture.unknown or absent))
+        there, gone = [each.replicas for each in self.partitions], tuple(member.replica_id for member in self.gone)
         if len(there) == 1:  # who has joined waits, too
-            there = [tuple(m.replica_id for m in self._group.members if m.replica_id not in absent)]
-        sides = sorted(there + ([self._gone] if self._gone else []), key=len, reverse=True)
+            there = [tuple(m.replica_id for m in self.group.members if m.replica_id not in absent)]
+        sides = sorted(there + ([gone] if gone else []), key=len, reverse=True)
         if len(sides) == 1:  # nobody waits any more: it is the few that they have waited for, or that have left
-            late = tuple(m.replica_id for m in self._group.members if m.replica_id not in self._gone)
-            if len(late) == len(self._gone):
+            late = tuple(m.replica_id for m in self.group.members if m.replica_id not in gone)
+            if len(late) == len(gone):
                 return ()
-            return late if 0 < len(late) < len(self._gone) else self._gone
+            return late if 0 < len(late) < len(gone) else gone
         if len(sides[0]) == len(sides[1]):
-            undecided = len(self._missing) - len(self._gone)  # they may still come to those who wait
-            return self._gone if self._gone and undecided and len(there) == 1 else ()
+            undecided = len(self.missing) - len(gone)  # they may still come to those who wait
+            return gone if gone and undecided and len(there) == 1 else ()
         return tuple(sorted(i for side in sides[1:] for i in side))
 
     @property
     def suspects(self) -> tuple[int, ...]:
         """The minority; on a tie all who could have taken part."""
-        takes_part = (m.replica_id for m in self._group.members if self.joining or _takes_part(m, self._slot))
-        return self.odd or tuple(takes_part)
+        return self.odd or tuple(m.replica_id for m in self.group.members if self._takes_part(m))
 
     @property
     def unmade_by(self) -> tuple[int, ...]:
         """The members that have not made the group, where that may be why they are missing."""
-        creation = slot_of(self._group, -1)
-        if creation is None or self._slot is creation or self.reason not in (Reason.EXITED, Reason.TIMEOUT):
+        creation = self.picture.find(self.group, -1)
+        if creation is None or self.number < 0 or self.reason not in (Reason.EXITED, Reason.TIMEOUT):
             return ()
-        return tuple(member.replica_id for member in missing(self._group, creation))
-
-    @cached_property
-    def elsewhere(self) -> dict[int, tuple[str, Location]]:
-        """By id, for those that wait in a collective of another group, in which, and where they called it."""
-        there = (i for i, each in self._reports.items() if each.call is None and not each.state.ended)
-        return {i: self.waits[i][0].in_words(i) for i in there if i in self.waits}
+        return tuple(member.replica_id for member in creation.missing)
 
     # Where they call from, and how they diverged.
 
@@ -334,7 +340,7 @@ class Trouble:
 
         Where it waits now says nothing of a call whose handle it kept; of that the nearest callers are known.
         """
-        replica, post = self._reports[replica_id], self._slot.post_of(replica_id)
+        replica, post = self._reports[replica_id], self.slot.post_of(replica_id)
         location, here = replica.location, replica.stack[-1] if replica.stack else None
         if location is None:
             return ()
@@ -355,7 +361,7 @@ class Trouble:
             call, here = replica.location, replica.stack[-1] if replica.stack else None
             if call is None or here is None:
                 return ()
-            known = self._facts[replica.replica_id]
+            known = self.picture.facts[replica.replica_id]
             own = (here.file, here.line) == (call.file, call.line)
             places = {(at.file, at.line) for at in post.path[:_MOST_CALLERS]}
             tasks = [task for at, task in known.child_calls if (at.file, at.line) in places]
@@ -366,7 +372,7 @@ class Trouble:
                 alike.setdefault(f"its own task ({place(call)})", []).append(replica.replica_id)
             else:
                 return ()
-        awaits = any("task" in (self._facts[replica.replica_id].waits_for or "") for replica, _ in firsts)
+        awaits = any("task" in (self.picture.facts[replica.replica_id].waits_for or "") for replica, _ in firsts)
         if len(firsts) != 2 or not children or (children == 1 and awaits):
             return ()
         told = sorted((ids, task) for task, ids in alike.items())
@@ -383,24 +389,24 @@ class Trouble:
         usual = self._side(self.partitions[0].replicas)
         if len(self.partitions) > 1:
             return usual, self._side(self.partitions[1].replicas)
-        ended = tuple(member.replica_id for member in self._missing if member.replica_id in self._ended)
-        if not ended or self._slot.number < 0 or self.joining:
+        ended = tuple(member.replica_id for member in self.missing if member.replica_id in self.picture.ended)
+        if not ended or self.number < 0 or self.joining:
             return None
         ended_at = self._reports[ended[0]].ended_at
         return usual, Side(ended, (), (), (ended_at,) if ended_at is not None else (), "")
 
     def _side(self, replicas: tuple[int, ...]) -> Side:
-        first, number = replicas[0], self._slot.number
-        slots = [self._slot]  # the creation of a group stands for itself
+        first, number = replicas[0], self.number
+        slots = [self.slot]  # the creation of a group stands for itself
         if number >= 0:
-            slots = [slot for slot in self._group.open if slot.number >= number][:_MOST_CALLS]
+            slots = [slot for slot in self.group.open if slot.number >= number][:_MOST_CALLS]
         posted = [(slot.number, post) for slot in slots if (post := slot.post_of(first)) is not None]
         return Side(
             replicas,
             [CallRecord(number, str(post.call), post.location) for number, post in posted],
-            [fingerprint(self._snapshot.order_check, post) for _, post in posted],
+            [fingerprint(self.picture.order_check, post) for _, post in posted],
             self._path(first),
-            self._facts[first].handles,
+            self.picture.facts[first].handles,
         )
 
     @cached_property
@@ -414,9 +420,9 @@ class Trouble:
 
     def _past(self) -> Past:
         """Return the calls that all made before, as far as they are kept; of open ones those that wait for a result."""
-        check, group = self._snapshot.order_check, self._group
-        matched = (s for s in group.open if len(partitions(check, group, s)) == 1 and not missing(group, s))
-        before = [slot for slot in (*group.history, *matched) if 0 <= slot.number < self._slot.number]
+        check, group = self.picture.order_check, self.group
+        matched = (each.slot for each in self.picture.open_in(group) if len(each.partitions) == 1 and not each.missing)
+        before = [slot for slot in (*group.history, *matched) if 0 <= slot.number < self.number]
         firsts = [slot.posts[0][0] for slot in before]
         keys = {id(post): fingerprint(check, post) for post in {id(post): post for post in firsts}.values()}
         calls = [
@@ -428,8 +434,8 @@ class Trouble:
     def cancellations(self) -> tuple[str, ...]:
         """Out of which call replicas were cancelled, and why: a sibling's failure, or a time limit around the call."""
         alike: dict[str, list[int]] = {}
-        for known in (self._facts[i] for i in self.abandoned if i not in self.refusals):
-            post = self._slot.post_of(known.replica_id)
+        for known in (self.picture.facts[i] for i in self.abandoned if i not in self.refusals):
+            post = self.slot.post_of(known.replica_id)
             if post is None:
                 continue
             places = [at for at in (*known.cancelled_in, post.path[0][:2]) if is_of_the_program(at[0])]
