@@ -14,8 +14,7 @@ import anyio
 
 import aiodist_kernels
 from aiodist import _checking
-from aiodist._checking.check import SECONDS, Checked
-from aiodist._checking.statistics import Site, Statistics
+from aiodist._checking.check import SECONDS, Checked, Site, Statistics
 from aiodist._checking.target import TargetExitError
 from aiodist._core.errors import CollectiveError
 from aiodist._core.text import count, duration, shown, size
