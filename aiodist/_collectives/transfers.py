@@ -127,6 +127,9 @@ class Rows:
     Args:
         reduction: what is reduced.
         arrays: by leaf, the local replicas' arrays in their order; or one fold of them, in the accumulator.
+
+    Attributes:
+        whole: all of this worker's row, as it lies in memory; None where something has to be made of it.
     """
 
     def __init__(self, reduction: Reduction, arrays: Sequence[Sequence[Array]]) -> None:
@@ -140,14 +143,18 @@ class Rows:
                 ends = running_sums(reduction.sizes)
                 self._results = [self._total[end - size : end] for end, size in zip(ends, reduction.sizes, strict=True)]
         else:
-            of_leaves = zip(reduction.sizes, reduction.rules, strict=True)
-            self._results = [pool.empty((size,), rule.result) for size, rule in of_leaves]
+            sizes = zip(reduction.sizes, reduction.rules, strict=True)
+            self._results = [pool.empty((size,), rule.result) for size, rule in sizes]
+        self._shaped = list(map(np.ndarray.reshape, self._results, reduction.shapes))
+        self.whole = self.own(0, reduction.size) if len(arrays) == 1 and reduction.size else None
 
     def own(self, begin: int, end: int) -> Array | None:
         """Return a range of this worker's row as it lies in memory; None where something has to be made of it."""
         if len(self.reduction.own_rows) > 1:
             return None
-        leaf, low, high, _ = next(self.reduction.ranges(begin, end))
+        leaf, low, high = 0, begin, end
+        if len(self._flat) > 1:
+            leaf, low, high, _ = next(self.reduction.ranges(begin, end))
         arrays = self._flat[leaf]
         if len(arrays) > 1 or high - low < end - begin or arrays[0].dtype != self.reduction.dtype:
             return None
@@ -195,8 +202,7 @@ class Rows:
 
     def results(self) -> list[Array]:
         """Return the leaves' results, all ranges of which are finished."""
-        of_leaves = zip(self.reduction.shapes, self._results, strict=True)
-        return [frozen(flat.reshape(shape)) for shape, flat in of_leaves]
+        return [frozen(array) for array in self._shaped]
 
 
 class Exchange:

@@ -43,6 +43,7 @@ class WorkerPlan:
 
     Attributes:
         shared: one result serves all local replicas; else there is one for each, by local position.
+        is_one_array: the result is one array that is reduced, for all of them.
         leaves: by place, what becomes of a leaf, and what it is.
         folded: values on GPUs are copied to the host as one fold of the local replicas' contributions.
         reductions: the leaves that are reduced, by their accumulator, with their places.
@@ -79,6 +80,7 @@ class WorkerPlan:
             assert collective.op is not None
             of_leaves = [rules[place] for place in places]
             self.reductions.append((Reduction(collective.op, of_leaves, shapes, members, ordered=ordered), places))
+        self.is_one_array = self.shared and self.single and bool(rules) and spec.marks == (LeafType.NUMPY_ARRAY,)
         one_fold = bool(self.leaves) and all(plan.is_one_fold for plan, _ in self.leaves)
         self.folded = one_fold and len(members.own) > 1 and not ordered
         self.sources: Sequence[Sequence[int]] = members.ids  # which all workers in a process share
@@ -111,13 +113,14 @@ class Crossing:
     """One collective's values on their way.
 
     Attributes:
+        plan: what is exchanged for it.
         rows: what is to be reduced.
         exchange: what is to be exchanged; None for nothing.
         given: by gathered leaf, the values of those local replicas that all workers need.
     """
 
     def __init__(self, plan: WorkerPlan, values: Sequence[Any]) -> None:
-        self._plan = plan
+        self.plan = plan
         columns: list[Sequence[Any]] = [values] if plan.single else list(zip(*values, strict=True))
         self.rows = [
             Rows(reduction, [_arrays(columns[place]) for place in places]) for reduction, places in plan.reductions
@@ -138,14 +141,14 @@ class Crossing:
     def take_exchanged(self, data: np.ndarray[Any, Any]) -> None:
         """Take the bytes of the exchange, of all workers by rank."""
         assert self.exchange is not None
-        for place, of_leaf in zip(self._plan.exchanged, self.exchange.parts(data), strict=True):
+        for place, of_leaf in zip(self.plan.exchanged, self.exchange.parts(data), strict=True):
             for result, parts in zip(self._own_results(place), of_leaf.values(), strict=True):
                 assert result.axis is not None
                 self._results[place].append(frozen(host.put_together(parts, result.axis)))
 
     def take_gathered(self, everyone: Sequence[Sequence[Sequence[Any]]]) -> None:
         """Take what all workers give, by rank, as ``given`` is."""
-        plan = self._plan
+        plan = self.plan
         for number, place in enumerate(plan.gathered):
             inputs: dict[int, Any] = {}
             for sources, by_leaf in zip(plan.sources, everyone, strict=True):
@@ -154,22 +157,22 @@ class Crossing:
 
     def _own_results(self, place: int) -> list[Result]:
         """Return what the local replicas' results of a leaf are made of; the one for all where that is shared."""
-        results = self._plan.leaves[place][0].results
-        return list(results) if self._plan.collective.kind.shared else [results[i] for i in self._plan.members.own]
+        results = self.plan.leaves[place][0].results
+        return list(results) if self.plan.collective.kind.shared else [results[i] for i in self.plan.members.own]
 
     def _of_gathered(self, place: int, inputs: Mapping[int, Any]) -> list[Any]:
-        plan, mark = self._plan.leaves[place]
-        results, op, found = self._own_results(place), self._plan.collective.op, []
+        plan, mark = self.plan.leaves[place]
+        results, op, found = self._own_results(place), self.plan.collective.op, []
         arrays = dict(inputs)
         for source in {source for result in results for source in result.sources if source >= plan.size}:
             assert op is not None
             column = [inputs[position] for position in plan.folds[source - plan.size]]
-            arrays[source] = host.fold(op, column, mark, self._plan.accumulate)
+            arrays[source] = host.fold(op, column, mark, self.plan.accumulate)
         for result in results:
             parts = [arrays[source] for source in result.sources]
             made = None
             if result.cut is None and isinstance(parts[0], np.ndarray):
-                own = result.sources[0] in self._plan.members.own
+                own = result.sources[0] in self.plan.members.own
                 if len(parts) > 1 and result.axis is not None:
                     made = together(parts, result.axis)
                 elif len(parts) == 1 and parts[0].flags.aligned and not own:
@@ -181,7 +184,9 @@ class Crossing:
 
     def result(self) -> Any:
         """Return the result: a leaf or a list of leaves for all local replicas, or a list of such, one for each."""
-        plan = self._plan
+        plan = self.plan
+        if plan.is_one_array:
+            return self.rows[0].results()[0]
         for (_, places), rows in zip(plan.reductions, self.rows, strict=True):
             for place, total in zip(places, rows.results(), strict=True):
                 self._results[place] = self._of_total(place, total)
@@ -194,10 +199,10 @@ class Crossing:
         return found[0] if plan.collective.kind.shared else found
 
     def _of_total(self, place: int, total: np.ndarray[Any, Any]) -> list[Any]:
-        plan, mark = self._plan.leaves[place]
+        plan, mark = self.plan.leaves[place]
         if mark == LeafType.NUMPY_SCALAR:
             return [total[()]]
-        if self._plan.collective.kind.shared:
+        if self.plan.collective.kind.shared:
             return [total]
         return [frozen(host.made(each, {plan.size: total}, plan.size)) for each in self._own_results(place)]
 

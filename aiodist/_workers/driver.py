@@ -39,6 +39,7 @@ from aiodist._runtime.loop import current_loop, running_on_trio
 from aiodist._workers.transport import Request, Steps
 
 _AT_ONCE_SECONDS: Final = 25e-6
+_MOVING_SECONDS: Final = 150e-6
 _SPIN_SECONDS: Final = 200e-6
 _MOVING_SPIN_SECONDS: Final = 20e-3
 _IDLE_TURN_SECONDS: Final = 30e-6
@@ -118,15 +119,11 @@ class Driver:
         if self._begin(process):
             return
         self._processes.append(process)
-        self._started = started = perf_counter()
-        while not process.announced and perf_counter() - started < _AT_ONCE_SECONDS:
-            before = process.request
-            if self._advance(process):
-                self._processes.remove(process)
-                return
-            if process.request is not before:
-                self._started = started = perf_counter()
-        self.notify()
+        if self._advance(process, _AT_ONCE_SECONDS):
+            self._processes.remove(process)
+        else:
+            self._started = perf_counter()
+            self.notify()
 
     def notify(self) -> None:
         """Look anew whether somebody has what they wait for; from any thread."""
@@ -200,22 +197,20 @@ class Driver:
                 await self._nap(min(_LONGEST_NAP, max(_SHORTEST_NAP, elapsed / 8)))
                 continue
             await _next_turn()
-            turned = perf_counter()
-            if turned - now < _IDLE_TURN_SECONDS:
-                while perf_counter() < turned + _BETWEEN_TURNS_SECONDS:
-                    if self._advance_all():
-                        return
+            if perf_counter() - now < _IDLE_TURN_SECONDS and self._advance_all(_BETWEEN_TURNS_SECONDS):
+                return
         if waiter.event.is_set():
             waiter.event = _new_event()
 
-    def _advance_all(self) -> bool:
-        """Ask for every request once; return whether any steps have gone on."""
+    def _advance_all(self, seconds: float = 0.0) -> bool:
+        """Ask for every request once, or again and again for so long; return whether any steps have gone on."""
         gone_on = False
+        seconds /= len(self._processes) or 1
         for process in list(self._processes):
             if process not in self._processes:  # another, by what it did, has
                 continue
             before = process.request
-            if self._advance(process):
+            if self._advance(process, seconds):
                 self._processes.remove(process)
                 gone_on = True
             elif process.request is not before:
@@ -234,16 +229,25 @@ class Driver:
             self._failed(error)
             return True
         self._look_at(process)
-        return self._advance(process)
+        return False
 
-    def _advance(self, process: _Process) -> bool:
-        """Let steps go on as far as they can; return whether they are over."""
+    def _advance(self, process: _Process, seconds: float = 0.0) -> bool:
+        """Let steps go on as far as they can; return whether they are over.
+
+        A request is asked for as long as given, or longer where values are moved: the other workers do the same.
+        """
         steps = process.steps
         try:
             while True:
                 try:
-                    if not process.request.test():
-                        return False
+                    test = process.request.test
+                    if not test():
+                        if not seconds or process.announced:
+                            return False
+                        until = perf_counter() + (_MOVING_SECONDS if self.moving else seconds)
+                        while not test():
+                            if perf_counter() >= until:
+                                return False
                 except Exception as error:  # noqa: BLE001  (of the engine, for the steps)
                     process.request = steps.throw(error)
                 else:

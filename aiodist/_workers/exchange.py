@@ -39,7 +39,18 @@ from aiodist._core.ledger import Group
 from aiodist._workers.layout import Layout
 from aiodist._workers.record import FLOAT64, MOST_IN_FULL, PAYLOAD, Found, RecordBuffers
 from aiodist._workers.session import Session
-from aiodist._workers.transport import Array, Communicator, Job, Parts, Request, Steps, Threads, as_bytes, begins_of
+from aiodist._workers.transport import (
+    OF_VALUES,
+    Array,
+    Communicator,
+    Job,
+    Parts,
+    Request,
+    Steps,
+    Threads,
+    as_bytes,
+    begins_of,
+)
 from aiodist_kernels import policy
 from aiodist_kernels.pool import results as pool
 
@@ -198,6 +209,7 @@ class Moving:
         self._device_of = device_of
         self._threads = threads
         self._kept: dict[Any, WorkerPlan] = {}
+        self._prepared: dict[Rendezvous, Crossing] = {}
 
     def small(self, session: Session, slot: Rendezvous) -> Small | None:
         """Return how a slot's values travel in the records; None where they do not."""
@@ -215,18 +227,15 @@ class Moving:
         slot.shared = True
         if request.collective.spec is None:
             return None
-        key = request, session, accumulate_in
-        plan = self._kept.get(key)
-        if plan is None:
-            if len(self._kept) >= _MOST_KEPT:
-                self._kept.clear()
-            plan = self._plans.plan(_collective(slot), accumulate_in, self._plans.members(slot.group))
-            self._kept[key] = plan
-        if request.on_devices:
-            work = plan.on_host(slot.values, self._devices_of(slot.group))
-            crossing = plan.begin((yield from self._threads.call(work.carry_out)))
-        else:
-            crossing = plan.begin(contributed(slot))
+        crossing = self._prepared.pop(slot, None)
+        if crossing is None or crossing.plan.accumulate != accumulate_in:
+            plan = self._plan(session, slot, accumulate_in)
+            values = contributed(slot)
+            if request.on_devices:
+                work = plan.on_host(slot.values, self._devices_of(slot.group))
+                values = yield from self._threads.call(work.carry_out)
+            crossing = plan.begin(values)
+        plan = crossing.plan
         yield from carry_out(crossing, session.communicator, self._threads)
         result = crossing.result()
         if request.over_workers is not None:
@@ -236,6 +245,25 @@ class Moving:
             return (yield from self._on_gpus(slot, result))
         return plan.hand_out(_in_buffers(slot, result) if slot.outs else result)
 
+    def prepare(self, session: Session, slot: Rendezvous) -> None:
+        """Take what a slot's replicas contribute, before the workers have agreed on it."""
+        if slot.request.collective.spec is None or slot.request.on_devices:
+            return
+        try:
+            self._prepared[slot] = self._plan(session, slot, slot.options.accumulate).begin(contributed(slot))
+        except OF_VALUES:
+            return  # every worker finds the same when it comes to moving them
+
+    def _plan(self, session: Session, slot: Rendezvous, accumulate_in: Any) -> WorkerPlan:
+        key = slot.request, session, accumulate_in
+        plan = self._kept.get(key)
+        if plan is None:
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            plan = self._plans.plan(_collective(slot), accumulate_in, self._plans.members(slot.group))
+            self._kept[key] = plan
+        return plan
+
     def gather(self, session: Session, slot: Rendezvous | None) -> Steps[Any]:
         """Tell all workers what each replica contributes that is there; return what comes of it.
 
@@ -244,6 +272,7 @@ class Moving:
         own: dict[int, Any] = {}
         accumulate_in = ""
         if slot is not None:
+            self._prepared.pop(slot, None)
             accumulate_in = slot.options.accumulate
             values = (yield from self._on_host(slot)) if slot.request.on_devices else contributed(slot)
             has_value = slot.request.collective.spec is not None
@@ -350,25 +379,19 @@ def accumulate_of(found: Found) -> Any:
 def carry_out(crossing: Crossing, communicator: Communicator, threads: Threads) -> Steps[None]:
     """Move the values of a step, and make the results of them."""
     for rows in crossing.rows:
-        yield from _reduce(rows, communicator, threads)
+        reduction = rows.reduction
+        by_engine = reduction.engine_may_reduce and communicator.reduces(reduction.op, reduction.dtype)
+        if by_engine and rows.whole is not None and rows.whole.nbytes <= SEGMENT:
+            room = rows.room(0, reduction.size)
+            total = np.empty_like(rows.whole) if room is None else room
+            yield communicator.iallreduce(reduction.op, rows.whole, total)
+            rows.finish(0, reduction.size, total)
+            continue
+        yield from _Reducing(rows, communicator, threads, by_engine=by_engine).carry_out()
     if crossing.exchange is not None:
         crossing.take_exchanged((yield from _exchange(crossing.exchange, communicator, threads)))
     if crossing.given:
         crossing.take_gathered((yield from gather_objects(communicator, crossing.given, threads)))
-
-
-def _reduce(rows: Rows, communicator: Communicator, threads: Threads) -> Steps[None]:
-    reduction = rows.reduction
-    size = reduction.size
-    by_engine = reduction.engine_may_reduce and communicator.reduces(reduction.op, reduction.dtype)
-    own = rows.own(0, size) if by_engine and 0 < size * reduction.dtype.itemsize <= SEGMENT else None
-    if own is None:
-        yield from _Reducing(rows, communicator, threads, by_engine=by_engine).carry_out()
-        return
-    room = rows.room(0, size)
-    total = np.empty_like(own) if room is None else room
-    yield communicator.iallreduce(reduction.op, own, total)
-    rows.finish(0, size, total)
 
 
 class _Ring:

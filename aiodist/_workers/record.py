@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from functools import partial
 from itertools import count
 from typing import Final, NamedTuple
 
@@ -115,7 +116,10 @@ class RecordBuffers:
         self._view = self._own.data
         self.payload = self._own[_BEGIN:]
         self.payloads = [self._all[begin + _BEGIN : begin + _SIZE] for begin in self._begins]
-        self._communicator = communicator
+        if self.in_full:
+            self._begin = communicator.allgather_init(self._own, self._all)
+        else:
+            self._begin = partial(communicator.iallreduce, ReduceOp.MIN, self._own, self._all)
         self._record = Record(b"")
         self._head = b""
         self._numbers = count(1)
@@ -123,13 +127,12 @@ class RecordBuffers:
     def post(self, record: Record) -> Request:
         """Contribute a record: begin the exchange."""
         self._record = record
-        digest, flags, notice, callers = record
-        if not self.in_full:
+        if self.in_full:
+            self._head = _HEAD.pack(record.digest, *record.callers, record.flags, record.notice)
+            self._view[: _HEAD.size] = self._head
+        else:
             self._write_least(record)
-            return self._communicator.iallreduce(ReduceOp.MIN, self._own, self._all)
-        self._head = _HEAD.pack(digest, *callers, flags, notice)
-        self._view[: _HEAD.size] = self._head
-        return self._communicator.iallgather(self._own, self._all)
+        return self._begin()
 
     def _write_least(self, record: Record) -> None:
         compared = _COMPARED.pack(record.digest, *record.callers, record.flags)

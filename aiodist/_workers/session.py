@@ -47,6 +47,33 @@ _MOST_CALLS: Final = 64
 _WRAP: Final = (1 << 64) - 1
 
 
+class Site:
+    """The ways to the calls at one place so far: their sums, and how far the workers were apart in the last ones."""
+
+    def __init__(self) -> None:
+        self.sums = ALIKE
+        self.apart: Sequence[deque[int]] = ()
+
+    def with_call(self, callers: Callers) -> Callers:
+        """Return the sums, a further call included."""
+        (a, b), (c, d) = self.sums, callers
+        return (a + c) & _WRAP, (b + d) & _WRAP
+
+    def came_in_order(self, sums: Callers, apart: Callers) -> bool:
+        """Note a call that all workers have made; return whether they are in order."""
+        self.sums = sums
+        if not self.apart:
+            if apart == ALIKE:  # as nearly always
+                return True
+            self.apart = [deque([0], _MOST_CALLS) for _ in ALIKE]
+        in_order = True
+        for now, before in zip(apart, self.apart, strict=True):
+            if now != before[-1]:
+                in_order = in_order and now not in before
+                before.append(now)
+        return in_order
+
+
 class Step(NamedTuple):
     """A call that all local replicas have posted, or all that have not joined."""
 
@@ -55,12 +82,12 @@ class Step(NamedTuple):
     flags: int = NO_FLAGS  # see `record`
     small: Any = None  # where a value travels in the record: how it does, for the carrier
     absent: bool = False  # some local replicas have joined
-    site: Hashable = None  # stands for the place of the call, on this worker
+    site: Site | None = None  # the place of the call; None where callers do not count
     callers: Callers | None = None  # numbers that stand for the way to it; None where callers do not count
 
 
 class Carrier:
-    """What a session's steps are for. The generators end when the workers have moved what there is to move."""
+    """What a session's steps are for. Generators end when the workers have moved what there is to move."""
 
     told = False  # trouble has been reported to the coordinator
 
@@ -68,8 +95,13 @@ class Carrier:
         """Put a small value into the record."""
         raise NotImplementedError
 
-    def move(self, session: Session, step: Step | None, found: Found) -> Steps[None]:
-        """Move the values of a step that all have agreed on; no step where all of this worker's replicas have joined.
+    def prepare(self, session: Session, step: Step) -> None:
+        """Use the time until the records have come."""
+
+    def move(self, session: Session, step: Step | None, found: Found) -> Steps[None] | None:
+        """Return what moves the values of a step that all have agreed on; None where there is nothing left to do.
+
+        There is no step where all of this worker's replicas have joined.
 
         Where some replicas have joined, ``found`` says so.
         """
@@ -103,33 +135,6 @@ class Carrier:
         raise NotImplementedError
 
 
-class _Site:
-    """The ways to the calls at one place so far: their sums, and how far the workers were apart in the last ones."""
-
-    def __init__(self) -> None:
-        self.sums = ALIKE
-        self.apart: Sequence[deque[int]] = ()
-
-    def with_call(self, callers: Callers) -> Callers:
-        """Return the sums, a further call included."""
-        (a, b), (c, d) = self.sums, callers
-        return (a + c) & _WRAP, (b + d) & _WRAP
-
-    def came_in_order(self, sums: Callers, apart: Callers) -> bool:
-        """Note a call that all workers have made; return whether they are in order."""
-        self.sums = sums
-        if not self.apart:
-            if apart == ALIKE:  # as nearly always
-                return True
-            self.apart = [deque([0], _MOST_CALLS) for _ in ALIKE]
-        in_order = True
-        for now, before in zip(apart, self.apart, strict=True):
-            if now != before[-1]:
-                in_order = in_order and now not in before
-                before.append(now)
-        return in_order
-
-
 class Session:
     """One order of steps; its name is the same on every worker, and no other session's over that communicator.
 
@@ -148,7 +153,7 @@ class Session:
         self._queue: deque[Step] = deque()
         self._joined = self._ended = self._unsure = self._over = self.is_advancing = False
         self._limit = sys.maxsize
-        self._sites: defaultdict[Hashable, _Site] = defaultdict(_Site)
+        self._sites: defaultdict[Hashable, Site] = defaultdict(Site)
 
     # What the local replicas do.
 
@@ -168,6 +173,10 @@ class Session:
         """Contribute nothing any more from the step of that number on; None: from now on."""
         self._limit = min(self._limit, self.number if number is None else number)
 
+    def site(self, place: Hashable) -> Site:
+        """Return what is kept of the calls at a place of the program."""
+        return self._sites[place]
+
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way, and nothing wrong."""
@@ -179,63 +188,67 @@ class Session:
 
     # What is agreed on.
 
-    def advance(self) -> Steps[None]:
+    def advance(self) -> Steps[None]:  # noqa: C901, PLR0912  (the way of every step, in one frame)
         """Take what steps there are; at once where another call does that already."""
         if self.is_advancing:
             return
         self.is_advancing = True
         try:
-            while not (self._over or self._is_frozen()) and (following := self._next()) is not None:
-                record, step = following
-                if step is not None and step.small is not None:
-                    self._carrier.write(step)
-                yield self.records.post(record)
+            while not (self._over or self.number >= self._limit):
+                step = None
+                if self._queue:
+                    step = self._queue.popleft()
+                    record = self._record_of(step)
+                    if step.small is not None:
+                        self._carrier.write(step)
+                elif self._joined:
+                    record = Record(self._chain, notice=Notice.JOINED)
+                elif self._ended:
+                    record = Record(self._after(_END), notice=Notice.END_UNSURE if self._unsure else Notice.END)
+                else:
+                    return
+                request = self.records.post(record)
+                if step is not None:
+                    self._carrier.prepare(self, step)
+                yield request
                 if self._is_frozen():
                     return
-                yield from self._carry_out(self._checked(record, step, self.records.read()), step)
+                found = self.records.read()
+                agreement = found.agreement
+                if agreement is Agreement.ALIKE and step is not None and step.callers is not None:
+                    assert step.site is not None
+                    if not step.site.came_in_order(record.callers, found.apart):
+                        agreement = Agreement.DIFFERENT
+                if agreement is Agreement.ALIKE or agreement is Agreement.WITHOUT_SOME:
+                    self._chain = found.digest
+                    steps = self._carrier.move(self, step, found)
+                    if steps is not None:
+                        yield from steps
+                    self.number += 1
+                else:
+                    yield from self._carry_out(agreement)
         finally:
             self.is_advancing = False
 
-    def _next(self) -> tuple[Record, Step | None] | None:
-        """Return the record to contribute now, with its step; None where there is none."""
-        if self._queue:
-            step = self._queue.popleft()
-            notice = Notice.ABSENT if step.absent else Notice.NONE
-            sums = ALIKE if step.callers is None else self._sites[step.site].with_call(step.callers)
-            return Record(self._after(step.digest), step.flags, notice, sums), step
-        if self._joined:
-            return Record(self._chain, notice=Notice.JOINED), None
-        if self._ended:
-            notice = Notice.END_UNSURE if self._unsure else Notice.END
-            return Record(self._after(_END), notice=notice), None
-        return None
+    def _record_of(self, step: Step) -> Record:
+        notice = Notice.ABSENT if step.absent else Notice.NONE
+        sums = ALIKE if step.site is None or step.callers is None else step.site.with_call(step.callers)
+        return Record(self._after(step.digest), step.flags, notice, sums)
 
     def _after(self, digest: bytes) -> bytes:
         return blake2b(self._chain + digest, digest_size=16).digest()
 
-    def _checked(self, record: Record, step: Step | None, found: Found) -> Found:
-        """Return what the records of all workers say, callers included."""
-        if found.agreement is not Agreement.ALIKE or step is None or step.callers is None:
-            return found
-        in_order = self._sites[step.site].came_in_order(record.callers, found.apart)
-        return found if in_order else found._replace(agreement=Agreement.DIFFERENT)
-
-    def _carry_out(self, found: Found, step: Step | None) -> Steps[None]:
-        """Do what follows from the records of all workers."""
+    def _carry_out(self, agreement: Agreement) -> Steps[None]:
+        """Do what follows from records that are not all of one call."""
         carrier = self._carrier
-        if found.agreement in (Agreement.ALIKE, Agreement.WITHOUT_SOME):
-            self._chain = found.digest
-            yield from carrier.move(self, step, found)
-            self.number += 1
-            return
-        if found.agreement is Agreement.ALL_JOINED:
+        if agreement is Agreement.ALL_JOINED:
             self._chain = self._after(_JOINED)
             yield from carrier.finish_join(self)
             self._joined = False
             self.number += 1
             return
-        self._over = found.agreement is Agreement.ENDED
-        if found.agreement is Agreement.ENDED_UNSURE:
+        self._over = agreement is Agreement.ENDED
+        if agreement is Agreement.ENDED_UNSURE:
             self._over = yield from carrier.compare_groups(self)
         if self._over:
             carrier.over()

@@ -14,7 +14,8 @@ lies before it is carried out as ever, so that every worker's replicas get as fa
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ from aiodist._workers.exchange import Moving, contributed, gather_objects
 from aiodist._workers.messages import Ask, Failure, GroupTag, OpenGroup, Query, ReleaseGroup, Trouble, Waiting
 from aiodist._workers.portable import digest_of
 from aiodist._workers.record import FLOAT64, NO_FLAGS, Agreement, Callers, Found
-from aiodist._workers.session import Carrier, Session, Step
+from aiodist._workers.session import Carrier, Session, Site, Step
 from aiodist._workers.team import Team
 from aiodist._workers.transport import OF_VALUES, Communicator, Steps, as_bytes
 
@@ -42,7 +43,7 @@ class Route(NamedTuple):
 
     digest: bytes
     callers: Callers | None
-    site: Hashable
+    site: Site
     small: Any  # how its values travel in the records; None where they do not
     held: Any
 
@@ -96,14 +97,16 @@ class RunSpan(Carrier):
         elif slot.absent:
             position = next(p for p in range(len(slot.group.members)) if p not in slot.absent)
             digest, callers = self._team.meaning(slot, position)
-            session.post(Step(digest, slot, _flags(slot), absent=True, site=(slot.code, slot.offset), callers=callers))
+            site = session.site((slot.code, slot.offset))
+            session.post(Step(digest, slot, _flags(slot), absent=True, site=site, callers=callers))
         else:
             key = session, id(slot.call), id(slot.code), slot.offset, slot.path
             route = self._routes.get(key)
             if route is None:
                 digest, callers = self._team.meaning(slot)
                 small, held = self._moving.small(session, slot), (slot.call, slot.code)  # no other has their ids
-                route = self._routes[key] = Route(digest, callers, (slot.code, slot.offset), small, held)
+                site = session.site((slot.code, slot.offset))
+                route = self._routes[key] = Route(digest, callers, site, small, held)
             session.post(Step(route.digest, slot, _flags(slot), route.small, False, route.site, route.callers))
         self._team.start(session)
 
@@ -195,25 +198,30 @@ class RunSpan(Carrier):
         """Put a small value into the record."""
         step.small.write(contributed(step.what))
 
-    def move(self, session: Session, step: Step | None, found: Found) -> Steps[None]:
-        """Move the values of a step that all workers have agreed on, and make its result."""
-        slot: Rendezvous | None = None if step is None else step.what
-        if slot is None or found.agreement is Agreement.WITHOUT_SOME:
-            yield from self._completed(slot, self._moving.gather(session, slot))
-        elif slot.request.kind is kinds.MERGE_CALL:
-            self._run.start_merge(slot)
-        elif step is not None and step.small is not None and step.small.is_whole:
+    def prepare(self, session: Session, step: Step) -> None:
+        """Prepare a value to be moved that is not in the record."""
+        if step.small is None and not step.absent:
+            self._moving.prepare(session, step.what)
+
+    def move(self, session: Session, step: Step | None, found: Found) -> Steps[None] | None:
+        """Return what moves the values of a step that all workers have agreed on, and makes its result."""
+        if step is None:
+            return self._team.outcome(self._moving.gather(session, None), lambda *_: None)
+        slot: Rendezvous = step.what
+        if step.small is not None and found.agreement is Agreement.ALIKE and step.small.is_whole:
             try:
                 self._run.complete(slot, step.small.take(slot, found), None)
             except OF_VALUES as error:
                 self._run.complete(slot, None, error)
+            return None
+        if found.agreement is Agreement.WITHOUT_SOME:
+            steps = self._moving.gather(session, slot)
+        elif slot.request.kind is kinds.MERGE_CALL:
+            self._run.start_merge(slot)
+            return None
         else:
-            yield from self._completed(slot, self._moving.move(session, slot, found))
-
-    def _completed(self, slot: Rendezvous | None, steps: Steps[Any]) -> Steps[None]:
-        result, error = yield from self._team.outcome(steps)
-        if slot is not None:
-            self._run.complete(slot, result, error)
+            steps = self._moving.move(session, slot, found)
+        return self._team.outcome(steps, partial(self._run.complete, slot))
 
     def finish_join(self, session: Session) -> Steps[None]:
         """Find out which replica was the last to join, and let all go on."""

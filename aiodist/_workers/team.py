@@ -40,7 +40,7 @@ from aiodist._workers.messages import OUTSIDE, Ask, GroupTag, Lost, Message, Que
 from aiodist._workers.portable import digest_of, portable, resolved
 from aiodist._workers.record import FLOAT64, NO_FLAGS, Callers, Found
 from aiodist._workers.session import Carrier, Session, Step
-from aiodist._workers.transport import OF_VALUES, Communicator, Steps, T, Threads
+from aiodist._workers.transport import OF_VALUES, Communicator, Steps, Threads
 from aiodist_kernels import ReduceOp
 
 Move = Callable[[Agreed], Steps[Any]]
@@ -167,15 +167,17 @@ class Team:
             self.outside.abandon(pending)  # unless it is complete
         return pending.result()
 
-    def outcome(self, steps: Steps[T]) -> Steps[tuple[T | None, Exception | None]]:
-        """Move values for which all workers have come; return the result, or the error that every worker has."""
+    def outcome(self, steps: Steps[Any], done: Callable[[Any, Exception | None], object]) -> Steps[None]:
+        """Move values for which all workers have come; tell the result, or the error that every worker has."""
         self.driver.moving += 1  # it is worth while to ask again and again
+        result, failure = None, None
         try:
-            return (yield from steps), None
+            result = yield from steps
         except OF_VALUES as error:
-            return None, error
+            failure = error
         finally:
             self.driver.moving -= 1
+        done(result, failure)
 
     # Runs.
 
@@ -363,11 +365,14 @@ class Outside(Carrier):
         assert step is not None
         pending: Pending = step.what
         agreed = Agreed(session.communicator, accumulate_of(found), self._team.plans, self._team.threads)
-        pending.value, error = yield from self._team.outcome(pending.move(agreed))
-        if not pending.complete:
-            pending.end(error)
+        yield from self._team.outcome(pending.move(agreed), partial(self._end, pending))
         if session.number + 1 == self._tell_at:
             self.tell()
+
+    def _end(self, pending: Pending, value: Any, error: Exception | None) -> None:
+        pending.value = value
+        if not pending.complete:
+            pending.end(error)
 
     def diverged(self, session: Session) -> None:
         """Hear that the workers make different calls."""

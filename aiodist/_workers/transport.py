@@ -81,6 +81,10 @@ class Communicator(Protocol):
         """Put buffers of bytes, all of one size, together by rank."""
         ...
 
+    def allgather_init(self, send: Array, receive: Array) -> Callable[[], Request]:
+        """Return what does `iallgather` with these buffers, again and again; all workers ask for it, in order."""
+        ...
+
     def iallgatherv(self, send: Array, receive: Parts) -> Request:
         """Put buffers of bytes together by rank."""
         ...

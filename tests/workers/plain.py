@@ -272,7 +272,10 @@ class PlainMover:
     """Adds numbers up, at every second call site in the record, at the others behind it."""
 
     def small(self, session: Session, slot: Any) -> PlainSmall | None:
-        return PlainSmall(session) if session.records.in_full and slot.code.line % 2 == 0 else None
+        has_value = slot.request.kind is not kinds.MERGE_CALL
+        return PlainSmall(session) if has_value and session.records.in_full and slot.code.line % 2 == 0 else None
+
+    def prepare(self, session: Session, slot: Any) -> None: ...
 
     def move(self, session: Session, slot: Any, found: Found) -> Steps[Any]:
         communicator = session.communicator

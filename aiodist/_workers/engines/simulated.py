@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
 import numpy as np
 
 import aiodist_kernels as kernels
-from aiodist._workers.transport import Array, Communicator, Parts, Steps
+from aiodist._workers.transport import Array, Communicator, Parts, Request, Steps
 from aiodist_kernels import ReduceOp
 
 _Kind = tuple[Any, ...]
@@ -136,6 +137,9 @@ class SimulatedCommunicator:
                 target[...] = whole
 
         return self._begin(("allgather", send.size), (send, receive), carry_out)
+
+    def allgather_init(self, send: Array, receive: Array) -> Callable[[], Request]:
+        return partial(self.iallgather, send, receive)
 
     def iallgatherv(self, send: Array, receive: Parts) -> SimulatedRequest:
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any, Final
 
@@ -114,6 +115,9 @@ class TorchCommunicator:
         parts = [self._torch.from_numpy(part) for part in receive.reshape(self.size, -1)]
         own = self._readable(send)
         return TorchRequest([self._dist.all_gather(parts, own, self._group, async_op=True)], None, own, receive)
+
+    def allgather_init(self, send: Array, receive: Array) -> Callable[[], Request]:
+        return partial(self.iallgather, send, receive)
 
     def iallgatherv(self, send: Array, receive: Parts) -> Request:
         """Put buffers of several sizes together by rank: each worker broadcasts its own."""
