@@ -1,8 +1,9 @@
 """Data-parallel training as a user of aiodist writes it: a distributed dataset, and the same steps on every replica.
 
-In a step each replica computes the gradient of its part of the batch in its device's thread. Then one merge_call adds
-the gradients up and takes the optimiser's step, once for all replicas of a process, which share the weights. One run of
-the strategy takes several steps, since starting a run costs as much as a few collectives do.
+In a step each replica computes the gradient of its part of the batch in its device's thread, and an all_reduce adds the
+gradients up. The replicas of a process share the weights: the first one that gets the sum takes the optimiser's step.
+That needs no lock, since all of them run in one thread. One run of the strategy takes several steps, since starting a
+run costs as much as a few collectives do.
 
 The last batch of an epoch is short, and replicas' parts of it differ in size. So gradients are summed over examples,
 and divided by the number of examples that all replicas have together.
@@ -80,19 +81,22 @@ async def train_on(strategy: aiodist.Strategy, plan: Plan, on_step: Callable[[fl
 
     for begin in range(0, plan.steps, STEPS_PER_RUN):
         steps = [await anext(batches) for _ in range(begin, min(begin + STEPS_PER_RUN, plan.steps))]
-        await strategy.run(train_steps, (learner, gradients, clocks, steps))
+        await strategy.run(train_steps, (begin, steps, learner, gradients, clocks))
     local = zip(strategy.extended.worker_devices, strategy.experimental_local_results(clocks), strict=True)
     return tuple(Trained(device, learner.weights, tuple(learner.losses), clock) for device, clock in local)
 
 
-async def train_steps(learner: Learner, gradient: Array, clock: Clock, batches: Sequence[tuple[Codes, Codes]]) -> None:
-    """Take some steps, in a replica."""
+async def train_steps(
+    first: int, batches: Sequence[tuple[Codes, Codes]], learner: Learner, gradient: Array, clock: Clock
+) -> None:
+    """Take some steps, in a replica; `first` is the first one's number."""
     ctx = aiodist.get_replica_context()
-    for inputs, targets in batches:
+    for step, (inputs, targets) in enumerate(batches, first):
         with timed(clock.computing):
             nats = await ctx.run_sync(learner.nats_and_gradient, inputs, targets, gradient)
         with timed(clock.collectives):
-            await ctx.merge_call(learner.update, (np.array([nats, len(targets)]), gradient))
+            sums = await ctx.all_reduce(aiodist.ReduceOp.SUM, (np.array([nats, len(targets)]), gradient))
+        learner.update(step, *sums)
 
 
 class Learner:
@@ -133,11 +137,12 @@ class Learner:
         """Return the sum of the examples' nats; write its gradient into a vector."""
         return self._plan.model.nats_and_gradients(self.weights, inputs, targets, self._views(gradient))
 
-    async def update(self, strategy: aiodist.Strategy, numbers: Array, gradient: Array) -> None:
-        """Take a step down the gradient: a merge function, of every replica's (nats, examples) and gradient."""
-        numbers, gradient = await strategy.reduce(aiodist.ReduceOp.SUM, (numbers, gradient), axis=None)
+    def update(self, step: int, numbers: Array, gradient: Array) -> None:
+        """Take a step down the gradient, unless another replica has taken it; `numbers`: the nats, and the examples."""
+        if step < len(self.losses):
+            return
         nats, count = numbers.tolist()
-        self._optimiser.rate = learning_rate(len(self.losses), self._plan.steps, self._plan.rate)
+        self._optimiser.rate = learning_rate(step, self._plan.steps, self._plan.rate)
         self.vector -= self._optimiser.change(self.vector, gradient / np.float32(count))
         self.losses.append(nats / count)
         self._on_step(self.losses[-1])
