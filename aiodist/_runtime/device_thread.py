@@ -10,7 +10,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-import anyio
 from anyio import CancelScope, get_cancelled_exc_class, move_on_after
 
 from aiodist._core.text import ids
@@ -38,7 +37,7 @@ class DeviceThread:
         self._loop = loop
         self._siblings = siblings
         self._worker: threads.Worker | None = None
-        self._left: dict[anyio.Event, str] = {}  # work that nobody waits for any more, unless it ends at once
+        self._left: dict[Any, str] = {}  # work that nobody waits for any more, unless it ends at once
 
     async def run(self, fn: Callable[..., T], *args: Any) -> T:
         """Return ``fn(*args)``, called in the worker thread, in the caller's context variables.
@@ -49,7 +48,7 @@ class DeviceThread:
         if self._worker is None:
             self._worker = threads.take(f"aiodist {self._device}")
         call = self._on_gpu(fn) if self._device.startswith("GPU:") else fn
-        finished = anyio.Event()
+        finished = self._loop.new_event()
         result: list[T] = []
         errors: list[BaseException] = []
 
@@ -77,7 +76,7 @@ class DeviceThread:
                 errors.clear()  # an exception keeps this frame, which keeps the exception
         return result[0]
 
-    async def _outwait(self, finished: anyio.Event) -> None:
+    async def _outwait(self, finished: Any) -> None:
         """Wait until the work is done, whatever is cancelled meanwhile, or until a Ctrl-C has been for a second."""
         until: float | None = None
         while not finished.is_set():
