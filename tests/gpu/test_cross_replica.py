@@ -15,7 +15,7 @@ from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, assert_same_bits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     Plant = Callable[..., Machine]
 
@@ -36,24 +36,57 @@ def per_replica(machine: Machine, values: list[np.ndarray]) -> PerReplica[Any]:
     return PerReplica([machine.put(value, ordinal) for value, ordinal in zip(values, ORDINALS, strict=True)])
 
 
+def devices(strategy: MirroredStrategy) -> tuple[str, ...]:
+    names: tuple[str, ...] = strategy.extended.worker_devices
+    return names
+
+
+CALLS: dict[str, tuple[Callable[[MirroredStrategy, ReduceOp, Any], Awaitable[Any]], list[int]]] = {
+    "reduce": (lambda s, op, value: s.reduce(op, value, None), [0]),
+    **{
+        f"reduce along {axis}": (lambda s, op, value, axis=axis: s.reduce(op, value, axis), [0])  # type: ignore[misc]
+        for axis in (0, -1, (0, 1))
+    },
+    "reduce_to one": (lambda s, op, value: s.extended.reduce_to(op, value, devices(s)[2]), [1]),
+    "reduce_to several": (lambda s, op, value: s.extended.reduce_to(op, value, devices(s)[1:]), [0, 1]),
+    **{
+        f"gather along {axis}": (lambda s, _, value, axis=axis: s.gather(value, axis), [0])  # type: ignore[misc]
+        for axis in (0, 1)
+    },
+}
+"""What is called, and the GPUs that get a result."""
+
+
 @pytest.mark.parametrize("walls", [set(), {frozenset({0, 1})}], ids=["peers", "no peers"])
 @pytest.mark.parametrize("unloaded", [False, True], ids=["loaded", "to be compiled"])
 @pytest.mark.parametrize(("op", "dtype"), [("SUM", SINGLE), ("MEAN", BFLOAT16), ("MEAN", np.dtype(np.int32))])
-async def test_reduce(plant: Plant, op: str, dtype: np.dtype, walls: set[frozenset[int]], *, unloaded: bool) -> None:
+@pytest.mark.parametrize("name", CALLS)
+async def test_bits_of_the_host(
+    plant: Plant, name: str, op: str, dtype: np.dtype, walls: set[frozenset[int]], *, unloaded: bool
+) -> None:
     machine, strategy = planted(plant, walls=walls, unloaded=unloaded)
-    values = [arrays.buffers(seed, 3, (3, 5), dtype) for seed in range(2)]
-    nest = {
-        "a": per_replica(machine, values[0]),
-        "host": PerReplica([np.full(2, k, SINGLE) for k in range(3)]),
-        "b": [per_replica(machine, values[1]), None],
-    }
-    reduced = await strategy.reduce(op, nest, axis=None)
-    for got, wanted in ((reduced["a"], values[0]), (reduced["b"][0], values[1])):
-        assert isinstance(got, PlantedArray)
-        assert got.ordinal == 0
-        assert_same_bits(got.numpy(), reduce(ReduceOp[op], wanted))
-    assert isinstance(reduced["host"], np.ndarray)
-    assert reduced["b"][1] is None
+    call, ordinals = CALLS[name]
+    shapes = [[(3, 5)] * 3, [(3, 5)] * 3]
+    if name.endswith("along 0"):
+        shapes[0] = [(2, 40), (0, 40), (5, 40)]
+    elif name == "gather along 1":
+        shapes[0] = [(3, 2, 4), (3, 0, 4), (3, 5, 4)]
+    values = [[arrays.values(3 * k + i, s, dtype) for i, s in enumerate(column)] for k, column in enumerate(shapes)]
+    first, second = map(PerReplica, values)
+    nest = {"a": per_replica(machine, values[0]), "host": first, "b": [per_replica(machine, values[1]), None]}
+    with np.errstate(all="ignore"):
+        wanted = await call(MirroredStrategy(3), ReduceOp(op), [first, second])
+        found = await call(strategy, ReduceOp(op), nest)
+    assert found["b"][1] is None
+    for got, same, kind in zip(
+        [found["a"], found["b"][0], found["host"]], [*wanted, wanted[0]], [PlantedArray] * 2 + [np.ndarray], strict=True
+    ):
+        parts, others = ([x] if len(ordinals) == 1 else list(x.values) for x in (got, same))
+        assert {type(part) for part in parts} == {kind}
+        for part, other in zip(parts, others, strict=True):
+            assert_same_bits(part.numpy() if kind is PlantedArray else part, other)
+        if kind is PlantedArray:
+            assert [part.ordinal for part in parts] == ordinals
 
 
 async def test_reduce_of_what_is_the_same_everywhere(plant: Plant) -> None:
@@ -79,45 +112,6 @@ async def test_reduce_waits_for_what_replicas_streams_were_given(plant: Plant) -
     assert (await strategy.reduce("SUM", value, axis=None)).numpy().tolist() == [6.0] * 4
 
 
-@pytest.mark.parametrize("axis", [0, 1, -1])
-async def test_gather(plant: Plant, axis: int) -> None:
-    machine, strategy = planted(plant, walls={frozenset({0, 1})})
-    values = []
-    for i, size in enumerate((2, 0, 5)):
-        shape = [3, 4, 2]
-        shape[axis] = size
-        values.append(arrays.values(i, tuple(shape), SINGLE))
-    nest = [per_replica(machine, values), PerReplica(values), None]
-    there, host, nothing = await strategy.gather(nest, axis)
-    assert_same_bits(there.numpy(), np.concatenate(values, axis=axis))
-    assert_same_bits(host, np.concatenate(values, axis=axis))
-    assert there.ordinal == 0
-    assert nothing is None
-
-
-@pytest.mark.parametrize("op", list(ReduceOp))
-@pytest.mark.parametrize("axis", [0, -1, (0, 1)])
-async def test_reduce_along_an_axis_has_the_bits_of_the_host(plant: Plant, op: ReduceOp, axis: Any) -> None:
-    machine, strategy = planted(plant, walls={frozenset({0, 1})})
-    ragged = [arrays.values(seed, (seed + 2 if axis == 0 else 3, 40), SINGLE) for seed in range(3)]
-    halves = arrays.buffers(1, 3, (3, 5), BFLOAT16)
-    nest = {
-        "a": per_replica(machine, ragged),
-        "host": PerReplica(ragged),
-        "b": [per_replica(machine, halves), None],
-    }
-    with np.errstate(all="ignore"):
-        wanted = await strategy.reduce(op, PerReplica(ragged), axis)
-        wanted_of_halves = await strategy.reduce(op, PerReplica(halves), axis)
-        reduced = await strategy.reduce(op, nest, axis)
-    assert_same_bits(reduced["host"], wanted)
-    assert reduced["b"][1] is None
-    for got, same in ((reduced["a"], wanted), (reduced["b"][0], wanted_of_halves)):
-        assert isinstance(got, PlantedArray)
-        assert got.ordinal == 0
-        assert_same_bits(got.numpy(), same)
-
-
 async def test_plain_values_are_gathered_as_they_are(plant: Plant) -> None:
     machine, strategy = planted(plant)
     value = machine.put(np.ones((2, 3), SINGLE), 1)
@@ -129,25 +123,20 @@ async def test_plain_values_are_gathered_as_they_are(plant: Plant) -> None:
         await alone.gather(value, 2)
 
 
-async def test_reduce_to_and_batch_reduce_to(plant: Plant) -> None:
+async def test_batch_reduce_to(plant: Plant) -> None:
     machine, strategy = planted(plant)
-    values = arrays.buffers(3, 3, (50,), SINGLE)
+    values, host = arrays.buffers(3, 3, (50,), SINGLE), PerReplica([np.ones(2)] * 3)
     value, wanted = per_replica(machine, values), reduce(ReduceOp.SUM, values)
-    alone = await strategy.extended.reduce_to("SUM", value, "GPU:2")
-    assert alone.ordinal == 1
-    assert_same_bits(alone.numpy(), wanted)
-    host = PerReplica([np.ones(2)] * 3)
     pairs = [({"x": value, "h": host}, ["GPU:1", "GPU:2"]), (value, value), (host, "CPU:0")]
     nest, everywhere, plain = await strategy.extended.batch_reduce_to("SUM", pairs)
-    assert [part.ordinal for part in nest["x"].values] == [0, 1]
-    assert [part.ordinal for part in everywhere.values] == ORDINALS
     assert isinstance(nest["h"], Mirrored)
     assert plain.tolist() == [3.0, 3.0]
-    for mirrored in (nest["x"], everywhere):
+    for mirrored, ordinals in ((nest["x"], [0, 1]), (everywhere, ORDINALS)):
         assert isinstance(mirrored, Mirrored)
+        assert [part.ordinal for part in mirrored.values] == ordinals
+        assert len({id(part.memory) for part in mirrored.values}) == len(ordinals)
         for part in mirrored.values:
             assert_same_bits(part.numpy(), wanted)
-    assert len({id(part.memory) for part in everywhere.values}) == 3
 
 
 async def test_broadcast_to(plant: Plant) -> None:
