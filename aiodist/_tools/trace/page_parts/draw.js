@@ -349,19 +349,11 @@ class Overview {
     this.levels = null;
   }
 
+  /** Return how much all replicas waited in each column: a raster of one row over the whole track. */
   count(track, columns) {
-    const { trace } = this, levels = new Float64Array(columns + 2), scale = columns / (track.end - track.begin);
-    for (const i of track.order) {
-      for (let j = trace.offset[i]; j < trace.offset[i + 1]; j += 1) {
-        const from = (trace.first[i] + trace.awaited[j] - track.begin) * scale, to = from + trace.wait[j] * scale;
-        if (!(to > from)) continue;
-        const a = Math.max(0, Math.floor(from)), b = Math.min(columns, Math.floor(to));
-        levels[a] += 1 - (from - a);
-        levels[a + 1] += from - a;
-        levels[b] -= 1 - (to - b);
-        levels[b + 1] -= to - b;
-      }
-    }
+    const raster = new Raster(), view = { track, begin: track.begin, scale: columns / (track.end - track.begin) };
+    raster.add(this.trace, view, 0, track.order.length, 0, track.lanes, columns, 1);
+    const levels = raster.covered;
     for (let x = 1; x < columns; x += 1) levels[x] += levels[x - 1];
     return levels;
   }

@@ -10,7 +10,6 @@ class Page {
     this.overview = new Overview(this.overviewCanvas, trace);
     this.state = { chosen: -1, hovered: null, lane: null, marked: null };
     this.frame = 0;
-    this.drawMillis = 0;
     fillFacts(trace);
     fillTrouble(trace, (run) => this.change(() => this.goToTrouble(run)));
     fillStragglers(trace, (replica) => this.change(() => this.showLane(replica)));
@@ -78,10 +77,8 @@ class Page {
 
   draw() {
     this.frame = 0;
-    const begin = performance.now();
     this.painter.draw(this.view, this.state);
     this.overview.draw(this.view, this.painter.colors, this.overviewCanvas.clientWidth, this.overviewCanvas.clientHeight);
-    this.drawMillis = performance.now() - begin;
     const { begin: from, end } = this.view, seen = `${formatTime(end - from)} seen`;
     this.canvas.setAttribute("aria-label", `Timeline of ${formatCount(this.view.track.lanes, "replica")}, ${seen}`);
   }
