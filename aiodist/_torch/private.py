@@ -34,27 +34,23 @@ torch: Final[Any] = load("torch")
 c10d: Final[Any] = load("torch.distributed.distributed_c10d")
 bindings: Final[Any] = load("torch._C._distributed_c10d")
 
-_OF_MODULE: Final = "_pg_map _pg_names _pg_group_ranks _pg_backend_config _group_count _tags_to_pg _pg_to_tag"
-_OF_WORLD: Final = "_default_pg _pg_coalesce_state _comms"
-_NEEDED: Final = [
-    # What a process group is made by, and where it is registered: torch calls these by name.
-    (c10d, "_new_process_group_helper _register_pg_in_world _find_pg_by_ranks_and_tag rendezvous _WorldMeta _world"),
-    # Registers of process groups in C++ that are one a thread.
-    (bindings, "_set_thread_isolation_mode"),
-    (c10d, _OF_MODULE),
-    (getattr(c10d, "_world", None), _OF_WORLD),
-]
-for _owner, _names in _NEEDED:
-    for _name in _names.split():
-        if not hasattr(_owner, _name):
-            raise ImportError(
-                f"torch {torch.__version__} has no {_name} in torch.distributed: this was tried with torch "
-                f"{' and '.join(TRIED)}"
-            )
-OF_EACH_RANK: Final = tuple(
-    (owner, name) for owner, names in ((c10d, _OF_MODULE), (c10d._world, _OF_WORLD)) for name in names.split()
-)
+_world_of_c10d: Final = getattr(c10d, "_world", None)
+OF_EACH_RANK: Final = (
+    *((c10d, name) for name in (
+        "_pg_map", "_pg_names", "_pg_group_ranks", "_pg_backend_config", "_group_count", "_tags_to_pg", "_pg_to_tag",
+    )),
+    *((_world_of_c10d, name) for name in ("_default_pg", "_pg_coalesce_state", "_comms")),
+)  # fmt: skip
 """Where `torch.distributed` keeps what it knows of a process's groups, as owners and names."""
+_CALLED: Final = (
+    "_new_process_group_helper", "_register_pg_in_world", "_find_pg_by_ranks_and_tag", "rendezvous", "_WorldMeta",
+)  # fmt: skip
+for _owner, _name in (*((c10d, _name) for _name in _CALLED), (bindings, "_set_thread_isolation_mode"), *OF_EACH_RANK):
+    if not hasattr(_owner, _name):
+        raise ImportError(
+            f"torch {torch.__version__} has no {_name} in torch.distributed: this was tried with torch "
+            f"{' and '.join(TRIED)}"
+        )
 
 
 def install(new_group: Any, rendezvous: Any) -> None:

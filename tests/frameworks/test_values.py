@@ -42,42 +42,31 @@ async def test_all_reduce_gives_what_it_gives_for_numpy(framework: Framework, op
     assert await on_each(3, program) == (True, True, True)
 
 
-async def test_other_collectives_give_the_framework_s_arrays(framework: Framework) -> None:
+async def test_collectives_give_the_framework_s_arrays(framework: Framework) -> None:
     async def program() -> tuple[Any, ...]:
         ctx, mine = here(), framework.make(numbers(replica(), 2))
+        nest = {"a": Pair(framework.make(np.ones(2, np.float32)), np.ones(1)), "b": [2.0, None]}
+        summed = await ctx.all_reduce("SUM", nest)
+        assert type(summed["a"].right) is np.ndarray
+        assert summed["b"] == [4.0, None]
+        empty = await ctx.all_reduce("SUM", framework.make(np.zeros((0, 2), np.float32)))
+        assert seen(empty).shape == (0, 2)
         got = (
             await ctx.all_gather(mine, 0),
             await ctx.broadcast(mine, 1),
             await ctx.reduce_scatter("SUM", mine),
             await ctx.all_to_all(mine),
+            summed["a"].left,
+            await ctx.all_reduce("SUM", framework.make(np.float32(replica()))),
+            await ctx.all_reduce("SUM", framework.make(numbers(replica(), 4, 4))[::2, 1:3]),
         )
         return tuple(to_list(framework, value) for value in got)
 
+    alike = [2, 2], 1.0, [[12, 14], [28, 30]]
     assert await on_each(2, program) == (
-        ([0, 1, 10, 11], [10, 11], [10], [0, 10]),
-        ([0, 1, 10, 11], [10, 11], [12], [1, 11]),
+        ([0, 1, 10, 11], [10, 11], [10], [0, 10], *alike),
+        ([0, 1, 10, 11], [10, 11], [12], [1, 11], *alike),
     )
-
-
-async def test_nest_holds_several_frameworks_arrays(framework: Framework) -> None:
-    async def program() -> Any:
-        nest = {"a": Pair(framework.make(np.ones(2, np.float32)), np.ones(1)), "b": [2.0, None]}
-        return await here().all_reduce("SUM", nest)
-
-    for got in await on_each(2, program):
-        assert to_list(framework, got["a"].left) == [2, 2]
-        assert type(got["a"].right) is np.ndarray
-        assert got["b"] == [4.0, None]
-
-
-async def test_arrays_without_dimension_and_with_strides(framework: Framework) -> None:
-    async def program() -> Any:
-        scalar = await here().all_reduce("SUM", framework.make(np.float32(replica())))
-        strided = await here().all_reduce("SUM", framework.make(numbers(replica(), 4, 4))[::2, 1:3])
-        empty = await here().all_reduce("SUM", framework.make(np.zeros((0, 2), np.float32)))
-        return to_list(framework, scalar), to_list(framework, strided), seen(empty).shape
-
-    assert await on_each(2, program) == ((1.0, [[12, 14], [28, 30]], (0, 2)),) * 2
 
 
 async def test_another_array_type_on_one_replica_is_a_mismatch(framework: Framework) -> None:
@@ -94,7 +83,7 @@ async def test_another_array_type_on_one_replica_is_a_mismatch(framework: Framew
     assert f"value['w']: {framework.name}.float32[3] on replicas 0 and 2, float32[3] on replica 1" in str(report)
 
 
-async def test_run_regroups_them_and_passes_components_on(framework: Framework) -> None:
+async def test_values_of_a_run_are_reduced_and_gathered_outside_of_it(framework: Framework) -> None:
     strategy = mirrored(2)
 
     async def make() -> Any:
@@ -103,26 +92,18 @@ async def test_run_regroups_them_and_passes_components_on(framework: Framework) 
     async def read(x: Any) -> Any:
         return to_list(framework, x)
 
-    made = await strategy.run(make)
-    assert isinstance(made["x"], PerReplica)
-    assert strategy.experimental_local_results(await strategy.run(read, (made["x"],))) == ([0, 1], [10, 11])
-
-
-async def test_reduce_and_gather_in_cross_replica_context(framework: Framework) -> None:
-    strategy = mirrored(2)
-    value = PerReplica([framework.make(numbers(0, 2)), framework.make(numbers(1, 2))])
-    ragged = PerReplica([framework.make(numbers(0, 2)), framework.make(numbers(1, 1))])
+    value = (await strategy.run(make))["x"]
+    assert isinstance(value, PerReplica)
+    assert strategy.experimental_local_results(await strategy.run(read, (value,))) == ([0, 1], [10, 11])
     assert to_list(framework, await strategy.reduce("SUM", value, None)) == [10, 12]
+    ragged = PerReplica([framework.make(numbers(0, 2)), framework.make(numbers(1, 1))])
     assert to_list(framework, await strategy.reduce("MEAN", ragged, 0)) == pytest.approx(11 / 3)
     assert to_list(framework, await strategy.gather(ragged, 0)) == [0, 1, 10]
-
-
-async def test_reduce_of_mixed_array_types_raises(framework: Framework) -> None:
     mixed = PerReplica([np.ones(2, np.float32), framework.make(np.ones(2, np.float32))])
     with pytest.raises(ValueError, match=f"replica 0's is NumPy array, replica 1's is {framework.name} array"):
-        await mirrored(2).reduce("SUM", mixed, None)
+        await strategy.reduce("SUM", mixed, None)
     with pytest.raises(ValueError, match="the same type"):
-        await mirrored(2).gather(mixed, 0)
+        await strategy.gather(mixed, 0)
 
 
 async def test_extended_puts_copies_on_each_destination(framework: Framework) -> None:

@@ -70,9 +70,6 @@ async def fails():
     raise LookupError("no such key")
 
 
-quits = sys.exit
-
-
 async def amain():
     await MirroredStrategy(["CPU:0", "CPU:1"]).run(train)
     await MirroredStrategy(["CPU:0", "CPU:1"]).run(train)
@@ -165,7 +162,6 @@ def check(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str]:
         ("program.py:train --replicas 4", 0, "4 replicas agreed in 4 collectives, in 20 schedules."),
         ("program.py:Trainer.step --replicas 2", 0, "2 replicas agreed in 1 collective, in 20 schedules."),
         ("program.py:main", 0, "2 replicas agreed in 8 collectives in 2 runs, in 20 schedules."),
-        ("program.py:amain --schedules 3", 0, "in 3 schedules."),
         ("package.module:inner --replicas 2", 0, "2 replicas agreed in 4 collectives"),
         ("program.py:train --replicas 1", 0, "1 replica agreed in 4 collectives, in 1 schedule (it leaves no choice)."),
         ("script.py:step --schedules 2", 0, "2 replicas agreed in 8 collectives in 2 runs, in 2 schedules."),
@@ -196,19 +192,15 @@ def test_check_ends_with_a_code(capsys: pytest.CaptureFixture[str], line: str, c
     [
         ("", "required: TARGET"),
         ("script.py", "expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION, got 'script.py'; it has size, step\n"),
-        ("unfinished.py", "expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION, got 'unfinished.py'\n"),
         ("program.py:train_ --replicas 2", "program has no function 'train_'; did you mean 'train'?"),
         ("program.py:Trainer.stop --replicas 2", "has no function 'Trainer.stop'; did you mean 'Trainer.step'?"),
-        (":train", "expected FILE.py:FUNCTION"),
         ("'pro gram:train'", "expected FILE.py:FUNCTION"),
         ("nowhere.py:train", "there is no file 'nowhere.py'"),
         ("nowhere:train", "there is no module 'nowhere' in "),
         ("package.nowhere:train", "there is no module 'package.nowhere' in "),
         ("program.py:nothing", "program has no function 'nothing'; it has train, race,"),
         ("program.py:train", "a function that is to run on replicas needs --replicas"),
-        ("program.py:quits", "the target ended without a run of a strategy"),
         ("program.py:on_trio", "runs on an event loop that the target chose itself"),
-        ("program.py:train --replicas 0", "expected a whole number of at least 1, got '0'"),
         ("program.py:train --replicas 10001", "expected a whole number from 1 to 10000"),
         ("program.py:train --schedules 0", "--schedules: expected"),
         ("program.py:train --timeout 0", "--timeout: expected a number of seconds above 0, got '0'"),
