@@ -93,11 +93,8 @@ class LeafExecutor:
 class DeviceRun:
     """Leaves on devices, on their way.
 
-    Args:
-        executor: what becomes of them.
-        columns: by leaf, the inputs.
-        takers: by leaf, the GPU, or the host, of each who gets a result.
-        outs: by leaf and taker, a buffer for the result; None where the taker passed none.
+    There are, by leaf, the inputs, and the GPU, or the host, of each who gets a result; and by leaf and taker a buffer
+    for the result, None where the taker passed none.
     """
 
     def __init__(
@@ -135,9 +132,8 @@ class DeviceRun:
     def work(self, result: Callable[[list[list[Any]]], Any]) -> Work:
         """Enqueue it, or return it as work where a kernel must be compiled first.
 
-        Args:
-            result: makes the result of those by leaf and taker, which are the frameworks' arrays, NumPy's in the host's
-                memory, and None for who passed a buffer; for the event loop's thread.
+        ``result`` makes the result, in the event loop's thread, of those by leaf and taker: the frameworks' arrays,
+        NumPy's in the host's memory, and None for who passed a buffer.
         """
         schedule = self._plan.schedule
         if not schedule.is_loaded() and any(array.stream == PER_THREAD_DEFAULT_STREAM for array in self._inputs):
@@ -293,16 +289,11 @@ def bring_down(
     op: ReduceOp | None = None,
     accumulate: Accumulate = "native",
 ) -> DeviceRun:
-    """Bring arrays down to page-locked memory of the host.
+    """Bring arrays down to page-locked memory of the host: by leaf, whose they are, and the inputs.
 
-    Args:
-        marks: by leaf, whose arrays they are.
-        columns: by leaf, the inputs.
-        taken: the places of those that are needed, which come one by one; None: one fold of all, in the accumulator's
-            dtype, so that nothing is rounded before the end.
-        devices: the names of logical devices on whose streams inputs may have been made.
-        op: how they are folded.
-        accumulate: the accumulator.
+    ``taken`` are the places of those that are needed, which come one by one; None is for one fold of all, in the
+    accumulator's dtype, so that nothing is rounded before the end. ``devices`` are logical ones on whose streams inputs
+    may have been made.
     """
     size = len(columns[0])
     plan = plans.all_reduce(size) if taken is None else LeafPlan(size, (), tuple([Result((n,)) for n in taken]))
@@ -317,14 +308,9 @@ def bring_up(
     devices: Sequence[str] = (),
     outs: Sequence[Sequence[DeviceArray | None]] | None = None,
 ) -> DeviceRun:
-    """Bring results up to GPUs.
+    """Bring results up to GPUs: by leaf, whose arrays they become, and one for all who take it, or one for each.
 
-    Args:
-        marks: by leaf, whose arrays they become.
-        columns: by leaf, one result for all who take it, or one for each; all from one call of `staged`.
-        takers: by leaf, the GPU of each.
-        devices: the names of logical devices on whose streams buffers may be used.
-        outs: by leaf and taker, a buffer for the result; None where the taker passed none.
+    All come from one call of `staged`. The rest is as in `bring_down` and `DeviceRun`.
     """
     each = [LeafPlan(len(column), (), tuple([Result((n,)) for n in range(len(column))])) for column in columns]
     return DeviceRun(
@@ -350,13 +336,8 @@ def to_host(
 ) -> Work:
     """Return the work that gives values, by position, as on the host; None of those that contribute nothing.
 
-    Args:
-        collective: what is asked for.
-        values: by position, what replicas contribute, with arrays on GPUs.
-        devices: their logical devices.
-        accumulate: the accumulator.
-        folded: arrays of GPUs are folded to one, a `Folded` in the first place, with None in the others.
-        needed: the positions of those whose arrays on GPUs are needed; None: of all.
+    With ``folded``, arrays on GPUs become one, a `Folded` in the first place, with None in the others. ``needed`` are
+    the positions of those whose arrays on GPUs are needed; None is for all.
     """
     spec = collective.spec
     assert spec is not None
@@ -390,12 +371,7 @@ def from_host(
 ) -> Work:
     """Return the work that gives each replica its result, on the GPUs that its own arrays came from.
 
-    Args:
-        collective: what was asked for.
-        values: by position, what replicas contributed; None for those that contributed nothing.
-        result: on the host: a leaf or a list of leaves for all, or a list of such, one for each.
-        devices: the replicas' logical devices.
-        outs: by position, buffers that the results are wanted in.
+    The result on the host is a leaf or a list of leaves for all, or a list of such by position.
     """
     spec, shared = collective.spec, collective.kind.shared
     assert spec is not None

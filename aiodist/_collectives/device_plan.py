@@ -60,9 +60,7 @@ class Leaf(NamedTuple):
 class Buffers:
     """The buffers on devices that takers passed for their results, by leaf and taker; None where they passed none.
 
-    Attributes:
-        arrays: the buffers, in the order of their numbers.
-        straight: results may be written into them while inputs are read.
+    They are ``straight`` where results may be written into them while inputs are read.
     """
 
     def __init__(self, outs: Sequence[Sequence[DeviceArray | None]], columns: Sequence[Column]) -> None:
@@ -95,15 +93,7 @@ class Buffers:
 
 
 class Planner:
-    """Works out what leaves come to.
-
-    Args:
-        leaves: what becomes of them.
-        columns: by leaf, the inputs. Those in the host's memory are in one piece.
-        takers: by leaf, the GPU, or the host, of each who gets a result.
-        rule: returns the rule that folds a dtype.
-        buffers: those that takers passed.
-    """
+    """Works out what leaves come to; for the arguments see `device.DeviceRun`. Inputs on the host are in one piece."""
 
     def __init__(
         self,

@@ -27,15 +27,11 @@ def executor(
     devices: tuple[str, ...] = (),
     targets: tuple[int, ...] | None = None,
 ) -> Executor:
-    """Return what carries out a collective.
+    """Return what carries out a collective, which has been checked, at so many positions.
 
-    Args:
-        collective: what is asked for, and has been checked.
-        size: how many positions there are.
-        absent: those that have joined, and take part with nothing.
-        accumulate: as in `aiodist_kernels.reduce`.
-        devices: by position, the replicas' logical devices, on whose streams arrays may have been made.
-        targets: the GPUs that get a result each of arrays on GPUs, instead of those that contribute.
+    Those that are absent have joined, and take part with nothing. ``devices`` are by position the replicas' logical
+    ones, on whose streams arrays may have been made; ``targets`` the GPUs that get a result each of arrays on GPUs,
+    instead of those that contribute.
     """
     if collective.spec is not None and has_device_arrays(collective.spec.marks):
         from aiodist._collectives.device import DeviceExecutor  # loaded where there are arrays on GPUs

@@ -226,15 +226,9 @@ class CudaCore:
         return memory
 
     def copy(self, device: int, to: int, target: int, by: int, source: int, nbytes: int) -> None:
-        """Copy on a device's own stream, to memory of a device from memory of another.
+        """Copy bytes on a device's own stream, to ``target`` on device ``to`` from ``source`` on device ``by``.
 
-        Args:
-            device: one of the two.
-            to: the device that ``target`` lies on, or `steps.HOST`.
-            target: where the bytes go.
-            by: the device that ``source`` lies on, or `steps.HOST`.
-            source: where they lie.
-            nbytes: how many they are.
+        The device is one of the two; the other may be the host, `steps.HOST`.
         """
         stream = self._handle(device)
         if to == HOST:

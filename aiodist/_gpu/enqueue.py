@@ -21,11 +21,7 @@ BOUND = 64
 
 
 class Completion:
-    """Work that was enqueued, and all memory that it uses.
-
-    Attributes:
-        keeps: what must live until it is done: inputs, results, tables, scratch memory.
-    """
+    """Work that was enqueued, and what must live until it is done: inputs, results, tables, scratch memory."""
 
     def __init__(self, driver: CudaCore, events: list[DeviceEvent], keeps: list[Any]) -> None:
         self._driver = driver
@@ -49,11 +45,7 @@ class Completion:
 class Queue:
     """Enqueues reductions and moves on a driver, for one thread at a time.
 
-    Args:
-        driver: the driver.
-
-    Attributes:
-        known: what callers have worked out for this driver; theirs to use.
+    ``known`` is what callers have worked out for this driver, and theirs to use.
     """
 
     def __init__(self, driver: CudaCore) -> None:
@@ -74,13 +66,9 @@ class Queue:
     def run(
         self, schedule: Schedule, streams: Iterable[DeviceStream], keeps: list[Any], begins: tuple[int, ...] = (0,)
     ) -> Completion:
-        """Enqueue a schedule; its kernels are loaded.
+        """Enqueue a schedule whose kernels are loaded, for arrays that begin there.
 
-        Args:
-            schedule: what to do.
-            streams: those on which inputs were made and results will be used.
-            keeps: owners of the inputs and results.
-            begins: where each array begins.
+        Inputs were made, and results will be used, on the ``streams``; ``keeps`` own them.
         """
         with self.driver.using():
             bound = self._bind(schedule, begins)

@@ -61,16 +61,9 @@ _NO_NUMBERS: Final = np.zeros(0, np.int64)
 
 
 class Schedule:
-    """Reductions and moves behind them, ready for addresses.
+    """Reductions and moves behind them, of so many arrays that have numbers, ready for addresses.
 
-    Args:
-        driver: the driver.
-        batches: what to reduce.
-        then: what to move, when all is reduced.
-        arrays: how many arrays have numbers.
-
-    Attributes:
-        kernels: what its launches need, each with a device.
+    Its ``kernels`` are what launches need, each with a device.
     """
 
     def __init__(self, driver: CudaCore, batches: Sequence[Batch], then: Sequence[Move], arrays: int) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from typing import Final, NamedTuple, TypeAlias
 
-from aiodist._arrays.device import strides_in_c_order
+from aiodist._arrays.device import has_gaps, strides_in_c_order
 from aiodist_kernels.cuda.forms import Form, Leaf, copying, form_for
 from aiodist_kernels.rules import DType, Rule, components
 
@@ -102,20 +102,17 @@ class Meet(NamedTuple):
 
 Step: TypeAlias = Launch | Copy | Rows | Meet
 Reaches: TypeAlias = Callable[[int, int], bool]
+"""Whether kernels on a device can read another's memory."""
+
 Allocate: TypeAlias = Callable[[int, int], int]
+"""Returns the address of scratch memory on a device, for so many bytes."""
 
 
 def reduce_steps(rule: Rule, jobs: Sequence[Job], reaches: Reaches, allocate: Allocate) -> list[Step]:
-    """Return the steps that reduce leaves.
+    """Return the steps that reduce leaves, of which all i-th inputs lie on one device, and so do all i-th outputs.
 
     Before the first of them, every device's stream must wait until all inputs are ready; after the last, whoever uses
     inputs or results must wait for all devices' streams.
-
-    Args:
-        rule: how each leaf is reduced.
-        jobs: the leaves; the i-th inputs of all lie on one device, and so do the i-th outputs.
-        reaches: whether kernels on a device can read another's memory.
-        allocate: returns the address of scratch memory on a device, for so many bytes.
     """
     devices = tuple(dict.fromkeys(place.device for place in jobs[0].inputs))
     elsewhere = {place.device for place in jobs[0].outputs} != set(devices)
@@ -268,10 +265,6 @@ def move_steps(moves: Sequence[Move], allocate: Allocate) -> list[Step]:
 
     What moves to another device, or to the host, must be there before the first step. What moves to the host, or from
     it, has no gaps there.
-
-    Args:
-        moves: the moves.
-        allocate: returns the address of scratch memory on a device, for so many bytes.
     """
     packs: list[Step] = []
     moves, steps = _with_the_host(moves, allocate)
@@ -379,5 +372,4 @@ def _merged(target: View, source: View) -> list[tuple[int, int, int]]:
 
 def has_no_gaps(view: View) -> bool:
     """Return whether elements lie one behind the other, in C's order."""
-    size = view.dtype.itemsize
-    return _merged(view, view) in ([], [(view.nbytes // size, size, size)])
+    return not has_gaps(view.shape, view.strides, view.dtype.itemsize)

@@ -99,14 +99,7 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """One kernel that a program will need.
-
-    Attributes:
-        op: the reduce op.
-        dtype: of the buffers.
-        count: the number of buffers.
-        accumulate: as in `reduce`.
-    """
+    """One kernel that a program will need, for so many buffers."""
 
     op: ReduceOp
     dtype: DType
