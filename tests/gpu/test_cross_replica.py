@@ -66,7 +66,7 @@ async def test_bits_of_the_host(
 ) -> None:
     machine, strategy = planted(plant, walls=walls, unloaded=unloaded)
     call, ordinals = CALLS[name]
-    shapes = [[(3, 5)] * 3, [(3, 5)] * 3]
+    shapes: list[list[tuple[int, ...]]] = [[(3, 5)] * 3, [(3, 5)] * 3]
     if name.endswith("along 0"):
         shapes[0] = [(2, 40), (0, 40), (5, 40)]
     elif name == "gather along 1":
