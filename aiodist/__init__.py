@@ -2,7 +2,6 @@
 
 import typing
 
-from aiodist._arrays.devices import set_logical_devices
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.slices import IndexedSlices
 from aiodist._arrays.values import DistributedValues, Mirrored, PerReplica
@@ -17,57 +16,71 @@ from aiodist._core.errors import (
     StallWarning,
     WorkerLostError,
 )
-from aiodist._core.recorder import RecordedCall, Recorder, RunRecord
-from aiodist._core.report import (
-    CallRecord,
-    CollectiveReport,
-    Divergence,
-    DivergenceKind,
-    Location,
-    Partition,
-    Reason,
-    ReplicaReport,
-    ReplicaState,
-)
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.handle import CollectiveHandle
-from aiodist._strategy.cross_device_ops import (
-    CollectiveHints,
-    CrossDeviceOps,
-    HierarchicalCopyAllReduce,
-    NcclAllReduce,
-    ReductionToOneDevice,
-)
-from aiodist._strategy.extended import StrategyExtended
-from aiodist._strategy.strategy import (
-    MirroredStrategy,
-    Strategy,
-    experimental_set_strategy,
-    get_replica_context,
-    get_strategy,
-    has_strategy,
-    in_cross_replica_context,
-)
-from aiodist._strategy.variable import Variable, VariableAggregation, VariableSynchronization
-from aiodist._tools.trace.trace import trace
 from aiodist._version import __version__ as __version__
 from aiodist_kernels import ReduceOp
 
 if typing.TYPE_CHECKING:
+    from aiodist._arrays.devices import set_logical_devices
+    from aiodist._core.recorder import RecordedCall, Recorder, RunRecord
+    from aiodist._core.report import (
+        CallRecord,
+        CollectiveReport,
+        Divergence,
+        DivergenceKind,
+        Location,
+        Partition,
+        Reason,
+        ReplicaReport,
+        ReplicaState,
+    )
     from aiodist._data.dataset import NumpyDataset
     from aiodist._data.distributed import DistributedDataset, DistributedIterator, InputContext, ValueContext
+    from aiodist._strategy.cross_device_ops import (
+        CollectiveHints,
+        CrossDeviceOps,
+        HierarchicalCopyAllReduce,
+        NcclAllReduce,
+        ReductionToOneDevice,
+    )
+    from aiodist._strategy.extended import StrategyExtended
     from aiodist._strategy.multi_worker import MultiWorkerMirroredStrategy
+    from aiodist._strategy.strategy import (
+        MirroredStrategy,
+        Strategy,
+        experimental_set_strategy,
+        get_replica_context,
+        get_strategy,
+        has_strategy,
+        in_cross_replica_context,
+    )
+    from aiodist._strategy.variable import Variable, VariableAggregation, VariableSynchronization
+    from aiodist._tools.trace.trace import trace
 else:
     _LATER = {
-        "MultiWorkerMirroredStrategy": "_strategy.multi_worker",
-        "NumpyDataset": "_data.dataset",
-        **dict.fromkeys(
-            ["DistributedDataset", "DistributedIterator", "InputContext", "ValueContext"], "_data.distributed"
-        ),
+        name: module
+        for module, names in {
+            "_arrays.devices": "set_logical_devices",
+            "_core.recorder": "RecordedCall Recorder RunRecord",
+            "_core.report": "CallRecord CollectiveReport Divergence DivergenceKind Location Partition Reason "
+            "ReplicaReport ReplicaState",
+            "_data.dataset": "NumpyDataset",
+            "_data.distributed": "DistributedDataset DistributedIterator InputContext ValueContext",
+            "_strategy.cross_device_ops": "CollectiveHints CrossDeviceOps HierarchicalCopyAllReduce NcclAllReduce "
+            "ReductionToOneDevice",
+            "_strategy.extended": "StrategyExtended",
+            "_strategy.multi_worker": "MultiWorkerMirroredStrategy",
+            "_strategy.strategy": "MirroredStrategy Strategy experimental_set_strategy get_replica_context "
+            "get_strategy has_strategy in_cross_replica_context",
+            "_strategy.variable": "Variable VariableAggregation VariableSynchronization",
+            "_tools.trace.trace": "trace",
+        }.items()
+        for name in names.split()
     }
 
     def __getattr__(name: str) -> object:
-        """Load what not every program needs for those who ask for it: several workers, and datasets."""
+        """Load what `import aiodist` leaves out, for those who ask for it: strategies, reports, datasets, traces."""
         if name not in _LATER:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module

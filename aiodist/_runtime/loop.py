@@ -137,6 +137,7 @@ class AsyncioLoop(_TaskLoop):
         turn of the loop, which costs as much as a small collective. Timers and I/O wait for a millisecond at most.
         """
         slot, over = self._woken.popleft(), self._over  # no argument: those of a callback are kept until it returns
+        future: Any = None
         resumed = began = None
         self._resumes = True
         try:
