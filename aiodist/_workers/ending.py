@@ -95,6 +95,9 @@ def finalise(mpi: Any, worker: int) -> None:
     """Bring MPI to its end, at that of the process, as far as it can be."""
     if os.getpid() != worker or mpi.Is_finalized():  # a child that the program has forked ends by itself
         return
+    if mpi.COMM_WORLD.Get_size() == 1:
+        mpi.Finalize()
+        return
     if last_error() is not None or WORKER_LOST in unfinished:
         return
     note("leaving")

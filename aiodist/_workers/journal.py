@@ -40,14 +40,14 @@ def note(kind: str, *words: str) -> None:
 def noted_rendezvous() -> Iterator[None]:
     """Note that this worker waits for the others, and how that ends."""
     note("waits")
+    end = "failed"
     try:
         yield
-    except BaseException:
-        note("failed")
-        raise
-    note("met")
-    for path in shared_memory(os.getpid()) if has_a_launcher() else ():
-        note("maps", path)
+        end = "met"
+    finally:
+        note(end)
+        for path in shared_memory(os.getpid()) if has_a_launcher() else ():
+            note("maps", path)
 
 
 def has_a_launcher() -> bool:

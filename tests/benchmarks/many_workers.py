@@ -3,7 +3,7 @@
 For each number of workers, one replica each: the seconds to construct all strategies and let them meet; of a run of
 nothing but its opening and its end; of a step, which is an `all_reduce` of 1 KiB on every worker, with the garbage
 collector on (the mean) and off (the least); from the step at which one worker diverges until every worker has raised
-the report, which must name that one, with the collector on; and the memory that a worker takes, at its most. All
+the report, which must name that one, with the collector off; and the memory that a worker takes, at its most. All
 workers share one thread, so that seconds are those of the processor, whatever else the machine does: a step's, divided
 by the number of workers, is what one of them spends on it.
 """
@@ -85,11 +85,11 @@ async def measure(workers: int) -> list[float]:
     collected = float(np.mean(await times(strategies)))
     gc.disable()
     a_step = min(await times(strategies))
-    gc.enable()
 
     marks: list[float] = []
     outcomes = await everywhere(strategies, diverging, workers // 2, marks)
     report = time.process_time() - marks[workers - 1]
+    gc.enable()
     for outcome in outcomes:
         assert isinstance(outcome, CollectiveMismatchError), outcome
         assert outcome.report.suspects == (workers // 2,)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy, get_replica_context
+from aiodist._workers.journal import shared_memory
 
 
 def say(word: str, *told: object) -> None:
@@ -37,7 +38,7 @@ def go_wrong(fault: str, seconds: float) -> None:
     if fault == "raises":
         raise ValueError("bad batch")
     if fault == "blocks its loop":
-        time.sleep(seconds + 4)
+        time.sleep(seconds + 2.5)
 
 
 async def replica(fault: str, seconds: float) -> None:
@@ -75,6 +76,7 @@ def ours(fault: str, seconds: float) -> None:
     """Run it on aiodist."""
     limit = seconds if fault in {"blocks its loop", "never arrives"} else None
     strategy = MultiWorkerMirroredStrategy(communication_options=CommunicationOptions(timeout_seconds=limit))
+    say("maps", *shared_memory(os.getpid()))
     try:
         asyncio.run(strategy.run(replica, (fault, seconds)))
     except Exception as error:  # noqa: BLE001  (whatever it is, it is what this worker is told)

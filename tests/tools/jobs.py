@@ -48,11 +48,11 @@ class Job:
     def end(self) -> int:
         """Wait for the end, after which nothing is left; return the exit code."""
         self.output += (self.process.communicate(timeout=LIMIT_SECONDS)[0] or b"").decode(errors="replace")
-        assert [name for process, name in _marked(self.mark) if not _ends(process)] == []
+        assert [name for process, name in marked(self.mark) if not _ends(process)] == []
         return self.process.returncode
 
 
-def _marked(mark: str) -> list[tuple[int, str]]:
+def marked(mark: str) -> list[tuple[int, str]]:
     """List the processes that have inherited a mark, as Linux shows them."""
     found = []
     for entry in Path("/proc").glob("[0-9]*") if sys.platform == "linux" else ():

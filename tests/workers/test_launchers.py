@@ -164,6 +164,7 @@ def test_worker_does_not_wait_for_one_that_has_failed(tmp_path: Path, monkeypatc
         return finalise
 
     monkeypatch.setattr(ending, "_of_library", of_library)
-    ending.finalise(SimpleNamespace(Is_finalized=lambda: False), os.getpid())
+    world = SimpleNamespace(Get_size=lambda: 2)
+    ending.finalise(SimpleNamespace(Is_finalized=lambda: False, COMM_WORLD=world), os.getpid())
     assert begun.is_set()
     may_end.set()

@@ -153,3 +153,19 @@ def test_communicators_of_the_programs_own_and_what_are_none() -> None:
     assert own == "3"
     assert group.startswith("TypeError: communicator must be an mpi4py.MPI.Intracomm")
     assert late.startswith("RuntimeError: the program has called MPI.Finalize already")
+
+
+def test_srun_whose_workers_do_not_find_each_other_is_told_with_what_to_type() -> None:
+    """What srun sets, without the protocol by which MPI would find the others, as where its `--mpi` is another one."""
+    variables = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
+    program = "import aiodist; aiodist.MultiWorkerMirroredStrategy()"
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True, text=True, check=False, env=environment(**variables), timeout=60,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert re.search(
+        r"RuntimeError: srun has started 2 workers \(SLURM_STEP_NUM_TASKS\), and \S.* knows of 1: .* Type srun "
+        r"--mpi=pmi2 for MPICH and srun --mpi=pmix for Open MPI .*`mpiexec -n 2 python program\.py`",
+        ended.stderr,
+    ), ended.stderr
