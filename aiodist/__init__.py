@@ -37,14 +37,14 @@ if typing.TYPE_CHECKING:
     )
     from aiodist._data.dataset import NumpyDataset
     from aiodist._data.distributed import DistributedDataset, DistributedIterator, InputContext, ValueContext
-    from aiodist._strategy.cross_device_ops import (
+    from aiodist._strategy.extended import (
         CollectiveHints,
         CrossDeviceOps,
         HierarchicalCopyAllReduce,
         NcclAllReduce,
         ReductionToOneDevice,
+        StrategyExtended,
     )
-    from aiodist._strategy.extended import StrategyExtended
     from aiodist._strategy.multi_worker import MultiWorkerMirroredStrategy
     from aiodist._strategy.strategy import (
         MirroredStrategy,
@@ -67,9 +67,8 @@ else:
             "ReplicaReport ReplicaState",
             "_data.dataset": "NumpyDataset",
             "_data.distributed": "DistributedDataset DistributedIterator InputContext ValueContext",
-            "_strategy.cross_device_ops": "CollectiveHints CrossDeviceOps HierarchicalCopyAllReduce NcclAllReduce "
-            "ReductionToOneDevice",
-            "_strategy.extended": "StrategyExtended",
+            "_strategy.extended": "CollectiveHints CrossDeviceOps HierarchicalCopyAllReduce NcclAllReduce "
+            "ReductionToOneDevice StrategyExtended",
             "_strategy.multi_worker": "MultiWorkerMirroredStrategy",
             "_strategy.strategy": "MirroredStrategy Strategy experimental_set_strategy get_replica_context "
             "get_strategy has_strategy in_cross_replica_context",

@@ -5,8 +5,7 @@ Modules, in order; each imports only from those above it and from lower floors:
 - `scope`: a strategy's cross-replica context, and what belongs there.
 - `variable`: `Variable`: its components, the assignments that change them, and how replicas create one together.
 - `reductions`: reductions, gatherings and copies outside of replicas: what takes part, and how they are carried out.
-- `cross_device_ops`: hints by TensorFlow's names.
-- `extended`: `StrategyExtended`.
+- `extended`: `StrategyExtended`, and hints by TensorFlow's names.
 - `warmup`: kernels compiled before they are needed.
 - `strategy`: `Strategy`, `MirroredStrategy`, the default one, and which is in force.
 - `across_workers`: what all workers do together outside of replicas, and for variables.

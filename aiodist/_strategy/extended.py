@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
+import numpy as np
 from anyio.lowlevel import checkpoint
 
-from aiodist._arrays.devices import resolve
+from aiodist._arrays.devices import canonical, resolve
 from aiodist._arrays.host import Array, ArrayLike
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, regroup, split
@@ -20,12 +21,76 @@ from aiodist._core.errors import ReplicaContextError
 from aiodist._runtime import requests as arguments
 from aiodist._runtime.current import current
 from aiodist._runtime.participant import Participant
-from aiodist._strategy.cross_device_ops import CrossDeviceOps, options_of
-from aiodist._strategy.reductions import COPY, Combination, combine, devices_of, reduction
+from aiodist._strategy.reductions import COPY, Combination, combine, is_foreign_array, reduction
 from aiodist._strategy.scope import HasReplicas, Scope, replicas_here, replicas_of, require_cross_replica
 from aiodist._strategy.variable import Variable, check_equal, state_of, update_differs, updated
 
-E = TypeVar("E", bound="StrategyExtended")
+# Cross-device ops by their TensorFlow names. In TensorFlow they choose an algorithm, and with it an order of additions;
+# here every reduction is a left fold in replica-id order, so they are hints, which never change a result.
+
+CollectiveHints = CommunicationOptions
+
+
+class CrossDeviceOps:
+    """A hint at how to reduce values across devices; the base class of the named ones."""
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({settings})"
+
+
+class ReductionToOneDevice(CrossDeviceOps):
+    """A hint by its TensorFlow name: reduce on one device, and copy the result to the others.
+
+    Args:
+        reduce_to_device: the device, or None.
+        accumulation_fn: None; the reduce op determines how values are combined.
+
+    Raises:
+        TypeError: ``reduce_to_device`` is not a string.
+        ValueError: ``reduce_to_device`` is misspelled, or ``accumulation_fn`` is not None.
+    """
+
+    def __init__(self, reduce_to_device: str | None = None, accumulation_fn: None = None) -> None:
+        if accumulation_fn is not None:
+            raise ValueError(
+                f"accumulation_fn must be None, got {accumulation_fn!r}; replicas' values are combined by the reduce "
+                "op alone. For a way of your own, gather them and combine what you get"
+            )
+        self.reduce_to_device: str | None = None if reduce_to_device is None else canonical(reduce_to_device)
+
+
+class _InPacks(CrossDeviceOps):
+    def __init__(self, num_packs: int = 1) -> None:
+        if isinstance(num_packs, bool) or not isinstance(num_packs, int):
+            raise TypeError(f"num_packs must be an int, got {num_packs!r}")
+        if num_packs < 0:
+            raise ValueError(f"num_packs must be 0 or more, got {num_packs}")
+        self.num_packs: int = num_packs
+
+
+class HierarchicalCopyAllReduce(_InPacks):
+    """A hint by its TensorFlow name: reduce inside groups of devices, then across the groups.
+
+    Args:
+        num_packs: how many packs to put small values into, 0 or more.
+
+    Raises:
+        TypeError: ``num_packs`` is not an int.
+        ValueError: ``num_packs`` is negative.
+    """
+
+
+class NcclAllReduce(_InPacks):
+    """A hint by its TensorFlow name; aiodist does not use NCCL. Arguments are those of `HierarchicalCopyAllReduce`."""
+
+
+for _class in (CrossDeviceOps, ReductionToOneDevice, HierarchicalCopyAllReduce, NcclAllReduce):
+    _class.__module__ = "aiodist"
+del _class
+
+
+# Updates of variables.
 
 
 class VariableComponent(ArrayLike):
@@ -75,13 +140,14 @@ class Update:
         self.components = list(self._before)
         self.results: list[Any] = []
 
-    async def make(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    async def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Update:
         """Call a function on each component, with its part of the arguments."""
         each = split((list(args), dict(kwargs)), len(self.components))
         for replica_id, (own_args, own_kwargs) in enumerate(each):
             result = fn(VariableComponent(self._variable, self.components, replica_id), *own_args, **own_kwargs)
             self.results.append(await result if inspect.isawaitable(result) else result)
         self._check_unchanged()
+        return self
 
     def apply(self) -> None:
         """Change the variable."""
@@ -199,7 +265,7 @@ class StrategyExtended:
             for pair in found:
                 if not isinstance(pair, (tuple, list)) or len(pair) != 2:
                     raise TypeError(f"value_destination_pairs must be pairs (value, destinations), got {pair!r}")
-            goals = [devices_of(destinations, self.devices) for _, destinations in found]
+            goals = [_devices_of(destinations, self.devices) for _, destinations in found]
             return operation, [value for value, _ in found], goals
 
         return await combine(self._required(what), what, make)
@@ -220,7 +286,7 @@ class StrategyExtended:
             ValueError, DeviceNotFoundError: for destinations, as `reduce_to`.
         """
         self._required("extended.broadcast_to")
-        goals = [devices_of(destinations, self.devices)]
+        goals = [_devices_of(destinations, self.devices)]
         copying = Combination(COPY, [value], self.devices, goals)
         await copying.carry_out(copying.taken)
         (result,) = copying.results()
@@ -266,21 +332,19 @@ class StrategyExtended:
         """
         strategy = self._required("extended.update")
         workers = replicas_of(strategy).sharing
+
+        async def make() -> Update:
+            self._check_own(variable)
+            if not callable(fn):
+                raise TypeError(f"extended.update expects a function, got {fn!r}")
+            checked = arguments.call_arguments(args, kwargs)
+            await checkpoint()
+            return await Update(variable).call(fn, *checked)
+
         with Scope(strategy):
-            make = partial(self._new_update, variable, fn, args, kwargs)
             update = await (make() if workers is None else workers.update(make, variable, workers.caller()))
             update.apply()
             return regroup(update.results, replicas=replicas_here(strategy)) if group else tuple(update.results)
-
-    async def _new_update(self, variable: Any, fn: Any, args: Any, kwargs: Any) -> Update:
-        self._check_own(variable)
-        if not callable(fn):
-            raise TypeError(f"extended.update expects a function, got {fn!r}")
-        args, kwargs = arguments.call_arguments(args, kwargs)
-        await checkpoint()
-        update = Update(variable)
-        await update.make(fn, args, kwargs)
-        return update
 
     def value_container(self, value: Any) -> Any:
         """Return the variable that a component in an update belongs to; anything else unchanged."""
@@ -321,17 +385,39 @@ class StrategyExtended:
             )
 
 
+def _devices_of(destinations: Any, replicas: Sequence[str]) -> tuple[str, ...]:
+    """Return the devices that are meant."""
+    if isinstance(destinations, (DistributedValues, Variable)):
+        if len(destinations.values) != len(replicas):
+            raise ValueError(
+                f"expected as destination a value with {len(replicas)} components, one for each replica, got "
+                f"{len(destinations.values)}"
+            )
+        return tuple(replicas)
+    if isinstance(destinations, str):
+        return resolve([destinations])
+    if len(replicas) == 1 and (isinstance(destinations, np.ndarray) or is_foreign_array(destinations)):
+        return tuple(replicas)
+    if not isinstance(destinations, Sequence):
+        raise TypeError(
+            "destinations must be a device such as 'CPU:0', a sequence of devices, a distributed value or a variable, "
+            f"got {destinations!r}"
+        )
+    return resolve(destinations)
+
+
 def new_extended(
-    cls: type[E],
-    devices: int | Sequence[str] | None,
-    options: CommunicationOptions | None,
-    order_check: str,
-    ops: CrossDeviceOps | None = None,
-) -> E:
+    devices: int | Sequence[str] | None, options: CommunicationOptions | None, order_check: str, ops: Any = None
+) -> StrategyExtended:
     """Return what a strategy extends, for arguments that a user gives to the strategy."""
     if options is not None and not isinstance(options, CommunicationOptions):
         raise TypeError(f"communication_options must be CommunicationOptions or None, got {options!r}")
-    return cls(resolve(devices), options_of(ops).merge(options), OrderCheck.parse(order_check))
+    if ops is not None and not isinstance(ops, CrossDeviceOps):
+        raise TypeError(
+            f"cross_device_ops must be CrossDeviceOps or None, got {ops!r}; e.g. aiodist.HierarchicalCopyAllReduce()"
+        )
+    hint = CommunicationOptions(implementation="nccl" if isinstance(ops, NcclAllReduce) else "auto")
+    return StrategyExtended(resolve(devices), hint.merge(options), OrderCheck.parse(order_check))
 
 
 def bind(extended: StrategyExtended, strategy: HasReplicas) -> None:

@@ -17,7 +17,7 @@ from aiodist._runtime import requests as arguments
 from aiodist._runtime.requests import function_of
 from aiodist._runtime.scheduler import Run
 from aiodist._strategy.across_workers import CallSite, Workers
-from aiodist._strategy.extended import StrategyExtended, new_extended
+from aiodist._strategy.extended import new_extended
 from aiodist._strategy.reductions import Make, combine
 from aiodist._strategy.strategy import Strategy
 from aiodist._workers.exchange import Moving
@@ -69,7 +69,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 'MultiWorkerMirroredStrategy(["CPU:0"], comm)'
             )
         ordered = choice("reduction", reduction, ("fast", "ordered")) == "ordered"
-        extended = new_extended(StrategyExtended, devices, communication_options, order_check)
+        extended = new_extended(devices, communication_options, order_check)
         super().__init__(extended)
         self._replicas = self._workers = Workers(communicator, extended, ordered=ordered)
         self._cluster: ClusterSettings | None = None
@@ -85,11 +85,6 @@ class MultiWorkerMirroredStrategy(Strategy):
     def _team(self) -> Team:
         """The workers; the first use waits for them."""
         return self._workers.team
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """How many replicas work in step, over all workers."""
-        return self._team.layout.replicas
 
     @property
     def cluster_resolver(self) -> ClusterSettings:
@@ -161,11 +156,6 @@ class MultiWorkerMirroredStrategy(Strategy):
         if failure is not None:
             raise failure
         return result
-
-    def _new_run(self, options: CommunicationOptions | None = None) -> Run:
-        extended, layout = self._extended, self._team.layout
-        merged = extended.communication_options.merge(options)
-        return Run(self, extended.devices, extended.order_check, merged, first=layout.offset, total=layout.replicas)
 
     async def _opened(self, run: Run, fn: Any, site: CallSite) -> RunSpan:
         """Return a run's span, once all workers have come to the run."""

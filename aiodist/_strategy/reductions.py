@@ -24,7 +24,6 @@ from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 import aiodist_kernels as kernels
 from aiodist._arrays import gpus, nests
 from aiodist._arrays.device import DeviceType
-from aiodist._arrays.devices import resolve
 from aiodist._arrays.frameworks import device_type_of
 from aiodist._arrays.host import Array, HostType, host_type_of
 from aiodist._arrays.leaves import LeafMark, LeafType, Spec, describe_leaf
@@ -550,27 +549,3 @@ def combine_parts(op: ReduceOp, operand: Operand, parts: Sequence[Part]) -> Arra
         # the mean of nothing is NaN, as in TensorFlow
         total = kernels.reduce(ReduceOp.SUM, arrays) / np.float64(sum(count for _, count in parts))
         return frozen(np.asarray(total.astype(result)))
-
-
-# Destinations.
-
-
-def devices_of(destinations: Any, replicas: Sequence[str]) -> tuple[str, ...]:
-    """Return the devices that are meant."""
-    if isinstance(destinations, (DistributedValues, Variable)):
-        if len(destinations.values) != len(replicas):
-            raise ValueError(
-                f"expected as destination a value with {len(replicas)} components, one for each replica, got "
-                f"{len(destinations.values)}"
-            )
-        return tuple(replicas)
-    if isinstance(destinations, str):
-        return resolve([destinations])
-    if len(replicas) == 1 and (isinstance(destinations, np.ndarray) or is_foreign_array(destinations)):
-        return tuple(replicas)
-    if not isinstance(destinations, Sequence):
-        raise TypeError(
-            "destinations must be a device such as 'CPU:0', a sequence of devices, a distributed value or a variable, "
-            f"got {destinations!r}"
-        )
-    return resolve(destinations)

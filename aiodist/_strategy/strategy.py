@@ -22,8 +22,7 @@ from aiodist._runtime.context import ReplicaContext, context_of
 from aiodist._runtime.current import CrossReplica, current
 from aiodist._runtime.participant import Participant
 from aiodist._runtime.scheduler import Call, Run, new_standing_run, run_replicas
-from aiodist._strategy.cross_device_ops import CrossDeviceOps
-from aiodist._strategy.extended import StrategyExtended, bind, new_extended
+from aiodist._strategy.extended import CrossDeviceOps, StrategyExtended, bind, new_extended
 from aiodist._strategy.reductions import Make, combine, gathering, reduction
 from aiodist._strategy.scope import (
     HasReplicas,
@@ -77,8 +76,8 @@ class Strategy(HasReplicas):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas work in step."""
-        return len(self._extended.devices)
+        """How many replicas work in step, over all workers."""
+        return self._replicas.share.replicas
 
     @property
     def extended(self) -> StrategyExtended:
@@ -141,8 +140,9 @@ class Strategy(HasReplicas):
         return await self._run_calls(self._new_run(arguments.options(options, None)), calls)
 
     def _new_run(self, options: CommunicationOptions | None = None) -> Run:
-        extended = self._extended
-        return Run(self, extended.devices, extended.order_check, extended.communication_options.merge(options))
+        extended, share = self._extended, self._replicas.share
+        merged = extended.communication_options.merge(options)
+        return Run(self, extended.devices, extended.order_check, merged, first=share.mine.start, total=share.replicas)
 
     def _new_standing_run(self) -> Run:
         return new_standing_run(self._new_run())
@@ -542,7 +542,7 @@ class MirroredStrategy(Strategy):
         communication_options: CommunicationOptions | None = None,
         order_check: str = "call_site",
     ) -> None:
-        super().__init__(new_extended(StrategyExtended, devices, communication_options, order_check, cross_device_ops))
+        super().__init__(new_extended(devices, communication_options, order_check, cross_device_ops))
 
 
 for _class in (Strategy, MirroredStrategy):

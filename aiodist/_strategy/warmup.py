@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import anyio.to_thread
@@ -13,16 +13,14 @@ from aiodist._arrays.leaves import describe_leaf
 from aiodist_kernels import Accumulate, KernelSpec, ReduceOp, warm
 from aiodist_kernels.rules import rule_for
 
-_COMMON = (np.dtype(np.float32), np.dtype(np.float64))
-_OPS = (ReduceOp.SUM, ReduceOp.MEAN)
-
 
 async def compile_kernels(values: Sequence[Any], devices: Sequence[str], accumulate: Accumulate) -> None:
     """Compile what SUM and MEAN of these nests over replicas on these devices need, in a worker thread."""
     for value in values:
         nests.register_dicts(value)
-    dtypes = {_dtype(leaf) for value in values for leaf in nests.flatten(value)[0]} if values else _COMMON
-    specs = [KernelSpec(op, dtype, len(devices), accumulate) for dtype in _ordered(dtypes) for op in _OPS]
+    leaves = [leaf for value in values for leaf in nests.flatten(value)[0]] if values else [np.float32(), np.float64()]
+    dtypes, ops = dict.fromkeys(map(_dtype, leaves)), (ReduceOp.SUM, ReduceOp.MEAN)
+    specs = [KernelSpec(op, dtype, len(devices), accumulate) for dtype in dtypes for op in ops]
     ordinals = sorted({gpus.logical.ordinal(device) for device in devices if device.startswith("GPU:")})
     if len(devices) > 1 and any(device.startswith("CPU:") for device in devices):
         try:
@@ -60,7 +58,3 @@ def _dtype(leaf: Any) -> np.dtype[Any]:
         found = describe_leaf(leaf)[1]
     native: np.dtype[Any] = found.newbyteorder("=")
     return native
-
-
-def _ordered(dtypes: Iterable[np.dtype[Any]]) -> list[np.dtype[Any]]:
-    return sorted(dtypes, key=lambda dtype: dtype.name)
