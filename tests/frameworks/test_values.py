@@ -45,7 +45,7 @@ async def test_all_reduce_gives_what_it_gives_for_numpy(framework: Framework, op
 async def test_collectives_give_the_framework_s_arrays(framework: Framework) -> None:
     async def program() -> tuple[Any, ...]:
         ctx, mine = here(), framework.make(numbers(replica(), 2))
-        nest = {"a": Pair(framework.make(np.ones(2, np.float32)), np.ones(1)), "b": [2.0, None]}
+        nest: Any = {"a": Pair(framework.make(np.ones(2, np.float32)), np.ones(1)), "b": [2.0, None]}
         summed = await ctx.all_reduce("SUM", nest)
         assert type(summed["a"].right) is np.ndarray
         assert summed["b"] == [4.0, None]
