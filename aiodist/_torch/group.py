@@ -19,6 +19,8 @@ from aiodist._torch.job import Job, Pending
 from aiodist._torch.kinds import Contribution, Tensor, call, op_name, parts
 from aiodist._torch.private import bindings, c10d, torch
 
+_SUM = c10d.ReduceOp.SUM
+
 
 class RankFuture(torch.futures.Future):  # type: ignore[misc]
     """The future of a collective; a rank that waits for it lets others run."""
@@ -190,15 +192,15 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         group = self._member.group
         name = None if op is None else op_name(getattr(op, "reduceOp", op))
         asked = call(kind, compared, op=name, root=None if root is None else group.key[0][root], rows=rows)
-        slot = self._job.post(group, self._member, Contribution(asked, inputs, outputs, -1 if root is None else root))
-        return RankWork(self._job, Pending(self._member, slot), outputs if result is None else result)
+        pending = self._job.post(self._member, Contribution(asked, inputs, outputs, -1 if root is None else root))
+        return RankWork(self._job, pending, outputs if result is None else result)
 
     def _cut(self, *tensors: Tensor) -> list[Tensor]:
         """Return as many equal parts of each tensor as there are ranks."""
         rows = [tensor if tensor.dim() else tensor.view(-1) for tensor in tensors]
         return [part for tensor in rows for part in parts(tensor, (), self._size)]
 
-    def allreduce(self, tensors: Any, opts: Any = c10d.ReduceOp.SUM, timeout: Any = None) -> RankWork:
+    def allreduce(self, tensors: Any, opts: Any = _SUM, timeout: Any = None) -> RankWork:
         tensors = _list(tensors)
         return self.post("all_reduce", tensors, tensors, tensors, op=opts)
 
@@ -209,9 +211,7 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         written = tensors if self.rank() != root else ()
         return self.post("broadcast", tensors, tensors, written, root=root, result=tensors)
 
-    def reduce(
-        self, tensors: Any, opts: Any = None, op: Any = c10d.ReduceOp.SUM, timeout: Any = None
-    ) -> RankWork:  # fmt: skip
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = _SUM, timeout: Any = None) -> RankWork:
         tensors, root, op = _list(tensors), _root(opts), getattr(opts, "reduceOp", op)
         written = tensors if self.rank() == root else ()
         return self.post("reduce", tensors, tensors, written, op=op, root=root, result=tensors)
@@ -252,17 +252,15 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         own = _list(outputs)
         return self.post("scatter", own, _list(inputs), own, root=_root(opts))
 
-    def reduce_scatter(
-        self, outputs: Any, inputs: Any, opts: Any = c10d.ReduceOp.SUM, timeout: Any = None
-    ) -> RankWork:  # fmt: skip
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = _SUM, timeout: Any = None) -> RankWork:
         own, values = _list(outputs), _list(inputs)
         alike = all(value.shape == own[0].shape for value in values)
         return self.post("reduce_scatter", own if alike else values, values, own, op=opts)
 
-    def reduce_scatter_single(self, output: Tensor, value: Tensor, opts: Any = c10d.ReduceOp.SUM) -> RankWork:
+    def reduce_scatter_single(self, output: Tensor, value: Tensor, opts: Any = _SUM) -> RankWork:
         return self.reduce_scatter_single_coalesced([output], [value], opts)
 
-    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = c10d.ReduceOp.SUM) -> RankWork:
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = _SUM) -> RankWork:
         return self.post("reduce_scatter", outputs, self._cut(*inputs), outputs, op=opts)
 
     _reduce_scatter_base = reduce_scatter_single

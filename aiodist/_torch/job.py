@@ -137,25 +137,26 @@ class Job:
 
     # Collectives.
 
-    def post(self, group: Group, member: Member, contribution: Contribution, sites: Sites | None = None) -> Collective:
+    def post(self, member: Member, contribution: Contribution, sites: Sites | None = None) -> Pending:
         """Let a member issue a collective, from where it calls if nothing else is said.
 
         Raises:
             CollectiveError: the job cannot go on.
         """
         self._check()
-        sites = sites or _here()
-        self._check_order(group, member, contribution.call, sites)
+        group, sites = member.group, sites or _here()
+        self._check_order(member, contribution.call, sites)
         slot = group.post(member, contribution.call, sites[0], 0, sites[1])
         assert isinstance(slot, Collective)
         slot.contributions[member.position] = contribution
         self.observer.posted(member, slot)
         if slot.matched:
-            self._complete(group, slot)
-        return slot
+            self._complete(slot)
+        return Pending(member, slot)
 
-    def _check_order(self, group: Group, member: Member, asked: Call, sites: Sites) -> None:
+    def _check_order(self, member: Member, asked: Call, sites: Sites) -> None:
         """Before the last member comes to a collective: doom it where the same places came in another order."""
+        group = member.group
         slot = group.open.get(member.sequence)
         if asked.shapes is None:  # a barrier: what came before is over
             self._orders.pop(group, None)
@@ -167,12 +168,12 @@ class Job:
                 self._swapped = group.key, slot.number - swapped + 1, slot.number
                 group.doom(slot.number)
 
-    def _complete(self, group: Group, slot: Collective) -> None:
+    def _complete(self, slot: Collective) -> None:
         try:
             compute([each for each in slot.contributions if each is not None])
         except Exception as error:  # noqa: BLE001  (what torch raises for these tensors, all ranks get)
             slot.error = error
-        group.complete(slot)
+        slot.group.complete(slot)
         self.collectives += 1
         self.observer.completed(slot)
         slot.contributions.clear()
@@ -249,21 +250,19 @@ class Job:
 
     def send(self, member: Member, to: int, tag: int, tensors: Sequence[Tensor]) -> Pending:
         """Let a member send tensors to the one of that rank."""
-        channel = self._channel(member.group, member.rank, to, tag)
-        end = channel.members[0]
+        end = self._channel(member.group, member.rank, to, tag).members[0]
         asked = call(MESSAGE, tensors, role=f"send(dst={member.group.key[0][to]})")
-        slot = self.post(channel, end, Contribution(asked, inputs=tensors))
+        pending = self.post(end, Contribution(asked, inputs=tensors))
         self._bind_any_source()
-        return Pending(end, slot)
+        return pending
 
     def receive(
         self, member: Member, source: int, tag: int, tensors: Sequence[Tensor], sites: Sites | None = None
     ) -> Pending:
         """Let a member receive tensors from the one of that rank."""
-        channel = self._channel(member.group, source, member.rank, tag)
-        end = channel.members[1]
+        end = self._channel(member.group, source, member.rank, tag).members[1]
         asked = call(MESSAGE, tensors, role=f"recv(src={member.group.key[0][source]})")
-        return Pending(end, self.post(channel, end, Contribution(asked, outputs=tensors), sites))
+        return self.post(end, Contribution(asked, outputs=tensors), sites)
 
     def receive_any(self, member: Member, tag: int, tensors: Sequence[Tensor]) -> Pending:
         """Let a member receive tensors from whoever sends some."""
