@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.text import Text
 
@@ -68,11 +68,16 @@ def count_up(trace: TraceFile) -> Statistics:
     for devices in trace.devices.values():
         for replica, device in devices.items():
             rows.setdefault(replica, ReplicaRow(replica, device))
-    progress = {number: _Progress(run) for number, run in trace.runs.items()}
+    progress = {
+        run.number: {
+            replica: _Progress(function.started, function.started, function.started - run.begin)
+            for replica, function in run.functions.items()
+        }
+        for run in trace.runs.values()
+    }
     for collective in trace.collectives:
         _count_site(sites, collective)
-        _count_replicas(rows, collective)
-        progress[collective.run].advance(collective, rows)
+        _count_replicas(rows, progress[collective.run], collective)
     by_wait = sorted(sites.values(), key=lambda row: (-row.wait_seconds, row.at))
     by_held_up = sorted(rows.values(), key=lambda row: (-row.held_up_seconds, -row.last, row.replica))
     return Statistics(by_wait, by_held_up)
@@ -90,46 +95,35 @@ def _count_site(sites: dict[tuple[str, str, str], SiteRow], collective: TracedCo
     row.largest_wait_seconds = max(row.largest_wait_seconds, *waits)
 
 
-def _count_replicas(rows: dict[int, ReplicaRow], collective: TracedCollective) -> None:
+@dataclass(slots=True)
+class _Progress:
+    """When a replica last called a collective and resumed from it, and how long after the others could have."""
+
+    called: float
+    resumed: float
+    late: float
+
+
+def _count_replicas(rows: dict[int, ReplicaRow], progress: dict[int, _Progress], collective: TracedCollective) -> None:
+    """Add how long each replica took to come to a collective, and whom that held up."""
+    completed, own, idle = collective.completed, list[float](), list[float]()
     for arrival in collective.arrivals:
-        row = rows[arrival.replica]
+        row, last = rows[arrival.replica], progress[arrival.replica]
+        had_resumed = last.resumed <= arrival.issued
+        own.append(max(0.0, arrival.issued - (max(last.resumed, last.called) if had_resumed else last.called)))
+        idle.append(max(0.0, completed - arrival.issued) + (last.late if had_resumed else 0.0))
         row.collectives += 1
         row.wait_seconds += arrival.wait / 1e6
-    if collective.error is None:
-        rows[collective.last].last += 1
-
-
-class _Progress:
-    """How far the replicas of a run are: when each last called and resumed, and how late it resumed."""
-
-    def __init__(self, run: TracedRun) -> None:
-        size = 1 + max(run.functions, default=-1)
-        self._called = np.full(size, run.begin)
-        for replica, function in run.functions.items():
-            self._called[replica] = function.started
-        self._resumed = self._called.copy()
-        self._late = self._called - run.begin
-
-    def advance(self, collective: TracedCollective, rows: dict[int, ReplicaRow]) -> None:
-        """Add to the rows how long each replica took to come to a collective, and whom that held up."""
-        arrivals = collective.arrivals
-        who = np.array([arrival.replica for arrival in arrivals])
-        issued = np.array([arrival.issued for arrival in arrivals])
-        resumed = self._resumed[who]
-        since = np.where(resumed <= issued, np.maximum(resumed, self._called[who]), self._called[who])
-        own = np.maximum(0.0, issued - since)
-        completed = collective.completed
-        idle = np.maximum(0.0, completed - issued) + np.where(resumed <= issued, self._late[who], 0.0)
-        for arrival, took in zip(arrivals, own.tolist(), strict=True):
-            rows[arrival.replica].own_seconds += took / 1e6
-        if len(who) > 1 and collective.error is None:
-            slowest = int(own.argmax())
-            beyond = float(own[slowest] - np.median(own))
-            idle[slowest] = 0.0
-            rows[arrivals[slowest].replica].held_up_seconds += float(np.minimum(idle, beyond).sum()) / 1e6
-        self._called[who] = issued
-        self._resumed[who] = [arrival.resumed for arrival in arrivals]
-        self._late[who] = np.maximum(0.0, self._resumed[who] - completed)
+        row.own_seconds += own[-1] / 1e6
+        last.called, last.resumed, last.late = arrival.issued, arrival.resumed, max(0.0, arrival.resumed - completed)
+    if collective.error is not None:
+        return
+    rows[collective.last].last += 1
+    if len(own) > 1:
+        slowest = own.index(max(own))
+        beyond, idle[slowest] = own[slowest] - median(own), 0.0
+        held_up = sum(min(each, beyond) for each in idle)
+        rows[collective.arrivals[slowest].replica].held_up_seconds += held_up / 1e6
 
 
 def outcome(run: TracedRun) -> str:

@@ -106,12 +106,8 @@ class Tracer:
             "python": sys.version.partition(" ")[0],
             "command": " ".join(sys.argv),
         }
-        try:
-            self._file.write(f'{{"displayTimeUnit":"ns","otherData":{json.dumps(about)},"traceEvents":[')
-            self._file.flush()  # or a fork of the process would write it once more
-        except BaseException as error:
-            self._file.__exit__(type(error), error, None)
-            raise
+        self._file.write(f'{{"displayTimeUnit":"ns","otherData":{json.dumps(about)},"traceEvents":[')
+        self._file.flush()  # or a fork of the process would write it once more
 
     def _write_out_if_full(self) -> None:
         if self.recording.arrivals >= KEPT_ARRIVALS and self._problem is None:

@@ -136,16 +136,6 @@ async def test_consecutive_runs_share_lanes_and_concurrent_ones_do_not(file: Pat
     assert runs == [(1, "run 1: replica"), (1, "run 2: replica"), (2, "run 3: replica"), (3, "run 4: replica")]
 
 
-async def test_concurrent_traces_see_their_own_runs(tmp_path: Path) -> None:
-    async def one(name: str, replicas: int) -> None:
-        await traced(tmp_path / name, reduce_twice, replicas)
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(one, "a.json", 2)
-        tasks.start_soon(one, "b.json", 3)
-    assert [len(collectives(events_of(tmp_path / name))) for name in ("a.json", "b.json")] == [4, 6]
-
-
 def test_trace_encloses_event_loops(file: Path) -> None:
     async def replica() -> None:
         await aiodist.get_replica_context().barrier()

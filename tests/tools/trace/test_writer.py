@@ -106,16 +106,6 @@ def fail(monkeypatch: pytest.MonkeyPatch, call: str, error: BaseException = FULL
     monkeypatch.setattr(call, failing)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="limits of files are POSIX")
-def test_disk_that_is_full_at_the_start_is_reported_and_keeps_nothing(tmp_path: Path) -> None:
-    program = (
-        "import resource, aiodist; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); aiodist.trace('x').__enter__()"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "OSError: [Errno 27]" in done.stderr
-    assert names(tmp_path) == []
-
-
 @pytest.mark.parametrize(
     ("call", "error"), [("os.fsync", FULL), ("pathlib.Path.replace", FULL), ("os.fsync", KeyboardInterrupt())]
 )
