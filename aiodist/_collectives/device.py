@@ -25,6 +25,7 @@ from aiodist._arrays.device import DeviceArray, DeviceType, DType, Spec
 from aiodist._arrays.frameworks import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM
 from aiodist._arrays.host import HostType
 from aiodist._arrays.leaves import LeafMark
+from aiodist._arrays.leaves import Spec as NestSpec
 from aiodist._collectives import plan as plans
 from aiodist._collectives.device_plan import BYTE, Buffers, Column, DevicePlan, Leaf, Planner, room
 from aiodist._collectives.host import HostExecutor
@@ -44,7 +45,7 @@ Array = np.ndarray[Any, Any]
 KEPT: Final = 256
 """How many plans are kept."""
 
-_SITE = attrgetter("ordinal", "stream")
+_ADDRESS, _ORDINAL, _STREAM = map(attrgetter, ("address", "ordinal", "stream"))
 
 
 def _on_host(specs: Sequence[Spec]) -> tuple[int, list[DeviceArray]]:
@@ -93,37 +94,36 @@ class LeafExecutor:
 class DeviceRun:
     """Leaves on devices, on their way.
 
-    There are, by leaf, the inputs, and the GPU, or the host, of each who gets a result; and by leaf and taker a buffer
-    for the result, None where the taker passed none.
+    There are, by leaf, the inputs, and the GPU, or the host, of each who gets a result (None for those where the inputs
+    are); and by leaf and taker a buffer for the result, None where the taker passed none.
     """
 
     def __init__(
         self,
         executor: LeafExecutor,
         columns: Sequence[Column],
-        takers: Sequence[Sequence[int]],
+        takers: Sequence[Sequence[int]] | None = None,
         outs: Sequence[Sequence[DeviceArray | None]] | None = None,
     ) -> None:
         self._queue = enqueue.queue()
         self._executor = executor
-        self._columns = columns
-        self._buffers = None if outs is None else Buffers(outs, columns)
-        self._inputs = [array for column in columns for array in column]
-        self._plan = self._known_plan(takers)
-        self._made: list[Any] = []
-        self._landing, self._landed = _on_host(self._plan.landing) if self._plan.landing else (0, [])
-
-    def _known_plan(self, takers: Sequence[Sequence[int]]) -> DevicePlan:
-        executor, known, buffers = self._executor, self._queue.known, self._buffers
-        specs = tuple([(array.shape, array.dtype) for array in self._inputs]) if executor.ragged else None
+        self._arrays = [array for column in columns for array in column]
+        specs = tuple([(array.shape, array.dtype) for array in self._arrays]) if executor.ragged else None
+        buffers = None if outs is None else Buffers(outs, columns)
         layout = None if buffers is None else buffers.layout()
-        key = executor, tuple([array.ordinal for array in self._inputs]), specs, tuple(map(tuple, takers)), layout
+        self._arrays += [] if buffers is None else buffers.arrays
+        self._ordinals = tuple(map(_ORDINAL, self._arrays))
+        key = executor, self._ordinals, specs, None if takers is None else tuple(map(tuple, takers)), layout
+        known = self._queue.known
         found: DevicePlan | None = known.get(key)
         if found is None:
-            found = known[key] = Planner(executor.leaves, self._columns, takers, executor.rule, buffers).plan()
+            takers = takers or [list(map(_ORDINAL, column)) for column in columns]
+            found = known[key] = Planner(executor.leaves, columns, takers, executor.rule, buffers).plan()
             if len(known) > KEPT:
                 del known[next(iter(known))]
-        return found
+        self._plan = found
+        self._made: list[Any] = []
+        self._landing, self._landed = _on_host(self._plan.landing) if self._plan.landing else (0, [])
 
     def landed(self) -> list[list[Array]]:
         """Return what comes to the host, by leaf and taker; it is there when the work is done."""
@@ -136,7 +136,7 @@ class DeviceRun:
         NumPy's in the host's memory, and None for who passed a buffer.
         """
         schedule = self._plan.schedule
-        if not schedule.is_loaded() and any(array.stream == PER_THREAD_DEFAULT_STREAM for array in self._inputs):
+        if not schedule.is_loaded() and PER_THREAD_DEFAULT_STREAM in map(_STREAM, self._arrays):
             self._queue.load(schedule)  # a worker thread would have another stream of that name
         if schedule.is_loaded():
             completion = self._enqueue()
@@ -148,18 +148,14 @@ class DeviceRun:
         self._enqueue().wait()
 
     def _enqueue(self) -> Completion:
-        begins = [array.address for array in self._inputs]
-        foreign = set(map(_SITE, self._inputs))
-        if self._buffers is not None:
-            begins += [buffer.address for buffer in self._buffers.arrays]
-            foreign |= set(map(_SITE, self._buffers.arrays))
-        foreign |= self._make(begins)
+        begins = list(map(_ADDRESS, self._arrays))
+        foreign = set(zip(self._ordinals, map(_STREAM, self._arrays), strict=True)) | self._make(begins)
         named = sorted({(ordinal, handle or LEGACY_DEFAULT_STREAM) for ordinal, handle in foreign if ordinal != HOST})
         driver = self._queue.driver
         with enqueue.enqueuing, driver.using():
             streams = [driver.foreign_stream(ordinal, handle) for ordinal, handle in named]
             streams += [stream for name in self._executor.devices if (stream := driver.used_stream(name)) is not None]
-            keeps = [self._inputs, self._buffers, self._made, self._landed]
+            keeps = [self._arrays, self._made, self._landed]
             return self._queue.run(self._plan.schedule, streams, keeps, tuple(begins))
 
     def _make(self, begins: list[int]) -> set[tuple[int, int]]:
@@ -186,11 +182,39 @@ class DeviceRun:
             if mark.finishes:
                 for place, array in zip(places, mark.finish([made[place] for place in places]), strict=True):
                     made[place] = array
-        self._inputs, self._columns = [], []
+        self._arrays = []
         return [
             [None if n is None else made[n] if n >= 0 else landed[-1 - n].owner for n in numbers]
             for numbers in self._plan.results
         ]
+
+
+def _columns(single: bool, values: Sequence[Any], positions: Sequence[int]) -> list[Sequence[Any]]:
+    """Return by leaf what those at some positions contribute."""
+    rows = [values[position] for position in positions]
+    return [rows] if single else list(zip(*rows, strict=True))
+
+
+def _nests(single: bool, columns: Sequence[Sequence[Any]], positions: Sequence[int], size: int) -> list[Any]:
+    """Return by position, with None for all others, what those at some positions get of every leaf."""
+    nests: list[Any] = [None] * size
+    rows = columns[0] if single else map(list, zip(*columns, strict=True))
+    for position, row in zip(positions, rows, strict=True):
+        nests[position] = row
+    return nests
+
+
+def _buffers(outs: Outs | None, positions: Sequence[int], there: Sequence[int]) -> list[list[Any]] | None:
+    """Return by leaf on devices the buffers of those at some positions, None for who passed none."""
+    if not outs:
+        return None
+    passed = [outs.get(position) for position in positions]
+    return [[None if found is None else found[place] for found in passed] for place in there]
+
+
+def _there(spec: NestSpec) -> dict[int, DeviceType]:
+    """Return the places of leaves on devices, and whose they are."""
+    return {place: mark for place, mark in enumerate(spec.marks) if isinstance(mark, DeviceType)}
 
 
 class DeviceExecutor:
@@ -212,70 +236,53 @@ class DeviceExecutor:
     ) -> None:
         spec = collective.spec
         assert spec is not None
-        marks = spec.marks
         self._positions = [position for position in range(size) if position not in absent]
-        self._size, self._targets, self._single = size, targets, spec.single
-        self._there = [place for place, mark in enumerate(marks) if isinstance(mark, DeviceType)]
-        self._here = [place for place, mark in enumerate(marks) if not isinstance(mark, DeviceType)]
-        of_leaves = collective.without(absent).plans(len(self._positions))
-        leaves = [Leaf(mark, of_leaves[place]) for place, mark in enumerate(marks) if isinstance(mark, DeviceType)]
+        self._targets, self._single = targets, spec.single
+        self._takers: Sequence[int] = self._positions if targets is None else range(len(targets))
+        self._size = size if targets is None else len(targets)
+        collective = collective.without(absent)
+        there, of_leaves = _there(spec), collective.plans(len(self._positions))
+        leaves = [Leaf(mark, of_leaves[place]) for place, mark in there.items()]
         ragged = any(None in shape for shape in spec.shapes)
         self._leaves = LeafExecutor(leaves, collective.op, accumulate, devices, ragged=ragged)
-        self._host = HostExecutor(collective.of(self._here), size, absent, accumulate) if self._here else None
+        self._there = list(there)
+        self._here = [place for place in range(len(of_leaves)) if place not in there]
+        self._host = None
+        if self._here:
+            self._host = HostExecutor(collective.of(self._here), len(self._positions), (), accumulate)
 
     def run(self, values: Sequence[Any], outs: Outs | None = None) -> Work:
         """Carry it out; what it takes and gives is as `HostExecutor.general` says."""
-        rows = [[value] for value in values] if self._single else values
-        present = [rows[position] for position in self._positions]
-        columns = [[row[place] for row in present] for place in self._there]
-        takers = [self._targets or [array.ordinal for array in column] for column in columns]
-        wanted = None
-        if outs:
-            buffers = [outs.get(position) for position in self._positions]
-            wanted = [[None if found is None else found[place] for found in buffers] for place in self._there]
-        on_host = self._run_host(rows, outs or {})
-        work = DeviceRun(self._leaves, columns, takers, wanted).work(self._collected)
-        if on_host is None:
-            return work
-        phases = on_host.phases if type(on_host) is Work else []
-        there, ready = work.result, None if phases else work.ready
-        return Work(
-            [*phases, *work.phases],
-            lambda: self._joined(there(), on_host.result() if type(on_host) is Work else on_host),
-            ready,
-        )
+        columns = _columns(self._single, values, self._positions)
+        there = [columns[place] for place in self._there]
+        takers = None if self._targets is None else [self._targets] * len(there)
+        on_host = self._run_host(columns, outs or {})
 
-    def _run_host(self, rows: Sequence[Any], outs: Outs) -> Any:
+        def result(by_leaf: Sequence[Sequence[Any]]) -> list[Any]:
+            if self._here:
+                here = self._columns_here(on_host.result() if type(on_host) is Work else on_host)
+                made = dict(zip(self._there, by_leaf, strict=True)) | dict(zip(self._here, here, strict=True))
+                by_leaf = [made[place] for place in range(len(made))]
+            return _nests(self._single, by_leaf, self._takers, self._size)
+
+        work = DeviceRun(self._leaves, there, takers, _buffers(outs, self._positions, self._there)).work(result)
+        return Work([*on_host.phases, *work.phases], work.result) if type(on_host) is Work else work
+
+    def _run_host(self, columns: Sequence[Sequence[Any]], outs: Outs) -> Any:
         """Carry out the leaves on the host."""
         if self._host is None:
             return None
-        some = [[row[place] for place in self._here] if row is not None else None for row in rows]
-        buffers = {position: [found[place] for place in self._here] for position, found in outs.items()}
-        return self._host.run(some, buffers or None)
+        passed = [(taker, outs.get(position)) for taker, position in enumerate(self._positions)]
+        buffers = {taker: [found[place] for place in self._here] for taker, found in passed if found is not None}
+        return self._host.run(list(zip(*[columns[place] for place in self._here], strict=True)), buffers or None)
 
-    def _collected(self, by_leaf: list[list[Any]]) -> list[Any]:
-        """Return results by target, or by position."""
-        found = [list(row) for row in zip(*by_leaf, strict=True)]
-        if self._single:
-            found = [row[0] for row in found]
-        if self._targets is not None:
-            return found
-        results: list[Any] = [None] * self._size
-        for position, row in zip(self._positions, found, strict=True):
-            results[position] = row
-        return results
-
-    def _joined(self, there: list[Any], here: Any) -> list[Any]:
-        """Return results with leaves on devices and on the host."""
+    def _columns_here(self, result: Any) -> list[Sequence[Any]]:
+        """Return by leaf on the host what each taker gets: None where it passed a buffer."""
         assert self._host is not None
-        joined: list[Any] = [None] * len(there)
-        for position, row in enumerate(there):
-            if row is not None:
-                own = here if self._host.shared else here[position]
-                leaves = dict(zip(self._there, row, strict=True))
-                leaves |= dict(zip(self._here, own if own is not None else [None] * len(self._here), strict=True))
-                joined[position] = [leaves[place] for place in range(len(leaves))]
-        return joined
+        if self._host.shared:
+            return [[leaf] * len(self._takers) for leaf in result]
+        nothing = [None] * len(self._here)
+        return list(zip(*[nothing if row is None else row for row in result], strict=True))
 
 
 # Between devices and the host.
@@ -341,29 +348,25 @@ def to_host(
     """
     spec = collective.spec
     assert spec is not None
-    there = [place for place, mark in enumerate(spec.marks) if isinstance(mark, DeviceType)]
+    there, single = _there(spec), spec.single
     present = [position for position, value in enumerate(values) if value is not None]
-    rows = [[values[position]] if spec.single else list(values[position]) for position in present]
-    columns = [[row[place] for row in rows] for place in there]
+    columns = _columns(single, values, present)
     taken = None
     if not folded:
         taken = [place for place, position in enumerate(present) if needed is None or position in needed]
-    marks = [mark for mark in spec.marks if isinstance(mark, DeviceType)]
 
     def landed(by_leaf: list[list[Any]]) -> list[Any]:
-        for place, column, found in zip(there, columns, by_leaf, strict=True):
-            for row in rows:
-                row[place] = None
+        for place, found in zip(there, by_leaf, strict=True):
+            arrays: list[Any] = [None] * len(present)
             if taken is None:
-                rows[0][place] = Folded(found[0], column[0].dtype)
+                arrays[0] = Folded(found[0], columns[place][0].dtype)
             for source, array in zip(taken or (), found, strict=False):
-                rows[source][place] = array
-        results: list[Any] = [None] * len(values)
-        for position, row in zip(present, rows, strict=True):
-            results[position] = row[0] if spec.single else row
-        return results
+                arrays[source] = array
+            columns[place] = arrays
+        return _nests(single, columns, present, len(values))
 
-    return bring_down(marks, columns, taken, devices, collective.op, accumulate).work(landed)
+    arrays_there = [columns[place] for place in there]
+    return bring_down(list(there.values()), arrays_there, taken, devices, collective.op, accumulate).work(landed)
 
 
 def from_host(
@@ -375,40 +378,33 @@ def from_host(
     """
     spec, shared = collective.spec, collective.kind.shared
     assert spec is not None
-    there = [place for place, mark in enumerate(spec.marks) if isinstance(mark, DeviceType)]
+    there, single, marks = _there(spec), spec.single, spec.marks
     present = [position for position, value in enumerate(values) if value is not None]
-    results = [result] if shared else [result[position] for position in present]
-    columns = list(zip(*([row] if spec.single else row for row in results), strict=True))
+    columns = _columns(single, [result], [0]) if shared else _columns(single, result, present)
     copies = iter(staged([np.asarray(leaf) for place in there for leaf in columns[place]]))
     sources = [[next(copies) for _ in columns[place]] for place in there]
-    brought = [[values[position]] if spec.single else values[position] for position in present]
-    takers = [[row[place].ordinal for row in brought] for place in there]
-    buffers = [(outs or {}).get(position) for position in present]
-    wanted = [[None if found is None else found[place] for found in buffers] for place in there] if outs else None
-    marks = [mark for mark in spec.marks if isinstance(mark, DeviceType)]
+    inputs = _columns(single, values, present)
+    takers = [[array.ordinal for array in inputs[place]] for place in there]
+    passed = [(outs or {}).get(position) for position in present]
 
     def launched(by_leaf: list[list[Any]]) -> list[Any]:
-        found: dict[int, Sequence[Any]] = dict(zip(there, by_leaf, strict=True))
-        for place, mark in enumerate(spec.marks):
-            if place not in found:
-                found[place] = _given(mark, columns[place], shared, [b if b is None else b[place] for b in buffers])
-        rows: list[Any] = [None] * len(values)
-        for taker, position in enumerate(present):
-            row = [found[place][taker] for place in range(len(found))]
-            rows[position] = row[0] if spec.single else row
-        return rows
+        made = dict(zip(there, by_leaf, strict=True))
+        for place, column in enumerate(columns):
+            if place not in made:
+                made[place] = _given(marks[place], column, shared, [each and each[place] for each in passed])
+        return _nests(single, [made[place] for place in range(len(made))], present, len(values))
 
-    return bring_up(marks, sources, takers, devices, wanted).work(launched)
+    buffers = _buffers(outs, present, list(there))
+    return bring_up(list(there.values()), sources, takers, devices, buffers).work(launched)
 
 
-def _given(mark: LeafMark, column: Sequence[Any], shared: bool, buffers: Sequence[Any]) -> Sequence[Any]:
+def _given(mark: LeafMark, column: Sequence[Any], shared: bool, buffers: Sequence[Any]) -> list[Any]:
     """Return each replica's result of a leaf on the host, which is in its buffer where it passed one."""
-    if shared:
-        count = len(buffers)
-        column = mark.give_each(column[0], count) if isinstance(mark, HostType) else [column[0]] * count
-    elif isinstance(mark, HostType):
-        column = [mark.give(leaf) for leaf in column]
-    for leaf, buffer in zip(column, buffers, strict=True):
+    if not isinstance(mark, HostType):
+        found = [column[0]] * len(buffers) if shared else list(column)
+    else:
+        found = mark.give_each(column[0], len(buffers)) if shared else [mark.give(leaf) for leaf in column]
+    for leaf, buffer in zip(found, buffers, strict=True):
         if buffer is not None:
             np.copyto(buffer, leaf)
-    return column
+    return found
