@@ -91,29 +91,6 @@ async def test_error_of_the_source_arrives_with_its_traceback(asynchronous: bool
     assert await anext(iterator, None) is None
 
 
-async def later(_: Any) -> Any:
-    return BATCHES
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "text"),
-    [
-        ("experimental_distribute_dataset", (None,), "expected an iterable or async iterable of batches"),
-        ("experimental_distribute_dataset", (anyio.sleep,), "expected an iterable or async iterable of batches"),
-        ("experimental_distribute_dataset", ([], "fast"), "options must be None"),
-        ("distribute_datasets_from_function", (lambda _: [], "fast"), "options must be None"),
-        ("distribute_datasets_from_function", (lambda _: None,), "expected an iterable or async iterable"),
-        ("distribute_datasets_from_function", (BATCHES,), "dataset_fn must be a function of one InputContext"),
-        ("distribute_datasets_from_function", (later,), "dataset_fn must be a plain function, got the coroutine fun"),
-        ("experimental_distribute_values_from_function", (later,), "value_fn must be a plain function"),
-        ("experimental_make_numpy_dataset", (np.zeros(2), "s"), "session must be None"),
-    ],
-)
-async def test_what_makes_no_dataset_is_refused_at_the_call(name: str, arguments: tuple[Any, ...], text: str) -> None:
-    with pytest.raises(TypeError, match=text):
-        getattr(mirrored(2), name)(*arguments)
-
-
 @pytest.mark.parametrize("step", [iter, aiter, next, anext])
 async def test_iterating_inside_a_replica_is_refused_with_the_reason(step: Callable[[Any], Any]) -> None:
     strategy = mirrored(2)

@@ -116,37 +116,3 @@ def test_repr_tells_the_stages_and_how_many_batches_are_made_ahead() -> None:
         made = dataset(4).prefetch(first) if first else dataset(4)
         made = made.shuffle(1).batch(2).repeat(3)
         assert repr(made.prefetch(then) if then else made) == f"<NumpyDataset: 4 examples, {stages}, 2 ahead>"
-
-
-@pytest.mark.parametrize(
-    ("arrays", "error", "text"),
-    [
-        ((np.zeros(2), np.zeros(3)), ValueError, r"numpy_input\[0\] has 2, numpy_input\[1\] has 3"),
-        (np.zeros(()), ValueError, "numpy_input must have a first axis"),
-        ({"x": [1, 2]}, TypeError, r"numpy_input\['x'\]\[0\] must be an array"),
-        ({}, ValueError, "at least one array"),
-        (memoryview(b"ab"), TypeError, "numpy_input must be a NumPy array"),
-    ],
-)
-def test_what_is_no_dataset_is_refused(arrays: Any, error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
-        mirrored(2).experimental_make_numpy_dataset(arrays)
-
-
-@pytest.mark.parametrize(
-    ("method", "argument", "error", "text"),
-    [
-        ("shuffle", -1, ValueError, "seed must be at least 0, got -1"),
-        ("shuffle", None, TypeError, "seed must be an int, got None"),
-        ("batch", 0, ValueError, "n must be at least 1, got 0"),
-        ("batch", 2.0, TypeError, "n must be an int"),
-        ("batch", True, TypeError, "n must be an int"),
-        ("repeat", -1, ValueError, "k must be at least 0, got -1"),
-        ("prefetch", 0, ValueError, "k must be at least 1, got 0"),
-    ],
-)
-def test_arguments_are_checked_at_the_call(method: str, argument: Any, error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
-        getattr(dataset(), method)(argument)
-    with pytest.raises(ValueError, match=r"shuffle\(seed\) before \.repeat"):
-        dataset().repeat().batch(2).shuffle(0)

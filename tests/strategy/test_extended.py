@@ -13,7 +13,6 @@ from aiodist import (
     CollectiveHints,
     CommunicationOptions,
     CrossDeviceOps,
-    DeviceNotFoundError,
     HierarchicalCopyAllReduce,
     Mirrored,
     MirroredStrategy,
@@ -21,8 +20,6 @@ from aiodist import (
     PerReplica,
     ReductionToOneDevice,
     ReplicaContextError,
-    Strategy,
-    StrategyExtended,
     Variable,
 )
 from tests.runtime.programs import here, mirrored, replica
@@ -50,28 +47,6 @@ async def test_reduce_to_gives_a_component_for_each_destination() -> None:
     assert await extended.reduce_to("mean", v, "CPU:0") == 2
 
 
-@pytest.mark.parametrize(
-    ("destinations", "error"),
-    [
-        ("TPU:0", ValueError),
-        (["CPU:0", "cpu:0"], ValueError),
-        ([], ValueError),
-        (PerReplica([1, 2, 3]), ValueError),
-        (Variable(0.0), ValueError),
-        ("GPU:99", DeviceNotFoundError),
-        (None, TypeError),
-        (7, TypeError),
-        ([7], TypeError),
-    ],
-)
-async def test_bad_destinations(destinations: Any, error: type[Exception]) -> None:
-    extended = mirrored(2).extended
-    with pytest.raises(error):
-        await extended.reduce_to("sum", PerReplica([1, 2]), destinations)
-    with pytest.raises(error):
-        await extended.broadcast_to(1, destinations)
-
-
 async def test_batch_reduce_to_keeps_the_order_of_the_pairs() -> None:
     extended = mirrored(2).extended
     one, two = PerReplica([1, 2]), PerReplica([10, 20])
@@ -79,9 +54,6 @@ async def test_batch_reduce_to_keeps_the_order_of_the_pairs() -> None:
     assert results[0] == 30
     assert results[1].values == (3, 3)
     assert await extended.batch_reduce_to("sum", []) == []
-    for bad in (5, one, [one], [(one,)], "ab"):
-        with pytest.raises(TypeError, match=r"must be pairs \(value, destinations\), got"):
-            await extended.batch_reduce_to("sum", bad)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 async def test_broadcast_to_gives_read_only_copies() -> None:
@@ -95,8 +67,6 @@ async def test_broadcast_to_gives_read_only_copies() -> None:
     assert [c.tolist() for c in several["x"].values] == [[0, 1, 2]] * 3
     assert several["n"].values == (5, 5, 5)
     assert (await extended.broadcast_to(Variable([1.0]), "CPU:0")).tolist() == [1]
-    with pytest.raises(TypeError, match="one value for all, got a PerReplica"):
-        await extended.broadcast_to(PerReplica([1, 2]), "CPU:0")
 
 
 async def test_awaited_functions_are_for_cross_replica_context() -> None:
@@ -151,34 +121,26 @@ async def test_update_of_a_mirrored_variable_keeps_it_mirrored() -> None:
     gradient = await strategy.extended.reduce_to("mean", PerReplica([1.0, 3.0]), v)
     await strategy.extended.update(v, lambda component, g: component.assign_sub(g), args=(gradient,), group=False)
     assert [float(c) for c in v.values] == [-1, -1]
-    with pytest.raises(ValueError, match="mirrored variable 'w' different values: component 1"):
-        await strategy.extended.update(v, lambda c, x: c.assign(x), args=(PerReplica([1.0, 3.0]),))
-    assert [float(c) for c in v.values] == [-1, -1]
 
 
 async def test_update_that_raises_changes_nothing() -> None:
     strategy = mirrored(2)
-    v, stranger = under(strategy, 1.0), under(mirrored(2), 1.0)
-    update: Any = strategy.extended.update
+    v = under(strategy, 1.0)
 
     def fn(component: Any, x: float) -> None:
         component.assign(x)
         if x == 3:
             raise LookupError
 
-    for error, text, arguments in (
-        (LookupError, None, (v, fn, (PerReplica([2.0, 3.0]),))),
-        (ReplicaContextError, "was not created under", (stranger, print)),
-        (TypeError, r"expected an aiodist\.Variable", (np.zeros(2), print)),
-        (TypeError, "expects a function", (v, "fn")),
-        (TypeError, "args must be", (v, print, 1)),
-        (ValueError, "with 2 components", (v, print, (PerReplica([1, 2, 3]),))),
-    ):
-        with pytest.raises(error, match=text):
-            await update(*arguments)
-    assert [float(c) for c in v.values] == [1, 1]
-    with pytest.raises(RuntimeError, match="was assigned to while it was updated"):
-        await update(v, lambda component: v.assign(5.0) and None)
+    calls: list[Any] = [
+        (fn, (PerReplica([2.0, 3.0]),), pytest.raises(LookupError)),
+        (fn, (PerReplica([2.0, 4.0]),), pytest.raises(ValueError, match="different values: component 1")),
+        (lambda _: v.assign(1.0) and None, (), pytest.raises(RuntimeError, match="was assigned to while it was upd")),
+    ]
+    for update, arguments, error in calls:
+        with error:
+            await strategy.extended.update(v, update, arguments)
+        assert [float(c) for c in v.values] == [1, 1]
 
 
 def test_variables_know_their_strategy() -> None:
@@ -192,8 +154,6 @@ def test_variables_know_their_strategy() -> None:
     assert aiodist.get_strategy().extended.variable_created_in_scope(plain)
     assert extended.value_container(v) is v
     assert extended.value_container(3) == 3
-    with pytest.raises(TypeError, match=r"expected an aiodist\.Variable"):
-        extended.variable_created_in_scope(3)
     with extended.colocate_vars_with(v):
         assert extended.variable_created_in_scope(Variable(1.0))
     with pytest.raises(ReplicaContextError, match="was not created under"):
@@ -206,15 +166,6 @@ async def test_update_is_in_the_strategys_scope() -> None:
         assert await own.extended.update(v, lambda c: (c.assign_add(1.0), aiodist.get_strategy())[1]) is own
         assert v.numpy() == 2
     assert not aiodist.has_strategy()
-
-
-async def test_each_strategy_has_its_own() -> None:
-    extended = StrategyExtended(("CPU:0", "CPU:1"))
-    with pytest.raises(ValueError, match="needs a strategy"):
-        await extended.reduce_to("sum", 1, "CPU:0")
-    assert Strategy(extended).extended is extended
-    with pytest.raises(ValueError, match="already"):
-        Strategy(extended)
 
 
 # Cross-device ops.
@@ -240,18 +191,3 @@ def test_settings_of_cross_device_ops() -> None:
         assert strategy.extended.communication_options == expected
     assert repr(HierarchicalCopyAllReduce(3)) == "HierarchicalCopyAllReduce(num_packs=3)"
     assert ReductionToOneDevice("cpu:3").reduce_to_device == "CPU:3"
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "text"),
-    [
-        (lambda: HierarchicalCopyAllReduce(-1), ValueError, "num_packs must be 0 or more"),
-        (lambda: NcclAllReduce(True), TypeError, "num_packs must be an int"),
-        (lambda: ReductionToOneDevice("nowhere"), ValueError, "expected a device"),
-        (lambda: ReductionToOneDevice(accumulation_fn=np.add), ValueError, "accumulation_fn must be None"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        (lambda: MirroredStrategy(1, "nccl"), TypeError, "must be CrossDeviceOps or None, got 'nccl'"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    ],
-)
-def test_bad_settings_of_cross_device_ops(make: Any, error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
-        make()

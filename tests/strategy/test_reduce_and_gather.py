@@ -14,7 +14,6 @@ from hypothesis.extra import numpy as hnp
 
 from aiodist import (
     CommunicationOptions,
-    IndexedSlices,
     Mirrored,
     MirroredStrategy,
     PerReplica,
@@ -119,36 +118,6 @@ async def test_plain_and_mirrored_values(op: str) -> None:
         np.testing.assert_array_equal(await reduced(op, A), A)
 
 
-BAD: list[tuple[str, Any, Any, Any, type[Exception], str]] = [
-    ("unknown op", "AVG", per_replica(1, 2), None, ValueError, "expected a reduce op"),
-    ("components", "SUM", per_replica(1, 2, 3), None, ValueError, "expected 2 components, one for each replica, got 3"),
-    ("shapes", "SUM", per_replica(np.ones(2), np.ones(3)), None, ValueError, "same shape.*give the axis"),
-    ("dtypes", "SUM", per_replica(np.ones(2), np.ones(2, "f4")), None, ValueError, "same dtype"),
-    ("types", "SUM", per_replica(np.ones(()), np.float64(1)), None, ValueError, "same type"),
-    ("bools", "SUM", per_replica(True, False), None, TypeError, "SUM of bool"),
-    ("bool arrays along", "MEAN", per_replica(A > 0, B > 0), 0, TypeError, "MEAN of bool"),
-    ("complex", "MAX", per_replica(1j, 2j), None, TypeError, "MAX of complex"),
-    ("strings", "SUM", per_replica("a", "b"), None, TypeError, "got an object of type"),
-    ("arrays of strings", "MEAN", per_replica(*[np.array(["a"])] * 2), None, TypeError, "numbers, got strings"),
-    ("axis out of range", "SUM", per_replica(A, B), 2, ValueError, "axis must be from -2 to 1"),
-    ("axis of a scalar", "SUM", per_replica(1, 2), 0, ValueError, "at least one axis"),
-    ("axis twice", "SUM", per_replica(A, B), (0, -2), ValueError, "must name each axis once"),
-    ("axis no int", "SUM", per_replica(A, B), 0.5, TypeError, "axis must be an int"),
-    ("ragged elsewhere", "SUM", per_replica(A, A[:, :2]), 0, ValueError, "may differ along axis 0 only"),
-    ("ranks", "SUM", per_replica(A, A[0]), 0, ValueError, "may differ along axis 0 only"),
-    ("nothing", "MAX", per_replica(np.zeros(0), np.zeros(0)), 0, ValueError, "MAX along axis .* at least one element"),
-]
-
-
-@pytest.mark.parametrize(
-    ("op", "value", "axis", "error", "text"), [row[1:] for row in BAD], ids=[row[0] for row in BAD]
-)
-async def test_bad_reduce(op: str, value: Any, axis: Any, error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text) as caught:
-        await reduced(op, value, axis)
-    assert type(caught.value) is error
-
-
 # gather
 
 
@@ -163,24 +132,6 @@ async def test_gather_of_ragged_parts_and_nests() -> None:
     alone = await mirrored(1).gather(per_replica(A), 0)
     np.testing.assert_array_equal(alone, A)
     assert not np.shares_memory(alone, A)
-
-
-@pytest.mark.parametrize(
-    ("value", "axis", "error", "text"),
-    [
-        (per_replica(A, B, A), 0, ValueError, "expected 2 components"),
-        (per_replica(A, B), 2, ValueError, "axis must be from -2 to 1"),
-        (per_replica(1, 2), 0, ValueError, r"got a scalar; pass np\.array"),
-        (per_replica(A, A[:, :1]), 0, ValueError, "may differ along axis 0 only"),
-        (per_replica(A, A.astype("f4")), 0, ValueError, "float64.*float32"),
-        (per_replica(A, "b"), 0, TypeError, "got an object of type"),
-        (per_replica(A, B), None, TypeError, "axis must be an int"),
-    ],
-    ids=["components", "axis", "scalars", "sizes", "dtypes", "strings", "no axis"],
-)
-async def test_bad_gather(value: Any, axis: Any, error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
-        await mirrored(2).gather(value, axis)
 
 
 # Properties, against NumPy.
@@ -259,30 +210,6 @@ async def test_large_values_leave_the_loop(monkeypatch: pytest.MonkeyPatch, nest
         np.testing.assert_array_equal(*([v["a"][0] for v in (found, wanted)] if nest else (found, wanted)))
     assert len(seen) == 3
     assert threading.get_ident() not in seen
-
-
-# Masked arrays, whose mask would be lost, and what it hides would count.
-
-MASKED = np.ma.masked_array([1.0, 2.0], [False, True])
-BOTH = PerReplica([np.ones(2), MASKED])
-
-
-@pytest.mark.parametrize(
-    "operation",
-    [
-        lambda s: s.reduce("SUM", BOTH, None),
-        lambda s: s.reduce("SUM", BOTH, 0),
-        lambda s: s.reduce("MEAN", MASKED, None),
-        lambda s: s.gather(BOTH, 0),
-        lambda s: s.extended.reduce_to("SUM", BOTH, "CPU:0"),
-        lambda s: s.extended.broadcast_to(MASKED, "CPU:0"),
-    ],
-)
-async def test_masked_arrays_are_refused(operation: Any) -> None:
-    with pytest.raises(TypeError, match="MaskedArray"):
-        await operation(mirrored(2))
-    with pytest.raises(TypeError, match="a MaskedArray as the values of IndexedSlices"):
-        IndexedSlices(MASKED, [0, 1])
 
 
 @pytest.mark.parametrize("kind", ["U", "S", ">U9"])
