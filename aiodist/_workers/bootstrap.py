@@ -49,7 +49,7 @@ def rendezvous(given: Any, devices: Sequence[str], settings: Settings) -> tuple[
         settings: what all workers have in common.
     """
     communicator = given if hasattr(given, "iallgatherv") else _communicator(given)
-    hello = Hello.of_this_process(devices, _place_of_making())
+    hello = Hello.of_this_process(devices, _constructor()[0])
     if not isinstance(communicator, SimulatedCommunicator):
         return communicator, _among_processes(communicator, hello, settings)
     communicator.cluster.met[communicator.rank] = hello, settings
@@ -214,17 +214,17 @@ def _wait(request: Request, rank: int, size: int) -> None:
     while not request.test():
         now = time.monotonic()
         if now > begun + RENDEZVOUS_SECONDS:
-            at = _place_of_making()
+            at, _ = _constructor()
             raise TimeoutError(
                 f"worker {rank} of {size} has waited {RENDEZVOUS_SECONDS:.0f} s for the others to make their "
                 f"MultiWorkerMirroredStrategy{f' at {at}' if at else ''}; every worker must run the same program"
             )
-        here = _constructor() if now >= warn_at else None
+        shown, here = _constructor() if now >= warn_at else ("", None)
         if here is not None:
             warn_at = begun + 2 * RENDEZVOUS_SECONDS
             missing = Journal(environment.notes()).missing()
             warn_of_stall(
-                f"worker {rank} of {size} has waited {now - begun:.3g} s to make a strategy at {_shown(here)}, which "
+                f"worker {rank} of {size} has waited {now - begun:.3g} s to make a strategy at {shown}, which "
                 f"every worker is to make{missing} (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
                 here.file,
                 here.line,
@@ -232,19 +232,12 @@ def _wait(request: Request, rank: int, size: int) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _place_of_making() -> str:
-    """Return where a strategy is being made, file and line, as text."""
-    here = _constructor()
-    return "" if here is None else _shown(here)
-
-
-def _shown(at: Location) -> str:
-    return f"{shown_file(at.file)}:{at.line}"
-
-
-def _constructor() -> Location | None:
-    """Return where a strategy is being made; None where no frame of a program's is."""
+def _constructor() -> tuple[str, Location | None]:
+    """Return where a strategy is being made, as text and as a location; neither where no frame of a program's is."""
     frame: FrameType | None = _getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
         frame = frame.f_back
-    return None if frame is None else place(frame.f_code, frame.f_lasti).location
+    if frame is None:
+        return "", None
+    at = place(frame.f_code, frame.f_lasti).location
+    return f"{shown_file(at.file)}:{at.line}", at

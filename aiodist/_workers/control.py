@@ -30,24 +30,13 @@ from functools import partial
 from typing import Any, Final
 
 from aiodist._arrays import environment
-from aiodist._workers import ending
+from aiodist._workers import ending, messages
 from aiodist._workers.coordinator import PATIENCE_SECONDS, Coordinator, Sent
 from aiodist._workers.handshake import Address, Door, connect
 from aiodist._workers.journal import note
 from aiodist._workers.layout import Hello, made_differently
 from aiodist._workers.liveness import Pulse, trouble
-from aiodist._workers.messages import (
-    Ask,
-    Farewell,
-    Lost,
-    Message,
-    Report,
-    Stalled,
-    ToCoordinator,
-    ToWorker,
-    decode,
-    encode,
-)
+from aiodist._workers.messages import Ask, Farewell, Lost, Message, Report, Stalled
 from aiodist._workers.portable import portable
 from aiodist._workers.team import Team
 
@@ -67,7 +56,7 @@ _BEAT: Final = _LENGTH.pack(0)
 
 def packed(message: Message) -> bytes:
     """Return a message as it is sent."""
-    data = encode(message)
+    data = messages.encode(message)
     return _LENGTH.pack(len(data)) + data
 
 
@@ -113,8 +102,8 @@ class Peer:
             self.heard = time.monotonic()
         if length > MOST_BYTES:
             raise ValueError(f"a message of {length} bytes")
-        message = decode(await self._reader.readexactly(length))
-        if not isinstance(message, ToWorker if self.rank == 0 else ToCoordinator):
+        message = messages.decode(await self._reader.readexactly(length))
+        if not isinstance(message, messages.ToWorker if self.rank == 0 else messages.ToCoordinator):
             raise ValueError(  # noqa: TRY004  (like all that is no message)
                 f"worker {self.rank} does not send a {type(message).__name__}"
             )
@@ -143,7 +132,6 @@ class TcpControl:
         self._gone: set[int] = set()
         self._allowed = self._stall = 0.0
         self._stalled: dict[int, float] = {}
-        self._packed: tuple[Message | None, bytes] = None, b""
         self._leave_by: float | None = None
         self._lingers = False
         self._process = os.getpid()
@@ -337,13 +325,13 @@ class TcpControl:
                 self._loop.call_later(PATIENCE_SECONDS, self._coordinate, conclude)
 
     def _send_all(self, sent: Sent) -> None:
-        for rank, message in sent:
-            if rank == 0:
-                self._pass_on(message)
-            elif rank in self._peers:
-                if self._packed[0] is not message:  # which may be long, and is the same for all
-                    self._packed = message, packed(message)
-                self._peers[rank].send(self._packed[1])
+        for ranks, message in sent:
+            data = packed(message)
+            for rank in ranks:
+                if rank == 0:
+                    self._pass_on(message)
+                elif rank in self._peers:
+                    self._peers[rank].send(data)
 
     def _forget(self, rank: int) -> None:
         peer = self._peers.pop(rank, None)

@@ -29,8 +29,8 @@ from aiodist._workers.messages import Ask, GroupTag, Lost, Message, OpenGroup, Q
 PATIENCE_SECONDS: Final = 5.0
 """How long the others have to send their parts; whoever keeps the time calls `Coordinator.conclude` then."""
 
-Sent: TypeAlias = Iterator[tuple[int, Message]]
-"""Messages, and the workers that they are for."""
+Sent: TypeAlias = Iterator[tuple[tuple[int, ...], Message]]
+"""Messages, each behind the ranks of the workers that it is for."""
 
 
 class Coordinator:
@@ -64,9 +64,9 @@ class Coordinator:
             case messages.ReleaseGroup():
                 self._release(rank, message.tag)
             case messages.Stalled():
-                yield from self._to_all(message, rank)
+                yield self._all_but(rank), message
             case _ if self.outcome is not None:
-                yield rank, self.outcome
+                yield (rank,), self.outcome
             case Lost():
                 yield from self.lose(rank, message.why)
             case Trouble():
@@ -80,16 +80,14 @@ class Coordinator:
         if part.run not in self._cases:
             self._cases[part.run] = {}
             at_once = part.overdue is not None  # where others are now is the point, not where they would get to
-            yield from self._to_all(Ask(part.run) if at_once else Ask(part.run, part.group, part.number), rank)
+            yield self._all_but(rank), Ask(part.run) if at_once else Ask(part.run, part.group, part.number)
         parts = self._cases[part.run]
         parts[rank] = part
         if len(parts) == self._layout.workers:
             yield from self.conclude(part.run)
 
-    def _to_all(self, message: Message, *but: int) -> Sent:
-        for other in range(self._layout.workers):
-            if other not in but:
-                yield other, message
+    def _all_but(self, *but: int) -> tuple[int, ...]:
+        return tuple(other for other in range(self._layout.workers) if other not in but)
 
     def conclude(self, run: int) -> Sent:
         """Analyse what the workers have reported of a run, and send everyone the result, unless that is done."""
@@ -105,7 +103,7 @@ class Coordinator:
     def _end(self, outcome: Report | Lost) -> Sent:
         self.outcome = outcome
         self._cases.clear()
-        yield from self._to_all(outcome)
+        yield self._all_but(), outcome
 
     def lose(self, rank: int, why: str) -> Sent:
         """Note that a worker is gone. One that reported its trouble before it ended is ignored."""
@@ -135,9 +133,9 @@ class Coordinator:
         whole = merge(self._waiting[run].values())
         if find_cycle(whole) or cannot_complete(whole):
             self._cases[run] = {}
-            yield from self._to_all(Ask(run))
+            yield self._all_but(), Ask(run)
         elif not message.is_answer:
-            yield from self._to_all(Query(run), rank)
+            yield self._all_but(rank), Query(run)
 
     # Groups.
 
@@ -152,8 +150,7 @@ class Coordinator:
             self._idle[message.workers].append(len(self._workers_of))
             self._workers_of.append(message.workers)
         tag = self._idle[message.workers].pop()
-        for worker in message.workers:
-            yield worker, GroupTag(message.run, message.group, tag, is_new)
+        yield message.workers, GroupTag(message.run, message.group, tag, is_new)
 
     def _release(self, rank: int, tag: int) -> None:
         workers = self._workers_of[tag]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 
-from aiodist._workers.coordinator import Coordinator
+from aiodist._workers.coordinator import Coordinator, Sent
 from aiodist._workers.layout import Layout
 from aiodist._workers.messages import Ask, Message, decode, encode
 from aiodist._workers.team import Team
@@ -39,17 +38,16 @@ class SimulatedSwitchboard:
                 self._send(self._coordinator.lose(rank, why))
                 self._lost.add(rank)
 
-    def _send(self, sent: Iterable[tuple[int, Message]]) -> None:
-        known: dict[int, Message] = {}  # mostly one message for all
-        for rank, message in sent:
-            if id(message) not in known:
-                known[id(message)] = decode(encode(message))
-            self.teams[rank].post(known[id(message)])
-        for run in {message.run for message in known.values() if isinstance(message, Ask)}:
-            timer = threading.Timer(self._answer_seconds, self._answer_for_all, (run,))
-            timer.daemon = True
-            timer.start()
-            self._timers.append(timer)
+    def _send(self, sent: Sent) -> None:
+        for ranks, message in sent:
+            received = decode(encode(message))
+            for rank in ranks:
+                self.teams[rank].post(received)
+            if isinstance(message, Ask):
+                timer = threading.Timer(self._answer_seconds, self._answer_for_all, (message.run,))
+                timer.daemon = True
+                timer.start()
+                self._timers.append(timer)
         if self._coordinator.outcome is not None:
             for timer in self._timers:
                 timer.cancel()

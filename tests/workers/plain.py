@@ -344,7 +344,7 @@ class PlainJob:
                 self._to_coordinator(rank)
             self._send(self.coordinator.lose(rank, "has died"))
         else:
-            self._send((other, Lost(0, "has died")) for other in range(1, len(self.runs)))
+            self._send([(range(1, len(self.runs)), Lost(0, "has died"))])
 
     def go(self, most: int = 20_000, *, kill: tuple[int, int] | None = None) -> None:
         """Draw who acts next until nobody can; then let runs look whether replicas wait for ever.
@@ -410,8 +410,9 @@ class PlainJob:
         self.teams[rank].receive(decode(self.to_worker[rank].popleft()))
 
     def _send(self, sent: Any) -> None:
-        for rank, message in sent:
-            self.to_worker[rank].append(encode(message))
+        for ranks, message in sent:
+            for rank in ranks:
+                self.to_worker[rank].append(encode(message))
 
 
 def on_one_machine(total: int, program: Program, seed: int) -> PlainRun:

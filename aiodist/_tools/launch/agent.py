@@ -147,11 +147,6 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def state_of(pid: int) -> str:
-    """Return a process's state, such as ``R``, ``S``, ``T``, ``Z``; empty where it is gone, ``?`` if nobody knows."""
-    return _state_and_parent(pid)[0] if _LINUX else "?"
-
-
 def _state_and_parent(pid: int) -> tuple[str, int]:
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
