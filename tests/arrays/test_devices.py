@@ -1,13 +1,19 @@
-"""Device names: every spelling, one canonical form; what a strategy may be given."""
+"""Devices: every spelling, one canonical form; what a driver says of GPUs, and the logical devices made of them."""
 
 from __future__ import annotations
 
-from typing import Any
+import ctypes
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aiodist import DeviceNotFoundError, MirroredStrategy
+from aiodist import DeviceNotFoundError, MirroredStrategy, set_logical_devices
+from aiodist._arrays import gpus
 from aiodist._arrays.devices import available, canonical, resolve
+from tests.project.paths import run_python
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -67,3 +73,125 @@ def test_what_a_strategy_takes() -> None:
     assert resolve(3) == ("CPU:0", "CPU:1", "CPU:2")
     assert resolve(("cpu:2", "CPU:99999")) == ("CPU:2", "CPU:99999")
     assert resolve(None) == (tuple(name for name in available() if name.startswith("GPU")) or ("CPU:0",))
+
+
+class PlantedDriver:
+    """A driver's library: it says what it was told to."""
+
+    def __init__(self, names: list[bytes], error: int = 0) -> None:
+        self.names = names
+        self.error = error
+
+    def cuInit(self, flags: int) -> int:  # noqa: N802
+        return self.error
+
+    def cuDriverGetVersion(self, version: Any) -> None:  # noqa: N802
+        version._obj.value = 13000
+
+    def cuDeviceGetCount(self, count: Any) -> None:  # noqa: N802
+        count._obj.value = len(self.names)
+
+    def cuDeviceGet(self, device: Any, ordinal: int) -> None:  # noqa: N802
+        device._obj.value = ordinal
+
+    def cuDeviceGetUuid(self, uuid: Any, device: ctypes.c_int) -> None:  # noqa: N802
+        ctypes.memset(uuid, 0xA0 + device.value, 16)
+
+    def cuDeviceGetName(self, name: Any, size: int, device: ctypes.c_int) -> None:  # noqa: N802
+        name.value = self.names[device.value]
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: Any) -> None:  # noqa: N802
+        value._obj.value = {75: 9, 76: 0}[attribute]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that gives this machine GPUs of these names, or an error of the driver's."""
+    monkeypatch.setattr(gpus, "logical", gpus.LogicalGpus())
+
+    def plant(*names: bytes, error: int = 0) -> None:
+        found = gpus.ask(PlantedDriver(list(names), error))
+        monkeypatch.setattr(gpus, "find", lambda: found)
+
+    return plant
+
+
+def test_gpus_of_a_driver(machine: Any) -> None:
+    machine(b"H200", b"H100")
+    both = gpus.Gpu(0, "H200", (9, 0), "a0" * 16), gpus.Gpu(1, "H100", (9, 0), "a1" * 16)
+    assert gpus.find() == gpus.Found(both, "13.0")
+    assert available() == ("CPU:0", "GPU:0", "GPU:1")
+    assert resolve(None) == ("GPU:0", "GPU:1")
+    assert MirroredStrategy().num_replicas_in_sync == 2
+
+
+@pytest.mark.parametrize(("error", "why"), [(100, "sees no GPU"), (999, "does not start .*999")])
+def test_driver_without_gpus(machine: Any, error: int, why: str) -> None:
+    machine(error=error)
+    assert resolve(None) == ("CPU:0",)
+    with pytest.raises(DeviceNotFoundError, match=rf"no device 'GPU:0' here; these exist: CPU:0 .*{why}.*pip install"):
+        resolve(["GPU:0"])
+
+
+def test_machine_without_a_driver(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_library(name: str) -> None:
+        raise OSError(name)
+
+    find = gpus.find
+    monkeypatch.setattr(ctypes, "CDLL", no_library)
+    find.cache_clear()
+    try:
+        assert find() == gpus.Found(missing="no NVIDIA driver is installed (its library, libcuda, was not found)")
+    finally:
+        find.cache_clear()
+
+
+def test_logical_devices_are_numbered_through(machine: Any) -> None:
+    machine(b"A", b"B")
+    set_logical_devices("cuda:0", 3)
+    assert available() == ("CPU:0", "GPU:0", "GPU:1", "GPU:2", "GPU:3")
+    assert [gpus.logical.ordinal(f"GPU:{k}") for k in range(4)] == [0, 0, 0, 1]
+    set_logical_devices("GPU:0", 1)
+    assert resolve(None) == ("GPU:0", "GPU:1")
+
+
+def test_splitting_after_the_first_strategy(machine: Any) -> None:
+    machine(b"A")
+    MirroredStrategy(["CPU:0"])
+    set_logical_devices("GPU:0", 2)
+    MirroredStrategy(["GPU:1"])
+    with pytest.raises(RuntimeError, match="before the first strategy"):
+        set_logical_devices("GPU:0", 4)
+
+
+def test_more_gpus_than_there_are(machine: Any) -> None:
+    machine(b"A")
+    with pytest.raises(DeviceNotFoundError, match=r"exist: CPU:0, GPU:0 .*set_logical_devices\("):
+        resolve(["GPU:1"])
+    with pytest.raises(DeviceNotFoundError, match=r"no GPU 'GPU:1' to split; these exist: GPU:0"):
+        set_logical_devices("GPU:1", 2)
+
+
+@pytest.mark.parametrize(
+    ("device", "count", "kind", "message"),
+    [
+        ("CPU:0", 2, ValueError, "expected a GPU"),
+        ("GPU", 2, ValueError, "expected a device such as"),
+        (0, 2, TypeError, "named by a string"),
+        ("GPU:0", 0, ValueError, "at least 1"),
+        ("GPU:0", 1.5, TypeError, "must be an int"),
+        ("GPU:0", True, TypeError, "must be an int"),
+    ],
+)
+def test_bad_splits(machine: Any, device: Any, count: Any, kind: type[Exception], message: str) -> None:
+    machine(b"A")
+    with pytest.raises(kind, match=message):
+        set_logical_devices(device, count)
+
+
+def test_finding_no_gpu_imports_nothing(tmp_path: Path) -> None:
+    program = (
+        "import aiodist, sys; before = set(sys.modules); aiodist.MirroredStrategy();"
+        "print({name.partition('.')[0] for name in set(sys.modules) - before} & {'numba', 'cuda', 'torch', 'cupy'})"
+    )
+    assert run_python(["-c", program], tmp_path) == "set()\n"

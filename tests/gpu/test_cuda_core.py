@@ -1,18 +1,26 @@
-"""What can be known of the driver without a GPU: kernels become machine code, and errors name what is missing."""
+"""The driver without a GPU: on a library that stands in for CUDA's, its machine code, its memory, what is missing."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import importlib
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from aiodist._gpu.cuda_core import CudaCore, machine_code
+from aiodist._gpu.pinned import HostPool, array_of
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.cuda.compiled import compile_form
 from aiodist_kernels.cuda.forms import form_for
 from aiodist_kernels.rules import rule_for
+from tests.gpu import stand_in
+from tests.project.paths import ROOT, environment
 
 ELF = b"\x7fELF"
 
@@ -46,3 +54,37 @@ def test_packages_that_do_not_serve_are_named(
     with pytest.raises(ImportError, match=text) as caught:
         CudaCore()
     assert "'aiodist[cuda]'" in str(caught.value)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the stand-in is a library for Linux")
+@pytest.mark.timeout(600)
+def test_driver_works_on_a_stand_in(tmp_path: Path) -> None:
+    pytest.importorskip("cuda.core", reason="cuda.core is not installed")
+    if not stand_in.build(tmp_path):
+        pytest.skip("there is no compiler for C")
+    command = [sys.executable, "-m", "tests.gpu.stand_in"]
+    variables = environment() | {"LD_LIBRARY_PATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_memory_is_given_out_again_once_the_last_array_in_it_is_gone() -> None:
+    locked: list[ctypes.Array] = []
+
+    def lock(nbytes: int) -> int:
+        locked.append(ctypes.create_string_buffer(nbytes))
+        return ctypes.addressof(locked[-1])
+
+    pool = HostPool(lock)
+    whole = array_of(pool.take(5000), (5000,), np.dtype(np.uint8))
+    part = whole[1:].view(np.uint8)
+    del whole
+    gc.collect()
+    other = pool.take(8000)
+    assert other.address == ctypes.addressof(locked[1])
+    part[:] = 7
+    assert locked[0].raw[1:5000] == bytes([7]) * 4999
+    del part
+    gc.collect()
+    assert pool.take(4097).address == ctypes.addressof(locked[0])
+    assert [len(buffer) for buffer in locked] == [8192, 8192]
