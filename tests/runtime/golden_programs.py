@@ -25,13 +25,6 @@ async def other_source(ctx: ReplicaContext) -> None:
     await ctx.broadcast(np.zeros(3), ctx.replica_id_in_sync_group)
 
 
-async def other_call_site(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group == 1:
-        await ctx.all_reduce(ReduceOp.SUM, np.zeros(3))
-        return
-    await ctx.all_reduce(ReduceOp.SUM, np.zeros(3))
-
-
 async def other_order(ctx: ReplicaContext) -> None:
     names = {"weights", "bias"}
     for name in sorted(names, reverse=ctx.replica_id_in_sync_group == 1):
@@ -145,14 +138,6 @@ async def added_equal_signature(ctx: ReplicaContext) -> None:
     pending.append(ctx.all_reduce(ReduceOp.SUM, 3.0))
     for one in pending:
         await one
-
-
-async def conditional(ctx: ReplicaContext) -> None:
-    await ctx.barrier()
-    if ctx.replica_id_in_sync_group == 1:
-        await ctx.all_reduce(ReduceOp.SUM, 1.0)
-    else:
-        await ctx.all_gather(np.zeros(2), 0)
 
 
 async def racing_tasks(ctx: ReplicaContext) -> None:

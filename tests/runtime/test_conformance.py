@@ -11,7 +11,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -185,6 +185,11 @@ async def in_a_child(last: Callable[[], Any]) -> None:
         tasks.start_soon(in_barrier, last)
 
 
+async def before(last: Callable[[], Any]) -> None:
+    """Cancel before the run."""
+    await here().barrier()
+
+
 async def at_once(last: Callable[[], Any]) -> None:
     """Cancel before any replica waits."""
     if replica() == 0:
@@ -201,14 +206,19 @@ async def in_step_after_step(last: Callable[[], Any]) -> None:
         await here().barrier()
 
 
-PLACES = pytest.mark.parametrize("place", [in_barrier, elsewhere, in_merge, in_a_child, at_once, in_step_after_step])
+PLACES = pytest.mark.parametrize(
+    "place", [in_barrier, elsewhere, in_merge, in_a_child, before, at_once, in_step_after_step]
+)
 
 
 @PLACES
 async def test_cancel_of_a_scope_around_the_run(place: Any) -> None:
     strategy = mirrored(3)
     with anyio.CancelScope() as scope:
+        if place is before:
+            scope.cancel()
         await strategy.run(place, args=(scope.cancel,))
+        await turns(1)
     assert scope.cancelled_caught
     await still_works(strategy)
 
@@ -219,7 +229,8 @@ async def test_cancel_of_an_asyncio_task(place: Any) -> None:
     strategy = mirrored(3)
     reached = asyncio.Event()
     task = asyncio.ensure_future(strategy.run(place, args=(reached.set,)))
-    await (asyncio.sleep(0) if place is at_once else reached.wait())
+    if place is not before:
+        await (asyncio.sleep(0) if place is at_once else reached.wait())
     task.cancel("outside")
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -227,37 +238,22 @@ async def test_cancel_of_an_asyncio_task(place: Any) -> None:
     await still_works(strategy)
 
 
-async def test_scope_that_is_cancelled_before_the_run() -> None:
-    strategy = mirrored(2)
-    with anyio.CancelScope() as scope:
-        scope.cancel()
-        await run(strategy, lambda ctx: ctx.barrier())
-        await turns(1)
-    assert scope.cancelled_caught
-    await still_works(strategy)
-
-
-@pytest.mark.parametrize("failing", [False, True])
-async def test_every_replica_unwinds_and_a_failure_meanwhile_is_not_lost(failing: bool) -> None:
+async def test_every_replica_unwinds_and_a_failure_meanwhile_is_not_lost() -> None:
     """As in any task group: an exception of a child's comes out, the cancellation does not hide it."""
     unwound: list[int] = []
-    notes: list[str] = []
 
     async def program(cancel: Any) -> None:
         try:
             await in_barrier(cancel)
         finally:
             unwound.append(replica())
-            if failing and replica() == 1:
+            if replica() == 1:
                 raise LookupError("while unwinding")
 
     strategy = mirrored(3)
-    with anyio.CancelScope() as scope:
-        try:
-            await strategy.run(program, args=(scope.cancel,))
-        except LookupError as error:
-            notes += error.__notes__
-    assert [note.startswith("replica 1 of 3 on CPU:1") for note in notes] == [True] * failing
+    with anyio.CancelScope() as scope, pytest.raises(LookupError) as caught:
+        await strategy.run(program, args=(scope.cancel,))
+    assert [note.startswith("replica 1 of 3 on CPU:1") for note in caught.value.__notes__] == [True]
     assert sorted(unwound) == [0, 1, 2]
     await still_works(strategy)
 
@@ -400,54 +396,36 @@ async def test_task_that_is_cancelled_again_and_again_waits_for_its_work(held: H
 # Shielding: where no cancellation reaches a replica, it gets an error, for nobody will come.
 
 
-@pytest.mark.parametrize("early", [True, False])
-async def test_shielded_collective_of_a_cancelled_run_ends(early: bool) -> None:
-    ended = []
-
-    async def program(cancel: Any) -> None:
-        handle = here().all_reduce("SUM", 1, name="early") if early and replica() != 2 else None
-        try:
-            await in_barrier(cancel)
-        finally:
-            with anyio.CancelScope(shield=True):
-                if replica() != 2:
-                    with pytest.raises(CollectiveError):
-                        await (here().barrier(name="clean-up") if handle is None else handle)
-                    ended.append(replica())
-
-    strategy = mirrored(3)
-    with anyio.CancelScope() as scope:
-        await strategy.run(program, args=(scope.cancel,))
-    assert scope.cancelled_caught
-    assert sorted(ended) == [0, 1]
-    await still_works(strategy)
-
-
-@pytest.mark.parametrize("awaited", ["before", "after"])
-async def test_shielded_collective_ends_when_another_replica_fails(awaited: str) -> None:
-    failed = anyio.Event()
+@pytest.mark.parametrize("issued", ["awaited before", "before", "after"])
+@pytest.mark.parametrize("fails", [True, False])
+async def test_shielded_collective_of_a_run_that_ends(fails: bool, issued: str) -> None:
+    over = anyio.Event()
     seen: list[str] = []
 
     async def program() -> None:
-        if replica() == 1:
+        handle = here().barrier() if issued != "after" and replica() != 2 else None
+        if replica() == 2:
             await turns(3)
-            failed.set()
-            raise LookupError
-        handle = here().barrier()
+            over.set()
+            if fails:
+                raise LookupError
+            scope.cancel()
+            await anyio.sleep_forever()
         with anyio.CancelScope(shield=True):
-            if awaited == "after":
-                await failed.wait()
+            if issued != "awaited before":
+                await over.wait()
                 await turns(1)
             with pytest.raises(CollectiveError) as caught:
-                await handle
+                await (here().barrier() if handle is None else handle)
             seen.append(caught.value.report.reason)
         await turns(1)  # here the cancellation takes effect
         seen.append("went on")
 
-    strategy = mirrored(2)
-    with pytest.raises(LookupError):
+    strategy = mirrored(3)
+    with anyio.CancelScope() as scope, pytest.raises(LookupError) if fails else nullcontext():
         await strategy.run(program)
-    assert seen == ["exited"]
+    assert scope.cancelled_caught != fails
+    assert seen == (["exited"] * 2 if fails else seen[:2])
     await still_works(strategy)
 
 
@@ -477,33 +455,25 @@ async def unwind(error: Exception) -> None:
         await anyio.sleep_forever()
 
 
-async def test_cause_is_not_lost_among_the_cancellations_of_a_task_group() -> None:
-    async def program() -> None:
-        if replica() == 1:
-            await unwind(OSError("while unwinding"))
-        await turns(3)
-        raise ValueError("the cause")
-
-    strategy = mirrored(2)
-    with pytest.raises(ExceptionGroup) as caught:  # no BaseExceptionGroup: nothing in it is a cancellation
-        await strategy.run(program)
-    first, second = caught.value.exceptions
-    assert isinstance(first, ValueError)
-    assert first.__notes__[0].startswith("replica 0 of 2")
-    assert isinstance(second, ExceptionGroup)
-    assert [type(error) for error in second.exceptions] == [OSError]
-    await still_works(strategy)
-
-
-async def test_report_is_not_lost_among_the_cancellations_of_a_task_group() -> None:
-    async def program(ctx: ReplicaContext) -> None:
+async def test_neither_cause_nor_report_is_lost_among_the_cancellations_of_a_task_group() -> None:
+    async def program(ctx: ReplicaContext, cause: Exception | None) -> None:
         if replica() == 2:
             await unwind(OSError("while unwinding"))
+        if replica() == 0 and cause is not None:
+            await turns(3)
+            raise cause
         await (ctx.barrier() if replica() else ctx.all_reduce("SUM", 1))
 
-    error = await error_of(program)
+    error = await error_of(partial(program, cause=None))
     assert isinstance(error, CollectiveMismatchError)
     assert ["replica 2 raised" in note for note in error.__notes__] == [True]
+    with pytest.raises(ExceptionGroup) as caught:  # no BaseExceptionGroup: nothing in it is a cancellation
+        await run(mirrored(3), partial(program, cause=ValueError("the cause")))
+    first, second = caught.value.exceptions
+    assert isinstance(first, ValueError)
+    assert first.__notes__[0].startswith("replica 0 of 3")
+    assert isinstance(second, ExceptionGroup)
+    assert [type(error) for error in second.exceptions] == [OSError]
 
 
 # Ctrl-C.
