@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-from weakref import WeakKeyDictionary, finalize
+from collections.abc import Callable
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import anyio
 import numpy as np
 
-from aiodist import ReduceOp, ReplicaContext
+from aiodist import CommunicationOptions, ReduceOp, ReplicaContext
+
+T = TypeVar("T")
 
 
 async def other_kind(ctx: ReplicaContext) -> None:
@@ -155,35 +158,30 @@ async def racing_tasks(ctx: ReplicaContext) -> None:
 
 
 async def lock_across_a_collective(ctx: ReplicaContext) -> None:
-    async with one_lock(ctx):
+    async with shared(ctx, anyio.Lock):
         await ctx.barrier()
 
 
-LOCKS: WeakKeyDictionary[Any, anyio.Lock] = WeakKeyDictionary()
+SHARED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
-def one_lock(ctx: ReplicaContext) -> anyio.Lock:
-    return LOCKS.setdefault(ctx._me.member.group, anyio.Lock())
+def shared(ctx: ReplicaContext, make: Callable[[], T]) -> T:
+    """Return what the replicas of one run share."""
+    group = ctx._me.member.group
+    if group not in SHARED:
+        SHARED[group] = make()
+    found: T = SHARED[group]
+    return found
 
 
 async def queues_in_a_ring(ctx: ReplicaContext) -> None:
-    streams = one_ring(ctx)
+    streams = shared(ctx, lambda: [anyio.create_memory_object_stream[int](1) for _ in range(2)])
     mine = ctx.replica_id_in_sync_group
     if mine < 2:
-        await streams[mine][1].receive()
-        await streams[1 - mine][0].send(1)
+        with streams[mine][1] as receiver, streams[1 - mine][0] as sender:
+            await receiver.receive()
+            await sender.send(1)
     await ctx.barrier()
-
-
-RINGS: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
-
-
-def one_ring(ctx: ReplicaContext) -> list[Any]:
-    group = ctx._me.member.group
-    if group not in RINGS:
-        RINGS[group] = ring = [anyio.create_memory_object_stream[int](1) for _ in range(2)]
-        finalize(group, lambda: [end.close() for ends in ring for end in ends])
-    return RINGS[group]
 
 
 async def group_disagrees(ctx: ReplicaContext) -> None:
@@ -240,3 +238,80 @@ async def early_stopping(ctx: ReplicaContext) -> None:
         if loss < 0.5:
             break
     await ctx.all_gather(np.zeros(2), axis=0)
+
+
+async def member_ended_before_its_group(ctx: ReplicaContext) -> None:
+    if ctx.replica_id_in_sync_group != 1:
+        for _ in range(3):
+            await anyio.lowlevel.checkpoint()
+        await ctx.new_group([0, 1, 2], name="late").barrier()
+
+
+async def group_of_one_that_makes_it(ctx: ReplicaContext) -> None:
+    if ctx.replica_id_in_sync_group == 0:
+        ctx.new_group([0, 1], "experts")
+
+
+async def cycle_of_a_merge_call(ctx: ReplicaContext) -> None:
+    group = ctx.new_group([1, 0]) if ctx.replica_id_in_sync_group < 2 else ctx
+    if ctx.replica_id_in_sync_group == 0:
+        await group.merge_call(print)
+    await (ctx.join() if ctx.replica_id_in_sync_group == 2 else ctx.all_reduce("SUM", 1.0))
+
+
+async def cycle_of_a_join(ctx: ReplicaContext) -> None:
+    group = ctx.new_group(range(3), "all")
+    if ctx.replica_id_in_sync_group:
+        await group.barrier()
+    await ctx.join()
+
+
+async def cycle_of_a_late_await(ctx: ReplicaContext) -> None:
+    first, second = ctx.new_group(range(3), "first"), ctx.new_group(range(3), "second")
+    handle = (first if ctx.replica_id_in_sync_group == 0 else second).barrier(name="x")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(anyio.lowlevel.checkpoint)
+    for _ in range(5):
+        await anyio.lowlevel.checkpoint()
+    await handle
+    await (second if ctx.replica_id_in_sync_group == 0 else first).barrier(name="x")
+
+
+async def left_out_of_a_join(ctx: ReplicaContext) -> None:
+    with anyio.CancelScope() as scope:
+        if ctx.replica_id_in_sync_group == 0:
+            scope.cancel()
+            await ctx.join()
+    while True:
+        await anyio.lowlevel.checkpoint()
+
+
+async def abandoned_for_good(ctx: ReplicaContext) -> None:
+    if ctx.replica_id_in_sync_group == 1:
+        with anyio.move_on_after(0.01):
+            await ctx.barrier()
+    if ctx.replica_id_in_sync_group:
+        await anyio.sleep_forever()
+    await ctx.barrier()
+
+
+async def abandoned_by_all(ctx: ReplicaContext) -> None:
+    with anyio.move_on_after(0):
+        await (anyio.sleep_forever() if ctx.replica_id_in_sync_group == 2 else ctx.barrier())
+
+
+async def abandoned_and_merged(ctx: ReplicaContext) -> None:
+    given_up = shared(ctx, anyio.Event)
+    with anyio.move_on_after(0 if ctx.replica_id_in_sync_group == 1 else None):
+        await ctx.merge_call(lambda _: given_up.wait(), name="m")
+    given_up.set()
+    await anyio.sleep_forever()
+
+
+async def held_up_by_an_earlier_one(ctx: ReplicaContext) -> None:
+    if ctx.replica_id_in_sync_group == 2:
+        await anyio.sleep_forever()
+    first = ctx.all_reduce("SUM", 1)
+    if ctx.replica_id_in_sync_group == 1:
+        await first
+    await ctx.all_reduce("SUM", 2, CommunicationOptions(timeout_seconds=0.25))

@@ -17,8 +17,6 @@ from anyio.lowlevel import checkpoint
 from aiodist import (
     CollectiveError,
     CollectiveMismatchError,
-    CommunicationOptions,
-    IncompleteCollectiveError,
     Reason,
     ReplicaContext,
 )
@@ -269,45 +267,6 @@ async def test_those_who_are_ready_are_heard_however_late_it_is(monkeypatch: pyt
     assert (error.report.reason, error.report.suspects, states(error)) == (Reason.KIND, (0,), ["waiting"] * 6)
 
 
-async def test_an_abandoning_replica_that_shows_nothing_more_is_judged_after_the_delay() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        if replica() == 1:
-            with anyio.move_on_after(BRIEF):
-                await ctx.barrier()
-        if replica():
-            await anyio.sleep_forever()
-        await ctx.barrier()
-
-    error = await error_of(program)
-    assert (error.report.reason, error.report.sequence_number) == (Reason.ABANDONED, 0)
-    assert 1 in error.report.suspects
-    assert states(error) == ["waiting", "running", "running"]
-    assert "cancelled out of it, goes on" in str(error)
-
-
-async def test_a_collective_that_all_give_up_is_an_error_too() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        with anyio.move_on_after(0):
-            await (anyio.sleep_forever() if replica() == 2 else ctx.barrier())
-
-    error = await error_of(program)
-    assert type(error) is IncompleteCollectiveError
-    assert error.report.sequence_number == 0
-
-
-async def test_giving_up_a_merge_call_that_then_completes_is_an_error() -> None:
-    given_up = anyio.Event()
-
-    async def program(ctx: ReplicaContext) -> None:
-        with anyio.move_on_after(0 if replica() == 1 else None):
-            await ctx.merge_call(lambda _: given_up.wait(), name="m")
-        given_up.set()
-        await anyio.sleep_forever()
-
-    error = await error_of(program)
-    assert (error.report.reason, error.report.suspects) == (Reason.ABANDONED, (1,))
-
-
 # Too late.
 
 
@@ -318,20 +277,6 @@ async def test_a_time_limit_keeps_no_result_alive_until_it_would_be_up() -> None
         assert all(reference() is None for reference in alive[:4])
 
     await run(mirrored(2, timeout=600.0), program)
-
-
-async def test_a_timeout_names_who_is_held_up_by_an_earlier_collective() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        if replica() == 2:
-            await anyio.sleep_forever()
-        first = ctx.all_reduce("SUM", 1)
-        if replica() == 1:
-            await first
-        await ctx.all_reduce("SUM", 2, CommunicationOptions(timeout_seconds=BRIEF))
-
-    error = await error_of(program)
-    assert error.report.reason is Reason.TIMEOUT
-    assert "replicas 1 and 2 have not arrived, replica 0 waits in it" in str(error)
 
 
 # Several at once.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import anyio
 import numpy as np
 import pytest
 from anyio.lowlevel import checkpoint
 
 from aiodist import IndexedSlices, ReplicaContext, ReplicaContextError, Variable
-from tests.runtime.programs import error_of, mirrored, replica, results, run
+from tests.runtime.programs import mirrored, replica, results, run
 
 pytestmark = pytest.mark.anyio
 
@@ -105,20 +104,6 @@ async def test_a_join_is_awaited_before_the_next_collective() -> None:
         await ctx.barrier()
 
     await run(mirrored(2), program)
-
-
-async def test_one_that_is_cancelled_out_of_the_join_is_named() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        with anyio.CancelScope() as scope:
-            if replica() == 0:
-                scope.cancel()
-                await ctx.join()
-        while True:
-            await checkpoint()
-
-    error = await error_of(program)
-    assert (error.report.reason, error.report.suspects) == ("abandoned", (0,))
-    assert str(error).startswith("replica 0 was cancelled out of the join (collective #0) before it was complete\n")
 
 
 async def test_a_join_may_last_longer_than_collectives_may_and_leaves_nothing() -> None:
