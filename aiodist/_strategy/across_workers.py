@@ -177,8 +177,8 @@ class Workers(Replicas):
         site: CallSite,
         operation: Operation,
         values: Sequence[Any],
+        destinations: Sequence[Sequence[str]] | None,
         replicas: Sequence[int],
-        destinations: Sequence[Sequence[str]] | None = None,
     ) -> Coroutine[Any, Any, list[Any]]:
         """Check an operation over the replicas of all workers, and return what carries it out; see `Combination`.
 
@@ -190,11 +190,11 @@ class Workers(Replicas):
             site: where it was made.
             operation: what is made of each leaf.
             values: the nests.
-            replicas: the ids of its replicas, over all workers.
             destinations: for each nest, the devices that get a result.
+            replicas: the ids of its replicas, over all workers.
         """
         devices, local = self._extended.devices, len(replicas)
-        combination = Combination(operation, values, devices, destinations)
+        combination = Combination(operation, values, replicas, devices, destinations, bare=local == 1)
         bare = 1 in self.team.layout.counts
         alone = [leaf for leaf in combination.taken if len(leaf.operand.arrays) < local and not bare]
         together = [leaf for leaf in combination.taken if leaf not in alone]

@@ -170,6 +170,8 @@ class Update:
 class StrategyExtended:
     """A strategy's devices and settings, and the methods that libraries use.
 
+    Awaited methods raise `ReplicaContextError` inside a replica, or under another strategy.
+
     Args:
         devices: one device for each replica; see `MirroredStrategy`.
         communication_options: the options of every collective; a call's own options override them.
@@ -226,7 +228,6 @@ class StrategyExtended:
             of `ReplicaContext.all_reduce`. Values on GPUs are reduced onto GPUs.
 
         Raises:
-            ReplicaContextError: called inside a replica, or under another strategy.
             TypeError: the op does not take a dtype, or ``destinations`` has the wrong type.
             ValueError: an unknown op; different shapes or dtypes; a plain value with SUM or PRODUCT on several
                 replicas; a device that is misspelled or given twice.
@@ -257,9 +258,9 @@ class StrategyExtended:
         return await self._reduce("extended.batch_reduce_to", reduce_op, value_destination_pairs, options)
 
     async def _reduce(self, what: str, reduce_op: Any, pairs: Any, options: Any) -> list[Any]:
-        def make(replicas: Sequence[int], _: object) -> Any:
+        def make() -> Any:
             chosen = self.communication_options.merge(arguments.options(options, None))
-            operation = reduction(arguments.reduce_op(reduce_op), None, replicas, chosen.accumulate)
+            operation = reduction(arguments.reduce_op(reduce_op), None, chosen.accumulate)
             several = isinstance(pairs, Iterable) and not isinstance(pairs, (DistributedValues, Variable))
             found: list[Any] = list(pairs) if several else [pairs]
             for pair in found:
@@ -281,13 +282,12 @@ class StrategyExtended:
             A copy for one destination; for several a `Mirrored` with a copy for each. Arrays are read-only.
 
         Raises:
-            ReplicaContextError: called inside a replica, or under another strategy.
             TypeError: the value is a per-replica value or a masked array.
             ValueError, DeviceNotFoundError: for destinations, as `reduce_to`.
         """
         self._required("extended.broadcast_to")
         goals = [_devices_of(destinations, self.devices)]
-        copying = Combination(COPY, [value], self.devices, goals)
+        copying = Combination(COPY, [value], (), self.devices, goals)
         await copying.carry_out(copying.taken)
         (result,) = copying.results()
         return result
@@ -325,7 +325,7 @@ class StrategyExtended:
             an entry for each replica.
 
         Raises:
-            ReplicaContextError: called inside a replica, or under another strategy; the variable belongs to another.
+            ReplicaContextError: the variable belongs to another strategy.
             RuntimeError: the variable was assigned to in the meantime.
             TypeError: an argument has the wrong type.
             ValueError: the components of a mirrored variable would differ.

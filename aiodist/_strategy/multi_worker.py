@@ -18,7 +18,7 @@ from aiodist._runtime.requests import function_of
 from aiodist._runtime.scheduler import Run
 from aiodist._strategy.across_workers import CallSite, Workers
 from aiodist._strategy.extended import new_extended
-from aiodist._strategy.reductions import Make, combine
+from aiodist._strategy.reductions import combine, gathering
 from aiodist._strategy.strategy import Strategy
 from aiodist._workers.exchange import Moving
 from aiodist._workers.span import RunSpan
@@ -116,14 +116,12 @@ class MultiWorkerMirroredStrategy(Strategy):
         kwargs: Mapping[str, Any] | None = None,
         options: CommunicationOptions | None = None,
     ) -> CoroutineType[Any, Any, Any]:
-        """Run a function on every replica of every worker; return what this worker's replicas return, regrouped.
-
-        Arguments are those of `Strategy.run`; per-replica values have this worker's components.
+        """Run a function on every replica of every worker, as `Strategy.run`; values are this worker's.
 
         Raises:
             CollectiveError: the replicas disagree, or a replica of another worker failed.
             WorkerLostError: a worker is gone.
-            ExceptionGroup, ReplicaContextError, TypeError, ValueError, Exception: as `Strategy.run`.
+            Exception: as `Strategy.run`.
         """
         return _as_method(self._run_from(self._workers.caller(), fn, args, kwargs, options))
 
@@ -184,40 +182,31 @@ class MultiWorkerMirroredStrategy(Strategy):
     # Per-replica values.
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> CoroutineType[Any, Any, Any]:
-        """Reduce a per-replica value over the replicas of all workers and, optionally, along axes.
+        """Reduce a per-replica value over the replicas of all workers, as `Strategy.reduce`.
 
-        Arguments are those of `Strategy.reduce`. The value has this worker's components; a plain one counts for each of
-        its replicas.
-
-        Returns:
-            The same nest of reduced values on every worker. Values on GPUs go through the host, and become arrays of
-            the same framework on the GPU of this worker's first component.
+        The value has this worker's components; a plain one counts for each of its replicas. Every worker gets the same
+        nest. Values on GPUs go through the host, and become arrays on the GPU of this worker's first component.
 
         Raises:
             CollectiveError: the workers disagree, or one is gone.
-            ReplicaContextError, TypeError, ValueError: as `Strategy.reduce`.
+            Exception: as `Strategy.reduce`.
         """
         arguments.check_not_all_none(value, 3)
-        return _as_method(
-            self._combined("strategy.reduce", self._reduction(reduce_op, value, axis), self._workers.caller())
-        )
+        make, site = self._reduction(reduce_op, value, axis), self._workers.caller()
+        return _as_method(_only(combine(self, "strategy.reduce", make, site)))
 
     def gather(self, value: Any, axis: int) -> CoroutineType[Any, Any, Any]:
-        """Concatenate the components of a per-replica value along an axis, in replica order over all workers.
+        """Concatenate the components of a per-replica value over all workers, as `Strategy.gather`.
 
-        Arguments are those of `Strategy.gather`. The value has this worker's components; with one local replica it is
-        plain. For values on GPUs see `reduce`.
+        The value has this worker's components; with one local replica it is plain. For values on GPUs see `reduce`.
 
         Raises:
             CollectiveError: the workers disagree, or one is gone.
-            ReplicaContextError, TypeError, ValueError: as `Strategy.gather`.
+            Exception: as `Strategy.gather`.
         """
         arguments.check_not_all_none(value, 3)
-        return _as_method(self._combined("strategy.gather", self._gathering(value, axis), self._workers.caller()))
-
-    async def _combined(self, kind: str, make: Make, site: CallSite) -> Any:
-        (result,) = await combine(self, kind, make, site)
-        return result
+        make, site = lambda: (gathering(axis), [value], None), self._workers.caller()
+        return _as_method(_only(combine(self, "strategy.gather", make, site)))
 
     def close(self) -> None:
         """Leave the other workers without waiting for them, as the end of the process does.
@@ -226,6 +215,11 @@ class MultiWorkerMirroredStrategy(Strategy):
         this call leaves them, too, with a `ResourceWarning`.
         """
         self._workers.close()
+
+
+async def _only(doing: Coroutine[Any, Any, list[Any]]) -> Any:
+    (result,) = await doing
+    return result
 
 
 def _as_method(doing: Coroutine[Any, Any, Any]) -> CoroutineType[Any, Any, Any]:

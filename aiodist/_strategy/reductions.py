@@ -68,13 +68,12 @@ class Operand(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """What is made of each leaf of a nest: by a collective of a kind, of leaves that ``operand`` describes.
-
-    ``operand`` returns None for a leaf that stays as it is.
-    """
+    """What is made of each leaf of a nest: by a collective of a kind, of leaves that ``operand`` describes."""
 
     kind: Kind
-    operand: Callable[[Any], Operand | None]
+    operand: Callable[
+        [Any, Sequence[int], bool], Operand | None
+    ]  # of a leaf, see `Combination`; None: it stays as it is
     op: ReduceOp | None = None
     accumulate: Accumulate = "native"
     along_axes: bool = False  # beside over the replicas
@@ -95,7 +94,7 @@ def values_of(operands: Sequence[Operand]) -> list[Any]:
     return list(columns[0]) if len(columns) == 1 else [list(row) for row in zip(*columns, strict=True)]
 
 
-def reduction(op: ReduceOp, axis: Any, replicas: Sequence[int], accumulate: Accumulate = "native") -> Operation:
+def reduction(op: ReduceOp, axis: Any, accumulate: Accumulate) -> Operation:
     """Return the reduction over replicas and, unless ``axis`` is None, along axes."""
 
     def along(dtype: Any, mark: LeafMark, rank: int) -> tuple[int, ...] | None:
@@ -109,7 +108,7 @@ def reduction(op: ReduceOp, axis: Any, replicas: Sequence[int], accumulate: Accu
             raise ValueError(f"axis must name each axis once, got {axis!r}")
         return axes
 
-    def operand(leaf: Any) -> Operand | None:
+    def operand(leaf: Any, replicas: Sequence[int], _: object) -> Operand | None:
         if leaf is None:
             return None
         components = _components(op, as_distributed(leaf), replicas)
@@ -122,15 +121,15 @@ def reduction(op: ReduceOp, axis: Any, replicas: Sequence[int], accumulate: Accu
     return Operation(ALL_REDUCE, operand, op, accumulate, axis is not None)
 
 
-def gathering(axis: Any, replicas: Sequence[int], *, bare: bool = False) -> Operation:
-    """Return the concatenation of components along an axis; plain values stay as they are, unless ``bare``."""
+def gathering(axis: Any) -> Operation:
+    """Return the concatenation of components along an axis; plain values that are no components stay as they are."""
 
     def along(_: object, mark: LeafMark, rank: int) -> tuple[int, ...]:
         if mark == LeafType.INDEXED_SLICES:
             raise TypeError("gather does not take IndexedSlices, reduce does; gather their .values and .indices")
         return (normalized_axis(axis, rank),)
 
-    def operand(leaf: Any) -> Operand | None:
+    def operand(leaf: Any, replicas: Sequence[int], bare: bool) -> Operand | None:
         if leaf is None:
             return None
         leaf = as_distributed(leaf)
@@ -144,7 +143,7 @@ def gathering(axis: Any, replicas: Sequence[int], *, bare: bool = False) -> Oper
     return Operation(ALL_GATHER, operand)
 
 
-def _copied_operand(leaf: Any) -> Operand | None:
+def _copied_operand(leaf: Any, *_: object) -> Operand | None:
     if isinstance(leaf, DistributedValues):
         raise TypeError(
             f"broadcast_to expects one value for all, got a {type(leaf).__name__}; reduce it first: "
@@ -263,15 +262,9 @@ _LOOKS = 3
 
 
 class Leaf:
-    """A leaf of the nests, and what comes of it.
+    """A leaf of a nest, its operand if it takes part, and what comes of it for each destination.
 
-    Args:
-        leaf: the leaf, which is its own result unless it takes part.
-        operand: what takes part.
-        goals: the devices that get a result; None: the host, or the GPU of the first component.
-
-    Attributes:
-        targets: the GPUs that get a result each; None for an operand on the host.
+    ``targets`` are the GPUs that get a result each; None for an operand on the host.
     """
 
     __slots__ = ("_count", "_results", "operand", "targets")
@@ -314,8 +307,10 @@ class Combination:
     Args:
         operation: what is made of each leaf.
         values: the nests.
+        replicas: the ids of the replicas that have the components here.
         devices: the strategy's, on whose replicas' streams arrays may have been made.
-        destinations: for each nest, the devices that get a result; see `Leaf`.
+        destinations: for each nest, the devices that get a result; None: the host, or the GPU of the first component.
+        bare: a plain value is the only replica's component.
 
     Attributes:
         taken: the leaves that take part.
@@ -325,8 +320,11 @@ class Combination:
         self,
         operation: Operation,
         values: Sequence[Any],
+        replicas: Sequence[int],
         devices: tuple[str, ...],
         destinations: Sequence[Sequence[str]] | None = None,
+        *,
+        bare: bool = False,
     ) -> None:
         self._operation = operation
         self._devices = devices
@@ -335,7 +333,7 @@ class Combination:
         for number, value in enumerate(values):
             leaves, structure = nests.flatten_with_none(value)
             goals = None if destinations is None else destinations[number]
-            self._leaves += [Leaf(leaf, operation.operand(leaf), goals) for leaf in leaves]
+            self._leaves += [Leaf(leaf, operation.operand(leaf, replicas, bare), goals) for leaf in leaves]
             self._structures.append(structure)
         self.taken = [leaf for leaf in self._leaves if leaf.operand is not None]
 
@@ -348,28 +346,22 @@ class Combination:
         groups: dict[tuple[int, tuple[int, ...] | None], list[Leaf]] = {}
         for leaf in leaves:
             groups.setdefault((len(leaf.operand.arrays), leaf.targets), []).append(leaf)
-        works: list[tuple[Work, Callable[[Any], None] | None]] = []
+        works: list[tuple[Work, Callable[[Any], object]]] = []
         # What is made here at once comes before devices are put to work, for it may raise.
-        for size, targets in sorted(groups, key=_on_gpus) if len(groups) > 1 else groups:
+        for size, targets in sorted(groups, key=lambda group: group[1] is not None) if len(groups) > 1 else groups:
             among = groups[size, targets]
             operands = [leaf.operand for leaf in among]
             collective, devices = self._operation.collective(operands), () if targets is None else self._devices
-            result = executor(collective, size, (), self._operation.accumulate, devices, targets).run(
-                values_of(operands)
-            )
-            give = partial(_give, among)
+            carrier = executor(collective, size, (), self._operation.accumulate, devices, targets)
+            result, give = carrier.run(values_of(operands)), partial(_give, among)
             if type(result) is not Work:
                 give(result)
-            elif targets is None:
-                works.append((result.then(give), None))
-            else:
-                works.append((result, give))
+            else:  # what NumPy makes is copied for its framework in the worker thread, too
+                works.append((result.then(give), id) if targets is None else (result, give))
         if works:
             with CancelScope(shield=True):
                 for work, finish in reversed(works):  # devices are at work already, threads are not
-                    result = await _waited(work)
-                    if finish is not None:
-                        finish(result)
+                    finish(await _waited(work))
             await checkpoint_if_cancelled()
 
     async def _reduce_along(self, leaves: Sequence[Leaf]) -> None:
@@ -411,10 +403,6 @@ class Combination:
         return [each.unflatten(islice(results, each.num_leaves)) for each in self._structures]
 
 
-def _on_gpus(group: tuple[int, tuple[int, ...] | None]) -> bool:
-    return group[1] is not None
-
-
 def _give(leaves: Sequence[Leaf], result: Any) -> None:
     """Give leaves the results of their collective: of one leaf the result itself, of several on GPUs by target."""
     if len(leaves) == 1:
@@ -425,36 +413,25 @@ def _give(leaves: Sequence[Leaf], result: Any) -> None:
         leaf.give(one)
 
 
-Make: TypeAlias = Callable[[Sequence[int], bool], tuple[Operation, Sequence[Any], Sequence[Sequence[str]] | None]]
-"""Checks arguments, and returns an operation, nests and destinations, as `Combination` takes them.
-
-It gets the ids of the replicas that have the components here, and whether other workers take part.
-"""
+Make: TypeAlias = Callable[[], tuple[Operation, Sequence[Any], Sequence[Sequence[str]] | None]]
+"""Checks arguments, and returns an operation, nests and destinations, as `Combination` takes them."""
 
 
 async def combine(strategy: Any, kind: str, make: Make, site: Any = None) -> list[Any]:
-    """Return what an operation makes of nests, over the replicas of all workers.
-
-    Args:
-        strategy: the strategy.
-        kind: the operation's name for the workers.
-        make: the operation and its arguments.
-        site: where it was called; None: the caller of the strategy that is awaiting this.
-    """
+    """Return what an operation makes of nests, over the replicas of all workers; ``site`` is where it was called."""
     require_cross_replica(strategy, kind)
     replicas = replicas_here(strategy)
     workers: Any = replicas_of(strategy)
     if workers.combine is None or is_in_group_of_this_worker():
-        operation, values, destinations = make(replicas, False)
-        combination = Combination(operation, values, strategy.extended.devices, destinations)
+        operation, values, destinations = make()
+        combination = Combination(operation, values, replicas, strategy.extended.devices, destinations)
         if destinations is None and not combination.taken:
             arguments.check_not_all_none(values[0], 4)
         await combination.carry_out(combination.taken)
         return combination.results()
     site = site or workers.caller()
     with workers.telling_refusal(kind, site):
-        operation, values, destinations = make(replicas, True)
-        doing: Awaitable[list[Any]] = workers.combine(kind, site, operation, values, replicas, destinations)
+        doing: Awaitable[list[Any]] = workers.combine(kind, site, *make(), replicas)
     return await doing
 
 

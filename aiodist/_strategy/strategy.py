@@ -44,7 +44,8 @@ if TYPE_CHECKING:  # datasets are imported by the methods that make one: most pr
 class Strategy(HasReplicas):
     """A set of replicas that work in step; the base class of `MirroredStrategy`.
 
-    The default strategy, which is in force where no other is, has one replica, on CPU:0.
+    The default strategy, which is in force where no other is, has one replica, on CPU:0. Methods that are awaited or
+    make data are for outside of replicas: inside one, or under another strategy, they raise `ReplicaContextError`.
 
     Args:
         extended: the strategy's devices and settings; strategies cannot share one.
@@ -130,7 +131,6 @@ class Strategy(HasReplicas):
         Raises:
             CollectiveError: the replicas disagree, or a collective can never be complete.
             ExceptionGroup: several replicas raised exceptions of several types.
-            ReplicaContextError: called inside a replica, or under another strategy.
             TypeError: ``args`` is neither a tuple nor a list, ``kwargs`` is not a mapping, or ``fn`` is not callable.
             ValueError: a per-replica value has another number of components; the replicas returned nests of
                 different structure, which the error has in ``.values``, or created different numbers of variables.
@@ -214,7 +214,6 @@ class Strategy(HasReplicas):
             through the host.
 
         Raises:
-            ReplicaContextError: called inside a replica, or under another strategy.
             TypeError: the op does not take a dtype.
             ValueError: an unknown op; different shapes or dtypes; an axis out of range; a plain value with SUM or
                 PRODUCT on several replicas.
@@ -223,11 +222,8 @@ class Strategy(HasReplicas):
         return result
 
     def _reduction(self, reduce_op: Any, value: Any, axis: Any) -> Make:
-        def make(replicas: Sequence[int], _: object) -> Any:
-            op, accumulate = arguments.reduce_op(reduce_op, value), self._extended.communication_options.accumulate
-            return reduction(op, axis, replicas, accumulate), [value], None
-
-        return make
+        accumulate = self._extended.communication_options.accumulate
+        return lambda: (reduction(arguments.reduce_op(reduce_op, value), axis, accumulate), [value], None)
 
     async def gather(self, value: Any, axis: int) -> Any:
         """Concatenate the components of a per-replica value along an axis, in replica order.
@@ -242,18 +238,11 @@ class Strategy(HasReplicas):
             become arrays of the same framework, on the GPU of replica 0's component.
 
         Raises:
-            ReplicaContextError: called inside a replica, or under another strategy.
             TypeError: a component is not an array.
             ValueError: the axis is out of range, or the components differ in more than their size along it.
         """
-        (result,) = await combine(self, "strategy.gather", self._gathering(value, axis))
+        (result,) = await combine(self, "strategy.gather", lambda: (gathering(axis), [value], None))
         return result
-
-    def _gathering(self, value: Any, axis: Any) -> Make:
-        def make(replicas: Sequence[int], over_workers: bool) -> Any:  # where a plain value may be the only component
-            return gathering(axis, replicas, bare=over_workers and len(replicas) == 1), [value], None
-
-        return make
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return the components of a nest of per-replica values: a tuple with a nest for each replica.
@@ -285,7 +274,7 @@ class Strategy(HasReplicas):
             options: None.
 
         Raises:
-            ReplicaContextError: called or iterated inside a replica, or called under another strategy.
+            ReplicaContextError: while iterating, this is inside a replica.
             TypeError: the dataset is not iterable, or ``options`` is not None; while iterating, a leaf of a batch is
                 not an array.
             ValueError: while iterating, the arrays of a batch have different sizes along the first axis, or one has no
@@ -319,7 +308,7 @@ class Strategy(HasReplicas):
 
         Raises:
             CollectiveError: while iterating, the workers disagree.
-            ReplicaContextError: called or iterated inside a replica, or called under another strategy.
+            ReplicaContextError: while iterating, this is inside a replica.
             TypeError: ``dataset_fn`` is not a plain function or does not return an iterable, or ``options`` is not
                 None.
             ValueError: while iterating, the batches of a step differ in structure.
@@ -351,7 +340,6 @@ class Strategy(HasReplicas):
             what the function returned.
 
         Raises:
-            ReplicaContextError: called inside a replica, or under another strategy.
             TypeError: ``value_fn`` is not a plain function.
             ValueError: the structures differ.
         """
@@ -370,7 +358,6 @@ class Strategy(HasReplicas):
             session: None.
 
         Raises:
-            ReplicaContextError: called inside a replica, or under another strategy.
             TypeError: a leaf is not a NumPy array, or ``session`` is not None.
             ValueError: the arrays have different sizes along the first axis, or one has no axis.
         """
