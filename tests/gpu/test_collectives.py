@@ -180,14 +180,7 @@ async def test_host_values_of_replicas_on_gpus(plant: Plant) -> None:
     assert strategy.experimental_local_results(await strategy.run(step)) == (5.0, 5.0)
 
 
-pytestmark = pytest.mark.anyio
-
-SINGLE = np.dtype(np.float32)
-
-
-async def test_no_collective_has_to_compile_afterwards(
-    plant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_collective_has_to_compile_afterwards(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = plant(2, unloaded=True)
     set_logical_devices("GPU:0", 2)
     strategy = MirroredStrategy()
