@@ -34,8 +34,8 @@ from aiodist._collectives.out import Outs
 from aiodist._collectives.plan import Folded, LeafPlan, Result
 from aiodist._collectives.work import Work
 from aiodist._gpu import enqueue
+from aiodist._gpu.cuda_core import array_of
 from aiodist._gpu.enqueue import Completion
-from aiodist._gpu.pinned import array_of
 from aiodist._gpu.steps import HOST
 from aiodist_kernels import Accumulate, ReduceOp
 from aiodist_kernels.rules import Rule, part_of, rule_for

@@ -86,10 +86,8 @@ class Buffers:
         if number is None:
             return None
         buffer = self.arrays[number]
-        place = Place(buffer.ordinal, symbol(first + number))
-        if buffer.strides is None:
-            return whole(place, buffer.shape, buffer.dtype)
-        return View(place, buffer.shape, buffer.strides, buffer.dtype)
+        found = whole(Place(buffer.ordinal, symbol(first + number)), buffer.shape, buffer.dtype)
+        return found if buffer.strides is None else found._replace(strides=buffer.strides)
 
 
 class Planner:
@@ -109,7 +107,8 @@ class Planner:
         self._host = self._inputs + (0 if buffers is None else len(buffers.arrays))
         self._landing: list[Spec] = []
         self._landed = 0  # bytes
-        self._makes: list[tuple[DeviceType, int, Spec]] = []
+        self._total = 0  # arrays to be made
+        self._makes: dict[tuple[DeviceType, int], tuple[list[Spec], list[int]]] = {}
         self._jobs: dict[Any, list[Job]] = {}
         self._moves: list[Move] = []
         self._last: list[Move] = []
@@ -139,14 +138,9 @@ class Planner:
             self._moves.append(Move(packed._replace(place=Place(HOST, symbol(self._host))), packed))
         batches = [Batch(rule, jobs) for (rule, *_), jobs in self._jobs.items()]
         with enqueue.enqueuing:
-            schedule = enqueue.queue().schedule(batches, [*self._moves, *self._last], self._host + 1 + len(self._makes))
-        alike: dict[tuple[DeviceType, int], tuple[list[Spec], list[int]]] = {}
-        for place, (mark, ordinal, spec) in enumerate(self._makes):
-            specs, places = alike.setdefault((mark, ordinal), ([], []))
-            specs.append(spec)
-            places.append(place)
-        makes = [Makes(*key, *group) for key, group in alike.items()]
-        return DevicePlan(self._landing, makes, len(self._makes), self._results, schedule)
+            schedule = enqueue.queue().schedule(batches, [*self._moves, *self._last], self._host + 1 + self._total)
+        makes = [Makes(*key, *group) for key, group in self._makes.items()]
+        return DevicePlan(self._landing, makes, self._total, self._results, schedule)
 
     def _add(self, leaf: Leaf, inputs: Sequence[View], takers: Sequence[int]) -> None:
         """Plan a leaf's results: those that are folds, then those that are moved, what is alike once a device."""
@@ -221,14 +215,17 @@ class Planner:
             return whole(Place(HOST, symbol(self._host) + begin), shape, dtype)
         made = self._make(leaf.mark, ordinal, shape, dtype)
         if buffer is None:
-            self._results[index][taker] = len(self._makes) - 1
+            self._results[index][taker] = self._total - 1
         else:
             self._last.append(Move(buffer, made))
         return made
 
     def _make(self, mark: DeviceType, ordinal: int, shape: tuple[int, ...], dtype: DType) -> View:
-        self._makes.append((mark, ordinal, (shape, dtype)))
-        return whole(Place(ordinal, symbol(self._host + len(self._makes))), shape, dtype)
+        specs, places = self._makes.setdefault((mark, ordinal), ([], []))
+        specs.append((shape, dtype))
+        places.append(self._total)
+        self._total += 1
+        return whole(Place(ordinal, symbol(self._host + self._total)), shape, dtype)
 
 
 def _folds(plan: LeafPlan, result: Result) -> int | None:

@@ -2,9 +2,8 @@
 
 Modules, in order; each imports only from those above it and from lower floors:
 
-- `pinned`: page-locked memory of the host.
 - `steps`: launches and copies as data.
-- `cuda_core`: the driver, through cuda.core.
+- `cuda_core`: the driver, through cuda.core, and page-locked memory of the host.
 - `schedule`: steps with kernels chosen and tables laid out, ready for addresses.
 - `enqueue`: schedules on streams, and waiting for them.
 - `current`: a replica's GPU and stream as those of a thread.

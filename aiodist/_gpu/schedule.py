@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiodist._gpu import steps
-from aiodist._gpu.cuda_core import CudaCore
-from aiodist._gpu.pinned import Memory
+from aiodist._gpu.cuda_core import CudaCore, Memory
 from aiodist._gpu.steps import Copy, Job, Launch, Meet, Move, Rows, Step
 from aiodist_kernels.cuda import forms
 from aiodist_kernels.cuda.forms import Form

@@ -46,7 +46,7 @@ from tests.benchmarks.timing import GIB, KIB, MIB, in_units, table
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from aiodist._gpu.pinned import Memory
+    from aiodist._gpu.cuda_core import Memory
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 SINGLE = np.dtype(np.float32)

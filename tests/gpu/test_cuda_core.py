@@ -13,8 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from aiodist._gpu.cuda_core import CudaCore, machine_code
-from aiodist._gpu.pinned import HostPool, array_of
+from aiodist._gpu.cuda_core import CudaCore, HostPool, array_of, machine_code
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.cuda.compiled import compile_form
 from aiodist_kernels.cuda.forms import form_for
