@@ -75,10 +75,15 @@ async def thread_of(frameworks: Frameworks, device: str) -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("cupy", [13, 14])
 async def test_function_runs_on_the_replicas_device_and_stream(
-    plant: Callable[..., Any], frameworks: Frameworks, monkeypatch: pytest.MonkeyPatch
+    plant: Callable[..., Any], frameworks: Frameworks, monkeypatch: pytest.MonkeyPatch, cupy: int
 ) -> None:
     plant(2)
+    if cupy < 14:  # it takes a handle
+        monkeypatch.setattr(sys.modules["cupy"].cuda, "Stream", object)
+        entered = frameworks.entered("cupy stream")
+        monkeypatch.setattr(sys.modules["cupy"].cuda, "ExternalStream", entered, raising=False)
     streams = {("GPU:1", 1): Own()}
     monkeypatch.setattr(FakeDriver, "replica_stream", lambda self, name, device: streams[name, device])
     await thread_of(frameworks, "GPU:1")
@@ -86,7 +91,7 @@ async def test_function_runs_on_the_replicas_device_and_stream(
         "enter torch device(1,)",
         "enter torch stream((99, 1),)",
         "enter cupy device(1,)",
-        """enter cupy stream("cuda.core's",)""",
+        "enter cupy stream(99, 1)" if cupy < 14 else """enter cupy stream("cuda.core's",)""",
         "enter numba device(1,)",
         "the function",
         "leave numba device",
@@ -95,18 +100,6 @@ async def test_function_runs_on_the_replicas_device_and_stream(
         "leave torch stream",
         "leave torch device",
     ]
-
-
-@pytest.mark.anyio
-async def test_cupy_before_version_14_takes_a_handle(
-    plant: Callable[..., Any], frameworks: Frameworks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plant(2)
-    monkeypatch.setattr(FakeDriver, "replica_stream", lambda *_: Own())
-    monkeypatch.setattr(sys.modules["cupy"].cuda, "Stream", object, raising=False)
-    monkeypatch.setattr(sys.modules["cupy"].cuda, "ExternalStream", frameworks.entered("cupy stream"), raising=False)
-    await thread_of(frameworks, "GPU:1")
-    assert "enter cupy stream(99, 1)" in frameworks.log
 
 
 @pytest.mark.anyio
