@@ -247,12 +247,6 @@ async def test_a_failure_names_who_waited_in_a_group_and_ends_all_groups() -> No
 # Replicas that wait for each other in different groups: found at once where it is certain, never where it is not.
 
 
-def two_groups(ctx: ReplicaContext) -> tuple[ReplicaContext, ReplicaContext]:
-    """Return two groups of replicas 0 and 1, in the order in which the replica uses them: not the same on both."""
-    first, second = ctx.new_group([0, 1], "first"), ctx.new_group([0, 1], "second")
-    return (first, second) if replica() == 0 else (second, first)
-
-
 async def ring(ctx: ReplicaContext, *, size: int, crossed: bool) -> None:
     """Use groups of neighbours on a ring, each replica the lower-numbered group first, but for the crossed 0."""
     me = replica()
@@ -319,16 +313,6 @@ async def test_what_may_still_act_for_a_replica_is_no_alarm(how: str, monkeypatc
     monkeypatch.setattr(inspection, "never_go_on", counted)
     await run(mirrored(2), program)
     assert looks
-
-
-async def test_a_timeout_around_a_wait_on_a_cycle_ends_it() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        first, second = two_groups(ctx)
-        with anyio.move_on_after(0.05):
-            await first.barrier(name="x")
-        await second.barrier(name="x")
-
-    assert (await error_of(program, 2)).report.reason == "abandoned"
 
 
 def goes_through(orders: Sequence[Sequence[int]], members: Sequence[Sequence[int]]) -> bool:
