@@ -142,7 +142,8 @@ class Strategy(HasReplicas):
     def _new_run(self, options: CommunicationOptions | None = None) -> Run:
         extended, share = self._extended, self._replicas.share
         merged = extended.communication_options.merge(options)
-        return Run(self, extended.devices, extended.order_check, merged, first=share.mine.start, total=share.replicas)
+        total = share.replicas if len(share.mine) < share.replicas else None  # else groups would be kept for others
+        return Run(self, extended.devices, extended.order_check, merged, first=share.mine.start, total=total)
 
     def _new_standing_run(self) -> Run:
         return new_standing_run(self._new_run())
