@@ -113,10 +113,6 @@ class Planner:
         self._moves: list[Move] = []
         self._last: list[Move] = []
         self._results: list[list[int | None]] = []
-        homes = {array.ordinal for column in columns for array in column}
-        down = all(ordinal == HOST for ordinals in takers for ordinal in ordinals)
-        self._packs = down and len(homes) == 1 and all(leaf.plan.folds for leaf in leaves)
-        self._mark = leaves[0].mark
         number = 0
         piece: tuple[int, int] | None = None  # inputs on the host are in one, see `staged`
         for leaf, column, ordinals in zip(leaves, columns, takers, strict=True):
@@ -132,10 +128,6 @@ class Planner:
 
     def plan(self) -> DevicePlan:
         """Return what it has come to."""
-        if self._packs:  # what goes down lies on its one device as it will lie on the host
-            ((_, (device, *_), _), *_) = self._jobs
-            packed = self._make(self._mark, device, (self._landed,), BYTE)
-            self._moves.append(Move(packed._replace(place=Place(HOST, symbol(self._host))), packed))
         batches = [Batch(rule, jobs) for (rule, *_), jobs in self._jobs.items()]
         with enqueue.enqueuing:
             schedule = enqueue.queue().schedule(batches, [*self._moves, *self._last], self._host + 1 + self._total)
@@ -158,8 +150,6 @@ class Planner:
             parts = [_part(source, result) for source in sources]
             target = self._result(leaf, taker, ordinal, _shape(parts, result), sources[0].dtype)
             first = firsts.setdefault((number, ordinal), target)
-            if self._packs:
-                continue
             if first is target:
                 self._assemble(target, parts, result)
             else:
@@ -193,9 +183,7 @@ class Planner:
                 lacking.append(ordinal if ordinal != HOST else inputs[0].place.device)
         for ordinal in lacking:
             if ordinal not in lies:
-                place = Place(ordinal, symbol(self._host + 1) + self._landed)
-                packed = whole(place, shape, rule.result)
-                lies[ordinal] = packed if self._packs else self._make(leaf.mark, ordinal, shape, rule.result)
+                lies[ordinal] = self._make(leaf.mark, ordinal, shape, rule.result)
                 outputs.append(lies[ordinal])
         job = Job(tuple([p.place for p in parts]), tuple([o.place for o in outputs]), math.prod(shape))
         alike = rule, tuple([place.device for place in job.inputs]), tuple([place.device for place in job.outputs])
