@@ -133,7 +133,7 @@ class Process:
         really_sleep, really_set_handler, really_leave = time.sleep, signal.signal, os._exit
 
         def sleep(seconds: float, /) -> None:
-            (really_sleep if self._ranks.current() is None else self._ranks.sleep)(seconds)
+            (self._ranks.sleep if self._ranks.owns_thread() else really_sleep)(seconds)
 
         def set_handler(number: Any, handler: Any) -> Any:
             if self._ranks.current() is None:
