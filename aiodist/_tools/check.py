@@ -1,4 +1,7 @@
-"""`aiodist check`: run a program under many schedules, and report where its replicas disagree."""
+"""`aiodist check` and `aiodist explain`: where replicas, or the ranks of a torch.distributed job, disagree.
+
+`check` runs a program under many schedules; `explain` reads what PyTorch's flight recorder has written of a job.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiodist._tools.usage import Exit, UsageError, natural, positive
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from aiodist._checking.check import Checked
     from aiodist._checking.schedule import Schedule
 
-_DESCRIPTION = """\
+_CHECK = """\
 Run a function on an event loop with virtual time, which chooses the order in which ready tasks run: asyncio's own order
 first, then others, until one fails. The report ends with the command that repeats the failure with as few changes to
 asyncio's order as possible. With --replicas, TARGET is a replica function and runs on a MirroredStrategy of that many
@@ -25,11 +28,20 @@ CPU devices. Without it, TARGET makes its own strategies: it is a coroutine func
 asyncio.run. With --ranks, TARGET is an unmodified torch.distributed script; its ranks are threads of one process that
 run one at a time.
 """
-_EPILOG = """\
+_CHECK_CODES = """\
 ARGS are passed to TARGET: they are in sys.argv, and a function with parameters is called with them, name=value by
 keyword.
 Exit codes: 0 if all replicas agreed, 1 if they did not or would wait for each other forever, 2 for bad usage, 3 if the
 program raised an exception of its own, 130 after Ctrl-C.
+"""
+_EXPLAIN = """\
+Read the dumps that PyTorch's flight recorder has written, one per rank, and say which rank is at which collective of
+which process group, and where they differ. A dump is a pickle or JSON, and its name ends in the rank, as in
+nccl_trace_rank_3 and 3.json. PyTorch is not needed, and nothing in a dump is run.
+"""
+_EXPLAIN_CODES = """\
+Exit codes: 0 if the ranks agree and none waits, 1 if they do not or some wait, 2 for bad usage or a file that is not a
+dump.
 """
 
 
@@ -37,7 +49,7 @@ def add_check(commands: _SubParsersAction[ArgumentParser]) -> None:
     """Add the `check` command."""
     check = commands.add_parser(
         "check", help="run a program under many schedules and report where its replicas disagree",
-        description=_DESCRIPTION, epilog=_EPILOG, usage="aiodist check TARGET [options] [-- ARGS]",
+        description=_CHECK, epilog=_CHECK_CODES, usage="aiodist check TARGET [options] [-- ARGS]",
     )  # fmt: skip
     option = check.add_argument
     option("target", metavar="TARGET", help="FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION; with --ranks, FILE.py")
@@ -54,6 +66,21 @@ def add_check(commands: _SubParsersAction[ArgumentParser]) -> None:
     option("--timeout", type=_seconds, metavar="SECONDS", help="limit of each run, in real time (default: 300)")
     option("--json", action="store_true", help="print the result as JSON; what TARGET prints goes to stderr")
     check.set_defaults(command=_run_check, hash_seed=_hash_seed)
+
+
+def add_explain(commands: _SubParsersAction[ArgumentParser]) -> None:
+    """Add the `explain` command."""
+    explain = commands.add_parser(
+        "explain", help="say why a torch.distributed job hangs, from its flight recorder dumps",
+        description=_EXPLAIN, epilog=_EXPLAIN_CODES,
+    )  # fmt: skip
+    explain.add_argument("dumps", metavar="DUMP", nargs="+", type=Path, help="a dump, or a folder of them")
+    explain.add_argument(
+        "--ranks", "--world-size", type=positive, metavar="N", dest="world_size",
+        help="how many ranks the job had, where the dumps do not say",
+    )  # fmt: skip
+    explain.add_argument("--json", action="store_true", help="print the result as JSON")
+    explain.set_defaults(command=_run_explain)
 
 
 def _replicas(text: str) -> int:
@@ -109,8 +136,6 @@ def _run_check(arguments: Namespace) -> Exit:
 
 
 def _run_ranks(arguments: Namespace) -> Exit:
-    from aiodist._tools.output import open_console, print_json, print_report
-
     if arguments.replicas is not None:
         raise UsageError("give --ranks or --replicas, not both")
     if not Path(arguments.target).is_file():
@@ -126,14 +151,32 @@ def _run_ranks(arguments: Namespace) -> Exit:
     schedules = arguments.schedules or 1
     with _progress(schedules) as show:
         checked = check(request, schedules, show, sys.stderr if arguments.json else None)
-    if arguments.json:
-        print_json(checked.to_dict())
-    elif checked.outcome.kind == "agreed":
-        print(checked.text)
+    kind = checked.outcome.kind
+    _print_found(checked.text, checked.to_dict(), as_json=arguments.json, is_wrong=kind != "agreed")
+    return {"agreed": Exit.DONE, "disagreed": Exit.FAILED, "timeout": Exit.FAILED}.get(kind, Exit.RAISED)
+
+
+def _run_explain(arguments: Namespace) -> Exit:
+    from aiodist._torch.dumps import DumpError, read_all
+    from aiodist._torch.explain import explain
+
+    try:
+        found = explain(read_all(arguments.dumps), world_size=arguments.world_size)
+    except DumpError as error:
+        raise UsageError(str(error)) from error
+    _print_found(str(found), found.to_dict(), as_json=arguments.json, is_wrong=found.report is not None)
+    return Exit.DONE if found.report is None else Exit.FAILED
+
+
+def _print_found(text: str, fields: dict[str, Any], *, as_json: bool, is_wrong: bool) -> None:
+    from aiodist._tools.output import open_console, print_json, print_report
+
+    if as_json:
+        print_json(fields)
+    elif is_wrong:
+        print_report(open_console(), text)
     else:
-        print_report(open_console(), checked.text)
-    codes = {"agreed": Exit.DONE, "disagreed": Exit.FAILED, "timeout": Exit.FAILED}
-    return codes.get(checked.outcome.kind, Exit.RAISED)
+        print(text)
 
 
 @contextmanager

@@ -15,10 +15,9 @@ from functools import partial
 import aiodist
 from aiodist._arrays.environment import completes_words, fix_hashes
 from aiodist._demos.interruption import InterruptedRun
-from aiodist._tools.check import add_check
+from aiodist._tools.check import add_check, add_explain
 from aiodist._tools.demo import add_demo
 from aiodist._tools.doctor import add_doctor
-from aiodist._tools.explain import add_explain
 from aiodist._tools.launch.run import add_run
 from aiodist._tools.trace.command import add_trace
 from aiodist._tools.usage import Exit, UsageError, print_help

@@ -178,8 +178,7 @@ class Door:
     def _replace_others(self) -> None:
         """Replace what takes devices in C++, or by other names."""
         device_mesh, parallel = load("torch.distributed.device_mesh"), load("torch.nn.parallel")
-        set_default, read, cast = torch.set_default_device, torch.load, torch.autocast.__init__
-        wrap, mesh = parallel.DistributedDataParallel.__init__, device_mesh.DeviceMesh.__init__
+        set_default, read, wrap = torch.set_default_device, torch.load, parallel.DistributedDataParallel.__init__
 
         def load_here(*args: Any, **kwargs: Any) -> Any:
             return read(*args[:1], *args[2:], **{**kwargs, "map_location": "cpu"})
@@ -189,17 +188,16 @@ class Door:
                 self.note("DistributedDataParallel", "device_ids")
             wrap(own, module, **kwargs)
 
-        def mesh_here(own: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-            kind = self.cpu(device_type, "DeviceMesh").type if device_type in _KINDS else device_type
-            mesh(own, kind, *args, **kwargs)
+        def on_cpu(where: str, begin: Callable[..., None]) -> Callable[..., None]:
+            def begin_here(own: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+                begin(own, str(self.cpu(device_type, where)), *args, **kwargs)
 
-        def cast_here(own: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-            cast(own, "cpu" if device_type in _KINDS else device_type, *args, **kwargs)
+            return begin_here
 
         torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor
         torch.nn.Module.cuda = lambda module, *_: module.to("cuda")
         torch.set_default_device = lambda device: set_default(self.cpu(device, "torch.set_default_device"))
         torch.load = load_here
-        torch.autocast.__init__ = cast_here
+        torch.autocast.__init__ = on_cpu("torch.autocast", torch.autocast.__init__)
         parallel.DistributedDataParallel.__init__ = wrap_here
-        device_mesh.DeviceMesh.__init__ = mesh_here
+        device_mesh.DeviceMesh.__init__ = on_cpu("DeviceMesh", device_mesh.DeviceMesh.__init__)
