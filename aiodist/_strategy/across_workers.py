@@ -269,9 +269,8 @@ def _of_each(operand: Operand, count: int) -> Operand:
 
 
 def _call(kind: str, operation: Operation, operands: Sequence[Operand]) -> Call:
-    axes: list[Any] = [operand.axes for operand in operands if operand.axes is not None]
-    if operation.op is None:
-        axes = [axis for (axis,) in axes]
+    # Several axes, of a reduction, are told as text: a pair of numbers is an all_to_all's.
+    axes = [each[0] if len(each) == 1 else str(each) for operand in operands if (each := operand.axes) is not None]
     return Call(
         kind,
         op=None if operation.op is None else operation.op.name,

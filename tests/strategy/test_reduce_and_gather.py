@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from aiodist import (
+    CollectiveMismatchError,
     CommunicationOptions,
     Mirrored,
     MirroredStrategy,
@@ -177,6 +178,22 @@ async def test_accumulator_holds_here_too() -> None:
     assert (await widened.reduce("SUM", parts, None)).tolist() == [1]
     assert (await widened.reduce("SUM", parts, 0)).tolist() == 1
     assert (await native.extended.reduce_to("SUM", parts, "CPU:0", wide)).tolist() == [1]
+
+
+@pytest.mark.parametrize(("axis", "text"), [(0, "axis=0"), ((0, 1), "axis=(0, 1)")])
+async def test_axes_are_told_in_reports_over_workers(axis: Any, text: str) -> None:
+    job = Job(1, 1)
+
+    async def diverging(strategy: Any) -> None:
+        await strategy.reduce("SUM", A, axis)
+        await strategy.reduce("SUM" if strategy is job.strategies[0] else "MAX", A, None)
+
+    for error in await job.everywhere(diverging):
+        assert isinstance(error, CollectiveMismatchError)
+        assert (
+            f"All replicas agreed up to #0: strategy.reduce(SUM, [float64[{'*, *' if axis else '*, 3'}]], {text})"
+            in str(error)
+        )
 
 
 # Large values.
