@@ -160,7 +160,8 @@ class AsyncioLoop(_TaskLoop):
                     self.call_soon(self._resume, context=self._context)
                     break
         except BaseException as error:
-            if resumed is not None and future in slot.waiters and not isinstance(error, Exception):  # not yet resumed
+            interrupted = not isinstance(error, Exception)
+            if future is not None and resumed is not None and interrupted and future in slot.waiters:  # not yet resumed
                 future.add_done_callback(resumed[0], context=resumed[1])
             following = self._next
             self._resumes, self._next = False, None
