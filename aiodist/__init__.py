@@ -18,6 +18,7 @@ from aiodist._core.errors import (
 )
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.handle import CollectiveHandle
+from aiodist._tools.trace.trace import trace
 from aiodist._version import __version__ as __version__
 from aiodist_kernels import ReduceOp
 
@@ -56,7 +57,6 @@ if typing.TYPE_CHECKING:
         in_cross_replica_context,
     )
     from aiodist._strategy.variable import Variable, VariableAggregation, VariableSynchronization
-    from aiodist._tools.trace.trace import trace
 else:
     _LATER = {
         name: module
@@ -73,13 +73,12 @@ else:
             "_strategy.strategy": "MirroredStrategy Strategy experimental_set_strategy get_replica_context "
             "get_strategy has_strategy in_cross_replica_context",
             "_strategy.variable": "Variable VariableAggregation VariableSynchronization",
-            "_tools.trace.trace": "trace",
         }.items()
         for name in names.split()
     }
 
     def __getattr__(name: str) -> object:
-        """Load what `import aiodist` leaves out, for those who ask for it: strategies, reports, datasets, traces."""
+        """Load what `import aiodist` leaves out, for those who ask for it: strategies, reports, datasets."""
         if name not in _LATER:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
