@@ -1,10 +1,10 @@
 """The control connection of separate processes: a thread a worker, with a TCP connection to worker 0.
 
 It works while the engine hangs and while the program's event loop is blocked: the thread has a loop of its own. Every
-worker says every quarter of a second that it lives. **Dead** is whose connection has ended without a farewell.
-**Stopped** is a silent process that is found to be so (`liveness`). **Cut off** is whose system does not acknowledge
-for some seconds what is sent to it (``TCP_USER_TIMEOUT``): so a program that holds the interpreter lock for seconds is
-not taken for lost, since its system answers for it.
+worker says every quarter of a second that it lives, or less often where they are thousands. **Dead** is whose
+connection has ended without a farewell. **Stopped** is a silent process that is found to be so (`liveness`). **Cut
+off** is whose system does not acknowledge for some seconds what is sent to it (``TCP_USER_TIMEOUT``): so a program that
+holds the interpreter lock for seconds is not taken for lost, since its system answers for it.
 
 Worker 0's thread hears everyone, and has the coordinator. It is the one that keeps the coordinator's time, and that
 loses workers; the others hear of that from it, and lose worker 0 themselves. Messages travel as JSON behind their
@@ -41,6 +41,9 @@ from aiodist._workers.portable import portable
 from aiodist._workers.team import Team
 
 BEAT_SECONDS: Final = 0.25
+MOST_BEATS: Final = 4000
+"""How many heartbeats worker 0 hears in a second, each in some 10 µs: with thousands of workers they are rarer."""
+
 ANSWER_SECONDS: Final = 0.5
 _ATTEMPTS: Final = 1
 FAREWELL_SECONDS: Final = 1.0
@@ -51,7 +54,7 @@ MOST_BYTES: Final = 1 << 26
 """How long a message may be."""
 
 _LENGTH: Final = struct.Struct("<I")
-_BEAT: Final = _LENGTH.pack(0)
+BEAT: Final = _LENGTH.pack(0)
 
 
 def packed(message: Message) -> bytes:
@@ -132,6 +135,7 @@ class TcpControl:
         self._gone: set[int] = set()
         self._allowed = self._stall = 0.0
         self._stalled: dict[int, float] = {}
+        self._next_beat = 0.0
         self._leave_by: float | None = None
         self._lingers = False
         self._process = os.getpid()
@@ -231,16 +235,21 @@ class TcpControl:
         self._loop.call_later(BEAT_SECONDS, self._beat)
         now = time.monotonic()
         self._pulse.beat(now)
-        for peer in list(self._peers.values()):
-            peer.send(_BEAT)
-            why = trouble(self._hellos[peer.rank], now - peer.heard, self._allowed)
-            if why is not None:
-                self._lose(peer.rank, why)
-            elif self._is_stalled(peer.rank, now - peer.heard):
-                silent = "nothing is heard of it: it is stopped or cut off, or a long call holds the interpreter lock"
-                self._tell_of_stall(peer.rank, silent, "", 0)
+        if now >= self._next_beat:
+            self._next_beat = now + self._size / MOST_BEATS
+            for peer in list(self._peers.values()):
+                peer.send(BEAT)
+                self._look_at(peer, now - peer.heard - self._size / MOST_BEATS)
         if self._is_stalled(self._rank, self._pulse.silent_seconds):
             self._tell_of_stall(self._rank, *self._pulse.silence())
+
+    def _look_at(self, peer: Peer, silent: float) -> None:
+        why = trouble(self._hellos[peer.rank], silent, self._allowed)
+        if why is not None:
+            self._lose(peer.rank, why)
+        elif self._is_stalled(peer.rank, silent):
+            what = "nothing is heard of it: it is stopped or cut off, or a long call holds the interpreter lock"
+            self._tell_of_stall(peer.rank, what, "", 0)
 
     def _is_stalled(self, rank: int, silent: float) -> bool:
         """Return whether the others are to hear of a silence: when it is time, and again when that has doubled."""

@@ -3,9 +3,10 @@
 For each number of workers, one replica each: the seconds to construct all strategies and let them meet; of a run of
 nothing but its opening and its end; of a step, which is an `all_reduce` of 1 KiB on every worker, with the garbage
 collector on (the mean) and off (the least); from the step at which one worker diverges until every worker has raised
-the report, which must name that one, with the collector off; and the memory that a worker takes, at its most. All
-workers share one thread, so that seconds are those of the processor, whatever else the machine does: a step's, divided
-by the number of workers, is what one of them spends on it.
+the report, which must name that one, with the collector off, and how many of these the first worker spends by itself,
+on reading what all say and on the analysis; and the memory that a worker takes, at its most. All workers share one
+thread, so that seconds are those of the processor, whatever else the machine does: a step's, divided by the number of
+workers, is what one of them spends on it. The last line is what a heartbeat costs the first worker.
 """
 
 from __future__ import annotations
@@ -14,14 +15,19 @@ import asyncio
 import gc
 import os
 import resource
+import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
 from aiodist import CollectiveMismatchError, MultiWorkerMirroredStrategy, get_replica_context
+from aiodist._workers import coordinator, simulated_control
+from aiodist._workers.control import BEAT, Peer
 from aiodist._workers.engines.simulated import SimulatedCluster
 
 WORKERS = (64, 512, 4096)
@@ -69,6 +75,52 @@ async def times(strategies: list[Any]) -> list[float]:
     return list(np.diff(marks[len(strategies) - 1 :: len(strategies)]))
 
 
+@contextmanager
+def counted() -> Iterator[list[float]]:
+    """Count the seconds that the first worker spends on what all tell it."""
+    spent: list[float] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for place, name in ((simulated_control, "decode"), (coordinator.Coordinator, "take")):
+            patch.setattr(place, name, timed(getattr(place, name), spent))
+        yield spent
+
+
+def timed(fn: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
+    """Return a function that does the same, and notes how long it has taken."""
+
+    def call(*args: Any) -> Any:
+        begun = time.process_time()
+        found = fn(*args)
+        if isinstance(found, Iterator):
+            found = iter(list(found))
+        spent.append(time.process_time() - begun)
+        return found
+
+    return call
+
+
+async def heartbeat(peers: int = 256, times: int = 20) -> float:
+    """Return the seconds of the processor in which a worker is sent a heartbeat and one of its own is heard."""
+    pairs = [socket.socketpair() for _ in range(peers)]
+    heard = [Peer(rank, *await asyncio.open_connection(sock=mine)) for rank, (mine, _) in enumerate(pairs)]
+    hearing = [asyncio.create_task(peer.receive()) for peer in heard]
+    spent = []
+    for _ in range(times):
+        for peer, (_, other) in zip(heard, pairs, strict=True):
+            other.send(BEAT)
+            peer.heard = 0.0
+        begun = time.process_time()
+        for peer in heard:
+            peer.send(BEAT)
+        while not all(peer.heard for peer in heard):  # noqa: ASYNC110  (the processor's time alone counts)
+            await asyncio.sleep(0)
+        spent.append((time.process_time() - begun) / peers)
+    for task, peer in zip(hearing, heard, strict=True):
+        task.cancel()
+        peer.close()
+    return min(spent)
+
+
 async def measure(workers: int) -> list[float]:
     """Return the row of the table for a number of workers."""
     before, begun = peak(), time.process_time()
@@ -87,26 +139,38 @@ async def measure(workers: int) -> list[float]:
     a_step = min(await times(strategies))
 
     marks: list[float] = []
-    outcomes = await everywhere(strategies, diverging, workers // 2, marks)
+    with counted() as spent:
+        outcomes = await everywhere(strategies, diverging, workers // 2, marks)
     report = time.process_time() - marks[workers - 1]
     gc.enable()
     for outcome in outcomes:
         assert isinstance(outcome, CollectiveMismatchError), outcome
         assert outcome.report.suspects == (workers // 2,)
     del outcomes
-    return [constructed, opened, collected, a_step, report, (peak() - before) / workers / 1024]
+    return [constructed, opened, collected, a_step, report, sum(spent), (peak() - before) / workers / 1024]
 
 
 def main() -> None:
     """Print the table."""
     os.environ["AIODIST_STALL_SECONDS"] = "0"  # a step of thousands may take long, and nobody is late
     gc.freeze()
-    names = ("workers", "construct s", "run s", "gc step s", "step s", "report s", "KiB/worker", "µs/worker")
+    names = (
+        "workers",
+        "construct s",
+        "run s",
+        "gc step s",
+        "step s",
+        "report s",
+        "first's s",
+        "KiB/worker",
+        "µs/worker",
+    )
     print("".join(f"{name:>12}" for name in names))
     for workers in map(int, sys.argv[1:] or WORKERS):
         *seconds, memory = asyncio.run(measure(workers))
         shown = "".join(f"{one:12.3f}" for one in seconds)
         print(f"{workers:12}{shown}{memory:12.0f}{seconds[3] / workers * 1e6:12.0f}", flush=True)
+    print(f"a heartbeat: {asyncio.run(heartbeat()) * 1e6:.0f} µs")
 
 
 if __name__ == "__main__":
