@@ -7,8 +7,8 @@ off** is whose system does not acknowledge for some seconds what is sent to it (
 holds the interpreter lock for seconds is not taken for lost, since its system answers for it.
 
 Worker 0's thread hears everyone, and has the coordinator. It is the one that keeps the coordinator's time, and that
-loses workers; the others hear of that from it, and lose worker 0 themselves. Messages travel as JSON behind their
-length; nothing behind a length of 0 is a heartbeat.
+loses workers; the others hear of that from it, and lose worker 0 themselves. Messages travel as compressed JSON behind
+their length; nothing behind a length of 0 is a heartbeat.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import threading
 import time
 import warnings
 import weakref
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -51,15 +52,15 @@ LEAVE_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.005
 CUT_OFF_SECONDS: Final = 10.0
 MOST_BYTES: Final = 1 << 26
-"""How long a message may be."""
+"""How long a message may be, compressed and not."""
 
 _LENGTH: Final = struct.Struct("<I")
 BEAT: Final = _LENGTH.pack(0)
 
 
 def packed(message: Message) -> bytes:
-    """Return a message as it is sent."""
-    data = messages.encode(message)
+    """Return a message as it is sent: a report of thousands of replicas, to each of their workers, is mostly alike."""
+    data = zlib.compress(messages.encode(message), level=1)
     return _LENGTH.pack(len(data)) + data
 
 
@@ -105,7 +106,14 @@ class Peer:
             self.heard = time.monotonic()
         if length > MOST_BYTES:
             raise ValueError(f"a message of {length} bytes")
-        message = messages.decode(await self._reader.readexactly(length))
+        inflater = zlib.decompressobj()
+        try:
+            data = inflater.decompress(await self._reader.readexactly(length), MOST_BYTES)
+        except zlib.error as error:
+            raise ValueError(str(error)) from None
+        if not inflater.eof:
+            raise ValueError("a message that is longer than it may be, or cut short")
+        message = messages.decode(data)
         if not isinstance(message, messages.ToWorker if self.rank == 0 else messages.ToCoordinator):
             raise ValueError(  # noqa: TRY004  (like all that is no message)
                 f"worker {self.rank} does not send a {type(message).__name__}"

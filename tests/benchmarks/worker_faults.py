@@ -187,7 +187,7 @@ def main() -> None:
         return
     before, _, behind = arguments.page.read_text(encoding="utf-8").partition("## aiodist\n")
     survived = behind.partition("## What is survived\n")[2]
-    arguments.page.write_text(f"{before}{text}## What is survived\n{survived}", encoding="utf-8")
+    arguments.page.write_text(f"{before}{text}\n## What is survived\n{survived}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import socket
 import stat
 import struct
 import sys
+import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -274,13 +275,16 @@ def received(data: bytes, rank: int = 1) -> list[Message]:
 
 
 def framed(text: bytes) -> bytes:
-    return struct.pack("<I", len(text)) + text
+    data = zlib.compress(text)
+    return struct.pack("<I", len(data)) + data
 
 
 @pytest.mark.parametrize(
     "data",
     [
         struct.pack("<I", MOST_BYTES + 1),
+        framed(bytes(MOST_BYTES + 1)),
+        struct.pack("<I", 9) + b'["Query",',
         framed(b"\x80\x04."),
         framed(b'["Query", {"more": 1}]'),
         framed(b'["__class__", {}]'),
@@ -289,7 +293,7 @@ def framed(text: bytes) -> bytes:
         framed(b"[" * 5000),
         packed(Query(0)),
     ],
-    ids=["oversized", "pickle", "fields", "name", "types", "empty", "deep", "worker 0's"],
+    ids=["oversized", "bomb", "plain", "pickle", "fields", "name", "types", "empty", "deep", "worker 0's"],
 )
 def test_what_is_no_message_is_an_error_of_that_connection(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
