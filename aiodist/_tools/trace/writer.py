@@ -26,7 +26,7 @@ from itertools import count
 from operator import attrgetter
 from pathlib import Path
 from threading import Lock
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -140,8 +140,8 @@ class EventWriter:
     def __init__(self) -> None:
         self._processes: list[_Process] = []
         self._process_of: dict[Run, _Process] = {}
-        self._described: dict[tuple[int, int, int], tuple[RawPost, _Texts]] = {}
-        self._flows = count(1)
+        self._described: dict[tuple[int, int, int], tuple[RawPost, str, int]] = {}
+        self._numbers = count(1)
 
     def lines(self, finished: Sequence[Collective | Run]) -> Iterator[str]:
         """Yield the events of what is finished.
@@ -155,10 +155,14 @@ class EventWriter:
         for run in ended:
             yield from _run_events(run, self._process_of[run].pid)
         collectives = [item for item in finished if isinstance(item, Collective)]
-        flows = {item: _Flow(next(self._flows), item) for item in collectives}
+        numbers = {item: next(self._numbers) for item in collectives}
+        common = {item: _common(item, numbers[item]) for item in collectives}
+        left = {item: len(item.arrivals) for item in collectives}
         arrivals = [arrival for item in collectives for arrival in item.arrivals.values()]
         for arrival in sorted(arrivals, key=attrgetter("begin")):
-            yield from self._await_events(arrival, flows[arrival.collective])
+            item = arrival.collective
+            yield from self._await_events(arrival, numbers[item], common[item], left[item])
+            left[item] -= 1
         for run in ended:  # nothing more comes of it
             del self._process_of[run]
 
@@ -174,40 +178,37 @@ class EventWriter:
         process.run = run
         self._process_of[run] = process
 
-    def _await_events(self, arrival: Arrival, flow: _Flow) -> Iterator[str]:
-        """Yield a slice for an await and, where several replicas await the collective, the flow through it."""
+    def _await_events(self, arrival: Arrival, number: int, common: str, left: int) -> Iterator[str]:
+        """Yield a slice for an await and, where several replicas await the collective, the flow through it.
+
+        The collective has a number in the file, and fields that are the same in all its awaits, of which some are left.
+        """
         process = self._process_of[arrival.collective.run]
         begin, end = arrival.begin * 1e6, arrival.end * 1e6
         tid, names = process.lane(arrival.replica, begin, end)
         yield from names
-        texts = self._describe(arrival.post)
-        nbytes = texts.nbytes if arrival.nbytes is None else arrival.nbytes
-        args = f'{flow.common},{texts.call_and_place},"bytes":{nbytes},{_waited(arrival)}'
-        head = f'"name":"{texts.kind}","cat":"collective","pid":{process.pid},"tid":{tid},"ts":{begin:.3f}'
+        call_and_place, nbytes = self._describe(arrival.post)
+        if arrival.nbytes is not None:
+            nbytes = arrival.nbytes
+        args = f'{common},{call_and_place},"bytes":{nbytes},{_waited(arrival)}'
+        head = f'"name":"{arrival.post[0].kind}","cat":"collective","pid":{process.pid},"tid":{tid},"ts":{begin:.3f}'
         yield f'{{"ph":"X",{head},"dur":{end - begin:.3f},"args":{{{args}}}}}'
-        phase = flow.next_phase()
-        if phase:
-            bind = ',"bp":"e"' if phase == "f" else ""
-            yield f'{{"ph":"{phase}",{head},"id":{flow.number}{bind}}}'
+        size = len(arrival.collective.arrivals)
+        if left == 1 < size:
+            yield f'{{"ph":"f",{head},"id":{number},"bp":"e"}}'
+        elif size > 1:
+            yield f'{{"ph":"{"s" if left == size else "t"}",{head},"id":{number}}}'
 
-    def _describe(self, post: RawPost) -> _Texts:
-        """Describe a call, each only once."""
+    def _describe(self, post: RawPost) -> tuple[str, int]:
+        """Return a call and its place as fields of JSON, and the bytes of its input; each is described only once."""
         call, code, offset = post
         key = id(call), id(code), offset
         found = self._described.get(key)
         if found is None:
             at = json.dumps(shown(place(code, offset).location))
-            texts = _Texts(call.kind, f'"call":{json.dumps(str(call))},"at":{at}', _bytes_of(call))
-            found = self._described[key] = post, texts  # kept with it, so that no other gets its identity
-        return found[1]
-
-
-class _Texts(NamedTuple):
-    """A call: its kind, itself and its place as fields of JSON, and the bytes of its input."""
-
-    kind: str
-    call_and_place: str
-    nbytes: int
+            texts = f'"call":{json.dumps(str(call))},"at":{at}'
+            found = self._described[key] = post, texts, _bytes_of(call)  # with the post, whose identity is the key
+        return found[1:]
 
 
 def _bytes_of(call: Call) -> int:
@@ -219,29 +220,18 @@ def _bytes_of(call: Call) -> int:
     return total
 
 
-class _Flow:
-    """A collective in the file: its number, and what all its awaits have in common, as fields of JSON."""
-
-    def __init__(self, number: int, collective: Collective) -> None:
-        self.number = number
-        arrivals = collective.arrivals.values()
-        self._left = self._size = len(arrivals)
-        last = max(arrivals, key=attrgetter("issued")).replica
-        self.common = f'"collective":{number},"run":{collective.run.number},"number":{collective.number},"last":{last}'
-        group = collective.group.label()
-        if group is not None:
-            self.common += f',"group":{json.dumps(group)}'
-        if collective.error is not None:
-            self.common += f',"error":{json.dumps(collective.error)}'
-        elif collective.completed is None:
-            self.common += ',"incomplete":true'
-
-    def next_phase(self) -> str:
-        """Return the phase of the flow at its next await; empty where there is but one."""
-        self._left -= 1
-        if self._size == 1:
-            return ""
-        return "f" if not self._left else "s" if self._left == self._size - 1 else "t"
+def _common(collective: Collective, number: int) -> str:
+    """Return what all awaits of a collective have in common, as fields of JSON."""
+    last = max(collective.arrivals.values(), key=attrgetter("issued")).replica
+    common = f'"collective":{number},"run":{collective.run.number},"number":{collective.number},"last":{last}'
+    group = collective.group.label()
+    if group is not None:
+        common += f',"group":{json.dumps(group)}'
+    if collective.error is not None:
+        common += f',"error":{json.dumps(collective.error)}'
+    elif collective.completed is None:
+        common += ',"incomplete":true'
+    return common
 
 
 def _waited(arrival: Arrival) -> str:
