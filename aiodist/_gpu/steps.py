@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import product
+from itertools import pairwise, product
+from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
 from aiodist._arrays.device import has_gaps, strides_in_c_order
@@ -299,22 +300,14 @@ def _with_the_host(moves: Sequence[Move], allocate: Allocate) -> tuple[list[Move
     steps: list[Step] = []
     packed: set[Move] = set()
     for (device, goes), found in small.items():
-        for run in _runs(sorted(found, key=lambda pair: pair[0])):
-            steps += _packed(device, goes, run, allocate)
-            packed.update(move for _, move in run)
+        found.sort(key=itemgetter(0))
+        ends = [at + move.source.nbytes for at, move in found]
+        begins = [n for n, (at, _) in enumerate(found) if n == 0 or not 0 <= at - ends[n - 1] < APART]
+        for begin, end in pairwise([*begins, len(found)]):
+            if end - begin > FEW:  # they lie one behind the other on the host
+                steps += _packed(device, goes, found[begin:end], allocate)
+                packed.update(move for _, move in found[begin:end])
     return [move for move in moves if move not in packed], steps
-
-
-def _runs(found: Sequence[tuple[int, Move]]) -> Iterator[list[tuple[int, Move]]]:
-    """Yield those of many that lie one behind the other on the host."""
-    run: list[tuple[int, Move]] = []
-    for at, move in [*found, (-1, None)]:
-        if run and (move is None or not 0 <= at - (run[-1][0] + run[-1][1].source.nbytes) < APART):
-            if len(run) > FEW:
-                yield run
-            run = []
-        if move is not None:
-            run.append((at, move))
 
 
 def _packed(device: int, goes: bool, run: Sequence[tuple[int, Move]], allocate: Allocate) -> list[Step]:

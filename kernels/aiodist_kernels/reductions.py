@@ -70,10 +70,7 @@ def reduce_alike(
 
     With `among`, the result is one of several that come and go together; see `pool`.
     """
-    plan, nbytes = plan_for(op, buffers[0].dtype, len(buffers), accumulate), buffers[0].nbytes
-    if nbytes >= plan.pays_from or nbytes >= _pooled_from(among):
-        return _reduce(plan, buffers, None, among)
-    return quiet.copy().run(_fold_of(plan, nbytes), plan.rule, buffers, None)
+    return _reduce(plan_for(op, buffers[0].dtype, len(buffers), accumulate), buffers, None, among)
 
 
 def reduction(

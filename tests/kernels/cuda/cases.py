@@ -10,7 +10,6 @@ import numpy as np
 from aiodist_kernels import Accumulate, ReduceOp
 from aiodist_kernels.cuda.forms import DIRECT_COUNTS, Form, form_for
 from aiodist_kernels.rules import Rule, rule_for
-from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, COMPLEX, FLOATS
 from tests.kernels.test_reduce import COMPILED, DEFINED
 
@@ -60,5 +59,3 @@ ONE_OF_EACH_LAYOUT = [
     Case(ReduceOp.MAX, np.dtype(bool), "native"),
 ]
 """Lanes of 4, 2 and 1 bytes, a result wider than the buffers, elements of two lanes, one vector an element."""
-
-name = arrays.name
