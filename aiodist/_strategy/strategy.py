@@ -266,8 +266,8 @@ class Strategy(HasReplicas):
         """Return a dataset that gives each replica its part of every global batch.
 
         A global batch of m examples is cut along the first axis into n consecutive parts of ceil(m/n), the last ones
-        short or empty. With one replica the batches are passed on unchanged. Over several workers every worker iterates
-        over the same global batches, and takes the parts of its own replicas.
+        short or empty. With one replica the batches are passed on unchanged. Over several workers each iterates over
+        the same global batches, and takes the parts of its own replicas.
 
         Args:
             dataset: an iterable or async iterable of global batches: nests of arrays with equal sizes along the first
@@ -275,11 +275,9 @@ class Strategy(HasReplicas):
             options: None.
 
         Raises:
-            ReplicaContextError: while iterating, this is inside a replica.
-            TypeError: the dataset is not iterable, or ``options`` is not None; while iterating, a leaf of a batch is
-                not an array.
-            ValueError: while iterating, the arrays of a batch have different sizes along the first axis, or one has no
-                axis.
+            ReplicaContextError, TypeError, ValueError: while iterating, this is inside a replica; a leaf of a batch is
+                not an array; the arrays of a batch have different sizes along the first axis, or one has no axis.
+            TypeError: the dataset is not iterable, or ``options`` is not None.
         """
         require_cross_replica(self, "strategy.experimental_distribute_dataset")
         _check_none("options", options)
@@ -299,8 +297,8 @@ class Strategy(HasReplicas):
         divides by the true count.
 
         Over several workers the function makes this worker's pipeline, and a step takes a batch for each local replica.
-        The workers agree at every step whether any of them has a batch left, so that all end together. Replicas without
-        a batch get arrays without rows, also on a worker whose pipeline has ended early. Iterate asynchronously there.
+        The workers agree at every step whether any of them has a batch left, so all end together. Iterate
+        asynchronously there.
 
         Args:
             dataset_fn: called once, at this call, on every worker, with an `InputContext` that says which pipeline to
@@ -308,11 +306,10 @@ class Strategy(HasReplicas):
             options: None.
 
         Raises:
-            CollectiveError: while iterating, the workers disagree.
-            ReplicaContextError: while iterating, this is inside a replica.
+            CollectiveError, ReplicaContextError, ValueError: while iterating, the workers disagree; this is inside a
+                replica; the batches of a step differ in structure.
             TypeError: ``dataset_fn`` is not a plain function or does not return an iterable, or ``options`` is not
                 None.
-            ValueError: while iterating, the batches of a step differ in structure.
         """
         require_cross_replica(self, "strategy.distribute_datasets_from_function")
         _check_none("options", options)

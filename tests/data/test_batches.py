@@ -64,12 +64,9 @@ def test_what_cannot_be_cut_is_named(n: int, batch: Any, error: type[Exception],
         cut(batch, n, range(n))
 
 
-def test_group_of_other_structures_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"batches must have the same structure: value\['x'\] is on replica 0"):
-        group([{"x": np.arange(2)}, {"y": np.arange(2)}], 2)
-
-
-def test_batches_of_anything_fill_a_complete_step_only() -> None:
+def test_group_needs_batches_that_are_alike_and_fills_up_arrays_alone() -> None:
     assert group(["a", "a"], 2).values == ("a", "a")
     with pytest.raises(TypeError, match=r"batch must be an array.* builtins\.str"):
         group(["a"], 2)
+    with pytest.raises(ValueError, match=r"batches must have the same structure: value\['x'\] is on replica 0"):
+        group([{"x": np.arange(2)}, {"y": np.arange(2)}], 2)

@@ -27,30 +27,21 @@ LONG = 20.0
 
 
 class Source:
-    """An iterable that tells how far it has come, and waits before the element ``stop_at`` until it may leave."""
+    """Numbers that tell how far they have come, and wait before ``stop_at`` until they may leave."""
 
-    def __init__(self, size: int, stop_at: int | None = None, error: BaseException | None = None) -> None:
-        self.size, self.stop_at, self.error = size, stop_at, error
-        self.made = 0
-        self.progress = threading.Condition()
+    def __init__(self, size: int, stop_at: int | None = None) -> None:
+        self.size, self.stop_at = size, stop_at
+        self.made = [threading.Event() for _ in range(size)]
         self.leave, self.ended = threading.Event(), threading.Event()
 
     def __iter__(self) -> Iterator[int]:
         try:
             for k in range(self.size):
                 assert k != self.stop_at or self.leave.wait(LONG)
-                with self.progress:
-                    self.made += 1
-                    self.progress.notify_all()
+                self.made[k].set()
                 yield k
-            if self.error:
-                raise self.error
         finally:
             self.ended.set()
-
-    def has_made(self, count: int) -> bool:
-        with self.progress:
-            return self.progress.wait_for(lambda: self.made >= count, LONG)
 
 
 def prefetch_threads() -> list[threading.Thread]:
@@ -74,11 +65,11 @@ def test_elements_are_the_same_as_without(size: int, n: int, ahead: int) -> None
 def test_thread_is_ahead_but_not_farther_than_allowed() -> None:
     source = Source(20)
     elements = Prefetched(iter(source), 3)
-    assert source.has_made(3)
+    assert source.made[2].wait(LONG)
     for k in range(5):
         assert next(elements) == k
-        assert source.has_made(k + 4)
-        assert source.made <= k + 4
+        assert source.made[k + 3].wait(LONG)
+        assert not source.made[k + 4].is_set()
     elements.close()
 
 
@@ -89,7 +80,7 @@ def test_dropped_iterator_ends_its_thread_and_the_source() -> None:
             break
     gc.collect()
     assert source.ended.wait(LONG)
-    assert source.made <= 6
+    assert not source.made[6].is_set()
 
 
 def test_close_waits_for_the_thread_and_gives_nothing_more() -> None:
@@ -110,7 +101,7 @@ def test_threads_may_share_an_iterator_and_one_may_close_it() -> None:
     threads = [threading.Thread(target=lambda: taken.extend(elements)) for _ in range(3)]
     for thread in threads:
         thread.start()
-    assert source.has_made(500)
+    assert source.made[499].wait(LONG)
     closing = threading.Thread(target=elements.close)
     closing.start()
     source.leave.set()
@@ -148,15 +139,19 @@ def test_thread_may_iterate_after_the_main_one_has_ended_and_nothing_holds_up_th
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
 async def test_error_arrives_once_and_in_its_place(asynchronous: bool, kind: type[BaseException]) -> None:
-    elements = Prefetched(iter(Source(2, error=kind("disk"))), 5)
+    def broken() -> Iterator[int]:
+        yield 0
+        raise kind("disk")
+
+    elements = Prefetched(broken(), 5)
 
     async def take() -> Any:
         return await anext(elements, "end") if asynchronous else next(elements, "end")
 
-    assert [await take(), await take()] == [0, 1]
+    assert await take() == 0
     with pytest.raises(kind, match="disk") as caught:
         await take()
-    assert "__iter__" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert "broken" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert await take() == "end"
 
 

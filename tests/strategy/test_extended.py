@@ -71,26 +71,22 @@ async def test_broadcast_to_gives_read_only_copies() -> None:
 
 async def test_awaited_functions_are_for_cross_replica_context() -> None:
     strategy = mirrored(2)
-    v = under(strategy, 0.0)
-    extended = strategy.extended
+    v, extended = under(strategy, 0.0), strategy.extended
+    calls: list[Any] = [
+        ("reduce_to", ("sum", 1, "CPU:0")),
+        ("batch_reduce_to", ("sum", [])),
+        ("broadcast_to", (1, "CPU:0")),
+        ("update", (v, print)),
+        ("call_for_each_replica", (print,)),
+    ]
+    for name, arguments in calls:
+        with pytest.raises(ReplicaContextError, match=rf"extended\.{name} was called inside replica"):
+            await strategy.run(getattr(extended, name), arguments)
 
-    async def program() -> None:
-        for call in (
-            extended.reduce_to("sum", 1, "CPU:0"),
-            extended.batch_reduce_to("sum", []),
-            extended.broadcast_to(1, "CPU:0"),
-            extended.update(v, print),
-            extended.call_for_each_replica(print),
-        ):
-            with pytest.raises(ReplicaContextError, match=r"extended\.\w+ was called inside replica"):
-                await call
+    async def merge(strategy: Any, x: Any) -> Any:
+        return await strategy.extended.reduce_to("sum", x, x)
 
-        async def merge(strategy: Any, x: Any) -> Any:
-            return await strategy.extended.reduce_to("sum", x, x)
-
-        assert await here().merge_call(merge, args=(replica() + 1,)) == 3
-
-    await strategy.run(program)
+    assert (await strategy.run(lambda: here().merge_call(merge, args=(replica() + 1,)))).values == (3, 3)
 
 
 # Updating variables.

@@ -60,20 +60,9 @@ async def test_scope_is_cross_replica_context_and_may_be_entered_again() -> None
 async def test_scope_of_another_strategy_or_inside_a_replica_is_refused() -> None:
     strategy, other = mirrored(2), mirrored(3)
     inner = other.scope()
-
-    def program() -> None:
-        with (
-            pytest.raises(ReplicaContextError, match=r"strategy\.scope\(\) was called inside replica"),
-            strategy.scope(),
-        ):
-            pass
-        with pytest.raises(ReplicaContextError, match="cannot be set inside replica"):
-            experimental_set_strategy(None)
-
     with strategy.scope():
-        with pytest.raises(ReplicaContextError, match=r"strategy\.scope\(\) was called under another strategy"), inner:
-            pass
         calls: list[Any] = [
+            inner.__enter__,
             lambda: other.run(print),
             lambda: other.reduce("SUM", PerReplica([1, 2]), None),
             lambda: other.gather(PerReplica([np.ones(1)] * 2), 0),
@@ -82,7 +71,10 @@ async def test_scope_of_another_strategy_or_inside_a_replica_is_refused() -> Non
             with pytest.raises(ReplicaContextError, match="under another strategy, <MirroredStrategy: 2 replicas"):
                 await call()
         assert get_strategy() is strategy
-        await strategy.run(program)
+    with pytest.raises(ReplicaContextError, match=r"strategy\.scope\(\) was called inside replica"):
+        await strategy.run(strategy.scope().__enter__)
+    with pytest.raises(ReplicaContextError, match="cannot be set inside replica"):
+        await strategy.run(experimental_set_strategy, (None,))
     with inner:
         assert get_strategy() is other
     assert not has_strategy()
