@@ -147,30 +147,9 @@ async def gradient_is_none(ctx: ReplicaContext) -> None:
     await ctx.all_reduce(SUM, {"bias": bias, "weight": np.zeros(3)})  # named
 
 
-@mismatch(Reason.SHAPE, 1)
-async def shape_inside_a_nest(ctx: ReplicaContext) -> None:
-    await ctx.all_reduce(SUM, {"layers": [np.zeros(3), np.zeros(4 if odd(ctx) else 5)]})  # named
-
-
 @mismatch(Reason.SOURCE, *EVERYONE, peers=True)
 async def source_is_its_own_id(ctx: ReplicaContext) -> None:
     await ctx.broadcast(np.zeros(3), me(ctx))  # named
-
-
-@mismatch(Reason.AXIS, 1)
-async def another_axis(ctx: ReplicaContext) -> None:
-    await ctx.all_gather(np.zeros((2, 2)), 1 if odd(ctx) else 0)  # named
-
-
-@mismatch(Reason.DEVICE, 1)
-async def number_among_arrays(ctx: ReplicaContext) -> None:
-    loss = np.float64(0.5)
-    await ctx.all_reduce(SUM, np.array(loss) if odd(ctx) else loss)  # named
-
-
-@mismatch(Reason.NAME, 1)
-async def another_name(ctx: ReplicaContext) -> None:
-    await ctx.all_reduce(SUM, np.zeros(3), name="weight" if odd(ctx) else "bias")  # named
 
 
 @raises(ReplicaContextError)
@@ -228,16 +207,6 @@ async def merges_by_another_lambda(ctx: ReplicaContext) -> None:
 
 def _merge(strategy: Any, *args: Any, **more: Any) -> None:
     """Do nothing."""
-
-
-@mismatch(Reason.STRUCTURE, 1, sizes=SIZES, says="positional")
-async def merges_with_an_argument_less(ctx: ReplicaContext) -> None:
-    await ctx.merge_call(_merge, args=(1.0,) if odd(ctx) else (1.0, 2.0))  # named
-
-
-@mismatch(Reason.STRUCTURE, 1, sizes=SIZES, says="scale")
-async def merges_with_a_keyword_less(ctx: ReplicaContext) -> None:
-    await ctx.merge_call(_merge, kwargs={} if odd(ctx) else {"scale": 1.0})  # named
 
 
 @deadlock(*range(3), sizes=(3,))
@@ -376,14 +345,6 @@ async def decides_on_a_reduced_condition(ctx: ReplicaContext) -> None:
         if loss[0] < 0.2:
             break
     await ctx.barrier()
-
-
-@correct(peers=True)
-async def branches_without_collectives(ctx: ReplicaContext) -> None:
-    value = own_loss(ctx)
-    if odd(ctx):
-        value = value * 0
-    await ctx.all_reduce(SUM, value)
 
 
 @correct(peers=True)
@@ -604,14 +565,6 @@ async def saves_after_an_epoch(ctx: ReplicaContext) -> None:
             await ctx.barrier()  # named
 
     await Trainer(ctx).fit(3, after_epoch=save)
-
-
-@mismatch(Reason.KIND, 1, sizes=SIZES, says="left the loop")
-async def skips_a_step_of_the_trainer(ctx: ReplicaContext) -> None:
-    async def bad(step: int) -> bool:
-        return odd(ctx) and step == 1
-
-    await Trainer(ctx).fit(1, before_step=bad)
 
 
 @incomplete(Reason.EXITED, 1, sizes=SIZES, says="trainer.py:36", never="drop the remainder")

@@ -12,12 +12,15 @@ from tests.faults.case import (
     correct,
     cycle,
     everyone,
+    family,
     incomplete,
     me,
     mismatch,
     odd,
     raises,
 )
+
+family("group")
 
 
 @incomplete(Reason.EXITED, 3)

@@ -113,15 +113,6 @@ async def tasks_with_a_group_each(ctx: ReplicaContext) -> None:
 
 
 @correct(anyio=False)
-async def tasks_one_after_the_other(ctx: ReplicaContext) -> None:
-    async def reduce(batch: int) -> None:
-        await ctx.all_reduce(SUM, await load(batch))
-
-    for batch in range(3):
-        await asyncio.create_task(reduce(batch))
-
-
-@correct(anyio=False)
 async def only_one_task_issues_collectives(ctx: ReplicaContext) -> None:
     async def compute() -> None:
         for batch in range(5):
@@ -196,23 +187,6 @@ async def replicas_fail_in_two_ways(ctx: ReplicaContext) -> None:
     finally:
         if me(ctx) != 1:
             raise KeyError("while cleaning up")
-
-
-@correct(peers=True)
-async def exception_kept_within_the_replica(ctx: ReplicaContext) -> None:
-    try:
-        batch = parse(ctx, 1)
-    except ValueError:
-        batch = np.zeros_like(LOSS)
-    await ctx.all_reduce(SUM, batch)
-
-
-@correct(peers=True)
-async def finally_without_an_exception(ctx: ReplicaContext) -> None:
-    try:
-        await ctx.all_reduce(SUM, LOSS)
-    finally:
-        await ctx.barrier()
 
 
 # Cancelled waits, timeouts, slow replicas, threads, timers: what a replica does while the others wait.
