@@ -1,5 +1,6 @@
-"""Planted GPUs, as tests of what is enqueued on them have."""
+"""Planted GPUs, as tests of what is enqueued on them have, and memory of results, watched."""
 
 from tests.gpu.conftest import plant
+from tests.kernels.conftest import made
 
-__all__ = ["plant"]
+__all__ = ["made", "plant"]

@@ -17,7 +17,7 @@ from aiodist._collectives.execution import Executor, executor
 from aiodist._collectives.host import HostExecutor, fold_slices
 from aiodist._collectives.kinds import Collective
 from aiodist._collectives.work import Work
-from aiodist_kernels import KernelSpec, ReduceOp, compiled_tier, policy, pool
+from aiodist_kernels import KernelSpec, ReduceOp, compiled_tier, policy
 from tests.collectives.reference import CASES, Case, spec_of
 from tests.kernels.arrays import assert_same_bits
 
@@ -70,24 +70,8 @@ def test_scalars_numbers_and_slices_in_one_nest(as_work: bool) -> None:
 # Memory.
 
 
-@pytest.fixture
-def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that grows by the size of each block that is made; every result counts as large."""
-    sizes: list[int] = []
-    plain = pool._Block
-
-    def make(nbytes: int) -> Any:
-        sizes.append(nbytes)
-        return plain(nbytes)
-
-    monkeypatch.setattr(pool, "_Block", make)
-    monkeypatch.setattr(pool, "POOLED_FROM", 1)
-    monkeypatch.setattr(pool, "results", pool.Pool())
-    return sizes
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_large_results_lie_in_blocks_that_are_used_again(case: Case, blocks: list[int]) -> None:
+def test_large_results_lie_in_blocks_that_are_used_again(case: Case, made: list[int]) -> None:
     values = case.inputs(3, SINGLE)
     found = HostExecutor(case.collective(values[0], 3), 3)
     kept: list[Any] = []
@@ -95,7 +79,7 @@ def test_large_results_lie_in_blocks_that_are_used_again(case: Case, blocks: lis
         wanted = [array.copy() for array in case.wanted(values)]
         for _ in range(200):
             kept = [results(found, values), *kept[:2]]
-    assert len(blocks) <= 5 * 3
+    assert len(made) <= 5 * 3
     for got in kept:
         for result, expected in zip(got, wanted, strict=True):
             assert_same_bits(result, expected)

@@ -13,19 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist_kernels import policy, pool
+from aiodist_kernels import policy
 from tests.runtime.programs import here, mirrored, replica
 
 SIZE = 1 << 16
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> pool.Pool:
-    fresh = pool.Pool()
-    monkeypatch.setattr(pool, "POOLED_FROM", 1)
-    monkeypatch.setattr(pool, "results", fresh)
-    return fresh
-
+pytestmark = pytest.mark.usefixtures("made")
 
 KEEP: dict[str, Callable[[Any], Any]] = {
     "nothing": lambda array: None,

@@ -138,20 +138,6 @@ TestHolding = Holding.TestCase
 TestHolding.settings = settings(max_examples=8, stateful_step_count=30, deadline=None)
 
 
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that grows by the size of each block that is made."""
-    sizes: list[int] = []
-    plain = pool._Block
-
-    def make(nbytes: int) -> Any:
-        sizes.append(nbytes)
-        return plain(nbytes)
-
-    monkeypatch.setattr(pool, "_Block", make)
-    return sizes
-
-
 def test_thousands_of_steps_make_a_few_blocks(made: list[int]) -> None:
     """The results of three steps are held, as by a program that compares them."""
     buffers = [np.full(MIB // 4, index, np.float32) for index in (1, 2)]

@@ -1,0 +1,25 @@
+"""Memory of results, watched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aiodist_kernels import pool
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let every result lie in a block of memory; return a list that grows by the size of each block that is made."""
+    sizes: list[int] = []
+    plain = pool._Block
+
+    def make(nbytes: int) -> Any:
+        sizes.append(nbytes)
+        return plain(nbytes)
+
+    monkeypatch.setattr(pool, "_Block", make)
+    monkeypatch.setattr(pool, "POOLED_FROM", 1)
+    monkeypatch.setattr(pool, "results", pool.Pool())
+    return sizes
