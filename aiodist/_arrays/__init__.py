@@ -2,7 +2,6 @@
 
 Modules, in order; each imports only from those above it and from lower floors:
 
-- `cluster`: the settings of a cluster.
 - `environment`: environment variables.
 - `options`: options of collectives and of the order check.
 - `gpus`: the GPUs that the driver finds, and logical devices made of them.

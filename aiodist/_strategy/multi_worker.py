@@ -9,7 +9,7 @@ from typing import Any, cast
 import anyio
 
 from aiodist._arrays import environment
-from aiodist._arrays.cluster import ClusterSettings
+from aiodist._arrays.environment import ClusterSettings
 from aiodist._arrays.options import CommunicationOptions, choice
 from aiodist._core.call import Call
 from aiodist._core.report import ReplicaState

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from aiodist._arrays import nests
-from aiodist._arrays.cluster import ClusterSettings
+from aiodist._arrays.environment import ClusterSettings
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import check_awaited, regroup, regroup_data, split
 from aiodist._core.errors import ReplicaContextError

@@ -19,7 +19,6 @@ one, and all raise the same report. Modules, in order; each imports only from th
 - `team`: this worker's part in a strategy, and what is called outside of replicas.
 - `span`: a run's part.
 - `handshake`: who may connect to worker 0, and how that is proved.
-- `liveness`: whether a silent worker's process is stopped, and where its event loop hangs.
 - `control`: the connections that carry reports of trouble; heartbeats; a thread of its own.
 - `simulated_control`: the same for workers in one process.
 - `bootstrap`: the rendezvous of a strategy's workers, and which engine serves them.

@@ -20,8 +20,10 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from aiodist._core.analysis import analyse, cannot_complete, find_cycle
+from aiodist._core.call import OrderCheck
+from aiodist._core.ledger import Ledger
 from aiodist._core.report import CollectiveReport, Reason, ReplicaReport, ReplicaState
-from aiodist._core.snapshot import GroupKey, MemberRecord, ReplicaFacts, Snapshot, merge
+from aiodist._core.snapshot import GroupKey, ReplicaFacts, Snapshot, merge
 from aiodist._workers import messages
 from aiodist._workers.layout import Layout
 from aiodist._workers.messages import Ask, GroupTag, Lost, Message, OpenGroup, Query, Report, Trouble, Waiting
@@ -166,9 +168,12 @@ class Coordinator:
 def report_of(parts: Mapping[int, Trouble], layout: Layout) -> CollectiveReport:
     """Return what the workers' parts of a run say together."""
     ranks, names = sorted(parts), layout.names
+    silent = [rank for rank in range(layout.workers) if rank not in parts]
     overdue = next((parts[rank].overdue for rank in ranks if parts[rank].overdue is not None), None)
     try:
-        whole = _with_silent(merge([parts[rank].snapshot for rank in ranks]), layout)
+        snapshots = [parts[rank].snapshot for rank in ranks]
+        snapshots += [not_begun(layout, rank, snapshots[0].order_check) for rank in silent]
+        whole = merge(snapshots)
         whole = replace(whole, replicas=tuple(replace(each, device=names[each.replica_id]) for each in whole.replicas))
         somebody_waits = any(group.open or group.join is not None for group in whole.groups)
         report = analyse(whole, overdue=overdue) if overdue is not None or somebody_waits else _nobody_waits(whole)
@@ -179,21 +184,14 @@ def report_of(parts: Mapping[int, Trouble], layout: Layout) -> CollectiveReport:
         )  # fmt: skip
     notes = [str(each) for rank in ranks for each in parts[rank].failures]
     notes += [f"Worker {rank}: {parts[rank].note}" for rank in ranks if parts[rank].note]
-    notes += [f"Worker {rank} has told nothing." for rank in range(layout.workers) if rank not in parts]
+    notes += [f"Worker {rank} has told nothing." for rank in silent]
     return replace(report, text="\n".join([report.text, *notes])) if notes else report
 
 
-def _with_silent(whole: Snapshot, layout: Layout) -> Snapshot:
-    """Return a snapshot with the replicas of which nothing is known: they have not come to anything that is open."""
-    known = {each.replica_id for each in whole.replicas}
-    silent = [i for i in range(layout.replicas) if i not in known]
-    if not silent:
-        return whole
-    facts = tuple(ReplicaFacts(i, layout.names[i]) for i in silent)
-    root = whole.groups[0]
-    members = tuple(sorted((*root.members, *(MemberRecord(i, 0) for i in silent))))
-    replicas = tuple(sorted((*whole.replicas, *facts), key=lambda each: each.replica_id))
-    return replace(whole, replicas=replicas, groups=(replace(root, members=members), *whole.groups[1:]))
+def not_begun(layout: Layout, rank: int, order_check: OrderCheck) -> Snapshot:
+    """Return the snapshot of a worker that has not begun a run, or of which nothing is known."""
+    facts = [ReplicaFacts(i, layout.names[i]) for i in layout.ids[rank]]
+    return Ledger(layout.ids[rank], order_check, total=layout.replicas).snapshot(facts)
 
 
 def _nobody_waits(whole: Snapshot) -> CollectiveReport:

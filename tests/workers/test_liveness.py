@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from aiodist._workers.control import SILENT_SECONDS, SUSPICIOUS_SECONDS, Pulse, trouble
 from aiodist._workers.layout import Hello
-from aiodist._workers.liveness import SILENT_SECONDS, SUSPICIOUS_SECONDS, Pulse, trouble
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_worker_on_another_machine_has_a_minute_or_what_the_user_says(silent: fl
 
 def test_pulse_tells_for_how_long_a_loop_is_silent_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 50.0
-    monkeypatch.setattr("aiodist._workers.liveness.time.monotonic", lambda: now)
+    monkeypatch.setattr("aiodist._workers.control.time.monotonic", lambda: now)
     questions: list[Callable[[], Any]] = []
 
     def ask(answer: Callable[[], Any]) -> bool:
@@ -43,7 +43,7 @@ def test_pulse_tells_for_how_long_a_loop_is_silent_and_where(monkeypatch: pytest
     now = 52.0
     assert pulse.is_silent
     told, file, _ = pulse.silence()
-    assert file.endswith("liveness.py")
+    assert file.endswith("control.py")
     assert told.startswith("its event loop has been silent for 2.0 s: something blocks it. Its thread is at\n")
     assert "test_liveness.py:" in told
     assert "in test_pulse_tells_for_how_long" in told

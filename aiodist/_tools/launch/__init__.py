@@ -1,7 +1,6 @@
 """`aiodist run`: starting the workers of a job, and ending them. Each module imports only earlier ones.
 
 - `agent`: the script beside each worker, which starts it and ends it; processes, as Linux shows them.
-- `job`: a job followed to its end.
 - `mpiexec`: which one to use, and its flags.
-- `run`: the command.
+- `run`: the command: a job, followed to its end.
 """
