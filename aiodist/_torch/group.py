@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import partial
+from operator import attrgetter
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
@@ -46,8 +47,7 @@ class RankWork(bindings.Work):  # type: ignore[misc]
         self._job.wait(self._pending)
         return True
 
-    def synchronize(self) -> None:
-        self.wait()
+    synchronize = wait
 
     def get_future(self) -> Any:
         slot = self._job.wait(self._pending, for_future=True)
@@ -124,25 +124,14 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """Return a name of which DDP, in C++, does not think that it knows what is behind it."""
         return "aiodist"
 
-    @property
-    def group_name(self) -> str:
-        return self._name
-
-    pg_name = group_name
-
-    @property
-    def group_desc(self) -> str:
-        return self._desc
-
-    @property
-    def _device_types(self) -> list[Any]:
-        return [torch.device("cpu")]
+    group_name = pg_name = property(attrgetter("_name"))
+    group_desc = property(attrgetter("_desc"))
+    _device_types = property(lambda _: [torch.device("cpu")])
+    supports_splitting = True
+    supports_coalescing = supports_time_estimate = False
 
     def _get_backend(self, device: Any) -> Any:
         return self
-
-    supports_splitting = True
-    supports_coalescing = supports_time_estimate = False
 
     def get_group_store(self) -> Any:
         return self._store

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -361,12 +362,13 @@ class Job:
         if max(unmade.values(), default=0) < 2:
             return None
         slots: list[SlotRecord] = []
-        while not slots or len(slots[-1].posts) == 1:
-            posts: dict[Post, list[int]] = {}
-            for rank, made in enumerate(self._made):
-                if len(slots) < len(made):
-                    posts.setdefault(made[len(slots)], []).append(rank)
-            slots.append(SlotRecord(len(slots), tuple((post, tuple(there)) for post, there in posts.items())))
+        for posts in zip_longest(*self._made):
+            there = {post: tuple(rank for rank in range(self.size) if posts[rank] == post) for post in posts if post}
+            slots.append(SlotRecord(len(slots), tuple(there.items())))
+            if len(set(posts)) > 1:
+                break
+        else:
+            return None
         root = replace(self.ledger.root.record(), history=(), open=())
         members = tuple(MemberRecord(rank, len(made)) for rank, made in enumerate(self._made))
         making = GroupRecord((root.key[0], NEW_GROUP, 0), None, members, tuple(slots[:-1]), (slots[-1],))

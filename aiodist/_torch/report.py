@@ -30,7 +30,7 @@ NEW_GROUP: Final = "new_group"
 _MOST_SWAPPED = 8
 """Over how many calls of a group the order of places is compared."""
 
-_MAKING = re.compile(rf"collective (#\d+) of group '{NEW_GROUP}' of ranks? [\d, -]+(?:and \d+(?:-\d+)?)?")
+_MAKING = re.compile(rf"collective (#\d+) of group '{NEW_GROUP}' of ranks? [\d-]+(?:, [\d-]+)*(?: and [\d-]+)?(?: …)?")
 _OF_GROUPS = re.compile(
     r", each in another group's collective$|\nThis is the first collective of the group\.$|\nThe functions differ: .*",
     re.MULTILINE,

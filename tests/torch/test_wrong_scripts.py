@@ -67,6 +67,9 @@ if rank != 2:
 both = dist.new_group([0, 1, 2])
 dist.barrier(both)
 """, "group", [2], ["disagree at call #0 of new_group", "new_group([0, 1])", "py:6", "new_group([0, 1, 2])", "py:7"]),
+    "groups that a rank does not make": (
+        "if rank != 1:\n    for _ in range(2):\n        dist.new_group([0, 1])",
+        "group", [1], ["rank 1 ended without call #0 of new_group, which ranks 0 and 2"]),
     "groups crossed": ("""
 a, b = dist.new_group([0, 1]), dist.new_group([0, 1])
 if rank < 2:
