@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-from anyio.lowlevel import checkpoint
 
 from aiodist._arrays import nests
 from aiodist._data.distributed import common_size
-from aiodist._data.prefetch import Prefetched
+from aiodist._data.prefetch import Prefetched, Steps
 
 Run: TypeAlias = np.ndarray[Any, np.dtype[np.intp]]
 Epoch: TypeAlias = tuple[int, ...]
@@ -190,7 +189,7 @@ class NumpyDataset:
         """
         return self._with(ahead=_checked("k", k, 1))
 
-    def __iter__(self) -> Steps | Prefetched:
+    def __iter__(self) -> Steps:
         elements = self._elements(next(self._iterations))
         return Prefetched(elements, self._ahead) if self._ahead else Steps(elements)
 
@@ -202,35 +201,13 @@ class NumpyDataset:
             for index in run:
                 yield self._structure.unflatten([_rows(leaf, index) for leaf in self._leaves])
 
-    def __aiter__(self) -> Steps | Prefetched:
+    def __aiter__(self) -> Steps:
         return iter(self)
 
     def __repr__(self) -> str:
         stages = "".join(f", {stage}" for stage in self._stages)
         ahead = f", {self._ahead} ahead" if self._ahead else ""
         return f"<NumpyDataset: {self._size} examples{stages}{ahead}>"
-
-
-class Steps:
-    """An iterator over a plain one, asynchronous too: then each step lets other tasks run, and can be cancelled."""
-
-    def __init__(self, elements: Iterator[Any]) -> None:
-        self._elements = elements
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Any:
-        return next(self._elements)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Any:
-        await checkpoint()
-        for element in self._elements:
-            return element
-        raise StopAsyncIteration
 
 
 def _rows(array: np.ndarray[Any, Any], index: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Prefetching: a background thread that stays a bounded number of elements ahead of the consumer.
+"""Iterators, plain and asynchronous: over a plain one, and over what a background thread makes ahead of the consumer.
 
 The thread knows the elements, never the iterator that the consumer holds: so an iterator that is dropped (a `break`, an
 exception, a cancelled task) is collected, which ends the thread. A consumer has nothing to remember. `close` also waits
@@ -25,15 +25,37 @@ _END: Final = object()
 _Wanted: TypeAlias = SimpleQueue[Future[Any] | None]
 
 
-class Prefetched:
-    """An iterator, plain and asynchronous, over elements that a thread makes ahead of time.
+class Steps:
+    """An iterator over a plain one, asynchronous too: then each step lets other tasks run, and can be cancelled."""
+
+    def __init__(self, elements: Iterator[Any]) -> None:
+        self._elements = elements
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._elements)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        await checkpoint()
+        for element in self._elements:
+            return element
+        raise StopAsyncIteration
+
+
+class Prefetched(Steps):
+    """Such an iterator over elements that a thread makes ahead of time.
 
     Args:
         elements: makes them; used in the thread alone.
         ahead: how many may be ready, or in the making, before they are asked for.
     """
 
-    def __init__(self, elements: Iterator[Any], ahead: int) -> None:
+    def __init__(self, elements: Iterator[Any], ahead: int) -> None:  # which this object itself does not hold
         self._lock = Lock()
         self._wanted: _Wanted = SimpleQueue()
         self._ahead: deque[Future[Any]] = deque()
@@ -44,9 +66,6 @@ class Prefetched:
         self._thread = Thread(target=_make_all, args=(elements, self._wanted), name="aiodist prefetch", daemon=True)
         self._thread.start()
 
-    def __iter__(self) -> Self:
-        return self
-
     def __next__(self) -> Any:
         with suppress(IndexError):  # there are no more
             wait([self._ahead[0]])
@@ -54,9 +73,6 @@ class Prefetched:
         if element is _END:
             raise StopIteration
         return element
-
-    def __aiter__(self) -> Self:
-        return self
 
     async def __anext__(self) -> Any:
         await checkpoint()

@@ -92,13 +92,6 @@ class Scope(Generic[S]):
         self._entries.exit()
 
 
-def components_here(strategy: HasReplicas) -> int:
-    """Return how many components per-replica values have here: in a group's merge function, one for each member."""
-    here = current.get()
-    own = isinstance(here, CrossReplica) and here.strategy is strategy
-    return here.size if own else replicas_of(strategy).local
-
-
 def replicas_here(strategy: HasReplicas) -> Sequence[int]:
     """Return the ids, over all workers, of the replicas that have the components here."""
     here = current.get()

@@ -28,7 +28,7 @@ from aiodist._strategy.scope import (
     HasReplicas,
     Replicas,
     Scope,
-    components_here,
+    replicas_here,
     replicas_of,
     require_cross_replica,
     strategy_in_force,
@@ -258,7 +258,7 @@ class Strategy(HasReplicas):
         return self._components(value)
 
     def _components(self, value: Any) -> tuple[Any, ...]:
-        return tuple(split(as_distributed(value), components_here(self)))
+        return tuple(split(as_distributed(value), len(replicas_here(self))))
 
     # Data.
 
