@@ -21,9 +21,9 @@ from aiodist_kernels.arguments import (
     same_order,
     spoils,
 )
-from aiodist_kernels.numpy_tier import STEPPED_TO, TINY_COUNT, Fold, fold_for, fold_range, quiet, quietly
+from aiodist_kernels.numpy_tier import STEPPED_TO, TINY_COUNT, Fold, finished, fold_for, fold_range, quiet, quietly
 from aiodist_kernels.policy import Plan, plan_for
-from aiodist_kernels.rules import Accumulate, DType, ReduceOp, rule_for
+from aiodist_kernels.rules import FLOAT64, Accumulate, DType, ReduceOp, rule_for
 
 GRAIN: Final = 4096
 """Elements to whose multiples pieces are cut, so that two threads never share a cache line."""
@@ -105,17 +105,21 @@ def nest_reduction(
     rules = [rule_for(op, dtype) for dtype in dtypes]
     nbytes = max([dtype.itemsize * math.prod(shape) for dtype, shape in zip(dtypes, shapes, strict=True)])
     plain = all(rule.is_native and not rule.contiguous and rule.dtype == rule.result for rule in rules)
+    mean = op is ReduceOp.MEAN and all(rule.accumulator == FLOAT64 for rule in rules)
     native = all(dtype.isnative for dtype in dtypes)
-    if not 2 <= count < TINY_COUNT or nbytes > STEPPED_TO or not plain or not native:
+    if not 2 <= count < TINY_COUNT or nbytes > STEPPED_TO or not (plain or mean) or not native:
         return None
-    ufunc, makes_scalars = rules[0].ufunc, () in shapes
+    ufunc: Any = partial(np.add, dtype=FLOAT64) if mean else rules[0].ufunc
+    makes_scalars = () in shapes
 
     def fold(left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
         return list(map(ufunc, left, right))
 
     def run(rows: Sequence[Any]) -> list[Array]:
         totals = functools.reduce(fold, rows)
-        return list(map(np.asarray, totals)) if makes_scalars else totals
+        if makes_scalars:
+            totals = list(map(np.asarray, totals))
+        return [finished(rule, total, count) for rule, total in zip(rules, totals, strict=True)] if mean else totals
 
     return lambda rows: quiet.copy().run(run, rows)
 
