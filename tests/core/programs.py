@@ -1,4 +1,4 @@
-"""Programs of collectives, and a run of them on ledgers in a plain loop: one ledger for all replicas, or several.
+"""Programs of collectives, and a run of them on a ledger in a plain loop.
 
 A program is what each replica does, one operation after the other. Those that hypothesis draws are a program that all
 have in common, gone wrong in up to two places. Replicas take their turns in the order that a run is given.
@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from aiodist._core.call import LEAF, Call, Function, OrderCheck, Place, Post, fingerprint
+from aiodist._core.call import LEAF, Call, Function, OrderCheck, Place
 from aiodist._core.ledger import Group, Ledger, Member, Slot
 from aiodist._core.report import Location, ReplicaState
-from aiodist._core.snapshot import GroupKey, ReplicaFacts, Snapshot
+from aiodist._core.snapshot import ReplicaFacts, Snapshot
 
 FILE = "program.py"
 _LAST_LINE = 99
@@ -93,29 +93,13 @@ class _Running:
 
 
 class Run:
-    """A run of programs, one for each replica.
+    """A run of programs, one for each replica, whose calls are compared by what the order check says."""
 
-    Args:
-        programs: what each replica does.
-        order_check: what calls are compared by.
-        workers: the ids of the replicas of each process; None where there is one process.
-    """
-
-    def __init__(
-        self,
-        programs: Sequence[Program],
-        order_check: OrderCheck = OrderCheck.CALL_SITE,
-        workers: Sequence[Sequence[int]] | None = None,
-    ) -> None:
-        self._workers = workers or [range(len(programs))]
-        total = None if workers is None else len(programs)
-        self.ledgers = [Ledger(own, order_check, total=total) for own in self._workers]
+    def __init__(self, programs: Sequence[Program], order_check: OrderCheck = OrderCheck.CALL_SITE) -> None:
+        self.ledger = Ledger(range(len(programs)), order_check)
         self.replicas = [_Running(program) for program in programs]
-        self._groups: dict[GroupKey, list[Group]] = {}
-        for ledger in self.ledgers:
-            self._groups.setdefault(ledger.root.key, []).append(ledger.root)
-            for member in ledger.root.members:
-                self.replicas[member.replica_id].members[0] = member
+        for member in self.ledger.root.members:
+            self.replicas[member.replica_id].members[0] = member
 
     def go(self, turns: Sequence[int] = ()) -> Run:
         """Let replicas take turns until none can run any more, and return this.
@@ -149,18 +133,15 @@ class Run:
         group = member.group
         if op.what == "make":
             ranks = tuple(group.key[0].index(i) for i in op.members)
-            made = replica.members[op.makes] = group.new_group(member, ranks, op.name, place, 0)
-            parts = self._groups.setdefault(made.group.key, [])
-            if made.group not in parts:
-                parts.append(made.group)
+            replica.members[op.makes] = group.new_group(member, ranks, op.name, place, 0)
         elif op.what == "join":
             group.join(member, _JOIN, place, 0)
             join = group.joining
-            self._advance(group.key)
+            self._advance(group)
             self._wait(replica, member, join, op.line)
         else:
             slot = group.post(member, CALLS[op.call], place, 0)
-            self._advance(group.key)
+            self._advance(group)
             if op.what == "cancel" and not slot.complete:
                 group.abandon(member, slot)
                 replica.cancelled_in = ((FILE, op.line),)
@@ -189,62 +170,27 @@ class Run:
         own = replica.members[0]
         own.group.ledger.end(own.replica, state)
 
-    def _advance(self, key: GroupKey) -> None:
-        """Complete what all members have issued alike, over all workers: in order, and then the join."""
-        parts = self._groups[key]
-        if not _made_by_all(parts):
-            return
-        while numbers := {number for part in parts for number in part.open}:
-            if not self._complete(parts, min(numbers)):
-                return
-        joins = [part.joining for part in parts if part.joining is not None and part.joining.matched]
-        if len(joins) == len(parts):
-            number = max(part.number_of_join() for part in parts)
-            for part, slot in zip(parts, joins, strict=True):
-                part.finish_join(slot, number)
-                self._resume(part, slot)
+    def _advance(self, group: Group) -> None:
+        """Complete what all members have issued alike: in order, and then the join."""
+        while group.open and (slot := group.open[min(group.open)]).matched:
+            self._resume(group, slot)
+        if group.joining is not None and group.joining.matched and not group.open:
+            slot = group.joining
+            group.finish_join(slot, group.number_of_join())
+            self._resume(group, slot)
 
-    def _complete(self, parts: Sequence[Group], number: int) -> bool:
-        slots = [part.open.get(number) for part in parts]
-        keys = set()
-        for part, slot in zip(parts, slots, strict=True):
-            if part.doomed is not None and number >= part.doomed:  # cancelled out of it while other processes were late
-                return False
-            joined = all(each.joined_at is not None and each.joined_at <= number for each in part.members)
-            if not joined and (slot is None or not slot.matched):
-                return False
-            if slot is not None:
-                there = [m.position for m in part.members if m.position not in slot.absent]
-                keys |= {fingerprint(part.ledger.order_check, slot.post_of(position)) for position in there}
-        if len(keys) > 1 or not _made_alike(parts):
-            return False
-        for part, slot in zip(parts, slots, strict=True):
-            if slot is not None:
-                self._resume(part, slot)
-        return True
-
-    def _resume(self, part: Group, slot: Slot) -> None:
-        part.complete(slot)
+    def _resume(self, group: Group, slot: Slot) -> None:
+        group.complete(slot)
         for waiter in slot.waiters:
             if waiter is not None:
                 waiter.waits = None
 
     # What came of it.
 
-    def snapshots(self) -> list[Snapshot]:
-        """Return what each process knows."""
-        return [
-            ledger.snapshot(
-                [self._facts(each.id) for each in ledger.replicas],
-                blocked=tuple(each.id for each in ledger.replicas if self.replicas[each.id].waits is not None),
-            )
-            for ledger in self.ledgers
-        ]
-
     def snapshot(self) -> Snapshot:
-        """Return what the only process knows."""
-        (found,) = self.snapshots()
-        return found
+        """Return what is known of it."""
+        blocked = tuple(i for i, replica in enumerate(self.replicas) if replica.waits is not None)
+        return self.ledger.snapshot(map(self._facts, range(len(self.replicas))), blocked=blocked)
 
     def _facts(self, replica_id: int) -> ReplicaFacts:
         replica = self.replicas[replica_id]
@@ -261,25 +207,8 @@ class Run:
 
     @property
     def went_well(self) -> bool:
-        """Whether every replica has come to its end, nothing is open, and all members have made their groups."""
-        return (
-            all(replica.end is not None for replica in self.replicas)
-            and not any(ledger.open_slots() for ledger in self.ledgers)
-            and all(_made_by_all(parts) and _made_alike(parts) for parts in self._groups.values())
-        )
-
-
-def _made_by_all(parts: Sequence[Group]) -> bool:
-    return {member.replica_id for part in parts for member in part.members} == set(parts[0].key[0])
-
-
-def _made_alike(parts: Sequence[Group]) -> bool:
-    posts: set[object] = set()
-    for part in parts:
-        if part.made_at is not None:
-            made = Post(Call("new_group", members=part.key[0], name=part.key[1]), (part.made_at[0],))
-            posts.add(fingerprint(part.ledger.order_check, made))
-    return len(posts) <= 1
+        """Whether every replica has come to its end, and nothing is open."""
+        return all(replica.end is not None for replica in self.replicas) and not self.ledger.open_slots()
 
 
 # Drawing programs.
@@ -306,9 +235,9 @@ class Drawn:
         """What each replica does."""
         return [self.changed.get(i, self.common) for i in range(self.replicas)]
 
-    def run(self, turns: Sequence[int] = (), workers: Sequence[Sequence[int]] | None = None) -> Run:
+    def run(self, turns: Sequence[int] = ()) -> Run:
         """Run them."""
-        return Run(self.programs, self.order_check, workers).go(turns)
+        return Run(self.programs, self.order_check).go(turns)
 
 
 turns = st.lists(st.integers(0, 59), max_size=6)

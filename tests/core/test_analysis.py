@@ -20,7 +20,7 @@ many = settings(max_examples=120)
 def test_what_all_do_alike_goes_well(program: Drawn, order: list[int]) -> None:
     run = program.run(order)
     assert run.went_well
-    assert not run.ledgers[0].troubled
+    assert not run.ledger.troubled
 
 
 @many
