@@ -173,25 +173,15 @@ class HeldUpLoop(BlockedLoop):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be checked, and how.
+    """What is to be checked, and how."""
 
-    Attributes:
-        target: the function, as a person names it.
-        replicas: on how many replicas it runs; None for a function that makes its own strategies.
-        schedules: how many schedules are explored; None for as many as suit the number of replicas.
-        seed: what they are drawn from.
-        replay: the one schedule to run instead; None to explore.
-        seconds: how long a run may take, in real time.
-        arguments: the target's own, as on its command line.
-    """
-
-    target: str
-    replicas: int | None
-    schedules: int | None
-    seed: int
-    replay: Schedule | None
-    seconds: float
-    arguments: tuple[str, ...]
+    target: str  # the function, as a person names it
+    replicas: int | None  # on how many it runs; None for a function that makes its own strategies
+    schedules: int | None  # how many are explored; None for as many as suit the number of replicas
+    seed: int  # what they are drawn from
+    replay: Schedule | None  # the one schedule to run instead
+    seconds: float  # how long a run may take, in real time
+    arguments: tuple[str, ...]  # the target's own, as on its command line
 
     def most_schedules(self) -> int:
         """Return how many schedules are explored: by default 20, and fewer of more than 100 replicas."""

@@ -244,17 +244,11 @@ def _policy(policy: Any = None) -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exploration:
-    """The result of an exploration.
+    """The result of an exploration."""
 
-    Attributes:
-        schedules: how many schedules were run, without those that reduced a failing one.
-        result: how the execution in the default order ended or, where one failed, that one with the fewest changes.
-        changes: what these changes do, a line each.
-    """
-
-    schedules: int
-    result: Result
-    changes: tuple[str, ...] = ()
+    schedules: int  # how many were run, without those that reduced a failing one
+    result: Result  # of the default order or, where one failed, of that one with the fewest changes
+    changes: tuple[str, ...] = ()  # what these changes do, a line each
 
     @property
     def error(self) -> Exception | None:

@@ -25,35 +25,22 @@ _LONGEST_CALL = 60
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two sides that are compared.
-
-    Attributes:
-        replicas: who stands on it, ascending.
-        calls: what the first of them made from the collective in trouble on; empty when it has ended.
-        keys: the calls as values that are equal where the calls mean the same.
-        path: the places from its function down to its call, or to where it returned.
-        handles: the exception that it is handling; empty where there is none.
-    """
+    """One of the two sides that are compared; its calls are those of the first replica, from the one in trouble on."""
 
     replicas: tuple[int, ...]
-    calls: Sequence[CallRecord]
-    keys: Sequence[Hashable]
-    path: tuple[Location, ...]
-    handles: str
+    calls: Sequence[CallRecord]  # empty when it has ended
+    keys: Sequence[Hashable]  # the calls as values that are equal where the calls mean the same
+    path: tuple[Location, ...]  # from its function down to its call, or to where it returned
+    handles: str  # the exception that it is handling; empty where there is none
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """The calls that all made before, as far as they are kept.
-
-    Attributes:
-        calls, keys: as in `Side`; newest last.
-        whole: no older ones were dropped.
-    """
+    """The calls that all made before, as far as they are kept, newest last."""
 
     calls: Sequence[CallRecord]
     keys: Sequence[Hashable]
-    whole: bool
+    whole: bool  # no older ones were dropped
 
 
 def diverged(past: Past, usual: Side, odd: Side, *, tie: bool = False) -> Divergence | None:

@@ -37,51 +37,34 @@ class Overdue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFacts:
-    """What is known of a replica beside its collectives.
+    """What is known of a replica beside its collectives."""
 
-    Attributes:
-        replica_id: its id in the run.
-        device: its device, in canonical form.
-        end: how its function ended; None while it runs.
-        stack: where it is suspended or runs, innermost last; empty once it has ended.
-        waits_for: what it waits for outside of collectives, in words; None where nobody looked.
-        returned: what its function returned, as text; None unless it has returned.
-        ended_at: where its function returned; None where that is not known.
-        cancelled_in: the files and lines that it was at when it was cancelled out of a collective, innermost first.
-        cancelled_by: why it was, where that is known, e.g. ``its sibling task failed with ValueError at train.py:9``.
-        handles: the exception that its own task is handling where it is suspended; empty where there is none.
-        refusal: what the call raised that it was not cancelled out of, but refused for its arguments; else empty.
-        child_calls: where its child tasks are suspended, each with the task in words.
-        unknown: nothing is known of it: a rank of another program's job that left no dump.
-    """
-
-    replica_id: int
-    device: str
-    end: ReplicaState | None = None
-    stack: tuple[Location, ...] = ()
-    waits_for: str | None = None
-    returned: str | None = None
-    ended_at: Location | None = None
-    cancelled_in: tuple[tuple[File, int], ...] = ()
-    refusal: str = ""
-    child_calls: tuple[tuple[Location, str], ...] = ()
-    unknown: bool = False
-    cancelled_by: str = ""
-    handles: str = ""
+    replica_id: int  # in the run
+    device: str  # in canonical form
+    end: ReplicaState | None = None  # how its function ended; None while it runs
+    stack: tuple[Location, ...] = ()  # where it is suspended or runs, innermost last; empty once it has ended
+    waits_for: str | None = None  # outside of collectives, in words; None where nobody looked
+    returned: str | None = None  # what its function returned, as text; None unless it has returned
+    ended_at: Location | None = None  # where its function returned, if that is known
+    cancelled_in: tuple[
+        tuple[File, int], ...
+    ] = ()  # lines at which it was cancelled out of a collective, innermost first
+    refusal: str = ""  # what the call raised that it was not cancelled out of, but refused for its arguments
+    child_calls: tuple[
+        tuple[Location, str], ...
+    ] = ()  # where its child tasks are suspended, each with the task in words
+    unknown: bool = False  # nothing is known of it: a rank of another program's job that left no dump
+    cancelled_by: str = ""  # why it was cancelled, e.g. ``its sibling task failed with ValueError at train.py:9``
+    handles: str = ""  # the exception that its own task is handling where it is suspended
 
 
 class MemberRecord(NamedTuple):
-    """Where a replica is in the order of a group's collectives.
-
-    Attributes:
-        sequence: the number of its next collective; while it has joined, of the first that it has not made.
-        abandoned: the number of the first collective that it was cancelled out of; None if there is none.
-    """
+    """Where a replica is in the order of a group's collectives."""
 
     replica_id: int
-    sequence: int
+    sequence: int  # the number of its next collective; while it has joined, of the first that it has not made
     joined: bool = False
-    abandoned: int | None = None
+    abandoned: int | None = None  # the number of the first collective that it was cancelled out of
 
 
 class SlotRecord(NamedTuple):
@@ -101,22 +84,16 @@ class SlotRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """A group of replicas and its collectives.
-
-    Attributes:
-        made_at: where it was made; None for the run's own group, and where its members made it at different places.
-        members: those of its members that this snapshot knows of, by id.
-        history: the last collectives that all members have issued alike, oldest first; complete, or about to be.
-        open: the others, by number.
-        join: the join, while a replica has joined; its number is the first that no replica has used.
-    """
+    """A group of replicas and its collectives."""
 
     key: GroupKey
-    made_at: Place | None
-    members: tuple[MemberRecord, ...]
-    history: tuple[SlotRecord, ...]
-    open: tuple[SlotRecord, ...]
-    join: SlotRecord | None = None
+    made_at: Place | None  # None for the run's own group, and where its members made it at different places
+    members: tuple[MemberRecord, ...]  # those that this snapshot knows of, by id
+    history: tuple[
+        SlotRecord, ...
+    ]  # the last that all members have issued alike, oldest first; complete, or about to be
+    open: tuple[SlotRecord, ...]  # the others, by number
+    join: SlotRecord | None = None  # while a replica has joined; its number is the first that no replica has used
 
     def label(self) -> str | None:
         """Return what reports call the group; None for the run's own group, of which they need not speak."""
@@ -135,23 +112,14 @@ _ids_of = lru_cache(maxsize=64)(ids_briefly)  # thousands wait in one group
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What every replica of a run, or of a part of it, called and where it is.
+    """What every replica of a run, or of a part of it, called and where it is."""
 
-    Attributes:
-        order_check: what calls are compared by.
-        replicas: what is known of each, by id.
-        groups: the run's own group, and then the others in the order in which they were made.
-        blocked: the ids of those of which every task waits in open collectives, and nothing else can run.
-        deadlocked: the ids of those that wait for each other for ever, as the runtime has proved.
-        circle: a sentence about tasks that wait for each other; empty where there are none.
-    """
-
-    order_check: OrderCheck
-    replicas: tuple[ReplicaFacts, ...]
-    groups: tuple[GroupRecord, ...]
-    blocked: tuple[int, ...] = ()
-    deadlocked: tuple[int, ...] = ()
-    circle: str = ""
+    order_check: OrderCheck  # what calls are compared by
+    replicas: tuple[ReplicaFacts, ...]  # by id
+    groups: tuple[GroupRecord, ...]  # the run's own, and then the others in the order in which they were made
+    blocked: tuple[int, ...] = ()  # those of which every task waits in open collectives, and nothing else can run
+    deadlocked: tuple[int, ...] = ()  # those that wait for each other for ever, as the runtime has proved
+    circle: str = ""  # a text about tasks that wait for each other
 
 
 # Merging the snapshots of several processes.

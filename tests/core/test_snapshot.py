@@ -62,8 +62,8 @@ def part_of(snapshot: Snapshot, ids: Sequence[int]) -> Snapshot:
         members = tuple(member for member in group.members if member.replica_id in ids)
         if group.key[2] < 0 or any(each.sequence >= 0 or each.replica_id in made for each in members):
             (join,) = known([group.join] if group.join else []) or (None,)
-            slots = {"history": known(group.history), "open": known(group.open)}
-            groups.append(replace(group, members=members, join=join, **slots))
+            history, left = known(group.history), known(group.open)
+            groups.append(replace(group, members=members, history=history, open=left, join=join))
     facts = tuple(each for each in snapshot.replicas if each.replica_id in ids)
     return replace(snapshot, replicas=facts, groups=tuple(groups), blocked=own(snapshot.blocked))
 
