@@ -186,19 +186,19 @@ class Driver:
                 self._waiters[0].wake()  # the next waiter polls from now on
 
     async def _go_on(self, waiter: _Waiter) -> None:
-        """Ask until something has gone on, or somebody has called `notify`."""
-        while not self._advance_all() and not waiter.event.is_set():
-            if all(process.announced for process in self._processes):
-                await waiter.wait()
-                return
-            now = perf_counter()
-            elapsed = now - self._started
-            if elapsed >= (_MOVING_SPIN_SECONDS if self.moving else _SPIN_SECONDS):
-                await self._nap(min(_LONGEST_NAP, max(_SHORTEST_NAP, elapsed / 8)))
-                continue
+        """Ask for what is under way, and give the loop a turn; or wait for who tells, or for a while."""
+        gone_on = self._advance_all()
+        if not gone_on and all(process.announced for process in self._processes):
+            await waiter.wait()
+            return
+        now = perf_counter()
+        elapsed = now - self._started
+        if not gone_on and elapsed >= (_MOVING_SPIN_SECONDS if self.moving else _SPIN_SECONDS):
+            await self._nap(min(_LONGEST_NAP, max(_SHORTEST_NAP, elapsed / 8)))
+        else:
             await _next_turn()
-            if perf_counter() - now < _IDLE_TURN_SECONDS and self._advance_all(_BETWEEN_TURNS_SECONDS):
-                return
+            if perf_counter() - now < _IDLE_TURN_SECONDS:
+                self._advance_all(_BETWEEN_TURNS_SECONDS)
         if waiter.event.is_set():
             waiter.event = _new_event()
 
@@ -234,25 +234,26 @@ class Driver:
     def _advance(self, process: _Process, seconds: float = 0.0) -> bool:
         """Let steps go on as far as they can; return whether they are over.
 
-        A request is asked for as long as given, or longer where values are moved: the other workers do the same.
+        Requests are asked for as long as given, or longer where values are moved: the other workers do the same.
         """
         steps = process.steps
+        begun = perf_counter()
         try:
             while True:
                 try:
                     test = process.request.test
-                    if not test():
+                    while not test():
                         if not seconds or process.announced:
                             return False
-                        until = perf_counter() + (_MOVING_SECONDS if self.moving else seconds)
-                        while not test():
-                            if perf_counter() >= until:
-                                return False
+                        if perf_counter() - begun > (_MOVING_SECONDS if self.moving else seconds):
+                            return False
                 except Exception as error:  # noqa: BLE001  (of the engine, for the steps)
                     process.request = steps.throw(error)
                 else:
                     process.request = next(steps)
                 self._look_at(process)
+                if perf_counter() - begun > _MOVING_SECONDS:
+                    return False  # the loop's other tasks have their turn
         except StopIteration:
             return True
         except Exception as error:  # noqa: BLE001  (whatever it is)
