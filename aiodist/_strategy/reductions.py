@@ -357,7 +357,7 @@ class Combination:
             if type(result) is not Work:
                 give(result)
             else:  # what NumPy makes is copied for its framework in the worker thread, too
-                works.append((result.then(give), id) if targets is None else (result, give))
+                works.append((result.then(give), lambda _: None) if targets is None else (result, give))
         if works:
             with CancelScope(shield=True):
                 for work, finish in reversed(works):  # devices are at work already, threads are not
