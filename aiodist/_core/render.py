@@ -546,58 +546,38 @@ def _in_one_loop(trouble: Collective) -> bool:
     return _on_one_line(trouble) and any(source.is_in_loop(at.file, at.line) for at in path)
 
 
-def _by_reason(trouble: Collective) -> Sequence[str]:  # noqa: C901, PLR0911, PLR0912  (one return a reason)
-    calls = [post.call for _, post, _ in trouble.partitions]
-    match trouble.reason:
-        case Reason.KIND:
-            return [_SAME_ORDER_OF_ALL]
-        case Reason.NAME:
-            variable = " It is the same line everywhere, so the name is a variable: print it."
-            differ = f"The names differ: calls that are to meet have the same name.{variable * _on_one_line(trouble)}"
-            return [_ITEMS if _in_one_loop(trouble) else differ]
-        case Reason.REDUCE_OP:
-            variable = " It is the same line everywhere, so the op is a variable: print it."
-            return [f"The reduce op must be the same on every replica.{variable * _on_one_line(trouble)}"]
-        case Reason.AXIS:
-            return [f"The axis must be the same value everywhere.{_was_it_the_id(trouble)}"]
-        case Reason.SOURCE:
-            whose = "the id of the one that has the value"
-            return [f"The source must be the same value everywhere, {whose}.{_was_it_the_id(trouble)}"]
+def _by_reason(trouble: Collective) -> Sequence[str]:  # noqa: C901, PLR0911  (one return a reason that needs a look)
+    reason, calls = trouble.reason, [post.call for _, post, _ in trouble.partitions]
+    match reason:
+        case Reason.NAME if _in_one_loop(trouble):
+            return [_ITEMS]
+        case Reason.NAME | Reason.REDUCE_OP:
+            what = "name" if reason is Reason.NAME else "op"
+            variable = f" It is the same line everywhere, so the {what} is a variable: print it."
+            return [_BY_REASON[reason] + variable * _on_one_line(trouble)]
+        case Reason.AXIS | Reason.SOURCE:
+            passed = all(len(who) == 1 and _value(reason, post.call) == who[0] for who, post, _ in trouble.partitions)
+            return [
+                _BY_REASON[reason] + (" The replica's id was passed." if passed else " Was the replica's id passed?")
+            ]
         case Reason.MERGE_FN if _merges(trouble):
             return [f"The merge function must be the same on every replica; it runs once. {_AS_ARGUMENT}"]
-        case Reason.MERGE_FN:
-            return [f"The function must be the same on every worker. {_AS_ARGUMENT}"]
         case Reason.STRUCTURE if calls[0].shapes is None:
             return ["Every replica must pass the merge function arguments of the same structure."]
-        case Reason.STRUCTURE:
-            return ["Where a replica has no value, reduce zeros instead, or leave the leaf out everywhere."]
         case Reason.SHAPE:
             pairs = zip(calls[0].shapes or (), calls[1].shapes or (), strict=False)
             only_axis_0 = all(len(a) == len(b) > 0 and a[1:] == b[1:] for a, b in pairs if a != b)
-            batch = " Was it a last, smaller batch? Drop it, or pad it."
-            return [f"Nothing is broadcast across replicas.{batch * only_axis_0}"]
+            return [_BY_REASON[reason] + " Was it a last, smaller batch? Drop it, or pad it." * only_axis_0]
         case Reason.DTYPE:
-            numpy = " NumPy makes float64 by default."
-            return [f"Values are never cast across replicas.{numpy * any('float64' in call.dtypes for call in calls)}"]
-        case Reason.DEVICE:
-            return ["Every replica must pass the same type of array or number."]
-        case Reason.CALL_SITE:
-            return [f"{_SWAPPED} {_NAME}"]
+            numpy = any("float64" in call.dtypes for call in calls)
+            return [_BY_REASON[reason] + " NumPy makes float64 by default." * numpy]
         case Reason.EXITED:
             return _EXITED
         case Reason.ABANDONED:
             return _abandoned_hint(trouble)
         case Reason.TIMEOUT:
             return _timeout_hint(trouble)
-        case _:
-            return []
-
-
-def _was_it_the_id(trouble: Collective) -> str:
-    passed = all(
-        len(members) == 1 and _value(trouble.reason, post.call) == members[0] for members, post, _ in trouble.partitions
-    )
-    return " The replica's id was passed." if passed else " Was the replica's id passed?"
+    return [_BY_REASON[reason]] if reason in _BY_REASON else []
 
 
 def _abandoned_hint(trouble: Collective) -> Sequence[str]:
@@ -646,15 +626,26 @@ _ITEMS = (
     "The calls are on one line, in a loop over items that differ by replica: iterate over the same items in the same "
     "order on every replica, with zeros where one has no value, or reduce one dict."
 )
-_SWAPPED = (
-    "Equal calls from different places are usually two collectives in swapped order: reduce one dict, or iterate over "
-    "sorted keys."
-)
-_SAME_ORDER_OF_ALL = (
-    "Every replica must issue the same collectives in the same order. Does one of these calls stand under a condition "
-    "that depends on the replica?"
-)
 _TIME_LIMIT = (
     "A time limit around a collective of one replica leaves the others without it. Put it around the whole run, or set "
     "CommunicationOptions(timeout_seconds=...)."
 )
+_BY_REASON = {
+    Reason.KIND: (
+        "Every replica must issue the same collectives in the same order. Does one of these calls stand under a "
+        "condition that depends on the replica?"
+    ),
+    Reason.NAME: "The names differ: calls that are to meet have the same name.",
+    Reason.REDUCE_OP: "The reduce op must be the same on every replica.",
+    Reason.AXIS: "The axis must be the same value everywhere.",
+    Reason.SOURCE: "The source must be the same value everywhere, the id of the one that has the value.",
+    Reason.MERGE_FN: f"The function must be the same on every worker. {_AS_ARGUMENT}",
+    Reason.STRUCTURE: "Where a replica has no value, reduce zeros instead, or leave the leaf out everywhere.",
+    Reason.SHAPE: "Nothing is broadcast across replicas.",
+    Reason.DTYPE: "Values are never cast across replicas.",
+    Reason.DEVICE: "Every replica must pass the same type of array or number.",
+    Reason.CALL_SITE: (
+        "Equal calls from different places are usually two collectives in swapped order: reduce one dict, or iterate "
+        f"over sorted keys. {_NAME}"
+    ),
+}
