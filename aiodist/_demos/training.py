@@ -96,7 +96,8 @@ async def train_steps(
             nats = await ctx.run_sync(learner.nats_and_gradient, inputs, targets, gradient)
         with timed(clock.collectives):
             sums = await ctx.all_reduce(aiodist.ReduceOp.SUM, (np.array([nats, len(targets)]), gradient))
-        learner.update(step, *sums)
+        with timed(clock.computing):
+            learner.update(step, *sums)
 
 
 class Learner:
