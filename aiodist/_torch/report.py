@@ -31,8 +31,10 @@ _MOST_SWAPPED = 8
 """Over how many calls of a group the order of places is compared."""
 
 _MAKING = re.compile(rf"collective (#\d+) of group '{NEW_GROUP}' of ranks? [\d-]+(?:, [\d-]+)*(?: and [\d-]+)?(?: …)?")
+_OF_RUN = re.compile(r"\bof(\s+)the run\b")
 _OF_GROUPS = re.compile(
-    r", each in another group's collective$|\nThis is the first collective of the group\.$|\nThe functions differ: .*",
+    r", (?:each in another group's collective|in collectives of several groups)$"
+    r"|\nThis is the first collective of the group\.$|\nThe functions differ: .*",
     re.MULTILINE,
 )
 
@@ -74,7 +76,12 @@ def in_ranks(report: CollectiveReport) -> CollectiveReport:
     """Return a report on a torch.distributed program in the words of its author."""
     text = report.text.removesuffix("\n".join(["", *report.advice]))
     lines = [line if _SOURCE_LINE.match(line) else ranks(line) for line in text.splitlines()]
-    text, advice = "\n".join(lines), _advice(report)
+    text, advice = _OF_RUN.sub(r"of\1the default group", "\n".join(lines)), _advice(report)
+    if "in different contexts" in text:
+        text = text.replace("in different contexts", "in different process groups").replace("in that of ", "in ")
+        advice = ["Every rank must pass the same group."]
+    if "without the creation of" in text:
+        advice = _ADVICE[Reason.GROUP]
     if report.reason is Reason.GROUP:
         text = _OF_GROUPS.sub("", text)
     elif "the message from rank" in text or "waits for a message of any rank" in text:

@@ -70,6 +70,12 @@ dist.barrier(both)
     "groups that a rank does not make": (
         "if rank != 1:\n    for _ in range(2):\n        dist.new_group([0, 1])",
         "group", [1], ["rank 1 ended without call #0 of new_group, which ranks 0 and 2"]),
+    "a group that a member does not make": (
+        "if rank == 1:\n    dist.new_group([0, 1])",
+        "exited", [0, 1], ["rank 0 ended without the creation of group", "Every rank must call new_group"]),
+    "one call in two groups": (
+        "group = dist.new_group([0, 1, 2])\ndist.barrier(group=group if rank else None)",
+        "cycle", [0], ["the same call in different process groups: ranks 1 and 2 in group '1'", "pass the same"]),
     "groups crossed": ("""
 a, b = dist.new_group([0, 1]), dist.new_group([0, 1])
 if rank < 2:
