@@ -244,7 +244,7 @@ class CollectiveReport:
         """Return the report that `to_dict` has written, also if the dict has gone through JSON.
 
         Raises:
-            ValueError: the dict is not such a report, or has another schema.
+            KeyError, TypeError, ValueError: the dict is not such a report, or has another schema.
         """
         if data.get("schema") != 2:
             raise ValueError(f"expected a report of schema 2, got {data.get('schema')!r}")

@@ -72,7 +72,7 @@ def named(value: Any) -> Any:
 def _codec(kind: Any) -> _Codec:  # noqa: PLR0911  (one return a kind of type)
     origin, parts = get_origin(kind), get_args(kind)
     if origin is UnionType:
-        return _union([part for part in parts if part is not NoneType], optional=NoneType in parts)
+        return _union(parts)
     if kind == tuple[int, ...]:
         return _Codec(lambda ids, _: _to_ranges(ids), lambda data, _: _from_ranges(data))
     if origin is tuple:
@@ -90,10 +90,10 @@ def _codec(kind: Any) -> _Codec:  # noqa: PLR0911  (one return a kind of type)
     return _Codec(lambda value, _: value, lambda data, _: _checked(data, kind))
 
 
-def _union(parts: Sequence[Any], *, optional: bool) -> _Codec:
-    if len(parts) > 1:  # scalars
-        return _Codec(lambda value, _: value, lambda data, _: _checked(data, *parts, *[NoneType] * optional))
-    write, read = _codec(parts[0])
+def _union(parts: Sequence[Any]) -> _Codec:
+    if len(parts) > 2 or NoneType not in parts:  # scalars
+        return _Codec(lambda value, _: value, lambda data, _: _checked(data, *parts))
+    write, read = _codec(next(part for part in parts if part is not NoneType))
     return _Codec(
         lambda value, doc: None if value is None else write(value, doc),
         lambda data, doc: None if data is None else read(data, doc),
