@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 Call: TypeAlias = Callable[[], object]
 
@@ -14,8 +13,7 @@ MOST_WORKERS = 8
 """Reductions are bound by memory, which a few cores keep busy."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Work:
+class Work(NamedTuple):
     """What worker threads call to make a result. It keeps all memory that they read and write."""
 
     phases: Sequence[Sequence[Call]]  # calls to make in any order, in any threads, phase by phase

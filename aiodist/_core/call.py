@@ -112,8 +112,7 @@ def is_of_the_program(file: str) -> bool:
     return not (file.startswith(_STANDARD) and any(name in file for name in _LOOPS))
 
 
-@dataclass(frozen=True, slots=True)
-class Function:
+class Function(NamedTuple):
     """A merge function (name and place for texts); two are the same when their code is, which the digest tells."""
 
     name: str

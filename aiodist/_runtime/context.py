@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import copy_context
 from functools import partial
 from sys import _getframe
 from threading import get_ident
@@ -401,7 +402,7 @@ class ReplicaContext:
         self._me.check("merge_call")
         if not callable(merge_fn):
             raise TypeError(f"merge_call expects a function, got {merge_fn!r}")
-        call = MergeCall(merge_fn, *requests.call_arguments(args, kwargs))
+        call = MergeCall(merge_fn, *requests.call_arguments(args, kwargs), copy_context())
         request = requests.merge_request(merge_fn, call.args, call.kwargs, requests.checked_name(name))
         return self._me.issue(_getframe(1), request, call)
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 from contextvars import ContextVar, Token
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiodist._core.ledger import Group
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CrossReplica:
+class CrossReplica(NamedTuple):
     """Cross-replica context of a strategy."""
 
     strategy: Any

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import Context, copy_context
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from contextvars import Context
+from typing import Any, NamedTuple, Protocol
 
 from anyio import get_cancelled_exc_class
 
@@ -18,14 +17,13 @@ from aiodist._runtime.current import CrossReplica, current
 from aiodist._runtime.rendezvous import Rendezvous
 
 
-@dataclass(frozen=True, slots=True)
-class MergeCall:
+class MergeCall(NamedTuple):
     """What a replica contributes to a merge_call."""
 
     fn: Callable[..., Any]
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
-    context: Context = field(default_factory=copy_context)
+    context: Context  # a copy of the replica's
 
 
 class Finish(Protocol):

@@ -40,6 +40,6 @@ def digest_of(order_check: OrderCheck, post: Post) -> bytes:
     """Return 16 bytes that differ where the fingerprints of two calls do, on whichever machine they are made."""
     call = post.call
     if call.function is not None:
-        call = replace(call, function=replace(call.function, file=portable(call.function.file)))
+        call = replace(call, function=call.function._replace(file=portable(call.function.file)))
     path = tuple(place._replace(file=portable(place.file)) for place in post.path)
     return digest(order_check, [Post(call, path)])
