@@ -41,14 +41,10 @@ def load(builder: Builder, rule: Rule, address: Value, width: int) -> Value:
 
 
 def spread_count(builder: Builder, rule: Rule, count: Value, width: int) -> Value:
-    """Put an integer into every accumulator lane, for `finish`."""
-    scalar = lane_type(rule.registers)
-    if not isinstance(scalar, ir.IntType):
-        count = builder.sitofp(count, scalar)
-    else:
-        count = builder.trunc(count, scalar) if scalar.width < count.type.width else count
-    kind = ir.VectorType(scalar, width)
-    first = builder.insert_element(ir.Constant(kind, ir.Undefined), count, ir.Constant(ir.IntType(32), 0))
+    """Put an integer into every lane of an accumulator, which is one of floats, for `finish`."""
+    number = builder.sitofp(count, lane_type(rule.registers))
+    undefined = ir.Constant(ir.VectorType(number.type, width), ir.Undefined)
+    first = builder.insert_element(undefined, number, ir.Constant(ir.IntType(32), 0))
     return shuffle(builder, first, [0] * width)
 
 
@@ -212,15 +208,13 @@ def _low_half(builder: Builder, bits: Value) -> Value:
 
 
 def constant(kind: Any, number: float) -> Value:
-    """Return `number` in every lane of a scalar or vector type."""
-    if isinstance(kind, ir.VectorType):
-        return ir.Constant(kind, [number] * kind.count)
-    return ir.Constant(kind, number)
+    """Return `number` in every lane of a vector type."""
+    return ir.Constant(kind, [number] * kind.count)
 
 
 def like(kind: Any, scalar: Any) -> Any:
-    """Return the type with the shape of `kind` and lanes of type `scalar`."""
-    return ir.VectorType(scalar, kind.count) if isinstance(kind, ir.VectorType) else scalar
+    """Return the type of as many lanes of type `scalar`."""
+    return ir.VectorType(scalar, kind.count)
 
 
 def shuffle(builder: Builder, one: Value, mask: list[int], other: Value | None = None) -> Value:

@@ -42,9 +42,6 @@ class PlantedArray:
         self.offset = offset
         self.read_only = False
 
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, self.ordinal
-
     def numpy(self) -> np.ndarray:
         plain = self.memory.array.copy()[self.offset :]
         if self.strides is None:

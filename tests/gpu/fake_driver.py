@@ -51,9 +51,6 @@ class FakeMemory:
     array: np.ndarray
     address: int
 
-    def __len__(self) -> int:
-        return self.array.nbytes
-
 
 @dataclass
 class FakeDriver(CudaCore):
