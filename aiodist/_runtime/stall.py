@@ -45,9 +45,8 @@ PROOF_SECONDS: Final = 1.0
 
 _LOOKS = 4
 _LONGEST_PAUSE = 0.5
-_MOST_LINES = 20
 _ELSEWHERE = (
-    "all of this worker's replicas have arrived, and another worker's have not: timeout_seconds of "
+    "All of this worker's replicas have arrived, and another worker's have not: timeout_seconds of "
     "CommunicationOptions ends such a wait by an error that names them, and says where they are"
 )
 After = Callable[[float, Callable[[], None]], object]
@@ -133,21 +132,11 @@ def _waited_for(run: Any) -> Slot | None:
 def _warn(run: Any, slot: Slot, seconds: float) -> None:
     from aiodist._runtime.inspection import look_at_loop  # loaded when there is something to tell
 
-    place = slot.post_of(0).location
-    graph = look_at_loop()
-    lines = graph.lines(replicas_alone=True)
-    more = [f"… and {len(lines) - _MOST_LINES} lines more"] if len(lines) > _MOST_LINES else []
-    cycle = graph.cycle_text()
-    text = "\n  ".join(
-        [
-            f"no replica has made progress for {seconds:.3g} s (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
-            *lines[:_MOST_LINES],
-            *more,
-            *([cycle] if cycle else []),
-            *([_ELSEWHERE] if slot.matched and run.span is not None else []),
-        ]
+    headline = (
+        f"no replica has made progress for {seconds:.3g} s (AIODIST_STALL_SECONDS sets the time, 0 turns this off)"
     )
-    _show(text, place)
+    elsewhere = [_ELSEWHERE] if slot.matched and run.span is not None else []
+    _show(look_at_loop().report(headline, *elsewhere, replicas_alone=True), slot.post_of(0).location)
 
 
 def _show(text: str, place: Location) -> None:

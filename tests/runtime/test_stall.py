@@ -380,7 +380,7 @@ async def test_who_stands_still_is_warned_of_once_with_who_waits_for_what(looks:
         "no replica has made progress for 12.5 s (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
         "  replica 0 waits in barrier #0 (here) for replicas 1 and 2",
         "  replicas 1 and 2 wait for an anyio.Event to be set (here)",
-        "  They may be waiting for each other: replica 0 waits in barrier #0 (here) for replica 1,",
+        "They may be waiting for each other: replica 0 waits in barrier #0 (here) for replica 1,",
         "  which waits for an anyio.Event to be set (here) that replica 0 uses, too.",
     ]
 
