@@ -146,10 +146,13 @@ class Rows:
             sizes = zip(reduction.sizes, reduction.rules, strict=True)
             self._results = [pool.empty((size,), rule.result) for size, rule in sizes]
         self._shaped = list(map(np.ndarray.reshape, self._results, reduction.shapes))
+        self.whole: Array | None = None
         self.whole = self.own(0, reduction.size) if len(arrays) == 1 and reduction.size else None
 
     def own(self, begin: int, end: int) -> Array | None:
         """Return a range of this worker's row as it lies in memory; None where something has to be made of it."""
+        if self.whole is not None:
+            return self.whole[begin:end]
         if len(self.reduction.own_rows) > 1:
             return None
         leaf, low, high = 0, begin, end

@@ -21,6 +21,7 @@ import math
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -43,7 +44,6 @@ from aiodist._workers.transport import (
     OF_VALUES,
     Array,
     Communicator,
-    Job,
     Parts,
     Request,
     Steps,
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from aiodist._runtime.rendezvous import Rendezvous
 
 SEGMENT: Final = 1 << 20
-_AHEAD: Final = 2  # segments that worker threads fold before their turn
 _IN_FLIGHT: Final = 2
 _FARTHEST: Final = 2**31 - 1
 """How far from the beginning of a buffer MPI 3 can put something, in bytes."""
@@ -379,143 +378,59 @@ def accumulate_of(found: Found) -> Any:
 def carry_out(crossing: Crossing, communicator: Communicator, threads: Threads) -> Steps[None]:
     """Move the values of a step, and make the results of them."""
     for rows in crossing.rows:
-        reduction = rows.reduction
-        by_engine = reduction.engine_may_reduce and communicator.reduces(reduction.op, reduction.dtype)
-        if by_engine and rows.whole is not None and rows.whole.nbytes <= SEGMENT:
-            room = rows.room(0, reduction.size)
-            total = np.empty_like(rows.whole) if room is None else room
-            yield communicator.iallreduce(reduction.op, rows.whole, total)
-            rows.finish(0, reduction.size, total)
-            continue
-        yield from _Reducing(rows, communicator, threads, by_engine=by_engine).carry_out()
+        yield from _reduce(rows, communicator, threads)
     if crossing.exchange is not None:
         crossing.take_exchanged((yield from _exchange(crossing.exchange, communicator, threads)))
     if crossing.given:
         crossing.take_gathered((yield from gather_objects(communicator, crossing.given, threads)))
 
 
-class _Ring:
-    """Buffers that serve one segment after the other."""
-
-    def __init__(self, count: int, size: int, dtype: np.dtype[Any]) -> None:
-        self._buffers: list[Array | None] = [None] * count
-        self._size, self._dtype = size, dtype
-
-    def take(self, index: int) -> Array:
-        """Return the buffer of a segment: that of the one ``count`` before it."""
-        place = index % len(self._buffers)
-        buffer = self._buffers[place]
-        if buffer is None:
-            buffer = self._buffers[place] = pool.empty((self._size,), self._dtype)
-        return buffer
+def _reduce(rows: Rows, communicator: Communicator, threads: Threads) -> Steps[None]:
+    """Reduce segment by segment, of which a few are on their way."""
+    size, step = rows.reduction.size, SEGMENT // rows.reduction.dtype.itemsize
+    if 0 < size <= step:
+        yield from _reduce_segment(rows, 0, size, communicator, threads)
+    else:
+        ends = ((begin, min(begin + step, size)) for begin in range(0, size, step))
+        yield from _in_turns((_reduce_segment(rows, *each, communicator, threads) for each in ends), communicator.depth)
 
 
-class _Reducing:
-    """A reduction on its way."""
+def _reduce_segment(rows: Rows, begin: int, end: int, communicator: Communicator, threads: Threads) -> Steps[None]:
+    reduction = rows.reduction
+    dtype, size, count = reduction.dtype, end - begin, reduction.rows[communicator.rank]
+    by_engine = reduction.engine_may_reduce and communicator.reduces(reduction.op, dtype)
+    shares = [size] if by_engine else _shares(size, communicator.size)
+    source = rows.own(begin, end)
+    if source is None:
+        source = pool.empty((size * count,), dtype)
+        slow = policy.blocks(reduction.cost * size // reduction.size)
+        yield from _in_thread(threads if slow else None, _fold, rows, begin, shares, source)
+    room = rows.room(begin, end)
+    total = pool.empty((size,), dtype) if room is None else room
+    if by_engine:
+        yield communicator.iallreduce(reduction.op, source, total)
+    else:  # each worker gets its share of everybody's rows
+        share, item = shares[communicator.rank], dtype.itemsize
+        received = pool.empty((share * sum(reduction.rows),), dtype)
+        to = Parts(as_bytes(source), [each * count * item for each in shares])
+        of = Parts(as_bytes(received), [share * each * item for each in reduction.rows])
+        yield communicator.ialltoallv(to, of)
+        folded = reduction.combine(list(received.reshape(-1, share))) if share else received
+        yield communicator.iallgatherv(as_bytes(folded), Parts(as_bytes(total), [each * item for each in shares]))
+    rows.finish(begin, end, total)
 
-    def __init__(self, rows: Rows, communicator: Communicator, threads: Threads, *, by_engine: bool) -> None:
-        reduction = self._reduction = rows.reduction
-        self._rows, self._communicator, self._threads, self._by_engine = rows, communicator, threads, by_engine
-        self._dtype = reduction.dtype
-        self._step = max(1, min(reduction.size, SEGMENT // self._dtype.itemsize))
-        self._segments = [(a, min(a + self._step, reduction.size)) for a in range(0, reduction.size, self._step)]
-        self._own_rows = reduction.rows[communicator.rank]
-        self._depth = communicator.depth
-        self._slow = bool(reduction.size) and policy.blocks(reduction.cost * self._step // reduction.size)
-        self._sources = _Ring(self._depth + _AHEAD + 1, self._step * self._own_rows, self._dtype)
-        self._totals = _Ring(self._depth + 1, self._step, self._dtype)
-        self._jobs: deque[tuple[Job, Array]] = deque()
-        self._begun = 0
 
-    def carry_out(self) -> Steps[None]:
-        """Reduce segment by segment; of each stage a few are on their way, begun in the same order on every worker."""
-        going: deque[tuple[int, Request, Array]] = deque()  # to those who fold shares
-        coming: deque[tuple[int, Request, Array]] = deque()  # folded
-        for index in range(len(self._segments)):
-            source = yield from self._source(index)
-            if self._by_engine:
-                total = self._total(index)
-                coming.append((index, self._communicator.iallreduce(self._reduction.op, source, total), total))
-            else:
-                going.append(self._give_shares(index, source))
-                if len(going) == self._depth:
-                    coming.append((yield from self._gather_shares(*going.popleft())))
-            if len(coming) == self._depth:
-                yield from self._finish(*coming.popleft())
-        while going or coming:
-            if going:
-                coming.append((yield from self._gather_shares(*going.popleft())))
-            if not going or len(coming) == self._depth:
-                yield from self._finish(*coming.popleft())
+def _shares(size: int, workers: int) -> list[int]:
+    share = -(-size // workers)
+    return [max(0, min(share, size - worker * share)) for worker in range(workers)]
 
-    def _give_shares(self, index: int, source: Array) -> tuple[int, Request, Array]:
-        """Give each worker its share of everybody's rows."""
-        shares, rows, item = self._shares(index), self._reduction.rows, self._dtype.itemsize
-        own = shares[self._communicator.rank]
-        received = np.empty(own * sum(rows), self._dtype)
-        to = Parts(as_bytes(source), [share * self._own_rows * item for share in shares])
-        of = Parts(as_bytes(received), [own * count * item for count in rows])
-        return index, self._communicator.ialltoallv(to, of), received
 
-    def _gather_shares(self, index: int, request: Request, received: Array) -> Steps[tuple[int, Request, Array]]:
-        """Fold this worker's share, and gather the shares of all."""
-        yield request
-        shares, total = self._shares(index), self._total(index)
-        own = shares[self._communicator.rank]
-        share = self._reduction.combine(list(received.reshape(-1, own))) if own else received
-        sizes = [share * self._dtype.itemsize for share in shares]
-        return index, self._communicator.iallgatherv(as_bytes(share), Parts(as_bytes(total), sizes)), total
-
-    def _finish(self, index: int, request: Request, total: Array) -> Steps[None]:
-        yield request
-        self._rows.finish(*self._segments[index], total)
-
-    def _total(self, index: int) -> Array:
-        begin, end = self._segments[index]
-        room = self._rows.room(begin, end)
-        return self._totals.take(index)[: end - begin] if room is None else room
-
-    def _shares(self, index: int) -> list[int]:
-        begin, end = self._segments[index]
-        workers = self._communicator.size
-        share = -(-(end - begin) // workers)
-        return [max(0, min(share, end - begin - worker * share)) for worker in range(workers)]
-
-    # What this worker sends.
-
-    def _source(self, index: int) -> Steps[Array]:
-        """Return what this worker sends of a segment, the next one."""
-        if self._own_rows == 1:
-            own = self._rows.own(*self._segments[index])
-            if own is not None:
-                return own
-        if not self._slow:
-            return self._fill(index, self._room(index))
-        while self._begun < min(len(self._segments), index + 1 + _AHEAD):
-            room = self._room(self._begun)
-            self._jobs.append((self._threads.begin(self._fill, self._begun, room), room))
-            self._begun += 1
-        job, room = self._jobs.popleft()
-        yield job
-        job.result()
-        return room
-
-    def _room(self, index: int) -> Array:
-        begin, end = self._segments[index]
-        return self._sources.take(index)[: (end - begin) * self._own_rows]
-
-    def _fill(self, index: int, room: Array) -> Array:
-        """Fold a segment; of several rows, or for shares, each worker's share after the other."""
-        begin, end = self._segments[index]
-        if self._by_engine or self._own_rows == 1:
-            self._rows.fold(begin, end, room)
-            return room
-        at = 0
-        for low, high in pairwise(accumulate(self._shares(index), initial=begin)):
-            size = (high - low) * self._own_rows
-            self._rows.fold(low, high, room[at : at + size])
-            at += size
-        return room
+def _fold(rows: Rows, begin: int, shares: Sequence[int], out: Array) -> None:
+    """Fold this worker's rows; of several, each worker's share behind the other."""
+    at, count = 0, len(rows.reduction.own_rows)
+    for low, high in pairwise(accumulate(shares, initial=begin)):
+        rows.fold(low, high, out[at : at + (high - low) * count])
+        at += (high - low) * count
 
 
 def _exchange(transfer: Exchange, communicator: Communicator, threads: Threads) -> Steps[Array]:
@@ -534,7 +449,7 @@ def _exchange(transfer: Exchange, communicator: Communicator, threads: Threads) 
             for piece, part in zip(of.views(), room.views(), strict=True):
                 piece[...] = part
     else:
-        yield from _in_turns(communicator.ialltoallv(to, of) for to, of in segments)
+        yield from _in_turns(_waiting(communicator.ialltoallv(to, of)) for to, of in segments)
     return whole
 
 
@@ -546,11 +461,11 @@ def gather_bytes(communicator: Communicator, own: Array, sizes: Sequence[int]) -
         parts = [own if rank == communicator.rank else np.empty(size, np.uint8) for rank, size in enumerate(sizes)]
         for root in givers:
             segments = (parts[root][at : at + SEGMENT] for at in range(0, sizes[root], SEGMENT))
-            yield from _in_turns(communicator.ibcast(segment, root) for segment in segments)
+            yield from _in_turns(_waiting(communicator.ibcast(segment, root)) for segment in segments)
         return parts
     whole, step = np.empty(sum(sizes), np.uint8), max(1, SEGMENT // communicator.size)
     yield from _in_turns(
-        communicator.iallgatherv(own[at : at + step], _segment(whole, sizes, at, step))
+        _waiting(communicator.iallgatherv(own[at : at + step], _segment(whole, sizes, at, step)))
         for at in range(0, max(sizes), step)
     )
     return Parts(whole, sizes).views()
@@ -627,9 +542,11 @@ def gather_objects(communicator: Communicator, own: Any, threads: Threads | None
 
 def _by_size(threads: Threads | None, nbytes: int, fn: Callable[..., Any], *args: Any) -> Steps[Any]:
     """Call a function that copies so many bytes, in a worker thread where that would hold up the event loop."""
-    if threads is not None and policy.blocks(2 * nbytes):
-        return (yield from threads.call(fn, *args))
-    return fn(*args)
+    return _in_thread(threads if policy.blocks(2 * nbytes) else None, fn, *args)
+
+
+def _in_thread(threads: Threads | None, fn: Callable[..., Any], *args: Any) -> Steps[Any]:
+    return fn(*args) if threads is None else (yield from threads.call(fn, *args))
 
 
 def _segment(whole: Array, sizes: Sequence[int], at: int, step: int) -> Parts:
@@ -638,12 +555,19 @@ def _segment(whole: Array, sizes: Sequence[int], at: int, step: int) -> Parts:
     return Parts(whole, [min(step, max(0, size - at)) for size in sizes], places)
 
 
-def _in_turns(requests: Iterator[Request]) -> Steps[None]:
-    """Wait for requests, of which a few are begun before the first of them is complete."""
-    pending: deque[Request] = deque()
-    for request in requests:
-        pending.append(request)
-        if len(pending) == _IN_FLIGHT:
-            yield pending.popleft()
-    while pending:
-        yield pending.popleft()
+def _in_turns(all_steps: Iterator[Steps[None]], most: int = _IN_FLIGHT) -> Steps[None]:
+    """Take steps of which a few are under way, always the oldest first: so every worker begins them in one order."""
+    under_way: deque[tuple[Steps[None], Request]] = deque()
+    while True:
+        steps = next(all_steps, None) if len(under_way) < most else None
+        if steps is None:
+            if not under_way:
+                return
+            steps, request = under_way.popleft()
+            yield request
+        with suppress(StopIteration):
+            under_way.append((steps, next(steps)))
+
+
+def _waiting(request: Request) -> Steps[None]:
+    yield request
