@@ -382,7 +382,10 @@ def carry_out(crossing: Crossing, communicator: Communicator, threads: Threads) 
     if crossing.exchange is not None:
         crossing.take_exchanged((yield from _exchange(crossing.exchange, communicator, threads)))
     if crossing.given:
-        crossing.take_gathered((yield from gather_objects(communicator, crossing.given, threads)))
+        everyone = None
+        if communicator.size > MOST_IN_FULL:
+            everyone = yield from _gather_numbers(crossing, communicator)
+        crossing.take_gathered(everyone or (yield from gather_objects(communicator, crossing.given, threads)))
 
 
 def _reduce(rows: Rows, communicator: Communicator, threads: Threads) -> Steps[None]:
@@ -469,6 +472,30 @@ def gather_bytes(communicator: Communicator, own: Array, sizes: Sequence[int]) -
         for at in range(0, max(sizes), step)
     )
     return Parts(whole, sizes).views()
+
+
+def _gather_numbers(crossing: Crossing, communicator: Communicator) -> Steps[list[list[Any]] | None]:
+    """Return Python's numbers of many workers, by rank; None where there are others. Unpickling would take longest."""
+    plan = crossing.plan
+    if any(plan.leaves[place][1] != LeafType.PYTHON_NUMBER for place in plan.gathered):
+        return None
+    assert plan.collective.spec is not None
+    everyone: list[list[Any]] = [[] for _ in plan.sources]
+    for place, column in zip(plan.gathered, crossing.given, strict=True):
+        dtype = np.dtype(plan.collective.spec.dtypes[place])
+        try:
+            own = np.array(column, dtype)
+        except OverflowError:
+            own = np.full(len(column), _TOO_LARGE, dtype)
+        counts = [len(sources) for sources in plan.sources]
+        whole = np.empty(sum(counts), dtype)
+        yield communicator.iallgatherv(as_bytes(own), Parts(as_bytes(whole), [n * dtype.itemsize for n in counts]))
+        if dtype.kind == "i" and _TOO_LARGE in whole:
+            return None
+        numbers = whole.tolist()
+        for given, begin, count in zip(everyone, begins_of(counts), counts, strict=True):
+            given.append(numbers[begin : begin + count])
+    return everyone
 
 
 # Objects: pickled, without their arrays, which are moved from where they lie and read where they come to.
