@@ -82,10 +82,11 @@ def in_ranks(report: CollectiveReport) -> CollectiveReport:
         advice = ["Every rank must pass the same group."]
     if "without the creation of" in text:
         advice = _ADVICE[Reason.GROUP]
-    if report.reason is Reason.GROUP:
+    of_messages = "the message from rank" in text or "waits for a message of any rank" in text
+    if of_messages or report.reason in (Reason.GROUP, Reason.UNMATCHED):
         text = _OF_GROUPS.sub("", text)
-    elif "the message from rank" in text or "waits for a message of any rank" in text:
-        text, advice = _OF_GROUPS.sub("", text), _PAIRS
+    if of_messages and report.reason is not Reason.GROUP:
+        advice = _PAIRS
     divergence = report.divergence
     return replace(
         report,

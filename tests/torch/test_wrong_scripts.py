@@ -92,6 +92,7 @@ def test_wrong_scripts_are_reported(script: str, reason: str, suspects: list[int
     report: dict[str, Any] = outcome.report
     assert (report["reason"], report["suspects"]) == (reason, suspects), outcome.text
     assert all(line in outcome.text for line in lines), outcome.text
+    assert reason != "unmatched" or "first collective of the group" not in outcome.text
 
 
 _NO_RANK = "import torch.distributed as dist\n"
