@@ -48,7 +48,7 @@ def fold_for(rule: Rule, nbytes: int, count: int) -> Fold:
         return _fold_numbers if few and rule.accumulator == FLOAT64 else _fold_stacked
     if nbytes <= TINY_BYTES and exact and count >= TINY_COUNT:
         return _fold_stacked
-    if nbytes <= BLOCK_BYTES or (rule.is_native and count == 2):  # ufuncs go by blocks themselves
+    if nbytes <= BLOCK_BYTES or (rule.is_native and count <= 2):  # ufuncs go by blocks themselves
         return _whole_for(rule, nbytes, count)
     return _fold_blocks
 
@@ -59,7 +59,7 @@ def fold_range(rule: Rule, flat: Sequence[Array], out: Array, start: int, stop: 
     `out` may be one of the buffers, but not overlap one otherwise.
     """
     step = max(1, BLOCK_BYTES // rule.accumulator.itemsize)
-    if rule.is_native and len(flat) == 2:
+    if rule.is_native and len(flat) <= 2:
         step = max(1, stop - start)
     for low in range(start, stop, step):
         parts = [buffer[low : min(low + step, stop)] for buffer in flat]
@@ -74,7 +74,10 @@ def _whole_for(rule: Rule, nbytes: int, count: int) -> Fold:
 
 
 def _fold_one(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
-    return _deliver(np.array(buffers[0], rule.result), out)
+    if out is None:
+        return np.array(buffers[0], rule.result)
+    out[...] = buffers[0]
+    return out
 
 
 def _fold_pair(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
