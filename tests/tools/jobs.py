@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.tools.command import environment
 
-LIMIT_SECONDS = 50
+LIMIT_SECONDS = 150
 
 
 @dataclass
@@ -72,7 +72,7 @@ def _ends(process: int) -> bool:
     except ProcessLookupError:
         return True
     try:
-        return bool(select.select([opened], [], [], LIMIT_SECONDS / 5)[0])
+        return bool(select.select([opened], [], [], LIMIT_SECONDS / 10)[0])
     finally:
         os.close(opened)
 

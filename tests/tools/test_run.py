@@ -60,6 +60,7 @@ def test_launcher_that_is_asked_to_end(jobs: Jobs, tmp_path: Path, name: str, co
     job.process.send_signal(signal.Signals[name])
     assert job.end() == code, job.output
     assert job.output.count("tidied up") == (0 if name == "SIGKILL" else 2)
+    assert len(list(tmp_path.glob("aiodist-run-*"))) == len(list(tmp_path.iterdir())) == (name == "SIGKILL")
     assert "Traceback" not in job.output
 
 

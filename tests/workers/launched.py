@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.tools.jobs import Jobs
 
@@ -11,7 +12,9 @@ JOB = Path(__file__).with_name("job.py")
 
 
 def job(workers: int, *arguments: str) -> tuple[int, str]:
-    """Run the program; return its exit code, and what it printed. It leaves no process."""
-    with closing(Jobs()) as jobs:
-        started = jobs.start(["-n", str(workers), str(JOB), *arguments])
-        return started.end(), started.output
+    """Run the program; return its exit code, and what it printed. It leaves no process, and no temporary file."""
+    with closing(Jobs()) as jobs, TemporaryDirectory() as folder:
+        started = jobs.start(["-n", str(workers), str(JOB), *arguments], TMPDIR=folder)
+        code = started.end()
+        assert list(Path(folder).iterdir()) == [], started.output
+        return code, started.output

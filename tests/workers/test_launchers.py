@@ -76,12 +76,6 @@ def cluster(workers: int, index: int, task: str = "worker", **jobs: Any) -> str:
 @pytest.mark.parametrize(
     ("by", "seen", "config", "expected"),
     [
-        (
-            "srun",
-            (0, 1),
-            "",
-            r"srun has started 2 workers \(SIZE\), and MPICH 5\.0\.2 knows of 1: .* srun --mpi=pmi2 for",
-        ),
         ("mpiexec", (0, 1), "", r"mpiexec has started 2 workers .* Type `aiodist run -n 2 program\.py`, which finds"),
         ("torchrun", (0, 1), "", r"torchrun has started 2 .*torchrun --nproc-per-node=2 program\.py"),
         ("mpiexec", (0, 2), "", ""),
