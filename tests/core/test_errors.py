@@ -73,14 +73,6 @@ def test_other_errors_are_pickled(kind: type[Exception]) -> None:
     assert error.args == ("text",)
 
 
-def test_report_is_a_value() -> None:
-    assert report() == report()
-    assert hash(report()) == hash(report())
-    assert pickle.loads(pickle.dumps(report())) == report()
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        report().reason = Reason.KIND  # type: ignore[misc]
-
-
 def test_words_of_the_report_are_strings() -> None:
     assert report().reason == "exited"
     assert report().replicas[0].state == "waiting"
