@@ -44,17 +44,11 @@ from aiodist._workers.messages import Ask, Farewell, Lost, Message, Report, Stal
 from aiodist._workers.portable import portable
 from aiodist._workers.team import Team
 
-SUSPICIOUS_SECONDS: Final = 1.0
-SILENT_SECONDS: Final = 60.0
-PULSE_SECONDS: Final = 0.5
-_MOST_FRAMES: Final = 6
-_MACHINERY: Final = ("asyncio", "trio", "anyio", "uvloop", "aiodist")
 BEAT_SECONDS: Final = 0.25
 MOST_BEATS: Final = 4000
 """How many heartbeats worker 0 hears in a second, each in some 10 µs: with thousands of workers they are rarer."""
 
 ANSWER_SECONDS: Final = 0.5
-_ATTEMPTS: Final = 1
 FAREWELL_SECONDS: Final = 1.0
 LEAVE_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.005
@@ -73,6 +67,12 @@ def packed(message: Message) -> bytes:
 
 
 # Whether a silent worker's process is stopped, and for how long its event loop has not turned.
+
+SUSPICIOUS_SECONDS: Final = 1.0
+SILENT_SECONDS: Final = 60.0
+PULSE_SECONDS: Final = 0.5
+_MOST_FRAMES: Final = 6
+_MACHINERY: Final = ("asyncio", "trio", "anyio", "uvloop", "aiodist")
 
 
 def trouble(hello: Hello, silent: float, allowed: float) -> str | None:
@@ -393,9 +393,9 @@ class TcpControl:
             return
         team.post(message)
         if isinstance(message, Ask):
-            self._loop.call_later(ANSWER_SECONDS, self._answer, message.run, _ATTEMPTS)
+            self._loop.call_later(ANSWER_SECONDS, self._answer, message.run)
 
-    def _answer(self, run: int, attempts: int) -> None:
+    def _answer(self, run: int, *, again: bool = True) -> None:
         """Tell of a run in the place of an event loop that is blocked, or of a worker that has not begun it.
 
         Where the loop turns, its replicas may still be settling: they have a second.
@@ -403,8 +403,8 @@ class TcpControl:
         team = self._team()
         if team is None or not team.owes_answer(run):
             return
-        if attempts and team.may_answer(run) and not self._pulse.is_silent:
-            self._loop.call_later(ANSWER_SECONDS, self._answer, run, attempts - 1)
+        if again and team.may_answer(run) and not self._pulse.is_silent:
+            self._loop.call_later(ANSWER_SECONDS, partial(self._answer, run, again=False))
         else:
             team.answer_for(run, self._pulse.silence()[0] if self._pulse.is_silent else "")
 
