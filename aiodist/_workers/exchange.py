@@ -244,12 +244,12 @@ class Moving:
             return (yield from self._on_gpus(slot, result))
         return plan.hand_out(_in_buffers(slot, result) if slot.outs else result)
 
-    def prepare(self, session: Session, slot: Rendezvous) -> None:
+    def prepare(self, session: Session, slot: Rendezvous, values: Sequence[Any]) -> None:
         """Take what a slot's replicas contribute, before the workers have agreed on it."""
         if slot.request.collective.spec is None or slot.request.on_devices:
             return
         try:
-            self._prepared[slot] = self._plan(session, slot, slot.options.accumulate).begin(contributed(slot))
+            self._prepared[slot] = self._plan(session, slot, slot.options.accumulate).begin(values)
         except OF_VALUES:
             return  # every worker finds the same when it comes to moving them
 

@@ -83,6 +83,7 @@ class Step(NamedTuple):
     small: Any = None  # where a value travels in the record: how it does, for the carrier
     absent: bool = False  # some local replicas have joined
     site: Site | None = None  # the place of the call; None where callers do not count
+    values: Any = None  # what the local replicas contribute, for the carrier
     callers: Callers | None = None  # numbers that stand for the way to it; None where callers do not count
 
 

@@ -107,7 +107,12 @@ class RunSpan(Carrier):
                 small, held = self._moving.small(session, slot), (slot.call, slot.code)  # no other has their ids
                 site = session.site((slot.code, slot.offset))
                 route = self._routes[key] = Route(digest, callers, site, small, held)
-            session.post(Step(route.digest, slot, _flags(slot), route.small, False, route.site, route.callers))
+            small, values = route.small, None
+            try:
+                values = contributed(slot)  # now: a run that fails forgets what its slots hold
+            except OF_VALUES:
+                small = None  # every worker finds the same when it comes to moving them
+            session.post(Step(route.digest, slot, _flags(slot), small, False, route.site, values, route.callers))
         self._team.start(session)
 
     def made(self, group: Group) -> None:
@@ -196,12 +201,12 @@ class RunSpan(Carrier):
 
     def write(self, step: Step) -> None:
         """Put a small value into the record."""
-        step.small.write(contributed(step.what))
+        step.small.write(step.values)
 
     def prepare(self, session: Session, step: Step) -> None:
         """Prepare a value to be moved that is not in the record."""
-        if step.small is None and not step.absent:
-            self._moving.prepare(session, step.what)
+        if step.small is None and step.values is not None:
+            self._moving.prepare(session, step.what, step.values)
 
     def move(self, session: Session, step: Step | None, found: Found) -> Steps[None] | None:
         """Return what moves the values of a step that all workers have agreed on, and makes its result."""

@@ -275,7 +275,7 @@ class PlainMover:
         has_value = slot.request.kind is not kinds.MERGE_CALL
         return PlainSmall(session) if has_value and session.records.in_full and slot.code.line % 2 == 0 else None
 
-    def prepare(self, session: Session, slot: Any) -> None: ...
+    def prepare(self, session: Session, slot: Any, values: Any) -> None: ...
 
     def move(self, session: Session, slot: Any, found: Found) -> Steps[Any]:
         communicator = session.communicator

@@ -251,3 +251,14 @@ async def test_same_callers_of_a_helper_in_another_order_are_found_over_workers(
 @pytest.mark.parametrize("layout", [(2, 2), (1,) * 66], ids=lambda layout: str(len(layout)))
 async def test_callers_that_merely_differ_are_no_fault(layout: tuple[int, ...]) -> None:
     assert await Job(*layout).values(by_other_ways) == [None] * sum(layout)
+
+
+@pytest.mark.parametrize("size", [1, 1000], ids=["in the record", "beside it"])
+async def test_replicas_that_raise_with_calls_under_way_raise_their_own_error(size: int) -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        handles = [ctx.all_reduce("SUM", np.ones(size)) for _ in range(4)]
+        await handles[0]
+        raise ValueError("bad batch")
+
+    for outcome in await Job(1, 1).run(program):
+        assert isinstance(outcome, ValueError), repr(outcome)

@@ -184,12 +184,16 @@ async def test_first_replica_says_how_to_accumulate() -> None:
 
 async def test_framework_arrays_come_back_as_they_were() -> None:
     async def program(ctx: ReplicaContext) -> Any:
-        found = await ctx.all_reduce("SUM", toy.Tensor(np.ones(200)))
-        assert isinstance(found, toy.Tensor)
-        found.array[...] += 1  # it is this replica's own
-        return found.array.sum()
+        total = 0.0
+        for size in (2, 200):  # in the record, and beside it
+            found = await ctx.all_reduce("SUM", toy.Tensor(np.ones(size)))
+            assert isinstance(found, toy.Tensor)
+            found.array[...] += 1  # it is this replica's own
+            total += found.array.sum()
+        return total
 
-    assert await Job(1, 2).values(program) == [800.0] * 3
+    for layout in [(1, 2), (1, 1, 1)]:
+        assert await Job(*layout).values(program) == [800.0 + 8.0] * 3
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
