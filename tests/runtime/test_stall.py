@@ -8,7 +8,7 @@ import logging
 import re
 import threading
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from functools import partial
 from typing import Any
 
@@ -210,7 +210,7 @@ async def test_running_coroutine_awaits_nothing() -> None:
     found: list[Any] = []
 
     class Step:
-        def __await__(self) -> Iterator[None]:
+        def __await__(self) -> Generator[None]:
             found.append(awaited_by(coroutine))
             yield from ()
 
