@@ -36,16 +36,18 @@ def _who_waits(slot: Slot, failed: int) -> str | None:
 
 
 def origin_of(error: BaseException) -> Exception | None:
-    """Return the exception that a replica was handling when it ran into the run's error; None when it was not."""
-    seen: list[BaseException] = []
-    inner = error.__context__
-    if inner is None and isinstance(error, BaseExceptionGroup):
-        return next((found for each in error.exceptions if (found := origin_of(each)) is not None), None)
-    while inner is not None and not any(inner is known for known in seen):
-        if isinstance(inner, Exception) and not _is_reported(inner):
-            return inner
-        seen.append(inner)
-        inner = inner.__context__
+    """Return the exception that a replica was handling when it ran into the run's error; None when it was not.
+
+    It may have been a child task that handled it: then the run's error stands in an exception group.
+    """
+    left, seen = [error], set[int]()
+    while left:
+        each = left.pop(0)
+        if each is not error and isinstance(each, Exception) and not _is_reported(each):
+            return each
+        further = [each.__context__, *(each.exceptions if isinstance(each, BaseExceptionGroup) else ())]
+        left += [inner for inner in further if inner is not None and id(inner) not in seen]
+        seen.add(id(each))
     return None
 
 

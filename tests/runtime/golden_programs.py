@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -289,10 +290,14 @@ async def left_out_of_a_join(ctx: ReplicaContext) -> None:
 async def abandoned_for_good(ctx: ReplicaContext) -> None:
     if ctx.replica_id_in_sync_group == 1:
         with anyio.move_on_after(0.01):
-            await ctx.barrier()
+            await in_a_helper(ctx)
     if ctx.replica_id_in_sync_group:
         await anyio.sleep_forever()
-    await ctx.barrier()
+    await in_a_helper(ctx)
+
+
+async def in_a_helper(context: ReplicaContext) -> None:
+    await context.barrier()
 
 
 async def abandoned_by_all(ctx: ReplicaContext) -> None:
@@ -315,3 +320,35 @@ async def held_up_by_an_earlier_one(ctx: ReplicaContext) -> None:
     if ctx.replica_id_in_sync_group == 1:
         await first
     await ctx.all_reduce("SUM", 2, CommunicationOptions(timeout_seconds=0.25))
+
+
+async def abandoned_for_a_sibling(ctx: ReplicaContext) -> None:
+    with suppress(ExceptionGroup):
+        async with anyio.create_task_group() as tasks:
+            if ctx.replica_id_in_sync_group == 1:
+                tasks.start_soon(load_data)
+            await late_unless_odd(ctx)
+            await ctx.barrier()
+    await late_unless_odd(ctx)
+
+
+async def load_data() -> None:
+    await anyio.lowlevel.checkpoint()
+    raise FileNotFoundError("data.npz")
+
+
+async def late_unless_odd(context: ReplicaContext) -> None:
+    for _ in range(0 if context.replica_id_in_sync_group == 1 else 9):
+        await anyio.lowlevel.checkpoint()
+
+
+async def abandoned_for_another_task(ctx: ReplicaContext) -> None:
+    async def watch() -> None:
+        await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        if ctx.replica_id_in_sync_group == 1:
+            tasks.start_soon(watch, name="watch")
+        await late_unless_odd(ctx)
+        await ctx.barrier()

@@ -213,21 +213,26 @@ async def test_mismatch_that_came_out_of_a_task_group_is_no_failure_of_its_own()
 
 
 @pytest.mark.parametrize("error", [FirstError("mine"), ExceptionGroup("tasks", [FirstError("mine")])])
-@pytest.mark.parametrize("child", [False, True])
-async def test_disagreement_is_caused_by_what_the_odd_replica_was_handling(error: Exception, child: bool) -> None:
+@pytest.mark.parametrize("where", ["itself", "a child", "a child that cleans up"])
+async def test_disagreement_is_caused_by_what_the_odd_replica_was_handling(error: Exception, where: str) -> None:
     async def fail() -> None:
-        raise error
+        try:
+            raise error
+        finally:
+            if where == "a child that cleans up":
+                await here().barrier()
 
     async def program() -> None:
         try:
             if replica() == 1:
-                if not child:
+                if where == "itself":
                     await fail()
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(fail)
             await here().all_reduce("SUM", 1)
         finally:
-            await here().barrier()
+            if where != "a child that cleans up":
+                await here().barrier()
 
     found = await failure_of(program, 3, CollectiveMismatchError)
     assert found.report.suspects == (1,)

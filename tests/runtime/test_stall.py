@@ -531,16 +531,6 @@ async def test_replicas_that_wait_for_each_other_end_after_a_second(
     await still_works(strategy)
 
 
-async def wait_within_a_time_limit(ctx: ReplicaContext) -> None:
-    with anyio.fail_after(1000):
-        await ctx.new_group([replica()]).merge_call(lambda _: anyio.sleep_forever())
-
-
-async def wait_within_asyncios_time_limit(_: ReplicaContext) -> None:
-    async with asyncio.timeout(1000):
-        await asyncio.Event().wait()
-
-
 async def set_a_timer(_: ReplicaContext) -> None:
     asyncio.get_running_loop().call_later(1000, print)
     await turns(1)
@@ -563,7 +553,7 @@ CROSSED = pytest.mark.parametrize("program", [child_tasks_crossed, lock_of_a_chi
 
 
 @CROSSED
-@pytest.mark.parametrize("beside", [wait_for_an_event, receive, wait_within_a_time_limit, work])
+@pytest.mark.parametrize("beside", [wait_for_an_event, receive, work])
 @pytest.mark.every_loop("asyncio", "trio")
 async def test_what_may_end_a_wait_makes_it_a_warning(program: Any, beside: Beside, looks: Looks) -> None:
     NEVER.reset()
@@ -572,9 +562,28 @@ async def test_what_may_end_a_wait_makes_it_a_warning(program: Any, beside: Besi
 
 
 @CROSSED
-@pytest.mark.parametrize("beside", [set_a_timer, wait_within_asyncios_time_limit])
-async def test_timers_and_time_limits_of_asyncio_make_it_a_warning(program: Any, beside: Beside, looks: Looks) -> None:
-    found = await warnings_of(program(beside), looks, *[1.5] * 10, replicas=2)
+async def test_timer_of_asyncio_makes_it_a_warning(program: Any, looks: Looks) -> None:
+    found = await warnings_of(program(set_a_timer), looks, *[1.5] * 10, replicas=2)
+    assert [warning.category for warning in found] == [StallWarning]
+
+
+@CROSSED
+@pytest.mark.parametrize("limit", [anyio.move_on_after, anyio.fail_after, "its own"])
+@pytest.mark.every_loop("asyncio", "trio")
+async def test_time_limit_around_a_wait_makes_it_a_warning(
+    program: Any, limit: Any, looks: Looks, anyio_backend_name: str
+) -> None:
+    inner = program(lambda _: turns(1))
+
+    async def limited(ctx: ReplicaContext) -> None:
+        if limit == "its own" and anyio_backend_name == "asyncio":
+            async with asyncio.timeout(1000):
+                await inner(ctx)
+        else:
+            with trio.fail_after(1000) if limit == "its own" else limit(1000):
+                await inner(ctx)
+
+    found = await warnings_of(limited, looks, *[1.5] * 10, replicas=2)
     assert [warning.category for warning in found] == [StallWarning]
 
 
