@@ -123,7 +123,8 @@ class Driver:
             self._processes.remove(process)
         else:
             self._started = perf_counter()
-            self.notify()
+            if not process.announced:
+                self.notify()
 
     def notify(self) -> None:
         """Look anew whether somebody has what they wait for; from any thread."""
@@ -188,8 +189,9 @@ class Driver:
     async def _go_on(self, waiter: _Waiter) -> None:
         """Ask for what is under way, and give the loop a turn; or wait for who tells, or for a while."""
         gone_on = self._advance_all()
-        if not gone_on and all(process.announced for process in self._processes):
-            await waiter.wait()
+        if all(process.announced for process in self._processes):
+            if not gone_on:
+                await waiter.wait()
             return
         now = perf_counter()
         elapsed = now - self._started
