@@ -90,7 +90,7 @@ async def test_exception_is_raised_at_the_await() -> None:
 @pytest.mark.parametrize("outside", [False, True])
 @pytest.mark.every_loop
 async def test_cancellation_waits_for_the_work(outside: bool) -> None:
-    go, done = threading.Event(), []
+    go, done, ended = threading.Event(), list[int](), list[int]()
     started = [threading.Event() for _ in range(3)]
 
     def work(number: int) -> None:
@@ -104,13 +104,16 @@ async def test_cancellation_waits_for_the_work(outside: bool) -> None:
                 tasks.start_soon(here().run_sync, work, replica())  # pyright: ignore[reportArgumentType]
                 if not outside:
                     await cancel(own, started[replica()])
-        assert done
+        ended.append(replica())
 
     async def cancel(scope: anyio.CancelScope, *events: threading.Event) -> None:
         while not all(event.is_set() for event in events):
             await turns(1)
         scope.cancel()
-        go.set()
+        with anyio.CancelScope(shield=True):
+            await turns()
+            assert go.is_set() or not ended
+            go.set()
 
     strategy = mirrored(3)
     with anyio.CancelScope() as scope:
