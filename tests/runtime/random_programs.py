@@ -155,7 +155,7 @@ def _steps(draw: st.DrawFn, place: int) -> Step:
     )
 
 
-MUTATIONS = ("drop", "duplicate", "swap")  # other calls than the others': see test_divergence
+MUTATIONS = ("drop", "duplicate", "swap")  # other calls than the others' are in divergences.py
 
 
 def mutated(steps: Steps, how: str, at: int) -> tuple[Steps, int] | None:
