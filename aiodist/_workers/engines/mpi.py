@@ -11,6 +11,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -113,11 +114,13 @@ class _Again(MpiRequest):
 
     def __del__(self) -> None:
         """Give it back, unless it is under way."""
-        if not self._is_finalized():
+        if self._is_finalized():
+            return
+        with suppress(Exception):  # MPI's, where another worker is gone
             if self.test():
                 self._request.Free()
-            else:
-                in_the_air.append(self)
+                return
+        in_the_air.append(self)
 
 
 class _Pair:
