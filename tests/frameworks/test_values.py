@@ -46,7 +46,7 @@ async def test_collectives_give_the_framework_s_arrays(framework: Framework) -> 
     async def program() -> tuple[Any, ...]:
         ctx, mine = here(), framework.make(numbers(replica(), 2))
         nest: Any = {"a": Pair(framework.make(np.ones(2, np.float32)), np.ones(1)), "b": [2.0, None]}
-        summed = await ctx.all_reduce("SUM", nest)
+        summed: Any = await ctx.all_reduce("SUM", nest)
         assert type(summed["a"].right) is np.ndarray
         assert summed["b"] == [4.0, None]
         empty = await ctx.all_reduce("SUM", framework.make(np.zeros((0, 2), np.float32)))

@@ -362,8 +362,9 @@ async def test_run_that_ends_meanwhile_waits_for_the_work(what: Any, held: HeldT
         held.go_on()
 
     strategy = mirrored(3)
+    scope = anyio.CancelScope()
     async with anyio.create_task_group() as tasks:
-        with anyio.CancelScope() as scope:
+        with scope:
             try:
                 await strategy.run(program)
             except (Meanwhile, KeyboardInterrupt, CollectiveError) as error:

@@ -304,7 +304,8 @@ async def test_what_may_still_act_for_a_replica_is_no_alarm(how: str, monkeypatc
             if how == "task":
                 tasks.start_soon(later)
             elif how == "thread":
-                tasks.start_soon(anyio.to_thread.run_sync, anyio.from_thread.run, later)
+                from_thread: Any = anyio.from_thread.run
+                tasks.start_soon(anyio.to_thread.run_sync, from_thread, later)
             else:
                 asyncio.get_running_loop().call_later(0.15, lambda: started.append(asyncio.create_task(use_second())))
             await first.barrier(name="first")

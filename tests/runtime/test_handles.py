@@ -238,11 +238,11 @@ async def test_a_handle_that_is_used_as_a_value_asks_for_await() -> None:
 
 async def test_dropped_handle_has_contributed_and_warns_with_its_call_site() -> None:
     async def program() -> Any:
-        handle = here().all_reduce("SUM", np.float32(replica()))
+        handle: Any = here().all_reduce("SUM", np.float32(replica()))
         if replica() == 1:
-            del handle  # line of the warning: the call's, above
+            handle = None  # line of the warning: the call's, above
             gc.collect()
-        result = None if replica() == 1 else await handle
+        result = None if handle is None else await handle
         await here().barrier(name="later")
         return result
 

@@ -91,7 +91,7 @@ class MpiRequest:
     def __init__(self, request: Any, *buffers: object) -> None:
         self._request = request
         self._buffers = buffers
-        self.test: Callable[[], bool] = request.Test  # also of an operation that is complete
+        self.test: Any = request.Test  # also of an operation that is complete
 
     def __del__(self) -> None:
         """Stay, with what MPI may still read and write, where nobody waits for it any more."""
