@@ -205,12 +205,13 @@ def mismatch() -> None:
 IMPORT = "import time; b = time.perf_counter(); import {}; print(time.perf_counter() - b)"
 FIRST = """
 import asyncio, sys, time
-import numpy as np, aiodist
+import numpy as np
+from aiodist import MirroredStrategy, get_replica_context
 async def step():
-    return await aiodist.get_replica_context().all_reduce("SUM", np.ones(3, np.float32))
+    return await get_replica_context().all_reduce("SUM", np.ones(3, np.float32))
 async def main():
     begin = time.perf_counter()
-    await aiodist.MirroredStrategy(["CPU:0", "CPU:1"]).run(step)
+    await MirroredStrategy(["CPU:0", "CPU:1"]).run(step)
     print(time.perf_counter() - begin, "numba" in sys.modules)
 asyncio.run(main())
 """
