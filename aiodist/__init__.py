@@ -25,17 +25,8 @@ from aiodist_kernels import ReduceOp
 if typing.TYPE_CHECKING:
     from aiodist._arrays.devices import set_logical_devices
     from aiodist._core.recorder import RecordedCall, Recorder, RunRecord
-    from aiodist._core.report import (
-        CallRecord,
-        CollectiveReport,
-        Divergence,
-        DivergenceKind,
-        Location,
-        Partition,
-        Reason,
-        ReplicaReport,
-        ReplicaState,
-    )
+    from aiodist._core.report import CallRecord, CollectiveReport, Divergence, DivergenceKind, Partition, ReplicaReport
+    from aiodist._core.terms import Location, Reason, ReplicaState
     from aiodist._data.dataset import NumpyDataset
     from aiodist._data.distributed import DistributedDataset, DistributedIterator, InputContext, ValueContext
     from aiodist._strategy.extended import (
@@ -63,8 +54,8 @@ else:
         for module, names in {
             "_arrays.devices": "set_logical_devices",
             "_core.recorder": "RecordedCall Recorder RunRecord",
-            "_core.report": "CallRecord CollectiveReport Divergence DivergenceKind Location Partition Reason "
-            "ReplicaReport ReplicaState",
+            "_core.report": "CallRecord CollectiveReport Divergence DivergenceKind Partition ReplicaReport",
+            "_core.terms": "Location Reason ReplicaState",
             "_data.dataset": "NumpyDataset",
             "_data.distributed": "DistributedDataset DistributedIterator InputContext ValueContext",
             "_strategy.extended": "CollectiveHints CrossDeviceOps HierarchicalCopyAllReduce NcclAllReduce "

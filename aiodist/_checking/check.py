@@ -26,7 +26,7 @@ from aiodist._checking.target import Source, Target, TargetError, TargetExitErro
 from aiodist._core.call import Call, place
 from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import ObservedRun, Observer, observing
-from aiodist._core.report import Location
+from aiodist._core.terms import Location
 from aiodist._runtime.blocking import BlockedLoop, watch
 from aiodist._strategy.strategy import MirroredStrategy
 

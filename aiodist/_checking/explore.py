@@ -31,7 +31,8 @@ from aiodist._checking.threads import busy_threads
 from aiodist._core import analysis
 from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Replica
-from aiodist._core.report import CollectiveReport, Reason
+from aiodist._core.report import CollectiveReport
+from aiodist._core.terms import Reason
 from aiodist._core.text import clause, count, on_a_screen, shown
 from aiodist._runtime.current import current
 from aiodist._runtime.inspection import look_at_loop

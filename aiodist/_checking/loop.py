@@ -45,7 +45,7 @@ from weakref import WeakKeyDictionary
 from aiodist._checking.schedule import DEFER, Change, Order
 from aiodist._checking.threads import busy_threads, let_threads_finish
 from aiodist._core.errors import CollectiveError
-from aiodist._core.report import Reason
+from aiodist._core.terms import Reason
 
 _TURNS_AT_ONCE = 64
 _RESOLUTION = time.get_clock_info("monotonic").resolution

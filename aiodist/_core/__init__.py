@@ -5,6 +5,7 @@ something is doomed, a snapshot of the ledger is analysed, and the analysis is r
 library is all that it imports. The modules, each importing only from those above it:
 
 - `wire`: values as JSON and back, by their types.
+- `terms`: Location, Reason, ReplicaState: what reports name.
 - `report`: CollectiveReport and its parts, as users see them.
 - `errors`: the errors that carry reports, and the others that users catch.
 - `call`: Call, Post and Place: what is asked for, and from where; compare, difference, fingerprint.

@@ -21,8 +21,9 @@ from aiodist._core.errors import (
     IncompleteCollectiveError,
     WorkerLostError,
 )
-from aiodist._core.report import CollectiveReport, Partition, Reason, ReplicaReport, ReplicaState
+from aiodist._core.report import CollectiveReport, Partition, ReplicaReport
 from aiodist._core.snapshot import GroupRecord, Overdue, Snapshot
+from aiodist._core.terms import Reason, ReplicaState
 from aiodist._core.text import on_a_screen
 from aiodist._core.trouble import NOTHING, Collective, Picture
 from aiodist._core.waitgraph import shortest_cycle, stuck

@@ -20,7 +20,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from aiodist._core.report import Location, Reason
+from aiodist._core.terms import Location, Reason
 from aiodist._core.wire import File
 
 LEAF: Final = "\x00"

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
 from aiodist._core import source
-from aiodist._core.report import CallRecord, Divergence, DivergenceKind, Location
+from aiodist._core.report import CallRecord, Divergence, DivergenceKind
+from aiodist._core.terms import Location
 from aiodist._core.text import clause, count, ids_briefly, place, shortened, upper
 
 _MOST_LINES = 8

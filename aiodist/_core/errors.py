@@ -5,7 +5,10 @@ Wrong arguments raise the built-in `TypeError` and `ValueError` at the call.
 
 from __future__ import annotations
 
-from aiodist._core.report import CollectiveReport
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aiodist._core.report import CollectiveReport
 
 
 class CollectiveError(RuntimeError):

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Ledger, Member, Slot
-from aiodist._core.report import ReplicaState
+from aiodist._core.terms import ReplicaState
 
 
 class ObservedRun(Protocol):

@@ -33,23 +33,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from weakref import WeakSet
 
 from aiodist._core.call import Call, OrderCheck, Place, Post, difference, is_of_the_program, place
 from aiodist._core.callers import CallerOrder
 from aiodist._core.errors import ReplicaContextError
-from aiodist._core.report import ReplicaState
-from aiodist._core.snapshot import (
-    GroupKey,
-    GroupRecord,
-    MemberRecord,
-    ReplicaFacts,
-    SlotRecord,
-    Snapshot,
-)
+from aiodist._core.terms import ReplicaState
 from aiodist._core.waitgraph import stuck
 from aiodist._core.wire import everyone
+
+if TYPE_CHECKING:
+    from aiodist._core.snapshot import GroupKey, GroupRecord, MemberRecord, ReplicaFacts, SlotRecord, Snapshot
 
 HISTORY: Final = 256
 """How many matched collectives a group remembers."""
@@ -474,6 +469,8 @@ class Group:
 
     def record(self) -> GroupRecord:
         """Return what stands in the group at this moment."""
+        from aiodist._core.snapshot import GroupRecord  # loaded when something is to be shown
+
         recording = _Recording(self)
         left = [*self.open.values(), *(slot for slot in self.unmet if slot.number < _JOINED)]
         return GroupRecord(
@@ -487,6 +484,8 @@ class Group:
 
     def label(self) -> str | None:
         """Return what reports call the group; see `GroupRecord.label`."""
+        from aiodist._core.snapshot import GroupRecord, SlotRecord  # loaded when something is to be shown
+
         creation = (SlotRecord(-1, ()),) if -1 in self.open else ()
         return GroupRecord(self.key, self._made_at(), (), (), creation).label()
 
@@ -500,6 +499,8 @@ class Group:
 
 
 def _member_record(member: Member) -> MemberRecord:
+    from aiodist._core.snapshot import MemberRecord  # loaded when something is to be shown
+
     joined = member.joined_at is not None
     sequence = member.sequence if member.joined_at is None else member.joined_at
     return MemberRecord(member.replica_id, sequence, joined, member.abandoned)
@@ -516,6 +517,8 @@ class _Recording:
 
     def matched(self, number: int, first: RawPost, others: Others | None, absent: tuple[int, ...]) -> SlotRecord:
         """Return the record of an entry of the history."""
+        from aiodist._core.snapshot import SlotRecord  # loaded when something is to be shown
+
         if not others and not absent:
             return SlotRecord(number, ((self._post(first), self._everyone),))
         there = (member for member in self.members if member.position not in absent)
@@ -523,6 +526,8 @@ class _Recording:
 
     def slot(self, slot: Slot, number: int) -> SlotRecord:
         """Return the record of a slot that is not complete, or was completed with an error."""
+        from aiodist._core.snapshot import SlotRecord  # loaded when something is to be shown
+
         others = slot.others or {}
         if slot is self._joining:
             there = [member for member in self.members if member.position in others]
@@ -675,5 +680,7 @@ class Ledger:
 
     def snapshot(self, facts: Iterable[ReplicaFacts] = (), **more: Any) -> Snapshot:
         """Return what every replica called and where it is, with facts of each, and `Snapshot`'s other fields."""
+        from aiodist._core.snapshot import ReplicaFacts, Snapshot  # loaded when something is to be shown
+
         known = tuple(facts) or tuple(ReplicaFacts(each.id, f"CPU:{each.id}", each.end) for each in self.replicas)
         return Snapshot(self.order_check, known, tuple(group.record() for group in self.groups()), **more)

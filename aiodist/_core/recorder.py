@@ -12,8 +12,8 @@ from threading import Lock
 from typing import NamedTuple
 
 from aiodist._core.ledger import HISTORY, Ledger
-from aiodist._core.report import Location
 from aiodist._core.snapshot import GroupRecord, SlotRecord
+from aiodist._core.terms import Location
 from aiodist._core.text import count, ids_briefly, shown
 
 _SHOWN = 10

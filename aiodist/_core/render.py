@@ -14,8 +14,9 @@ from typing import NamedTuple
 from aiodist._core import source
 from aiodist._core.call import LEAF, Call, Function, Post, compare, leaf_text
 from aiodist._core.divergence import CAUGHT, branch_line, diff
-from aiodist._core.report import DivergenceKind, Location, Reason, ReplicaReport, ReplicaState
+from aiodist._core.report import DivergenceKind, ReplicaReport
 from aiodist._core.snapshot import GroupRecord
+from aiodist._core.terms import Location, Reason, ReplicaState
 from aiodist._core.text import (
     WIDTH,
     clause,

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from aiodist._core.call import OrderCheck, Place, Post, fingerprint
-from aiodist._core.report import Location, ReplicaState
+from aiodist._core.terms import Location, ReplicaState
 from aiodist._core.text import ids_briefly, place, shortened
 from aiodist._core.wire import File
 

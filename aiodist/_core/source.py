@@ -11,7 +11,7 @@ import linecache
 from functools import lru_cache
 from typing import NamedTuple
 
-from aiodist._core.report import Location
+from aiodist._core.terms import Location
 from aiodist._core.text import place
 
 _LOOPS = (ast.While, ast.For, ast.AsyncFor)

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
 
-from aiodist._core.report import Location
+from aiodist._core.terms import Location
 
 WIDTH = 100
 """How many columns a report has, but for the name of the error that Python puts in front of it."""

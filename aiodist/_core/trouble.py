@@ -13,9 +13,10 @@ from typing import NamedTuple
 from aiodist._core.call import MESSAGE, OrderCheck, Post, difference, fingerprint, is_of_the_program
 from aiodist._core.callers import ways_in_another_order
 from aiodist._core.divergence import Past, Side, came_in_another_order, diverged
-from aiodist._core.report import CallRecord, Divergence, Location, Reason, ReplicaReport, ReplicaState
+from aiodist._core.report import CallRecord, Divergence, ReplicaReport
 from aiodist._core.snapshot import GroupRecord, MemberRecord, SlotRecord, Snapshot
 from aiodist._core.source import time_limit_around
+from aiodist._core.terms import Location, Reason, ReplicaState
 from aiodist._core.text import clause, place, upper
 
 _REASONS = list(Reason)

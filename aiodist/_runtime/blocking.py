@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 from weakref import ref
 
-from aiodist._core.report import Location
+from aiodist._core.terms import Location
 from aiodist._core.text import place
 from aiodist._runtime.stacks import is_plumbing, place_of
 

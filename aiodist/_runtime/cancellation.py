@@ -13,7 +13,7 @@ from typing import Any
 
 from aiodist._core.call import is_of_the_program
 from aiodist._core.errors import CollectiveError
-from aiodist._core.report import Location
+from aiodist._core.terms import Location
 from aiodist._core.text import place
 from aiodist._runtime.stacks import frames_of, is_plumbing, links
 from aiodist._runtime.suspension import current_task

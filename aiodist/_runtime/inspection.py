@@ -22,7 +22,7 @@ from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
 from aiodist._core.ledger import Ledger, Member, Replica
-from aiodist._core.report import Location
+from aiodist._core.terms import Location
 from aiodist._core.text import ids_briefly, place, shown, upper
 from aiodist._core.waitgraph import shortest_cycle, stuck
 from aiodist._runtime.current import current

@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 from aiodist._core.call import Post
 from aiodist._core.instrument import Observer, together
 from aiodist._core.ledger import Member, RawPost, Slot, post_of
-from aiodist._core.report import Location
+from aiodist._core.terms import Location
 from aiodist._core.text import place
 from aiodist._runtime.handle import CollectiveHandle
 from aiodist._runtime.suspension import current_task, task_text

@@ -53,8 +53,9 @@ from aiodist._core.call import OrderCheck, place
 from aiodist._core.errors import CollectiveError, IncompleteCollectiveError
 from aiodist._core.instrument import Observer, who_observes
 from aiodist._core.ledger import Group, Ledger, Member, Path
-from aiodist._core.report import CollectiveReport, Location, Reason, ReplicaState
+from aiodist._core.report import CollectiveReport
 from aiodist._core.snapshot import Overdue, ReplicaFacts, Snapshot
+from aiodist._core.terms import Location, Reason, ReplicaState
 from aiodist._core.text import ids
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import current

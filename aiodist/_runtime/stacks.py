@@ -15,7 +15,7 @@ from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, NamedTuple, TypeVar
 
 from aiodist._core.ledger import Member, Path
-from aiodist._core.report import Location
+from aiodist._core.terms import Location
 
 _PLUMBING = ("aiodist._", "aiodist_kernels", "aiodist.testing", "asyncio.", "trio.", "anyio.")
 _OF_THE_PROGRAM = ("aiodist._demos", "aiodist._tools")

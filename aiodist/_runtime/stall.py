@@ -33,7 +33,7 @@ from weakref import WeakKeyDictionary, ref
 from aiodist._arrays.environment import stall_seconds
 from aiodist._core.errors import StallWarning
 from aiodist._core.ledger import Slot
-from aiodist._core.report import Location
+from aiodist._core.terms import Location
 from aiodist._runtime.blocking import BlockedLoop, watch
 from aiodist._runtime.loop import current_loop
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from aiodist._core.report import Location
+from aiodist._core.terms import Location
 from aiodist._core.text import place
 from aiodist._runtime.handle import CollectiveHandle, posted
 from aiodist._runtime.stacks import Link, await_chain, drives_replica, frames_of, is_plumbing, links

@@ -12,7 +12,7 @@ from aiodist._arrays import environment
 from aiodist._arrays.environment import ClusterSettings
 from aiodist._arrays.options import CommunicationOptions, choice
 from aiodist._core.call import Call
-from aiodist._core.report import ReplicaState
+from aiodist._core.terms import ReplicaState
 from aiodist._runtime import requests as arguments
 from aiodist._runtime.requests import function_of
 from aiodist._runtime.scheduler import Run

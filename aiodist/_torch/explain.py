@@ -18,8 +18,9 @@ from typing import Any, Final
 from aiodist._core.analysis import analyse, find_cycle
 from aiodist._core.call import Call, OrderCheck, Post
 from aiodist._core.ledger import HISTORY
-from aiodist._core.report import CollectiveReport, Reason
+from aiodist._core.report import CollectiveReport
 from aiodist._core.snapshot import GroupKey, GroupRecord, MemberRecord, Overdue, ReplicaFacts, SlotRecord, Snapshot
+from aiodist._core.terms import Reason
 from aiodist._core.text import count, ids_briefly, place, shortened
 from aiodist._torch.dumps import Dump, DumpError, Entry, State
 from aiodist._torch.report import PlaceOrder, in_ranks, ranks, report_on_swap

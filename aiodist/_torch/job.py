@@ -26,8 +26,9 @@ from aiodist._core.call import MESSAGE, Call, OrderCheck, Place, Post, place
 from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import Observer, who_observes
 from aiodist._core.ledger import Group, Ledger, Member, Slot
-from aiodist._core.report import CollectiveReport, Location, Reason, ReplicaState
+from aiodist._core.report import CollectiveReport
 from aiodist._core.snapshot import GroupKey, GroupRecord, MemberRecord, ReplicaFacts, SlotRecord, Snapshot
+from aiodist._core.terms import Location, Reason, ReplicaState
 from aiodist._core.text import place as shown_place
 from aiodist._torch.kinds import Contribution, Tensor, call, compute
 from aiodist._torch.private import torch

@@ -16,8 +16,9 @@ from typing import Any, Final
 
 from aiodist._core.analysis import analyse
 from aiodist._core.call import LEAF, Call, OrderCheck
-from aiodist._core.report import CollectiveReport, DivergenceKind, Reason, ReplicaState
+from aiodist._core.report import CollectiveReport, DivergenceKind
 from aiodist._core.snapshot import GroupRecord, Snapshot
+from aiodist._core.terms import Reason, ReplicaState
 
 _REPLICA = re.compile(r"`[^`]*`|(?<![\w/\\.'-])([Rr])eplica(s?)(?![\w/\\'(=-]|\.\w)")
 _SOURCE_LINE = re.compile(r"[> ] {3}\S")

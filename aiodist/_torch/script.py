@@ -31,7 +31,7 @@ from typing import IO, Any
 from aiodist._checking.explore import minimise
 from aiodist._checking.schedule import Change, LastFirst, Order, Random, Replayed, Schedule
 from aiodist._core.errors import CollectiveError
-from aiodist._core.report import ReplicaState
+from aiodist._core.terms import ReplicaState
 from aiodist._core.text import count, ids
 from aiodist._torch.cpu import Door
 from aiodist._torch.group import install

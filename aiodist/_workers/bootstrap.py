@@ -21,7 +21,7 @@ from typing import Any, Final
 from aiodist._arrays import environment
 from aiodist._arrays.environment import TORCHRUN, Launched
 from aiodist._core.call import place
-from aiodist._core.report import Location
+from aiodist._core.terms import Location
 from aiodist._core.text import shown_file
 from aiodist._workers.control import TcpControl
 from aiodist._workers.engines.simulated import SimulatedCommunicator, alone

@@ -22,8 +22,9 @@ from typing import Final, TypeAlias
 from aiodist._core.analysis import analyse, cannot_complete, find_cycle
 from aiodist._core.call import OrderCheck
 from aiodist._core.ledger import Ledger
-from aiodist._core.report import CollectiveReport, Reason, ReplicaReport, ReplicaState
+from aiodist._core.report import CollectiveReport, ReplicaReport
 from aiodist._core.snapshot import GroupKey, ReplicaFacts, Snapshot, merge
+from aiodist._core.terms import Reason, ReplicaState
 from aiodist._workers import messages
 from aiodist._workers.layout import Layout
 from aiodist._workers.messages import Ask, GroupTag, Lost, Message, OpenGroup, Query, Report, Trouble, Waiting

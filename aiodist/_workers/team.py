@@ -30,8 +30,9 @@ from aiodist._core.analysis import error_of
 from aiodist._core.call import Call, OrderCheck, Post
 from aiodist._core.errors import CollectiveError, StallWarning, WorkerLostError
 from aiodist._core.ledger import Ledger, Path, Slot
-from aiodist._core.report import CollectiveReport, Reason, ReplicaReport, ReplicaState
+from aiodist._core.report import CollectiveReport, ReplicaReport
 from aiodist._core.snapshot import Overdue, ReplicaFacts, Snapshot
+from aiodist._core.terms import Reason, ReplicaState
 from aiodist._core.text import ids
 from aiodist._workers.driver import Driver
 from aiodist._workers.exchange import Agreed, Plans, accumulate_of

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from aiodist._core.call import LEAF, Call, Function, OrderCheck, Place
 from aiodist._core.ledger import Group, Ledger, Member, Slot
-from aiodist._core.report import Location, ReplicaState
 from aiodist._core.snapshot import ReplicaFacts, Snapshot
+from aiodist._core.terms import Location, ReplicaState
 
 FILE = "program.py"
 _LAST_LINE = 99

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 
 from aiodist._core.analysis import analyse
 from aiodist._core.call import OrderCheck
-from aiodist._core.report import Reason
+from aiodist._core.terms import Reason
 from tests.core.programs import CALLS, Drawn, Op, Program, drawn, turns
 from tests.core.test_snapshot import told
 

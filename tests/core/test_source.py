@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aiodist._core import source
-from aiodist._core.report import Location
+from aiodist._core.terms import Location
 
 PROGRAM = """\
 async def program(ctx, odd, scope):

@@ -20,8 +20,8 @@ from aiodist._core.analysis import analyse, cannot_complete, error_of, find_cycl
 from aiodist._core.call import Call, Place
 from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Group, Ledger, Member, Slot
-from aiodist._core.report import ReplicaState
 from aiodist._core.snapshot import ReplicaFacts, Snapshot
+from aiodist._core.terms import ReplicaState
 from aiodist._workers.coordinator import Coordinator
 from aiodist._workers.engines.simulated import SimulatedCluster
 from aiodist._workers.layout import Layout

@@ -23,8 +23,8 @@ import pytest
 from aiodist._arrays import environment
 from aiodist._core.call import Call, OrderCheck, Place
 from aiodist._core.ledger import Ledger
-from aiodist._core.report import ReplicaState
 from aiodist._core.snapshot import Snapshot
+from aiodist._core.terms import ReplicaState
 from aiodist._tools.launch.run import _folder_of_notes
 from aiodist._workers import ending, handshake
 from aiodist._workers.control import MOST_BYTES, Peer, TcpControl, packed

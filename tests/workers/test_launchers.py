@@ -24,7 +24,7 @@ from aiodist import (
 from aiodist._arrays import environment
 from aiodist._arrays.environment import Launched
 from aiodist._core.errors import CollectiveError
-from aiodist._core.report import Reason
+from aiodist._core.terms import Reason
 from aiodist._workers import ending
 from aiodist._workers.bootstrap import check
 from aiodist._workers.ending import is_echo

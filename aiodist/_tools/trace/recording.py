@@ -17,7 +17,7 @@ from aiodist._core.call import Call
 from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import ObservedRun, Observer
 from aiodist._core.ledger import Ledger, Member, Slot
-from aiodist._core.report import ReplicaState
+from aiodist._core.terms import ReplicaState
 
 RawPost: TypeAlias = tuple[Call, Any, int]
 """What a replica asked for, its caller's code, and the offset of the call in it."""
