@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 from aiodist._core.terms import Location, Reason, ReplicaState
-from aiodist._core.wire import named, unpack
+from aiodist._core.wire import DAMAGE, named, unpack
 
 
 class CallRecord(NamedTuple):
@@ -169,8 +169,15 @@ class CollectiveReport:
         """Return the report that `to_dict` has written, also if the dict has gone through JSON.
 
         Raises:
-            KeyError, TypeError, ValueError: the dict is not such a report, or has another schema.
+            ValueError: the dict is not such a report, or has another schema.
         """
+        try:
+            return cls._from_dict(data)
+        except DAMAGE as error:
+            raise ValueError(f"expected a report, got something else: {error!r}") from error
+
+    @classmethod
+    def _from_dict(cls, data: dict[str, Any]) -> CollectiveReport:
         if data.get("schema") != 2:
             raise ValueError(f"expected a report of schema 2, got {data.get('schema')!r}")
         own = {each.name: data[each.name] for each in fields(cls)}

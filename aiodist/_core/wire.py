@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import cache, lru_cache
 from itertools import chain
 from types import NoneType, UnionType
-from typing import Annotated, Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
 
 File: TypeAlias = Annotated[str, "file"]
 """The name of a file, which may be another one in another process."""
@@ -24,6 +24,12 @@ File: TypeAlias = Annotated[str, "file"]
 def everyone(total: int) -> tuple[int, ...]:
     """Return the ids of all replicas of a run."""
     return tuple(range(total))
+
+
+DAMAGE: Final = LookupError, TypeError, AttributeError, RecursionError, OverflowError
+"""What data of the wrong shape make Python raise, beside ValueError."""
+
+_MOST_IDS = 2**20  # in one tuple: a run of more is none of ids, but of damaged data, and would fill the memory
 
 
 class _Document:
@@ -53,7 +59,7 @@ def unpack(kind: Any, data: Any, rename: Callable[[str], str] = str) -> Any:
     """
     try:
         return _codec(kind).read(data, _Document(rename))
-    except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+    except DAMAGE as error:
         what = getattr(kind, "__name__", kind)
         raise ValueError(f"expected a {what}, got something else: {error!r}") from error
 
@@ -132,7 +138,7 @@ def _record(kind: Any) -> _Codec:
     def read(data: Any, doc: _Document) -> Any:
         if isinstance(data, dict):
             return kind(**{name: own[name].read(each, doc) for name, each in data.items()})
-        if len(data) > len(own):
+        if len(_checked(data, list)) > len(own):
             raise ValueError(f"expected a {kind.__name__}, got {len(data)} fields")
         return kind(*(part.read(each, doc) for (_, part), each in zip(parts, data, strict=False)))
 
@@ -153,7 +159,7 @@ def _once(kind: Any, codec: _Codec) -> _Codec:
     def read(data: Any, doc: _Document) -> Any:
         known = doc.read.setdefault(kind, [])
         if type(data) is int:
-            return known[data]
+            return known[data] if data >= 0 else _checked(data, list)
         known.append(codec.read(data, doc))
         return known[-1]
 
@@ -191,7 +197,12 @@ def _to_ranges(ids: Sequence[int]) -> list[list[int]]:
 
 
 def _from_ranges(data: Any) -> tuple[int, ...]:
-    if len(data) == 1 and type(data[0]) is list and data[0][0] == 0:
-        return everyone(data[0][1])
-    runs = ((each, 1) if type(each) is int else each for each in _checked(data, list))
+    runs = [[each, 1] if type(each) is int else each for each in _checked(data, list)]
+    for first, length in runs:
+        if type(first) is not int or type(length) is not int or not 0 < length <= _MOST_IDS:
+            raise ValueError(f"expected the first of some ids and how many they are, got {[first, length]!r}")
+    if sum(length for _, length in runs) > _MOST_IDS:
+        raise ValueError(f"expected at most {_MOST_IDS} ids")
+    if len(runs) == 1 and runs[0][0] == 0:
+        return everyone(runs[0][1])
     return tuple(chain.from_iterable(range(first, first + length) for first, length in runs))

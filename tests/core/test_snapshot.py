@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from aiodist._core.analysis import analyse, cannot_complete, find_cycle
 from aiodist._core.call import Call, OrderCheck, Place, Post
-from aiodist._core.report import CollectiveReport
+from aiodist._core.report import CollectiveReport, Location
 from aiodist._core.snapshot import (
     GroupRecord,
     MemberRecord,
@@ -82,6 +83,20 @@ def test_a_snapshot_goes_to_json_and_back(program: Drawn, order: list[int]) -> N
 def test_what_is_no_snapshot_is_refused(data: object) -> None:
     with pytest.raises(ValueError, match="expected"):
         unpack(Snapshot, data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        *((tuple[int, ...], ids) for ids in ([[0, 2**40]], [[5, 2**40]], [[0, 2**19]] * 3, [[0, -1]], [[0, 1.0]], "a")),
+        (float, 10**400),
+        (Location, "abc"),
+        (tuple[Location, ...], [["a", 1, "f"], -1]),
+    ],
+)
+def test_damaged_data_are_refused_before_they_take_memory(kind: Any, data: object) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        unpack(kind, data)
 
 
 @many

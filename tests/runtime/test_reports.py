@@ -308,3 +308,8 @@ async def test_a_report_is_a_value_that_comes_back_from_json_and_pickle(program:
         assert (one, str(one), hash(one)) == (error.report, str(error.report), hash(error.report))
     with pytest.raises(ValueError, match="expected a report of schema 2, got 1"):
         CollectiveReport.from_dict(data | {"schema": 1})
+    damaged: list[Any] = [{name: each for name, each in data.items() if name != key} for key in data]
+    damaged += [[], data | {"replicas": 1}, data | {"replicas": [{"history": 9}]}, data | {"histories": []}]
+    for each in damaged:
+        with pytest.raises(ValueError, match="expected"):
+            CollectiveReport.from_dict(each)
