@@ -157,7 +157,7 @@ async def _sweep(operation: Operation, workers: int, victim: int, shift: int, ho
     """Interrupt a caller at each of its suspensions; check what becomes of everyone."""
     at, interrupted = 0, True
     while interrupted:
-        job = Job(*[1] * workers, answer_seconds=0.2)
+        job = Job(*[1] * workers, answer_seconds=0.5)
         if operation in (update, assign):
             assert await job.everywhere(_make_variable) == [None] * workers
         if at % 2:
