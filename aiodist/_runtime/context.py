@@ -7,13 +7,12 @@ from contextvars import copy_context
 from functools import partial
 from sys import _getframe
 from threading import get_ident
-from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
 from weakref import ref
 
 import anyio.to_thread
 import numpy as np
 from numpy import ndarray
-from numpy.typing import NDArray
 
 from aiodist._arrays import nests
 from aiodist._arrays.host import Array, ArrayLike
@@ -29,6 +28,9 @@ from aiodist._runtime.participant import Participant
 from aiodist._runtime.rendezvous import OutBuffers
 from aiodist._runtime.requests import Request
 from aiodist_kernels import ReduceOp
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 T = TypeVar("T")
 P = ParamSpec("P")

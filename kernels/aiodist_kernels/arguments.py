@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiodist_kernels import pool
 from aiodist_kernels.rules import DType, Rule
 
-Array = NDArray[Any]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 # Checks.

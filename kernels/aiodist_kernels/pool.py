@@ -22,13 +22,12 @@ from typing import Any, Final
 
 import numpy as np
 from numpy import asarray, ndarray
-from numpy.typing import NDArray
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 
-Array = NDArray[Any]
-Memory = NDArray[np.uint8]
+Array = np.ndarray[Any, np.dtype[Any]]
+Memory = np.ndarray[Any, np.dtype[np.uint8]]
 
 POOLED_FROM: Final = MIB
 """Bytes from which a result that comes alone should lie in a block: the C library keeps one or two smaller ones. One

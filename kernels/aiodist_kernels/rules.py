@@ -24,10 +24,10 @@ import functools
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 Accumulate = Literal["native", "float64"]
 DType = np.dtype[Any]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 FLOAT32: Final[DType] = np.dtype(np.float32)
 FLOAT64: Final[DType] = np.dtype(np.float64)
@@ -217,14 +217,14 @@ def _kind_name(dtype: DType) -> str:
 # Rounding.
 
 
-def rounded(values: NDArray[Any], dtype: DType) -> NDArray[Any]:
+def rounded(values: Array, dtype: DType) -> Array:
     """Return `values` as `dtype`, each rounded once to nearest even; fresh memory if they differ."""
     if dtype.isbuiltin != 1 and values.dtype == FLOAT64:  # bfloat16
         values = to_odd_float32(values)
     return values.astype(dtype, copy=False)
 
 
-def to_odd_float32(values: NDArray[Any]) -> NDArray[Any]:
+def to_odd_float32(values: Array) -> Array:
     """Round float64 to float32 such that a second rounding to bfloat16 is right.
 
     Libraries convert float64 to bfloat16 by way of float32 and so round twice. Rounding to odd (truncate, and set the

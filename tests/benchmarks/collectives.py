@@ -202,7 +202,12 @@ def mismatch() -> None:
     show(("512 replicas, one differs", "measured", "to reach"), rows)
 
 
-IMPORT = "import time; b = time.perf_counter(); import {}; print(time.perf_counter() - b)"
+IMPORTS = {
+    "`import numpy, anyio, asyncio`": "import numpy, anyio, asyncio",
+    "the same, optree, and anyio's asyncio backend": "import numpy, anyio._backends._asyncio, asyncio, optree",
+    "`import aiodist`": "import aiodist",
+    "`from aiodist import MirroredStrategy`": "from aiodist import MirroredStrategy",
+}
 FIRST = """
 import asyncio, sys, time
 import numpy as np
@@ -218,21 +223,27 @@ asyncio.run(main())
 
 
 def cold_start() -> None:
-    """Print the time of the import and of the first tiny all_reduce, each in fresh processes."""
-    took: dict[str, list[float]] = {"numpy, anyio": [], "aiodist": [], "first": []}
-    compiler = "False"
-    for _ in range(7):
-        for packages in ("numpy, anyio", "aiodist"):
-            took[packages].append(float(fresh_python("-c", IMPORT.format(packages))))
-        first, compiler = fresh_python("-c", FIRST).split()
-        took["first"].append(float(first))
-    median = {name: statistics.median(values) * 1e3 for name, values in took.items()}
-    rows = [
-        ("`import numpy, anyio`", f"{median['numpy, anyio']:.0f} ms", ""),
-        ("`import aiodist`", f"{median['aiodist']:.0f} ms", ""),
-        ("first run with a tiny all_reduce", f"{median['first']:.1f} ms", "5 ms"),
-        ("compiler imported by then", compiler, "False"),
-    ]
+    """Print the CPU time of imports, and the time of the first tiny all_reduce, each in fresh processes."""
+    took: dict[str, list[float]] = {name: [] for name in IMPORTS}
+    first, compiler = [], "False"
+    for turn in range(14):
+        start = float(fresh_python("-c", "import time; print(time.process_time())"))
+        for name, imports in IMPORTS.items():
+            took[name].append(float(fresh_python("-c", f"{imports}; import time; print(time.process_time())")) - start)
+        seconds, compiler = fresh_python("-c", FIRST).split()
+        first.append(float(seconds))
+        if turn == 0:  # which may have compiled the modules
+            first.clear()
+            for values in took.values():
+                values.clear()
+    base = took["`import numpy, anyio, asyncio`"]
+    rows = []
+    for name, values in took.items():
+        ratio = statistics.median(v / b for v, b in zip(values, base, strict=True))
+        reach = "1.5×" if name == "`import aiodist`" else ""
+        rows.append((name, f"{statistics.median(values) * 1e3:.0f} ms, {ratio:.2f}×", reach))
+    rows.append(("first run with a tiny all_reduce", f"{statistics.median(first) * 1e3:.1f} ms", "1 ms"))
+    rows.append(("compiler imported by then", compiler, "False"))
     show(("fresh process", "measured", "to reach"), rows)
 
 

@@ -65,6 +65,7 @@ def cpus(count: int) -> MirroredStrategy:
 def fresh_python(*arguments: str) -> str:
     """Return what a fresh Python prints."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an import would compile its modules each time
     command = [sys.executable, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.strip()
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aiodist._core.analysis import analyse, cannot_complete, find_cycle
 from aiodist._core.call import Call, OrderCheck, Place, Post
-from aiodist._core.report import CollectiveReport, Location
+from aiodist._core.report import CollectiveReport
 from aiodist._core.snapshot import (
     GroupRecord,
     MemberRecord,
@@ -22,6 +22,7 @@ from aiodist._core.snapshot import (
     Snapshot,
     merge,
 )
+from aiodist._core.terms import Location
 from aiodist._core.wire import pack, unpack
 from tests.core.programs import Drawn, drawn, turns
 
