@@ -98,7 +98,8 @@ class AsyncioLoop(_TaskLoop):
         self.call_soon_threadsafe = self.loop.call_soon_threadsafe
         self.run_next: Any = getattr(self.loop, "run_next", None)  # of the controlled loop, which reorders tasks
         self._resume = self._resume_at_once if self.run_next is None else self._resume_by_choice
-        shown = getattr(self.loop, "_ready", None) if self.run_next is None else None
+        timed = plain and self.run_next is None  # a clock of the loop's own may stand still until the loop takes a turn
+        shown = getattr(self.loop, "_ready", None) if timed else None
         self._ready: Any = (None,) if shown is None else shown  # what the loop calls next; not empty if that is unknown
         self._woken: deque[Rendezvous] = deque()  # for each, a callback is on its way
         self._resumes = False  # `_resume_at_once` is under way

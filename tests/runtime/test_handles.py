@@ -286,6 +286,34 @@ async def test_a_merge_call_dropped_outside_any_run_leaves_nothing_open() -> Non
     assert ctx._me.member.group.open == before
 
 
+# Clocks.
+
+
+class ClockedLoop(asyncio.SelectorEventLoop):
+    """Its clock goes on by a millisecond a turn."""
+
+    turns = 0
+
+    def time(self) -> float:
+        return self.turns / 1000
+
+    def _run_once(self) -> None:
+        self.turns += 1
+        super()._run_once()  # type: ignore[misc]
+
+
+def test_timers_of_a_loop_with_a_clock_of_its_own_are_called_between_collectives() -> None:
+    async def program() -> bool:
+        rung: list[int] = []
+        asyncio.get_running_loop().call_later(0.02, rung.append, 1)
+        for _ in range(100):
+            await here().barrier()
+        return bool(rung)
+
+    with asyncio.Runner(loop_factory=ClockedLoop) as runner:
+        assert runner.run(on_each(2, program)) == (True, True)
+
+
 # What a person's editor offers.
 
 CONTEXT = (
