@@ -127,7 +127,7 @@ class AsyncioLoop(_TaskLoop):
             self.call_soon(self._resume, context=self._context)
 
     @drives_tasks
-    def _resume_at_once(self) -> None:
+    def _resume_at_once(self) -> None:  # noqa: C901  (the way of every wake-up, in one frame)
         """Resume them, one after the other: each runs to its next await.
 
         The futures in which they wait are never done: their tasks' wake-ups are taken from them. One without is that of
@@ -138,15 +138,16 @@ class AsyncioLoop(_TaskLoop):
         turn of the loop, which costs as much as a small collective. Timers and I/O wait for a millisecond at most.
         """
         slot, over = self._woken.popleft(), self._over  # no argument: those of a callback are kept until it returns
-        future: Any = None
-        resumed = began = None
+        resumed: Any = None  # a future, with what was taken from it
+        began = None
         self._resumes = True
         try:
             while True:
                 slot.released = True
                 for future in slot.waiters:
                     if future is not None and (callbacks := future._callbacks):  # noqa: SLF001
-                        resumed = wake, context = callbacks[0]
+                        wake, context = callbacks[0]
+                        resumed = future, wake, context
                         future.remove_done_callback(wake)
                         context.run(wake, over)
                 following = self._next
@@ -161,9 +162,10 @@ class AsyncioLoop(_TaskLoop):
                     self.call_soon(self._resume, context=self._context)
                     break
         except BaseException as error:
-            interrupted = not isinstance(error, Exception)
-            if future is not None and resumed is not None and interrupted and future in slot.waiters:  # not yet resumed
-                future.add_done_callback(resumed[0], context=resumed[1])
+            if resumed is not None and not isinstance(error, Exception):
+                future, wake, context = resumed
+                if future in slot.waiters and not future._callbacks:  # noqa: SLF001  (it has not been resumed yet)
+                    future.add_done_callback(wake, context=context)
             following = self._next
             self._resumes, self._next = False, None
             self.wake(slot)
