@@ -123,11 +123,10 @@ def _busy_threads() -> set[threading.Thread]:
 
 def _threads_left(before: set[threading.Thread]) -> set[threading.Thread]:
     """List the threads that are busy now, were not before, and do not end within the grace."""
-    if _busy_threads() - before:
-        gc.collect()  # an owner in a reference cycle releases its threads only now
     deadline = time.monotonic() + GRACE
     while (left := _busy_threads() - before) and time.monotonic() < deadline:
-        next(iter(left)).join(0.01)
+        gc.collect()  # an owner in a reference cycle releases its threads only now; a timer may have kept it until now
+        next(iter(left)).join(0.1)
     return left
 
 
