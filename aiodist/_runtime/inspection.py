@@ -449,9 +449,7 @@ def never_go_on(ledger: Ledger, pending: Iterable[Context]) -> set[int]:
     graph = look_at_loop()
     mine = {id(replica) for replica in ledger.replicas}
     limited = {id(waiter.replica or waiter.task) for waiter in graph.waiters if _has_time_limit(waiter)}
-    ways: dict[
-        Any, Sequence[Sequence[Any]]
-    ] = {}  # by task or replica, in which it goes on: each those who must all act
+    ways: dict[Any, Sequence[Sequence[Any]]] = {}  # by task or replica: how it goes on, each those who must all act
     own: dict[int, list[int]] = {}
     for waiter in graph.waiters:
         replica = waiter.replica
@@ -493,9 +491,7 @@ def _has_time_limit(waiter: Waiter) -> bool:
         return True
     for manager in entered(waiter.chain):
         scope = getattr(manager, "cancel_scope", manager)  # that of a task group, or itself
-        deadline = (
-            manager.when() if hasattr(manager, "when") else getattr(scope, "deadline", None)
-        )  # asyncio's timeouts
+        deadline = manager.when() if isinstance(manager, asyncio.Timeout) else getattr(scope, "deadline", None)
         if isinstance(deadline, (int, float)) and deadline != math.inf:
             return True
     return False

@@ -269,7 +269,7 @@ def _of_each(operand: Operand, count: int) -> Operand:
 
 
 def _call(kind: str, operation: Operation, operands: Sequence[Operand]) -> Call:
-    # Several axes, of a reduction, are told as text: a pair of numbers is an all_to_all's.
+    # Several axes, of a reduction, are sent as text: a pair of numbers is an all_to_all's.
     axes = [each[0] if len(each) == 1 else str(each) for operand in operands if (each := operand.axes) is not None]
     return Call(
         kind,

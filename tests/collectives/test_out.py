@@ -59,10 +59,10 @@ def test_what_is_no_buffer_for_the_result(value: Any, buffer: Any, error: type[E
 
 
 @pytest.mark.parametrize("as_work", [False, True])
-@pytest.mark.parametrize("brought", [(0, 1, 2), (1,), (0, 2)])
+@pytest.mark.parametrize("given", [(0, 1, 2), (1,), (0, 2)])
 @pytest.mark.parametrize("tangled", [False, True])
 def test_results_get_into_the_buffers(
-    brought: tuple[int, ...], as_work: bool, tangled: bool, monkeypatch: pytest.MonkeyPatch
+    given: tuple[int, ...], as_work: bool, tangled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if as_work:
         monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 1)
@@ -72,7 +72,7 @@ def test_results_get_into_the_buffers(
     values[0] = [arena[:4], arena[4:8]]
     wanted = [np.sum([v[leaf] for v in values], axis=0) for leaf in range(2)]
     # replica 0's result for one leaf lies where its other leaf does, or where the same leaf does
-    outs = {i: [np.empty(4), np.empty(4)] for i in brought}
+    outs = {i: [np.empty(4), np.empty(4)] for i in given}
     if 0 in outs:
         outs[0] = [arena[4:8], arena[:4]] if tangled else [arena[:4], arena[4:8]]
     result = HostExecutor(asked(values[0]), 3).run(values, outs=outs)
@@ -81,7 +81,7 @@ def test_results_get_into_the_buffers(
     for buffers in outs.values():
         for buffer, expected in zip(buffers, wanted, strict=True):
             assert buffer.tolist() == expected.tolist()
-    if len(brought) < 3:
+    if len(given) < 3:
         assert [leaf.tolist() for leaf in result] == [leaf.tolist() for leaf in wanted]
 
 

@@ -182,18 +182,18 @@ async def test_byte_orders_may_differ_between_replicas() -> None:
 
 
 @pytest.mark.parametrize("off_loop", [False, True])
-@pytest.mark.parametrize("brought", [(0, 1, 2), (1,)])
+@pytest.mark.parametrize("given", [(0, 1, 2), (1,)])
 async def test_out_gets_the_result_and_is_what_the_await_gives(
-    brought: tuple[int, ...], off_loop: bool, monkeypatch: pytest.MonkeyPatch
+    given: tuple[int, ...], off_loop: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 1 if off_loop else 1 << 40)
 
     async def program() -> Any:
         value: dict[str, Any] = {"w": numbers(replica(), 200, 300), "b": [numbers(replica(), 4, dtype=np.int32)]}
         out: dict[str, Any] = {"w": np.zeros((400, 300), np.float32)[::2], "b": [value["b"][0]]}
-        result = await here().all_reduce("SUM", value, out=out if replica() in brought else None)
-        assert (result is out) == (replica() in brought)
-        assert result["w"].flags.writeable == (replica() in brought)
+        result = await here().all_reduce("SUM", value, out=out if replica() in given else None)
+        assert (result is out) == (replica() in given)
+        assert result["w"].flags.writeable == (replica() in given)
         return result["w"].tolist(), result["b"][0].tolist()
 
     w, b = sum(numbers(r, 200, 300) for r in range(3)), sum(numbers(r, 4, dtype=np.int32) for r in range(3))

@@ -45,13 +45,13 @@ def disjoint(draw: st.DrawFn) -> list[int]:
     seed=arrays.seeds,
     inputs=st.lists(places, min_size=6, max_size=6),
     outs=disjoint(),
-    brought=st.sets(st.integers(0, 2), min_size=1),
+    given=st.sets(st.integers(0, 2), min_size=1),
     op=st.sampled_from([ReduceOp.SUM, ReduceOp.MEAN]),
     in_place=st.booleans(),
     wall=st.booleans(),
 )
 def test_buffers_that_overlap_what_others_bring(
-    seed: int, inputs: list[int], outs: list[int], brought: set[int], op: ReduceOp, *, in_place: bool, wall: bool
+    seed: int, inputs: list[int], outs: list[int], given: set[int], op: ReduceOp, *, in_place: bool, wall: bool
 ) -> None:
     """Replicas share an arena on each GPU. Who passes buffers that overlap its own value is refused."""
     if in_place:
@@ -78,10 +78,10 @@ def test_buffers_that_overlap_what_others_bring(
                 for i, a in enumerate(mine)
                 for j, b in enumerate(out)
             )
-            if me in brought and refused:
+            if me in given and refused:
                 with pytest.raises(ValueError, match="out must overlap neither the value nor itself"):
                     replica().all_reduce(op, mine, out=out, name="all")
-            if me not in brought or refused:
+            if me not in given or refused:
                 result: list[PlantedArray] = await replica().all_reduce(op, mine, name="all")
                 return result
             result = await replica().all_reduce(op, mine, out=out, name="all")
@@ -94,7 +94,7 @@ def test_buffers_that_overlap_what_others_bring(
             for result, numbers in zip(results, wanted, strict=True):
                 assert_same_bits(result.numpy(), numbers)
         if in_place:
-            assert len(served) == 2 * len(brought)
+            assert len(served) == 2 * len(given)
 
 
 @pytest.mark.anyio

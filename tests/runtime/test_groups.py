@@ -6,6 +6,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -263,6 +264,20 @@ async def test_a_ring_leaves_out_who_only_waits_for_it() -> None:
     error = await error_of(partial(ring, size=3, crossed=True), 4)
     assert (error.report.reason, error.report.suspects) == ("cycle", (0, 1, 2))
     assert [each.state for each in error.report.replicas[:3]] == ["waiting"] * 3
+
+
+class Window(nullcontext[None]):
+    """A context manager of the program's, with attributes named as those of timeouts are."""
+
+    when = deadline = "tomorrow"
+
+
+async def test_a_context_manager_of_the_program_is_no_time_limit() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        with Window():
+            await ring(ctx, size=3, crossed=True)
+
+    assert (await error_of(program)).report.reason == "cycle"
 
 
 async def test_a_ring_of_thousands_of_groups_is_found() -> None:

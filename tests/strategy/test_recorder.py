@@ -93,11 +93,11 @@ async def test_record_is_written_for_a_person() -> None:
 
 async def test_record_keeps_no_value_alive() -> None:
     strategy = mirrored(2)
-    brought: list[weakref.ref[np.ndarray]] = []
+    kept: list[weakref.ref[np.ndarray]] = []
 
     async def program(ctx: ReplicaContext) -> None:
         value = np.ones(100)
-        brought.append(weakref.ref(value))
+        kept.append(weakref.ref(value))
         await ctx.all_reduce("SUM", value)
         if ctx.replica_id_in_sync_group:
             raise ValueError("mine")
@@ -106,4 +106,4 @@ async def test_record_keeps_no_value_alive() -> None:
     with pytest.raises(ValueError, match="mine"):
         await run(strategy, program)
     gc.collect()
-    assert [ref() for ref in brought] == [None, None]
+    assert [ref() for ref in kept] == [None, None]

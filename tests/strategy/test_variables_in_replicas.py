@@ -50,18 +50,18 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("method", CHANGES)
 async def test_large_assignment_is_aggregated_in_a_thread(threads: list[int], method: str, aggregation: str) -> None:
     strategy = mirrored(3)
-    brought = [np.array([1.0, np.nan, k * (aggregation != "none")]) for k in range(3)]
+    contributions = [np.array([1.0, np.nan, k * (aggregation != "none")]) for k in range(3)]
     v = under(strategy, np.full(3, 100.0), aggregation=aggregation)
 
     async def program() -> Any:
-        assert await getattr(v, method)(brought[replica()]) is v
+        assert await getattr(v, method)(contributions[replica()]) is v
         return v.numpy()
 
-    whole = brought[0] if aggregation == "none" else AGGREGATED[aggregation](brought)
+    whole = contributions[0] if aggregation == "none" else AGGREGATED[aggregation](contributions)
     for found in strategy.experimental_local_results(await strategy.run(program)):
         np.testing.assert_array_equal(found, CHANGES[method](100.0, whole))
         assert not found.flags.writeable
-        assert not any(np.shares_memory(found, array) for array in brought)
+        assert not any(np.shares_memory(found, array) for array in contributions)
     assert len({id(c) for c in v.values}) == 1  # nothing can change it, so one serves all replicas
     assert len(threads) == 1
 
