@@ -9,8 +9,7 @@ Modules, in order; each imports only from those above it and from lower floors:
 - `handle`: what a collective call returns, and where a replica waits.
 - `outcome`: the one error that comes out of a run.
 - `loop`: asyncio and trio, as the scheduler needs them.
-- `threads`: the process-wide cache of idle threads.
-- `device_thread`: the thread in which `run_sync` works.
+- `threads`: the process-wide cache of idle threads, and those in which `run_sync` works.
 - `pool`: the threads that make large results.
 - `participant`: a replica in one of its groups.
 - `merge`: merge functions.

@@ -484,10 +484,11 @@ class ReplicaContext:
         self._me.check("run_sync")
         requests.check_plain(fn)
         call = partial(fn, *args, **kwargs) if args or kwargs else fn
-        worker = self._me.worker
-        if worker is None:  # outside a run no device has a thread of its own
+        me = self._me
+        if me.threads is None:  # outside a run no device has a thread of its own
             return await anyio.to_thread.run_sync(call)
-        return await worker.run(call)
+        replica_id = me.member.replica_id
+        return await me.threads.run(me.run.device_of(replica_id), replica_id, call)
 
 
 def context_of(participant: Participant) -> ReplicaContext:

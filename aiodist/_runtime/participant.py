@@ -16,11 +16,11 @@ from aiodist._arrays.options import CommunicationOptions
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.ledger import Member, Replica
 from aiodist._runtime.current import CrossReplica, get_current
-from aiodist._runtime.device_thread import DeviceThread
 from aiodist._runtime.handle import Awaits, CollectiveHandle, post
 from aiodist._runtime.rendezvous import Extras, OutBuffers
 from aiodist._runtime.requests import Request
 from aiodist._runtime.stacks import program_frame
+from aiodist._runtime.threads import DeviceThreads
 
 _RETIRED: Final = -1
 ANY_THREAD: Final = 0
@@ -31,15 +31,15 @@ class Participant:
     """A replica in one of its groups."""
 
     __slots__ = (
-        "__weakref__", "awaits", "branches", "context", "member", "of_run", "replica", "run", "thread", "worker",
+        "__weakref__", "awaits", "branches", "context", "member", "of_run", "replica", "run", "thread", "threads",
     )  # fmt: skip
 
     def __init__(
-        self, run: Any, member: Member, worker: DeviceThread | None, of_run: Participant | None = None
+        self, run: Any, member: Member, threads: DeviceThreads | None, of_run: Participant | None = None
     ) -> None:
         self.run: Any = run  # the scheduler's, which stands above this module
         self.member: Member = member
-        self.worker: DeviceThread | None = worker  # does its blocking work; none outside of runs
+        self.threads: DeviceThreads | None = threads  # do its blocking work; none outside of runs
         self.of_run: Participant | None = of_run  # in the group of the whole run; None where this is that
         self.thread: int = run.thread  # in which it issues collectives
         self.replica: Replica = member.replica  # whatever the group
@@ -55,7 +55,7 @@ class Participant:
     def branch(self, member: Member) -> Participant:
         """Return the same replica in a group that it has made."""
         of_run = self.of_run or self
-        made = Participant(self.run, member, self.worker, of_run)
+        made = Participant(self.run, member, self.threads, of_run)
         of_run.branches = of_run.branches if of_run.branches is not None else WeakSet()
         of_run.branches.add(made)
         return made

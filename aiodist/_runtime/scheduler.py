@@ -59,7 +59,6 @@ from aiodist._core.terms import Location, Reason, ReplicaState
 from aiodist._core.text import ids
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import current
-from aiodist._runtime.device_thread import DeviceThread
 from aiodist._runtime.handle import CollectiveHandle, fill_in
 from aiodist._runtime.loop import AsyncioLoop, SoloLoop, TrioLoop, new_loop
 from aiodist._runtime.merge import merge
@@ -78,6 +77,7 @@ from aiodist._runtime.requests import Request
 from aiodist._runtime.span import Span
 from aiodist._runtime.stacks import all_callers, await_chain, drives_tasks, is_plumbing, lines_here, nearest_callers
 from aiodist._runtime.stall import PROOF_SECONDS, StallWatch, watch_here
+from aiodist._runtime.threads import DeviceThreads
 
 Call = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
 
@@ -673,7 +673,7 @@ class _Replicas:
         self._known: set[int] = set()
         self._handled: dict[int, Exception] = {}
         self._cancellations: dict[int, BaseException] = {}
-        self._threads: list[DeviceThread] = []
+        self._threads: DeviceThreads | None = None
         self._running = len(calls)
         self._watch: StallWatch | None = None
 
@@ -726,8 +726,8 @@ class _Replicas:
         run.over = True
         if self._watch is not None:
             self._watch.remove(run)
-        for thread in self._threads:
-            thread.close()
+        if self._threads is not None:
+            self._threads.close()
         if run.threads is not None:
             run.threads.close()
         if run.observer is not None:
@@ -739,6 +739,7 @@ class _Replicas:
         run = self._run
         threads = ReductionThreads(loop.call_plainly, loop.call_soon_threadsafe)
         run.attach(loop, threads, get_ident())
+        self._threads = DeviceThreads(loop)
         loop.hold_interrupts_back(ReplicaContext, Participant, loop.handle)
         if self._watch is not None:
             self._watch.add(run)
@@ -752,9 +753,7 @@ class _Replicas:
     async def _drive(self, member: Member) -> None:
         """Run one replica's function to its end, and note how it ended."""
         run = self._run
-        thread = DeviceThread(run.device_of(member.replica_id), member.replica_id, run.loop, self._threads)
-        self._threads.append(thread)
-        me = Participant(run, member, thread)
+        me = Participant(run, member, self._threads)
         state = run.state_of(member)
         end = ReplicaState.CANCELLED
         frame = None

@@ -115,7 +115,7 @@ _KNOWN = {
         (_Known(Awaited.SLEEP, "for anyio.sleep({value})", "delay"), "anyio:sleep"),
         (_Known(Awaited.SLEEP, "for trio.sleep({value})", "seconds"), "trio:sleep"),
         (_Known(Awaited.SLEEP, "forever: sleep_forever()", None), "anyio:sleep_forever trio:sleep_forever"),
-        (_Known(Awaited.THREAD, "for {call} in the device's thread", "fn"), "aiodist:DeviceThread.run"),
+        (_Known(Awaited.THREAD, "for {call} in the device's thread", "fn"), "aiodist:DeviceThreads.run"),
         (_Known(Awaited.THREAD, "for {call} in a thread", "func"), "asyncio:to_thread anyio:run_sync"),
         (_Known(Awaited.THREAD, "for {call} in a thread", "sync_fn"), "trio:to_thread_run_sync"),
     )

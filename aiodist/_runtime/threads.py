@@ -1,4 +1,4 @@
-"""The process-wide cache of idle threads.
+"""Threads: the process-wide cache of idle ones, and those of a run's devices, in which `run_sync` works.
 
 Starting a thread costs some 50 microseconds of the event loop's time and joining it as much again, which a run of one
 training step would pay for every replica. So runs take threads from here and give them back. An idle thread waits for
@@ -7,17 +7,29 @@ the next run for ten seconds and then ends by itself, as trio's do. As a daemon 
 
 from __future__ import annotations
 
+import contextvars
 import os
+import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
+from anyio import CancelScope, get_cancelled_exc_class, move_on_after
+
+from aiodist._core.text import ids
+
+T = TypeVar("T")
 Job: TypeAlias = Callable[[], object]
 
 _IDLE_SECONDS = 10.0
 _IDLE_NAME = "aiodist idle"
+_PATIENCE_SECONDS = 1.0
+_PAUSE_SECONDS = 0.1
 
 
 class Worker(threading.Thread):
@@ -83,3 +95,123 @@ _lock = threading.Lock()
 _idle: list[Worker] = []
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_idle.clear)  # a child process has its parent's list, and none of the threads
+
+
+class DeviceThreads:
+    """The threads of one run's devices, each taken with its first work.
+
+    What replicas hand over in one turn of the event loop begins together: the loop wakes one thread, and that one wakes
+    the others before it begins. A system that is woken to run several threads by one that goes on running puts two of
+    them on the same core, and may leave them there for many steps while another core is idle: two replicas that trained
+    on two cores lost an eighth of their steps by that.
+
+    Args:
+        loop: the event loop.
+    """
+
+    def __init__(self, loop: Any) -> None:
+        self._loop = loop
+        self._workers: dict[str, Worker] = {}
+        self._handed_over: list[tuple[Worker, Job]] = []  # in this turn of the loop
+        self._left: dict[Any, tuple[str, int]] = {}  # work, and whose, that nobody waits for unless it ends at once
+
+    async def run(self, device: str, replica_id: int, fn: Callable[..., T], *args: Any) -> T:
+        """Return ``fn(*args)``, called in the thread of a replica's device, in the caller's context variables.
+
+        A thread cannot be stopped: when the caller is cancelled, the cancellation is raised once ``fn`` has returned;
+        after a Ctrl-C, once a second has gone by.
+        """
+        worker = self._workers.get(device)
+        if worker is None:
+            worker = self._workers[device] = take(f"aiodist {device}")
+        call = _on_gpu(device, fn) if device.startswith("GPU:") else fn
+        finished = self._loop.new_event()
+        result: list[T] = []
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                result.append(context.run(call, *args))
+            except BaseException as error:  # noqa: BLE001  (whatever it is, it is for the caller)
+                errors.append(error)
+            with suppress(RuntimeError):  # the loop is closed: nobody is left to notify
+                self._loop.call_soon_threadsafe(finished.set)
+
+        context = contextvars.copy_context()
+        if not self._handed_over:
+            self._loop.call_plainly(self._begin)
+        self._handed_over.append((worker, work))
+        try:
+            await finished.wait()
+        except get_cancelled_exc_class():
+            self._left[finished] = _name(fn), replica_id
+            with CancelScope(shield=True):
+                await self._outwait(finished)
+            raise
+        if errors:
+            try:
+                raise errors[0]
+            finally:
+                errors.clear()  # an exception keeps this frame, which keeps the exception
+        return result[0]
+
+    def _begin(self) -> None:
+        """Let what has been handed over begin; where a thread still has other work, nobody waits for it."""
+        jobs, self._handed_over = self._handed_over, []
+        at_once = []
+        for worker, job in jobs:
+            if worker.busy:
+                worker.submit(job)
+            else:
+                at_once.append((worker, job))
+        if at_once:
+            worker, job = at_once[0]
+            worker.submit(partial(_begin_all, at_once[1:], job))
+
+    async def _outwait(self, finished: Any) -> None:
+        """Wait until the work is done, whatever is cancelled meanwhile, or until a Ctrl-C has been for a second."""
+        until: float | None = None
+        while not finished.is_set():
+            with suppress(get_cancelled_exc_class()), move_on_after(_PAUSE_SECONDS):  # asyncio's own: no shield helps
+                await finished.wait()
+            if until is None:
+                until = time.monotonic() + _PATIENCE_SECONDS if self._loop.interrupted else None
+            elif time.monotonic() >= until and not finished.is_set():
+                self._tell_of_those_left()
+                return
+        self._left.pop(finished, None)
+
+    def _tell_of_those_left(self) -> None:
+        """Tell, in one line for the whole run, what goes on in threads after a Ctrl-C, and forget that."""
+        working: dict[str, list[int]] = {}
+        for finished, (name, replica_id) in self._left.items():
+            if not finished.is_set():
+                working.setdefault(name, []).append(replica_id)
+        self._left.clear()
+        if working:
+            functions = ", ".join(f"{name} of {ids(replicas)}" for name, replicas in working.items())
+            with suppress(Exception):  # nobody may be left to notify
+                sys.stderr.write(f"aiodist: interrupted while run_sync still runs {functions}\n")
+
+    def close(self) -> None:
+        """Give the threads back, each once its work is done."""
+        for worker in self._workers.values():
+            worker.release()
+
+
+def _begin_all(others: Sequence[tuple[Worker, Job]], job: Job) -> None:
+    for worker, other in others:
+        worker.submit(other)
+    job()
+
+
+def _on_gpu(device: str, fn: Callable[..., T]) -> Callable[..., T]:
+    from aiodist._gpu import current
+
+    return partial(current.call_on, device, current.streams(device), fn)
+
+
+def _name(fn: Any) -> str:
+    while isinstance(fn, partial):
+        fn = fn.func
+    return f"{getattr(fn, '__qualname__', type(fn).__qualname__).rpartition('<locals>.')[2]}()"

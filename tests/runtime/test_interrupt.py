@@ -13,9 +13,9 @@ _PROGRAM = """
 import sys, time
 import anyio
 from aiodist import MirroredStrategy, get_replica_context
-from aiodist._runtime import device_thread
+from aiodist._runtime import threads
 
-device_thread._PATIENCE_SECONDS = 0.1
+threads._PATIENCE_SECONDS = 0.1
 
 def slow():
     print("ready", flush=True)
