@@ -98,7 +98,7 @@ def only_what_the_file_makes() -> None:
 # nursery.
 
 GRACE = 5.0
-NOT_OF_A_TEST = ("Trio thread ", "aiodist idle", "aiodist watch")
+NOT_OF_A_TEST = ("Trio thread ", "aiodist idle")
 
 _cancel_all_tasks: Callable[[asyncio.AbstractEventLoop], None] = asyncio.runners._cancel_all_tasks  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 _threads_before = pytest.StashKey[set[threading.Thread]]()

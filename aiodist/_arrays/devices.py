@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from numbers import Integral, Number
 from typing import Any
 
 from aiodist._arrays import gpus
@@ -63,9 +62,8 @@ def resolve(devices: int | Sequence[str] | None) -> tuple[str, ...]:
     if devices is None:
         return _used(gpus.logical.names()) or ("CPU:0",)
     given: Any = devices
-    is_number = isinstance(given, Number)
-    if is_number:
-        if isinstance(given, bool) or not isinstance(given, Integral) or int(given) < 1:
+    if isinstance(given, float) or hasattr(given, "__index__"):
+        if isinstance(given, (bool, float)) or int(given) < 1:
             raise ValueError(f"devices must be a number of replicas, at least 1, or a list of devices, got {given!r}")
         return tuple(f"CPU:{k}" for k in range(int(given)))
     if isinstance(devices, str):

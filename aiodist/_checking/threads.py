@@ -41,7 +41,7 @@ _JOINS = {
     for name in ("join", "_wait_for_tstate_lock")  # the second is innermost up to Python 3.12
     if (function := getattr(threading.Thread, name, None)) is not None
 }
-_BYSTANDERS = ("rich.live", "rich.progress", "tqdm._monitor", "aiodist._runtime.blocking")
+_BYSTANDERS = ("rich.live", "rich.progress", "tqdm._monitor")
 """Modules of threads that only watch: they never call into a loop, though they wake from time to time."""
 
 _COUNT_SECONDS = 1.0

@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import threading
 import time
+from _thread import start_new_thread
 from collections.abc import Callable, Sized
 from contextlib import suppress
 from traceback import walk_stack
@@ -151,27 +152,24 @@ def watch(blocked: BlockedLoop, runs: Sized) -> None:
         if blocked.watched:
             return
         if not _watched:
-            _Watcher(name="aiodist watch", daemon=True).start()
+            start_new_thread(_look_until_no_runs, ())  # `Thread.start` would wait until it runs: a fifth of a first run
         blocked.watched = True
         _watched.append((blocked, runs))
 
 
-class _Watcher(threading.Thread):
-    """The thread that looks, until no loop has runs; the check for threads that could act knows its class."""
-
-    def run(self) -> None:
-        while True:
-            time.sleep(_PAUSE_SECONDS)
-            with _lock:
-                for each in _watched.copy():
-                    if not each[1] or each[0].over:
-                        each[0].watched = False
-                        _watched.remove(each)
-                if not _watched:
-                    return
-                looked_at = _watched.copy()
-            for blocked, _ in looked_at:
-                blocked.look()
+def _look_until_no_runs() -> None:
+    while True:
+        time.sleep(_PAUSE_SECONDS)
+        with _lock:
+            for each in _watched.copy():
+                if not each[1] or each[0].over:
+                    each[0].watched = False
+                    _watched.remove(each)
+            if not _watched:
+                return
+            looked_at = _watched.copy()
+        for blocked, _ in looked_at:
+            blocked.look()
 
 
 def _begin_anew() -> None:
