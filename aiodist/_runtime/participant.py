@@ -88,7 +88,7 @@ class Participant:
 
     def caller(self, frame: FrameType, name: str | None) -> FrameType:
         """Return the frame of the program that a call comes from, be it through an event loop's own functions."""
-        found = program_frame(frame)
+        found = program_frame(frame) or self.run.called_from  # as in `strategy.run(variable.assign, ...)`
         if found is None:
             if name is None:
                 raise ValueError(

@@ -33,6 +33,7 @@ from __future__ import annotations
 import heapq
 import inspect
 import itertools
+import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,7 +76,15 @@ from aiodist._runtime.pool import ReductionThreads
 from aiodist._runtime.rendezvous import Extras, Rendezvous
 from aiodist._runtime.requests import Request
 from aiodist._runtime.span import Span
-from aiodist._runtime.stacks import all_callers, await_chain, drives_tasks, is_plumbing, lines_here, nearest_callers
+from aiodist._runtime.stacks import (
+    all_callers,
+    await_chain,
+    drives_tasks,
+    is_plumbing,
+    lines_here,
+    nearest_callers,
+    program_frame,
+)
 from aiodist._runtime.stall import PROOF_SECONDS, StallWatch, watch_here
 from aiodist._runtime.threads import DeviceThreads
 
@@ -144,6 +153,7 @@ class Run:
         self.threads: Any = None  # make results that would hold up the loop
         self.thread = 0  # the loop's
         self.has_groups = False  # beside the run's own
+        self.called_from: FrameType | None = None  # while a replica's function is called: who awaits the run
         self.span: Span | None = None  # carries matched collectives to other workers; None where there are none
         self.observer: Observer | None = None
         self.has_options = options != CommunicationOptions()
@@ -676,10 +686,12 @@ class _Replicas:
         self._threads: DeviceThreads | None = None
         self._running = len(calls)
         self._watch: StallWatch | None = None
+        self._called_from: FrameType | None = None
 
     async def results(self) -> list[Any]:
         """Run the replicas and return what they return."""
         run = self._run
+        self._called_from = program_frame(sys._getframe(1))  # noqa: SLF001  (documented, for all its name)
         observer = who_observes()
         self._watch = watch_here()
         try:
@@ -723,7 +735,7 @@ class _Replicas:
     def _let_go(self) -> None:
         """Give back what the run has had, however it ends."""
         run = self._run
-        run.over = True
+        run.over, self._called_from = True, None
         if self._watch is not None:
             self._watch.remove(run)
         if self._threads is not None:
@@ -795,7 +807,11 @@ class _Replicas:
         if self._run.observer is not None:
             self._run.observer.started(me.member)
         fn, args, kwargs = self._calls[me.member.position]
-        return fn(*args, **kwargs)
+        self._run.called_from = self._called_from
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            self._run.called_from = None
 
     def _end(self, member: Member, end: ReplicaState) -> None:
         run = self._run

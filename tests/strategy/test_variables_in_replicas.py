@@ -259,3 +259,12 @@ async def test_variables_of_concurrent_runs_are_apart() -> None:
         for _ in range(2):
             tasks.start_soon(one)
     assert found[0] is not found[1]
+
+
+@pytest.mark.parametrize("order_check", ["call_site", "call_path"])
+async def test_assignment_may_be_the_replicas_function_itself(order_check: str) -> None:
+    strategy = mirrored(2, order_check=order_check)
+    with strategy.scope():
+        mean = Variable(1.0, aggregation="mean")
+    assert await strategy.run(mean.assign, (PerReplica([2.0, 4.0]),)) is mean
+    assert mean.numpy() == 3
