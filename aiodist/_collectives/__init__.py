@@ -3,14 +3,11 @@
 Modules, in order; each imports only from those above it and from lower floors:
 
 - `work`: results that worker threads or devices make.
-- `plan`: of which inputs, folded, cut or put together, each result is made, for any shapes.
-- `kinds`: the table of collectives: what each accepts, and its plan.
+- `kinds`: the table of collectives: what each accepts, and its plan: of which inputs each result is made, and how.
 - `out`: callers' own buffers for results.
 - `host`: the executor over host memory.
 - `device_plan`: what a plan comes to on GPUs: arrays to make, launches and copies.
 - `device`: the executor over GPUs, and the way between them and the host.
 - `execution`: which executor carries out what.
-- `ordered`: folds along a tree, whose bits depend on no layout.
-- `transfers`: what workers exchange.
-- `workers`: the executor over workers.
+- `workers`: the executor over workers: what they exchange.
 """

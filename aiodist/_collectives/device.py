@@ -1,7 +1,7 @@
 """The device executor: plans carried out over arrays on GPUs, enqueued by the last arrival, awaited by nobody's thread.
 
 The event loop's thread only enqueues, some microseconds for the whole nest; only where a kernel has to be compiled
-first does a worker thread do both. Then the loop looks a few times whether the work is done, as small values nearly
+first does a worker thread do that. Then the loop looks a few times whether the work is done, as small values nearly
 always are, and a worker thread sleeps until it is. Results are made in each replica's own framework, on its device, or
 written into its own buffers; leaves on the host are the host executor's meanwhile.
 
@@ -11,34 +11,25 @@ addresses, to make results, and to enqueue.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate as running_sums
 from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
 
-from aiodist._arrays.device import DeviceArray, DeviceType, DType, Spec
+from aiodist._arrays.device import DeviceArray, DeviceType
 from aiodist._arrays.frameworks import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM
-from aiodist._arrays.host import HostType
-from aiodist._arrays.leaves import LeafMark
-from aiodist._arrays.leaves import Spec as NestSpec
-from aiodist._collectives import plan as plans
-from aiodist._collectives.device_plan import BYTE, Buffers, Column, DevicePlan, Leaf, Planner, room
-from aiodist._collectives.host import HostExecutor
-from aiodist._collectives.kinds import Collective
-from aiodist._collectives.out import Outs
-from aiodist._collectives.plan import Folded, LeafPlan, Result
+from aiodist._arrays.leaves import Spec
+from aiodist._collectives.device_plan import PAGE_LOCKED, Column, Leaf, Leaves, Planner, Where
+from aiodist._collectives.host import HostExecutor, given
+from aiodist._collectives.kinds import Collective, LeafPlan, Result
+from aiodist._collectives.out import Outs, entangled, span
 from aiodist._collectives.work import Work
 from aiodist._gpu import enqueue
-from aiodist._gpu.cuda_core import array_of
 from aiodist._gpu.enqueue import Completion
 from aiodist._gpu.steps import HOST
-from aiodist_kernels import Accumulate, ReduceOp
-from aiodist_kernels.rules import Rule, part_of, rule_for
+from aiodist_kernels import Accumulate
 
 Array = np.ndarray[Any, Any]
 
@@ -48,47 +39,10 @@ KEPT: Final = 256
 _ADDRESS, _ORDINAL, _STREAM = map(attrgetter, ("address", "ordinal", "stream"))
 
 
-def _on_host(specs: Sequence[Spec]) -> tuple[int, list[DeviceArray]]:
-    """Make arrays in the host's memory that devices copy to and from; return where they begin, and each of them.
-
-    To lock pages takes a driver some tens of microseconds, so all that is contributed together is in one piece.
-    """
-    begins = [0, *running_sums(room(*spec) for spec in specs)]
-    driver, size = enqueue.queue().driver, max(1, begins.pop())
+def _allocate(ordinal: int, nbytes: int) -> Any:
+    driver = enqueue.queue().driver
     with enqueue.enqueuing, driver.using():
-        memory = driver.host_memory(size)
-    piece = array_of(memory, (size,), BYTE)
-    arrays = []
-    for (shape, dtype), begin in zip(specs, begins, strict=True):
-        part = piece[begin : begin + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
-        arrays.append(DeviceArray(memory.address + begin, tuple(shape), dtype, HOST, 0, part))
-    return memory.address, arrays
-
-
-def staged(leaves: Sequence[Array]) -> list[DeviceArray]:
-    """Return copies of arrays in memory that devices copy from; in any thread."""
-    _, made = _on_host([(leaf.shape, leaf.dtype) for leaf in leaves])
-    for array, leaf in zip(made, leaves, strict=True):
-        array.owner[...] = leaf
-    return made
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LeafExecutor:
-    """What becomes of some leaves on devices, again and again: it stands for their plans."""
-
-    leaves: Sequence[Leaf]
-    op: ReduceOp | None = None
-    accumulate: Accumulate = "native"
-    devices: Sequence[str] = ()  # on whose streams inputs may have been made
-    partial: bool = False  # folds are parts of larger ones: they stay in the accumulator
-    ragged: bool = False  # inputs of one leaf may differ in shape
-
-    def rule(self, dtype: DType) -> Rule:
-        """Return the rule by which leaves of a dtype are folded."""
-        assert self.op is not None
-        rule = rule_for(self.op, dtype, self.accumulate)
-        return part_of(rule) if self.partial else rule
+        return driver.host_memory(nbytes) if ordinal == HOST else driver.allocate(ordinal, nbytes)
 
 
 class DeviceRun:
@@ -100,93 +54,90 @@ class DeviceRun:
 
     def __init__(
         self,
-        executor: LeafExecutor,
+        group: Leaves,
         columns: Sequence[Column],
         takers: Sequence[Sequence[int]] | None = None,
-        outs: Sequence[Sequence[DeviceArray | None]] | None = None,
+        outs: Sequence[Sequence[DeviceArray | None]] = (),
     ) -> None:
-        self._queue = enqueue.queue()
-        self._executor = executor
-        self._arrays = [array for column in columns for array in column]
-        specs = tuple([(array.shape, array.dtype) for array in self._arrays]) if executor.ragged else None
-        buffers = None if outs is None else Buffers(outs, columns)
-        layout = None if buffers is None else buffers.layout()
-        self._arrays += [] if buffers is None else buffers.arrays
+        self._queue, self._group = enqueue.queue(), group
+        inputs = [array for column in columns for array in column]
+        buffers: dict[Where, DeviceArray] = {}
+        straight = True
+        if outs:
+            found = [((leaf, taker), each) for leaf, row in enumerate(outs) for taker, each in enumerate(row)]
+            buffers = {where: buffer for where, buffer in found if buffer is not None}
+            straight = _straight(columns, buffers)
+        self._arrays = [*inputs, *buffers.values()]
         self._ordinals = tuple(map(_ORDINAL, self._arrays))
-        key = executor, self._ordinals, specs, None if takers is None else tuple(map(tuple, takers)), layout
+        specs = tuple([(array.shape, array.dtype) for array in inputs]) if group.ragged else None
+        layout = (straight, tuple(buffers), tuple([each.strides for each in buffers.values()])) if buffers else None
+        key = group, self._ordinals, specs, None if takers is None else tuple(map(tuple, takers)), layout
         known = self._queue.known
-        found: DevicePlan | None = known.get(key)
-        if found is None:
+        plan = known.get(key)
+        if plan is None:
             takers = takers or [list(map(_ORDINAL, column)) for column in columns]
-            found = known[key] = Planner(executor.leaves, columns, takers, executor.rule, buffers).plan()
+            plan = known[key] = Planner(group, columns, takers, buffers, straight=straight).plan()
             if len(known) > KEPT:
                 del known[next(iter(known))]
-        self._plan = found
-        self._made: list[Any] = []
-        self._landing, self._landed = _on_host(self._plan.landing) if self._plan.landing else (0, [])
+        self._plan = plan
+        self._made: list[Any] = [None] * plan.total
+        addresses = [0] * plan.total
+        self._streams = set(zip(self._ordinals, map(_STREAM, self._arrays), strict=True))
+        for mark, ordinal, made_specs, places in plan.makes:
+            for place, (array, address) in zip(places, mark.make(made_specs, ordinal, _allocate), strict=True):
+                self._made[place], addresses[place] = array, address
+            self._streams.add((ordinal, mark.stream(ordinal)))
+        self._begins = (*map(_ADDRESS, self._arrays), *addresses)
 
-    def landed(self) -> list[list[Array]]:
-        """Return what comes to the host, by leaf and taker; it is there when the work is done."""
-        return [[self._landed[-1 - n].owner for n in numbers if n is not None] for numbers in self._plan.results]
+    def results(self) -> list[list[Any]]:
+        """Return results by leaf and taker: the frameworks' arrays, NumPy's on the host, and None for a buffer.
+
+        They are there when the devices are done; some frameworks' only then, in the event loop's thread.
+        """
+        return [[None if n is None else self._made[n] for n in numbers] for numbers in self._plan.results]
 
     def work(self, result: Callable[[list[list[Any]]], Any]) -> Work:
         """Enqueue it, or return it as work where a kernel must be compiled first.
 
-        ``result`` makes the result, in the event loop's thread, of those by leaf and taker: the frameworks' arrays,
-        NumPy's in the host's memory, and None for who passed a buffer.
+        ``result`` makes the result of `results`, in the event loop's thread.
         """
         schedule = self._plan.schedule
-        if not schedule.is_loaded() and PER_THREAD_DEFAULT_STREAM in map(_STREAM, self._arrays):
+        if not schedule.is_loaded() and any(stream == PER_THREAD_DEFAULT_STREAM for _, stream in self._streams):
             self._queue.load(schedule)  # a worker thread would have another stream of that name
         if schedule.is_loaded():
             completion = self._enqueue()
-            return Work([[completion.wait]], lambda: result(self._results()), completion.is_done)
-        return Work([[self._load_and_enqueue]], lambda: result(self._results()))
+            return Work([[completion.wait]], lambda: result(self._finished()), completion.is_done)
+        return Work([[self._load_and_enqueue]], lambda: result(self._finished()))
 
     def _load_and_enqueue(self) -> None:
         self._queue.load(self._plan.schedule)
         self._enqueue().wait()
 
     def _enqueue(self) -> Completion:
-        begins = list(map(_ADDRESS, self._arrays))
-        foreign = set(zip(self._ordinals, map(_STREAM, self._arrays), strict=True)) | self._make(begins)
-        named = sorted({(ordinal, handle or LEGACY_DEFAULT_STREAM) for ordinal, handle in foreign if ordinal != HOST})
+        named = {(ordinal, handle or LEGACY_DEFAULT_STREAM) for ordinal, handle in self._streams if ordinal != HOST}
         driver = self._queue.driver
         with enqueue.enqueuing, driver.using():
-            streams = [driver.foreign_stream(ordinal, handle) for ordinal, handle in named]
-            streams += [stream for name in self._executor.devices if (stream := driver.used_stream(name)) is not None]
-            keeps = [self._arrays, self._made, self._landed]
-            return self._queue.run(self._plan.schedule, streams, keeps, tuple(begins))
+            streams = [driver.foreign_stream(ordinal, handle) for ordinal, handle in sorted(named)]
+            streams += [stream for name in self._group.devices if (stream := driver.used_stream(name)) is not None]
+            return self._queue.run(self._plan.schedule, streams, [self._arrays, self._made], self._begins)
 
-    def _make(self, begins: list[int]) -> set[tuple[int, int]]:
-        """Make the arrays that results need, and append where they begin; return the streams that they are made on."""
-        plan = self._plan
-        made: list[Any] = [None] * plan.total
-        addresses = [0] * plan.total
-        for mark, ordinal, specs, places in plan.makes:
-            for place, (array, address) in zip(places, mark.make(specs, ordinal, self._allocate), strict=True):
-                made[place], addresses[place] = array, address
-        begins += [self._landing, *addresses]
-        self._made = made
-        return {(ordinal, mark.stream(ordinal)) for mark, ordinal, _, _ in plan.makes}
-
-    def _allocate(self, ordinal: int, nbytes: int) -> Any:
-        driver = self._queue.driver
-        with enqueue.enqueuing, driver.using():
-            return driver.allocate(ordinal, nbytes)
-
-    def _results(self) -> list[list[Any]]:
-        """Return results by leaf and taker; for the event loop's thread, when the devices are done."""
-        made, landed = self._made, self._landed
+    def _finished(self) -> list[list[Any]]:
+        made = self._made
         for mark, _, _, places in self._plan.makes:
             if mark.finishes:
                 for place, array in zip(places, mark.finish([made[place] for place in places]), strict=True):
                     made[place] = array
         self._arrays = []
-        return [
-            [None if n is None else made[n] if n >= 0 else landed[-1 - n].owner for n in numbers]
-            for numbers in self._plan.results
-        ]
+        return self.results()
+
+
+def _straight(columns: Sequence[Column], buffers: dict[Where, DeviceArray]) -> bool:
+    """Return whether results may be written into buffers while inputs are read."""
+    inputs = {span(array, leaf) for leaf, column in enumerate(columns) for array in column}
+    written = [span(buffer, leaf) for (leaf, _), buffer in buffers.items()]
+    if len({array.ordinal for column in columns for array in column}) == 1:  # else another device may still read it
+        inputs.difference_update(written)
+    return not entangled(inputs, written)
 
 
 def _columns(single: bool, values: Sequence[Any], positions: Sequence[int]) -> list[Sequence[Any]]:
@@ -204,15 +155,12 @@ def _nests(single: bool, columns: Sequence[Sequence[Any]], positions: Sequence[i
     return nests
 
 
-def _buffers(outs: Outs | None, positions: Sequence[int], there: Sequence[int]) -> list[list[Any]] | None:
-    """Return by leaf on devices the buffers of those at some positions, None for who passed none."""
-    if not outs:
-        return None
-    passed = [outs.get(position) for position in positions]
-    return [[None if found is None else found[place] for found in passed] for place in there]
+def _of_leaves(passed: Sequence[Sequence[Any] | None], places: Sequence[int]) -> list[list[Any]]:
+    """Return by leaf the buffers that were passed, None for who passed none."""
+    return [[None if found is None else found[place] for found in passed] for place in places]
 
 
-def _there(spec: NestSpec) -> dict[int, DeviceType]:
+def _there(spec: Spec) -> dict[int, DeviceType]:
     """Return the places of leaves on devices, and whose they are."""
     return {place: mark for place, mark in enumerate(spec.marks) if isinstance(mark, DeviceType)}
 
@@ -241,12 +189,12 @@ class DeviceExecutor:
         self._takers: Sequence[int] = self._positions if targets is None else range(len(targets))
         self._size = size if targets is None else len(targets)
         collective = collective.without(absent)
-        there, of_leaves = _there(spec), collective.plans(len(self._positions))
-        leaves = [Leaf(mark, of_leaves[place]) for place, mark in there.items()]
+        there, plans = _there(spec), collective.plans(len(self._positions))
+        leaves = [Leaf(mark, plans[place]) for place, mark in there.items()]
         ragged = any(None in shape for shape in spec.shapes)
-        self._leaves = LeafExecutor(leaves, collective.op, accumulate, devices, ragged=ragged)
+        self._group = Leaves(leaves, collective.op, accumulate, devices, ragged)
         self._there = list(there)
-        self._here = [place for place in range(len(of_leaves)) if place not in there]
+        self._here = [place for place in range(len(plans)) if place not in there]
         self._host = None
         if self._here:
             self._host = HostExecutor(collective.of(self._here), len(self._positions), (), accumulate)
@@ -255,8 +203,8 @@ class DeviceExecutor:
         """Carry it out; what it takes and gives is as `HostExecutor.general` says."""
         columns = _columns(self._single, values, self._positions)
         there = [columns[place] for place in self._there]
-        takers = None if self._targets is None else [self._targets] * len(there)
-        on_host = self._run_host(columns, outs or {})
+        passed = [(outs or {}).get(position) for position in self._positions]
+        on_host = self._run_host(columns, passed)
 
         def result(by_leaf: Sequence[Sequence[Any]]) -> list[Any]:
             if self._here:
@@ -265,16 +213,17 @@ class DeviceExecutor:
                 by_leaf = [made[place] for place in range(len(made))]
             return _nests(self._single, by_leaf, self._takers, self._size)
 
-        work = DeviceRun(self._leaves, there, takers, _buffers(outs, self._positions, self._there)).work(result)
+        takers = None if self._targets is None else [self._targets] * len(there)
+        buffers = _of_leaves(passed, self._there) if outs else []
+        work = DeviceRun(self._group, there, takers, buffers).work(result)
         return Work([*on_host.phases, *work.phases], work.result) if type(on_host) is Work else work
 
-    def _run_host(self, columns: Sequence[Sequence[Any]], outs: Outs) -> Any:
+    def _run_host(self, columns: Sequence[Sequence[Any]], passed: Sequence[Any]) -> Any:
         """Carry out the leaves on the host."""
         if self._host is None:
             return None
-        passed = [(taker, outs.get(position)) for taker, position in enumerate(self._positions)]
-        buffers = {taker: [found[place] for place in self._here] for taker, found in passed if found is not None}
-        return self._host.run(list(zip(*[columns[place] for place in self._here], strict=True)), buffers or None)
+        outs = {taker: [each[place] for place in self._here] for taker, each in enumerate(passed) if each is not None}
+        return self._host.run(list(zip(*[columns[place] for place in self._here], strict=True)), outs or None)
 
     def _columns_here(self, result: Any) -> list[Sequence[Any]]:
         """Return by leaf on the host what each taker gets: None where it passed a buffer."""
@@ -288,85 +237,50 @@ class DeviceExecutor:
 # Between devices and the host.
 
 
-def bring_down(
-    marks: Sequence[DeviceType],
-    columns: Sequence[Column],
-    taken: Sequence[int] | None,
-    devices: Sequence[str] = (),
-    op: ReduceOp | None = None,
-    accumulate: Accumulate = "native",
-) -> DeviceRun:
-    """Bring arrays down to page-locked memory of the host: by leaf, whose they are, and the inputs.
-
-    ``taken`` are the places of those that are needed, which come one by one; None is for one fold of all, in the
-    accumulator's dtype, so that nothing is rounded before the end. ``devices`` are logical ones on whose streams inputs
-    may have been made.
-    """
-    size = len(columns[0])
-    plan = plans.all_reduce(size) if taken is None else LeafPlan(size, (), tuple([Result((n,)) for n in taken]))
-    made = _leaves_between(tuple([Leaf(mark, plan) for mark in marks]), tuple(devices), op, accumulate)
-    return DeviceRun(made, columns, [[HOST] * len(plan.results)] * len(columns))
-
-
-def bring_up(
+def transfer(
     marks: Sequence[DeviceType],
     columns: Sequence[Column],
     takers: Sequence[Sequence[int]],
     devices: Sequence[str] = (),
-    outs: Sequence[Sequence[DeviceArray | None]] | None = None,
+    outs: Sequence[Sequence[DeviceArray | None]] = (),
 ) -> DeviceRun:
-    """Bring results up to GPUs: by leaf, whose arrays they become, and one for all who take it, or one for each.
+    """Copy arrays from devices to the host, or from there to devices, as the given frameworks' arrays.
 
-    All come from one call of `staged`. The rest is as in `bring_down` and `DeviceRun`.
+    There are, by leaf, the inputs, one for all who take it or one for each, and the GPU, or `HOST`, of each who does.
+    ``devices`` are logical ones on whose streams inputs may have been made.
     """
-    each = [LeafPlan(len(column), (), tuple([Result((n,)) for n in range(len(column))])) for column in columns]
-    return DeviceRun(
-        _leaves_between(tuple(map(Leaf, marks, each)), tuple(devices), None, "native"), columns, takers, outs
-    )
+    return DeviceRun(_moves(tuple(marks), tuple(map(len, columns)), tuple(devices)), columns, takers, outs)
 
 
 @lru_cache(maxsize=KEPT)
-def _leaves_between(
-    leaves: tuple[Leaf, ...], devices: tuple[str, ...], op: ReduceOp | None, accumulate: Accumulate
-) -> LeafExecutor:
-    return LeafExecutor(leaves, op, accumulate, devices, partial=True, ragged=True)
+def _moves(marks: tuple[DeviceType, ...], sizes: tuple[int, ...], devices: tuple[str, ...]) -> Leaves:
+    plans = [LeafPlan(size, (), tuple([Result((n,)) for n in range(size)])) for size in sizes]
+    return Leaves(list(map(Leaf, marks, plans)), devices=devices, ragged=True)
 
 
-def to_host(
-    collective: Collective,
-    values: Sequence[Any],
-    devices: Sequence[str] = (),
-    accumulate: Accumulate = "native",
-    *,
-    folded: bool = False,
-    needed: Sequence[int] | None = None,
-) -> Work:
-    """Return the work that gives values, by position, as on the host; None of those that contribute nothing.
+def staged(leaves: Sequence[Array]) -> list[DeviceArray]:
+    """Return copies of arrays in memory that devices copy from; in any thread."""
+    copies = PAGE_LOCKED.make([(leaf.shape, leaf.dtype) for leaf in leaves], HOST, _allocate)
+    for (array, _), leaf in zip(copies, leaves, strict=True):
+        array[...] = leaf
+    return [DeviceArray(address, array.shape, array.dtype, HOST, 0, array) for array, address in copies]
 
-    With ``folded``, arrays on GPUs become one, a `Folded` in the first place, with None in the others. ``needed`` are
-    the positions of those whose arrays on GPUs are needed; None is for all.
-    """
+
+def to_host(collective: Collective, values: Sequence[Any], devices: Sequence[str] = ()) -> Work:
+    """Return the work that gives values, by position, as on the host; None of those that contribute nothing."""
     spec = collective.spec
     assert spec is not None
     there, single = _there(spec), spec.single
     present = [position for position, value in enumerate(values) if value is not None]
     columns = _columns(single, values, present)
-    taken = None
-    if not folded:
-        taken = [place for place, position in enumerate(present) if needed is None or position in needed]
 
     def landed(by_leaf: list[list[Any]]) -> list[Any]:
         for place, found in zip(there, by_leaf, strict=True):
-            arrays: list[Any] = [None] * len(present)
-            if taken is None:
-                arrays[0] = Folded(found[0], columns[place][0].dtype)
-            for source, array in zip(taken or (), found, strict=False):
-                arrays[source] = array
-            columns[place] = arrays
+            columns[place] = found
         return _nests(single, columns, present, len(values))
 
-    arrays_there = [columns[place] for place in there]
-    return bring_down(list(there.values()), arrays_there, taken, devices, collective.op, accumulate).work(landed)
+    arrays = [columns[place] for place in there]
+    return transfer(list(there.values()), arrays, [[HOST] * len(present)] * len(there), devices).work(landed)
 
 
 def from_host(
@@ -376,35 +290,25 @@ def from_host(
 
     The result on the host is a leaf or a list of leaves for all, or a list of such by position.
     """
-    spec, shared = collective.spec, collective.kind.shared
+    spec = collective.spec
     assert spec is not None
-    there, single, marks = _there(spec), spec.single, spec.marks
+    there, single = _there(spec), spec.single
     present = [position for position, value in enumerate(values) if value is not None]
-    columns = _columns(single, [result], [0]) if shared else _columns(single, result, present)
+    columns = _columns(single, [result], [0]) if collective.kind.shared else _columns(single, result, present)
+    inputs, passed = _columns(single, values, present), [(outs or {}).get(position) for position in present]
     copies = iter(staged([np.asarray(leaf) for place in there for leaf in columns[place]]))
     sources = [[next(copies) for _ in columns[place]] for place in there]
-    inputs = _columns(single, values, present)
     takers = [[array.ordinal for array in inputs[place]] for place in there]
-    passed = [(outs or {}).get(position) for position in present]
 
     def launched(by_leaf: list[list[Any]]) -> list[Any]:
         made = dict(zip(there, by_leaf, strict=True))
         for place, column in enumerate(columns):
             if place not in made:
-                made[place] = _given(marks[place], column, shared, [each and each[place] for each in passed])
+                made[place] = list(given(spec.marks[place], column, len(present)))
+                for leaf, each in zip(made[place], passed, strict=True):
+                    if each is not None:
+                        np.copyto(each[place], leaf)
         return _nests(single, [made[place] for place in range(len(made))], present, len(values))
 
-    buffers = _buffers(outs, present, list(there))
-    return bring_up(list(there.values()), sources, takers, devices, buffers).work(launched)
-
-
-def _given(mark: LeafMark, column: Sequence[Any], shared: bool, buffers: Sequence[Any]) -> list[Any]:
-    """Return each replica's result of a leaf on the host, which is in its buffer where it passed one."""
-    if not isinstance(mark, HostType):
-        found = [column[0]] * len(buffers) if shared else list(column)
-    else:
-        found = mark.give_each(column[0], len(buffers)) if shared else [mark.give(leaf) for leaf in column]
-    for leaf, buffer in zip(found, buffers, strict=True):
-        if buffer is not None:
-            np.copyto(buffer, leaf)
-    return found
+    buffers = _of_leaves(passed, list(there)) if outs else []
+    return transfer(list(there.values()), sources, takers, devices, buffers).work(launched)

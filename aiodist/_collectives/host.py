@@ -21,9 +21,8 @@ from aiodist._arrays.host import HostType
 from aiodist._arrays.leaves import LeafMark, LeafType, Spec, is_array
 from aiodist._arrays.slices import IndexedSlices
 from aiodist._collectives import out
-from aiodist._collectives.kinds import Collective
+from aiodist._collectives.kinds import Collective, Cut, LeafPlan, Result
 from aiodist._collectives.out import Outs
-from aiodist._collectives.plan import Cut, LeafPlan, Result
 from aiodist._collectives.work import Call, Work, thread_count
 from aiodist_kernels import Accumulate, KernelSpec, ReduceOp, policy, pool
 from aiodist_kernels.arguments import empty_like
@@ -108,23 +107,17 @@ def copied(leaf: Any) -> Any:
 
 def put_together(arrays: Sequence[Array], axis: int) -> Array:
     """Return arrays one behind the other along an axis, in this machine's byte order; strings in the widest's width."""
-    first = arrays[0].dtype
+    dtypes = [array.dtype for array in arrays]
+    native = dtypes[0].newbyteorder("=")
+    if native.kind in "US":
+        native = np.result_type(*dtypes)
     if sum([array.nbytes for array in arrays]) < pool.POOLED_FROM:
-        if first.isnative and [array.dtype for array in arrays].count(first) == len(arrays):
+        if dtypes.count(native) == len(dtypes):
             return np.concatenate(arrays, axis)
-        native = _native(arrays)
         return np.concatenate([array.astype(native, copy=False) for array in arrays], axis)
-    native = _native(arrays)
     shape = list(arrays[0].shape)
     shape[axis] = sum([array.shape[axis] for array in arrays])
-    fortran = all(array.flags.f_contiguous and not array.flags.c_contiguous for array in arrays)
-    together = pool.results.empty(shape, native, "F" if fortran else "C")
-    return np.concatenate(arrays, axis=axis, out=together)
-
-
-def _native(arrays: Sequence[Array]) -> np.dtype[Any]:
-    native = arrays[0].dtype.newbyteorder("=")
-    return np.result_type(*arrays) if native.kind in "US" else native
+    return np.concatenate(arrays, axis, out=pool.results.empty(shape, native))
 
 
 def frozen(array: Array) -> Array:
@@ -155,23 +148,14 @@ class _Leaf(NamedTuple):
     plan: LeafPlan  # what becomes of it
     mark: LeafMark  # what it is
     whole: bool  # its one result is a fold of all inputs
-    nbytes: int | None  # of one input; None where that differs between replicas
 
 
-def _leaf(plan: LeafPlan, shape: Sequence[int | None], dtype: Any, mark: LeafMark) -> _Leaf:
-    nbytes: int | None = None
-    if mark == LeafType.PYTHON_NUMBER:
-        nbytes = 0
-    elif mark != LeafType.INDEXED_SLICES and None not in shape:
-        nbytes = dtype.itemsize * math.prod([size or 0 for size in shape])
-    return _Leaf(plan, mark, plan.is_one_fold and plan.results == (Result((plan.size,)),), nbytes)
-
-
-def _cheapest(op: ReduceOp, dtypes: Sequence[Any], size: int) -> ReduceOp:
-    """Return an op that gives the same: the mean of one value is the value, unless it is one of integers."""
-    alone = size == 1 and op is ReduceOp.MEAN
-    floats = all(isinstance(dtype, np.dtype) and dtype.kind in "fc" for dtype in dtypes)
-    return ReduceOp.SUM if alone and floats else op
+def given(mark: LeafMark, results: Sequence[Any], count: int) -> Sequence[Any]:
+    """Return a leaf's results, one for all or one for each, for so many replicas: in the framework that it is of."""
+    shared = len(results) != count
+    if isinstance(mark, HostType):
+        return mark.give_each(results[0], count) if shared else [mark.give(result) for result in results]
+    return [results[0]] * count if shared else results
 
 
 class HostExecutor:
@@ -203,30 +187,23 @@ class HostExecutor:
         self.accumulate: Accumulate = accumulate
         self.single = spec is not None and spec.single
         plans = collective.without(absent).plans(len(self.positions))
-        columns: tuple[Sequence[Any], ...] = spec[:3] if spec else ()
-        self.leaves = [_leaf(plan, *of) for plan, *of in zip(plans, *columns, strict=True)] if spec else []
+        marks = spec.marks if spec is not None else ()
+        whole = [plan.is_one_fold and plan.results == (Result((plan.size,)),) for plan in plans]
+        self.leaves = list(map(_Leaf, plans, marks, whole))
         self.of_each = not kind.shared
-        self.shared = kind.shared and not any(isinstance(leaf.mark, HostType) for leaf in self.leaves)
-        self.folds_alone = self.shared and all(leaf.whole for leaf in self.leaves)
-        self._waits = self.op is not None
-        sizes = [leaf.nbytes for leaf in self.leaves if leaf.nbytes is not None]
-        self.is_small = len(sizes) == len(self.leaves) and sum(sizes) * len(self.positions) < LOOK_FROM
+        self.shared = kind.shared and not any(isinstance(mark, HostType) for mark in marks)
+        self.folds_alone = self.shared and all(whole)
         self.run: Callable[..., Any] = self.general
         self._quick: Callable[..., Any] | None = None
-        marks = {leaf.mark for leaf in self.leaves}
+        self._waits = self.op is not None  # for kernels to be compiled, perhaps
+        self._cost: int | None = None  # of folds of arrays and numbers, once nothing has to be compiled for them
+        self._is_small = spec is not None and _nbytes(spec) * len(self.positions) < LOOK_FROM
         if not self.leaves:
-            self.run = self._nothing(spec)
-        elif self.folds_alone and not absent and marks <= _QUICK:
+            nothing: Any = None if spec is None else []
+            self.run = lambda *_: nothing if self.shared else [list(nothing) for _ in range(size)]
+        elif self.folds_alone and not absent and _QUICK.issuperset(marks):
             self._quick = self._quick_way(collective)
-            if self.is_small:
-                self.run = self._quick
-        elif self.shared and not absent and self.op is None and marks == {LeafType.NUMPY_ARRAY}:
-            self.run = self._copied
-
-    def _nothing(self, spec: Spec | None) -> Callable[..., Any]:
-        """Return the way of what has no leaves."""
-        nothing: Any = None if spec is None else []
-        return lambda *_: nothing if self.shared else [list(nothing) for _ in range(self.size)]
+            self.run = self._quick if self._is_small else self._quick_or_not
 
     def _quick_way(self, collective: Collective) -> Callable[..., Any]:
         """Return the way of folds of arrays and numbers, the commonest: straight to the kernels."""
@@ -235,7 +212,6 @@ class HostExecutor:
         assert spec is not None
         shapes: Any = spec.shapes  # all of them are known
         arrays_alone = not any(spec.marks)
-        op = _cheapest(op, spec.dtypes, self.size)
         if self.single and arrays_alone:
             reduce = kernels.reduction(op, spec.dtypes[0], shapes[0], self.size, self.accumulate)
 
@@ -277,19 +253,11 @@ class HostExecutor:
             return lambda scalars: reduce(scalars)[()]
         return lambda arrays: frozen(reduce(arrays))
 
-    def _quick_again(self, cost: int, values: Sequence[Any], outs: Outs | None = None) -> Any:
+    def _quick_or_not(self, values: Sequence[Any], outs: Outs | None = None) -> Any:
         """Carry out what costs as much as the last time: to look at it all again would take 20 microseconds."""
-        assert self._quick is not None
-        return (self.general if policy.blocks(cost) else self._quick)(values, outs)
-
-    def _copied(self, values: Sequence[Any], outs: Outs | None = None) -> Any:
-        """Carry out an all_gather or a broadcast of arrays."""
-        columns = [values] if self.single else list(zip(*values, strict=True))
-        if sum([array.nbytes for column in columns for array in column]) >= LOOK_FROM:
+        if self._quick is None or self._cost is None or policy.blocks(self._cost):
             return self.general(values, outs)
-        pairs = zip(self.leaves, columns, strict=True)
-        leaves = [frozen(made(leaf.plan.results[0], column, self.size)) for leaf, column in pairs]
-        return leaves[0] if self.single else leaves
+        return self._quick(values, outs)
 
     def general(self, values: Sequence[Any], outs: Outs | None = None) -> Any:
         """Carry it out.
@@ -305,14 +273,12 @@ class HostExecutor:
             values = [values[position] for position in self.positions]
         columns: list[Column] = [values] if self.single else list(zip(*values, strict=True))
         run = _Run(self, columns, outs or {})
-        if self.is_small:
+        if self._is_small:
             return run.now()
-        due = self._due(columns)
-        cost = sum(map(self.cost, self.leaves, columns))
+        due, cost = self._due(columns), sum(map(self.cost, self.leaves, columns))
         if due or policy.blocks(cost):
             return run.work(due)
-        if self._quick is not None:
-            self.run = partial(self._quick_again, cost)
+        self._cost = cost
         return run.now()
 
     def _due(self, columns: Sequence[Column]) -> list[KernelSpec]:
@@ -347,20 +313,26 @@ class HostExecutor:
             leaves = [results[0] for results in by_leaf]
             return leaves[0] if self.single else leaves
         places = [place for place, position in enumerate(self.positions) if position not in outs]
-        columns = [self._each(leaf.mark, results, places) for leaf, results in zip(self.leaves, by_leaf, strict=True)]
-        rows: Iterable[Sequence[Any]] = zip(*columns, strict=True) if columns else [[]] * len(places)
+        columns = []
+        for leaf, results in zip(self.leaves, by_leaf, strict=True):
+            own = [results[place] for place in places] if self.of_each else results
+            columns.append(given(leaf.mark, own, len(places)))
         found: list[Any] = [None] * self.size
+        rows: Iterable[Sequence[Any]] = zip(*columns, strict=True) if columns else [[]] * len(places)
         for place, row in zip(places, rows, strict=True):
             found[self.positions[place]] = row[0] if self.single else list(row)
         return found
 
-    def _each(self, mark: LeafMark, results: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
-        if self.of_each:
-            own = [results[place] for place in places]
-            return [mark.give(result) for result in own] if isinstance(mark, HostType) else own
-        if isinstance(mark, HostType):
-            return mark.give_each(results[0], len(places))
-        return [results[0]] * len(places)
+
+def _nbytes(spec: Spec) -> float:
+    """Return the bytes of one replica's leaves; infinity where they may differ between replicas."""
+    total = 0.0
+    for shape, dtype, mark in zip(*spec[:3], strict=True):
+        if mark == LeafType.INDEXED_SLICES or None in shape:
+            return math.inf
+        if mark != LeafType.PYTHON_NUMBER:
+            total += dtype.itemsize * math.prod([size or 0 for size in shape])
+    return total
 
 
 class _Run:
@@ -369,8 +341,8 @@ class _Run:
     def __init__(self, executor: HostExecutor, columns: Sequence[Column], outs: Outs) -> None:
         self._executor, self._columns, self._outs = executor, columns, outs
         self._totals: list[list[Any]] = [[None] * len(leaf.plan.folds) for leaf in executor.leaves]
-        self._results = self._totals
         self._targets = self._straight() if outs else None
+        self._results = self._totals
         self._handed_out: Any = None
 
     def _straight(self) -> Sequence[Array] | None:
@@ -384,13 +356,14 @@ class _Run:
         if len(targets) > 1:  # kernels deal with what overlaps in one leaf
             inputs = {out.span(array, place) for place, column in enumerate(columns) for array in column}
             written = [out.span(array, place) for place, array in enumerate(targets)]
-            if out.entangled(inputs, written, in_place=True):
+            if out.entangled(inputs.difference(written), written):
                 return None
         return targets
 
     def now(self) -> Any:
         """Return the result, made in this thread."""
-        self._fold(range(len(self._columns)))
+        for place in range(len(self._columns)):
+            self._fold(place)
         self._make()
         for call in self._copies():
             call()
@@ -410,52 +383,38 @@ class _Run:
 
     # Folds.
 
-    def _fold(self, places: Sequence[int]) -> None:
-        executor, targets, among = self._executor, self._targets, len(self._columns) > 1
-        for place in places:
-            column, leaf = self._columns[place], executor.leaves[place]
-            for number, inputs in enumerate(leaf.plan.folds):
-                assert executor.op is not None
-                if targets is not None:
-                    target = targets[place]
-                    total = kernels.reduce(executor.op, column, out=target, accumulate=executor.accumulate)
-                else:
-                    of = column if leaf.whole else [column[i] for i in inputs]
-                    total = fold(executor.op, of, leaf.mark, executor.accumulate, among)
-                self._totals[place][number] = total
+    def _fold(self, place: int) -> None:
+        executor, column, leaf = self._executor, self._columns[place], self._executor.leaves[place]
+        for number, inputs in enumerate(leaf.plan.folds):
+            assert executor.op is not None
+            if self._targets is not None:
+                target = self._targets[place]
+                total = kernels.reduce(executor.op, column, out=target, accumulate=executor.accumulate)
+            else:
+                of = column if leaf.whole else [column[i] for i in inputs]
+                total = fold(executor.op, of, leaf.mark, executor.accumulate, len(self._columns) > 1)
+            self._totals[place][number] = total
 
     def _folds(self) -> list[Call]:
-        """Return calls that cost about the same: large leaves in pieces, small ones some to a call."""
-        calls: list[Call] = []
-        batch: list[int] = []
-        held = 0
-        for place, leaf in enumerate(self._executor.leaves):
-            cost = self._executor.cost(leaf, self._columns[place])
-            if cost >= policy.LEAST_MOVED_BY_A_THREAD and is_array(leaf.mark):
-                calls += self._pieces(place, cost)
-                continue
-            batch.append(place)
-            held += cost
-            if held >= policy.LEAST_MOVED_BY_A_THREAD:
-                calls.append(partial(self._fold, batch))
-                batch, held = [], 0
-        return [*calls, partial(self._fold, batch)] if batch else calls
-
-    def _pieces(self, place: int, cost: int) -> list[Call]:
-        executor, column = self._executor, self._columns[place]
+        """Return the calls that fold: large leaves in pieces."""
+        executor = self._executor
         calls: list[Call] = []
         assert executor.op is not None
-        folds = executor.leaves[place].plan.folds
-        for number, inputs in enumerate(folds):
-            pieces = kernels.cut(
-                executor.op,
-                [column[i] for i in inputs],
-                out=None if self._targets is None else self._targets[place],
-                accumulate=executor.accumulate,
-                parts=policy.parts(cost // len(folds), thread_count()),
-            )
-            self._totals[place][number] = pieces.result
-            calls += pieces.calls
+        for place, (leaf, column) in enumerate(zip(executor.leaves, self._columns, strict=True)):
+            cost, folds = executor.cost(leaf, column), leaf.plan.folds
+            if cost < policy.LEAST_MOVED_BY_A_THREAD or not is_array(leaf.mark):
+                calls.append(partial(self._fold, place))
+                continue
+            for number, inputs in enumerate(folds):
+                pieces = kernels.cut(
+                    executor.op,
+                    [column[i] for i in inputs],
+                    out=None if self._targets is None else self._targets[place],
+                    accumulate=executor.accumulate,
+                    parts=policy.parts(cost // len(folds), thread_count()),
+                )
+                self._totals[place][number] = pieces.result
+                calls += pieces.calls
         return calls
 
     # What comes of them.

@@ -1,7 +1,18 @@
 """The table of collectives: what each kind is called, what it accepts, how many results it has, and its plan.
 
-To add one: a row here and a function in `plan`. What it accepts is said in the row's terms, so that all kinds refuse in
-the same words; every executor carries out whatever a plan says.
+To add one: a row in the table, and a function that makes its plan. What it accepts is said in the row's terms, so that
+all kinds refuse in the same words; every executor carries out whatever a plan says.
+
+A plan says how the replicas' inputs become their results. It is data, the same for any shape and dtype. Three things
+can become of arrays: they are folded into one, cut into equal parts, and put together:
+
+    all_reduce       one fold of all                                 broadcast    the source's, as it is
+    reduce_scatter   one fold of all, cut: a part for each           all_gather   all, put together
+    scan             a fold of the first i + 1, for replica i
+    all_to_all       all, cut: the i-th parts, put together, for replica i
+
+An executor reads a plan leaf by leaf. It decides where and in how many steps each fold and copy is made, never what
+comes out: a fold is a left fold in the order that the plan gives.
 """
 
 from __future__ import annotations
@@ -9,16 +20,94 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist._arrays.leaves import LeafType, Spec
-from aiodist._collectives import plan
-from aiodist._collectives.plan import LeafPlan
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.rules import rule_for
+
+# Plans.
+
+
+class Cut(NamedTuple):
+    """One of so many equal parts of an array along an axis."""
+
+    axis: int
+    place: int
+    parts: int
+
+
+class Result(NamedTuple):
+    """What one result is made of."""
+
+    sources: Sequence[int]  # places of inputs among those that take part, behind them the plan's folds
+    cut: Cut | None = None  # which part of each is taken; None for the whole
+    axis: int | None = None  # along which they are put together, where they may be several
+
+
+class LeafPlan(NamedTuple):
+    """What becomes of one leaf."""
+
+    size: int  # how many inputs there are
+    folds: tuple[Sequence[int], ...]  # for each total, the inputs that are folded into it, in this order
+    results: tuple[Result, ...]  # one for all replicas, or one for each
+
+    @property
+    def is_one_fold(self) -> bool:
+        """Whether everything is made of one fold of all inputs."""
+        return self.folds == (range(self.size),) and all(result.sources == (self.size,) for result in self.results)
+
+    @property
+    def inputs(self) -> set[int]:
+        """The inputs that results are made of, folded or not."""
+        sources = {source for result in self.results for source in result.sources}
+        folded = {place for number, fold in enumerate(self.folds) if self.size + number in sources for place in fold}
+        return folded | {source for source in sources if source < self.size}
+
+    def cut(self, place: int) -> Cut:
+        """Return which part of each input the result at a place takes."""
+        cut = self.results[place].cut
+        assert cut is not None
+        return cut
+
+
+def all_reduce_plan(size: int, _: Any = None) -> LeafPlan:
+    """Plan an all_reduce of so many inputs."""
+    return LeafPlan(size, (range(size),), (Result((size,)),))
+
+
+def all_gather_plan(size: int, axis: int) -> LeafPlan:
+    """Plan an all_gather along an axis."""
+    return LeafPlan(size, (), (Result(range(size), axis=axis),))
+
+
+def broadcast_plan(size: int, source: int) -> LeafPlan:
+    """Plan a broadcast from the input at a place."""
+    return LeafPlan(size, (), (Result((source,)),))
+
+
+def reduce_scatter_plan(size: int, axis: int) -> LeafPlan:
+    """Plan a reduce_scatter along an axis."""
+    return LeafPlan(size, (range(size),), tuple([Result((size,), Cut(axis, index, size)) for index in range(size)]))
+
+
+def scan_plan(size: int, _: Any = None) -> LeafPlan:
+    """Plan a scan of so many inputs."""
+    folds = tuple([range(index + 1) for index in range(size)])
+    return LeafPlan(size, folds, tuple([Result((size + index,)) for index in range(size)]))
+
+
+def all_to_all_plan(size: int, axes: tuple[int, int]) -> LeafPlan:
+    """Plan an all_to_all that cuts along the first axis and puts together along the second."""
+    split, concat = axes
+    return LeafPlan(size, (), tuple([Result(range(size), Cut(split, index, size), concat) for index in range(size)]))
+
+
+# Kinds.
 
 
 class Detail(enum.Enum):
@@ -31,7 +120,6 @@ class Detail(enum.Enum):
     AXIS = "axis"
     AXES = "axes"
     SOURCE = "source"
-    FUNCTION = "function"
 
     @property
     def by_leaf(self) -> bool:
@@ -50,7 +138,6 @@ class Kind:
     name: str  # as it is called on a replica context
     plan: Callable[[int, Any], LeafPlan] | None = None
     detail: Detail = Detail.NONE  # what the call's detail is
-    reduces: bool = False  # it takes an op, and leaves that are numbers; else of any dtype but objects
     takes_slices: bool = False  # it takes `IndexedSlices`
     cut: str | None = None  # the axis along which all replicas get equal parts, by its name
     shared: bool = True  # one result serves all replicas; else there is one for each
@@ -59,16 +146,16 @@ class Kind:
         return self.name
 
 
-ALL_REDUCE: Final = Kind("all_reduce", plan.all_reduce, reduces=True, takes_slices=True)
-ALL_GATHER: Final = Kind("all_gather", plan.all_gather, Detail.AXIS)
-BROADCAST: Final = Kind("broadcast", plan.broadcast, Detail.SOURCE)
-REDUCE_SCATTER: Final = Kind("reduce_scatter", plan.reduce_scatter, Detail.AXIS, reduces=True, cut="axis", shared=False)
-SCAN: Final = Kind("scan", plan.scan, reduces=True, shared=False)
-ALL_TO_ALL: Final = Kind("all_to_all", plan.all_to_all, Detail.AXES, cut="split_axis", shared=False)
+ALL_REDUCE: Final = Kind("all_reduce", all_reduce_plan, takes_slices=True)
+ALL_GATHER: Final = Kind("all_gather", all_gather_plan, Detail.AXIS)
+BROADCAST: Final = Kind("broadcast", broadcast_plan, Detail.SOURCE)
+REDUCE_SCATTER: Final = Kind("reduce_scatter", reduce_scatter_plan, Detail.AXIS, cut="axis", shared=False)
+SCAN: Final = Kind("scan", scan_plan, shared=False)
+ALL_TO_ALL: Final = Kind("all_to_all", all_to_all_plan, Detail.AXES, cut="split_axis", shared=False)
 BARRIER: Final = Kind("barrier")
 NEW_GROUP: Final = Kind("new_group")
 JOIN: Final = Kind("join")
-MERGE_CALL: Final = Kind("merge_call", detail=Detail.FUNCTION, shared=False)
+MERGE_CALL: Final = Kind("merge_call", shared=False)
 
 
 class Collective(NamedTuple):
@@ -131,7 +218,12 @@ class Collective(NamedTuple):
         if self.kind.plan is None or self.spec is None:
             return []
         details = self.detail if self.kind.detail.by_leaf else (self.detail,) * len(self.spec.shapes)
-        return [self.kind.plan(size, detail) for detail in details]
+        return [_leaf_plan(self.kind.plan, size, detail) for detail in details]
+
+
+@lru_cache(maxsize=1024)  # leaves, of which there may be hundreds, share it
+def _leaf_plan(plan: Callable[[int, Any], LeafPlan], size: int, detail: Any) -> LeafPlan:
+    return plan(size, detail)
 
 
 def check_reducible(op: ReduceOp, dtype: Any, mark: Any) -> None:

@@ -8,7 +8,6 @@ buffer unless that could change what another result is made of; else it is made 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,9 +25,6 @@ Array = np.ndarray[Any, Any]
 Outs = Mapping[int, Sequence[Any]]
 """By position, a replica's buffers, one for each leaf."""
 
-_MOST_WORK = 1_000
-"""How long NumPy may look whether two arrays that lie among each other share an element; beyond, they count as such."""
-
 
 def checked(collective: Collective, leaves: Sequence[Any], buffers: Sequence[Any]) -> list[Any]:
     """Return a replica's buffers, one for each leaf that it contributes to a reduction, as they are written into."""
@@ -39,14 +35,8 @@ def checked(collective: Collective, leaves: Sequence[Any], buffers: Sequence[Any
         _buffer(buffer, leaf, shape, dtype, mark, op)
         for buffer, leaf, shape, dtype, mark in zip(buffers, leaves, *spec[:3], strict=True)
     ]
-    _check_apart([buffer for buffer in found if isinstance(buffer, np.ndarray)])
-    there = [place for place, buffer in enumerate(found) if isinstance(buffer, DeviceArray) and buffer.nbytes]
-    inputs = [span(leaves[place], place) for place in there]
-    if entangled(inputs, [span(found[place], place) for place in there], in_place=True):
-        raise ValueError(
-            "out must overlap neither the value nor itself, except that a buffer may be the very array that it is the "
-            "result of"
-        )
+    if len(found) > 1 and entangled((), [span(buffer, place) for place, buffer in enumerate(found)]):
+        raise ValueError("out must have a buffer of its own for each leaf, got two that lie in the same memory")
     return found
 
 
@@ -68,34 +58,18 @@ def _buffer(out: Any, leaf: Any, shape: tuple[int | None, ...], dtype: Any, mark
             raise TypeError(f"out must hold arrays, where the value has arrays, got {out!r}")
         if not buffer.flags.writeable:
             raise ValueError("out must be writeable, got a read-only array")
+        steps = tuple(map(abs, buffer.strides))
+        if not (buffer.flags.forc or lies_apart(buffer.shape, steps, buffer.itemsize)):
+            raise ValueError(
+                f"out must have memory for each element, got an array of shape {buffer.shape} whose elements overlap: "
+                f"its strides are {buffer.strides}"
+            )
     expected = kernels.result_dtype(op, dtype)
     if buffer.dtype != expected:
         raise TypeError(f"out must have the result's dtype {expected}, got {buffer.dtype}")
     if tuple(buffer.shape) != shape:
         raise ValueError(f"out must have the result's shape {shape}, got {tuple(buffer.shape)}")
     return buffer
-
-
-def _check_apart(buffers: Sequence[Array]) -> None:
-    """Check that every element of every buffer has memory of its own."""
-    for buffer in buffers:
-        steps = tuple(map(abs, buffer.strides))
-        if buffer.size and not buffer.flags.forc and not lies_apart(buffer.shape, steps, buffer.itemsize):
-            raise ValueError(
-                f"out must have memory for each element, got an array of shape {buffer.shape} whose elements overlap: "
-                f"its strides are {buffer.strides}"
-            )
-    if entangled([], [span(buffer, place) for place, buffer in enumerate(buffers)], in_place=True):
-        for one, other in combinations(buffers, 2):
-            if np.may_share_memory(one, other) and _share(one, other):
-                raise ValueError("out must have a buffer of its own for each leaf, got two that share memory")
-
-
-def _share(one: Array, other: Array) -> bool:
-    try:
-        return np.shares_memory(one, other, max_work=_MOST_WORK)  # type: ignore[arg-type]  # any number does
-    except np.exceptions.TooHardError:
-        return True
 
 
 # What may be written while what is read.
@@ -119,15 +93,13 @@ def span(array: Array | DeviceArray, leaf: int) -> Span:
     return Span(array.address, array.address + last + array.dtype.itemsize, leaf)
 
 
-def entangled(inputs: Iterable[Span], outs: Sequence[Span], *, in_place: bool) -> bool:
+def entangled(inputs: Iterable[Span], outs: Iterable[Span]) -> bool:
     """Return whether writing results may change what others are made of, or other results.
 
-    ``in_place``: a result may lie in the very place of what it is itself made of.
+    A result may lie in the very place of what it is itself made of where that is not among the inputs.
     """
-    reads = set(inputs) - set(outs) if in_place else set(inputs)
-    found = [(*each, False) for each in reads] + [(*each, True) for each in outs]
     read = written = 0  # how far what is read, and what is written, has reached so far
-    for begin, end, _, is_written in sorted(found):
+    for begin, end, _, is_written in sorted([(*each, False) for each in inputs] + [(*each, True) for each in outs]):
         if begin == end:
             continue
         if begin < written or (is_written and begin < read):

@@ -4,32 +4,252 @@
 
 What is exchanged follows from what a plan says of a leaf:
 
-- Results of one fold of all inputs: each worker folds its own, and the folds are reduced.
-- Results that take a part of each input (all_to_all): each worker gives every other one the parts that it needs.
+- Results of one fold of all inputs are a **reduction**: each worker contributes one row, the left fold, in the
+  accumulator, of what its replicas contribute. The rows of all workers become one, which is scaled and rounded at the
+  end. All this goes range by range, so that nothing of the size of a whole value is folded or rounded at one go.
+- Results that take a part of each input (all_to_all) are an **exchange**: each worker gives every other one the parts
+  that it needs.
 - All others: whoever has an input that results are made of gives it to all, and each makes its replicas' results. That
   is also the way of Python's numbers and of `IndexedSlices`, so that they are combined in the order of the replicas.
 
-So the bits are those of one machine where workers have one replica each and rows are folded by rank; ``ordered`` gives
-the same bits for every layout. A plan touches no values, and is the same on every worker: so their transfers match.
+So the bits are those of one machine where workers have one replica each and rows are folded by rank. With ``ordered``
+each worker contributes a row for each replica, and the rows are folded in the order of all replicas: then the bits are
+those of one machine for every layout. A plan touches no values, and is the same on every worker: so their transfers
+match. Nothing is copied that can be moved from where it lies, or read where it came to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import chain
+from typing import Any, TypeAlias
 
 import numpy as np
 
+import aiodist_kernels as kernels
 from aiodist._arrays.host import HostType
 from aiodist._arrays.leaves import LeafMark, LeafType
 from aiodist._collectives import host
-from aiodist._collectives.host import HostExecutor, frozen
-from aiodist._collectives.kinds import ALL_TO_ALL, Collective
-from aiodist._collectives.plan import Folded, LeafPlan, Result
-from aiodist._collectives.transfers import Exchange, Members, Reduction, Rows, together
+from aiodist._collectives.host import HostExecutor, frozen, part
+from aiodist._collectives.kinds import ALL_TO_ALL, Collective, LeafPlan, Result
 from aiodist._collectives.work import Work
-from aiodist_kernels import Accumulate
-from aiodist_kernels.rules import Rule, rule_for
+from aiodist_kernels import Accumulate, ReduceOp
+from aiodist_kernels.numpy_tier import finished, quietly
+from aiodist_kernels.pool import results as pool
+from aiodist_kernels.rules import Finish, Rule, rule_for
+
+Array = np.ndarray[Any, Any]
+DType: TypeAlias = np.dtype[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Members:
+    """Who takes part."""
+
+    rank: int  # this worker's place among those that have replicas in it
+    ids: tuple[tuple[int, ...], ...]  # by rank, the positions of a worker's replicas among all, ascending
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        """The positions of this worker's replicas."""
+        return self.ids[self.rank]
+
+    @cached_property
+    def replicas(self) -> int:
+        """How many replicas there are."""
+        return sum(map(len, self.ids))
+
+
+# Reductions.
+
+
+@lru_cache(maxsize=64)  # workers in one process, of which there may be thousands, share it
+def _one_each(workers: int) -> tuple[int, ...]:
+    return (1,) * workers
+
+
+class Reduction:
+    """Rows to be reduced over the workers: leaves of one accumulator and result, one behind the other.
+
+    Args:
+        op: the reduce op.
+        rules: by leaf, how it is reduced; they differ in the dtypes of what is contributed alone.
+        shapes: by leaf.
+        members: who takes part.
+        ordered: rows are of replicas, and folded in the order of these.
+
+    Attributes:
+        op: SUM, PRODUCT, MIN or MAX.
+        dtype: the accumulator.
+        size: how many elements a row has.
+        sizes: by leaf, how many elements it has.
+        rows: by rank, how many rows a worker contributes.
+        own_rows: how many this one does.
+        engine_may_reduce: the order in which rows become one does not matter.
+        cost: about how many bytes could be moved in the time that it takes to fold this worker's rows.
+    """
+
+    def __init__(
+        self,
+        op: ReduceOp,
+        rules: Sequence[Rule],
+        shapes: Sequence[Sequence[int]],
+        members: Members,
+        *,
+        ordered: bool = False,
+    ) -> None:
+        self.op = ReduceOp.SUM if op is ReduceOp.MEAN else op
+        self.rule, self.shapes, self.replicas, self.ordered = rules[0], shapes, members.replicas, ordered
+        self.dtype = self.rule.accumulator
+        self.sizes = [math.prod(shape) for shape in shapes]
+        self.size = sum(self.sizes)
+        costs = [kernels.cost(self.op, r.dtype, n, len(members.own)) for r, n in zip(rules, self.sizes, strict=True)]
+        self.cost = sum(costs)
+        self.engine_may_reduce = not ordered
+        self.rows: Sequence[int] = list(map(len, members.ids)) if ordered else _one_each(len(members.ids))
+        self.own_rows = self.rows[members.rank]
+        self._order: Sequence[int] = range(len(members.ids))  # of all rows
+        if ordered:
+            positions = list(chain(*members.ids))
+            self._order = sorted(range(len(positions)), key=positions.__getitem__)
+
+    def combine(self, rows: Sequence[Array]) -> Array:
+        """Return one row of all workers', by rank; it lies in one of them."""
+        in_order = [rows[place] for place in self._order]
+        return kernels.reduce(self.op, in_order, out=in_order[0]) if len(rows) > 1 else rows[0]
+
+    def ranges(self, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield what a range has of each leaf: the leaf, the range in it, and where that lies in the range."""
+        at = 0
+        for leaf, size in enumerate(self.sizes):
+            low, high = max(begin - at, 0), min(end - at, size)
+            if low < high:
+                yield leaf, low, high, at + low - begin
+            at += size
+
+
+class Rows:
+    """What this worker contributes to a reduction, by leaf the local replicas' arrays in their order, and the results.
+
+    Attributes:
+        reduction: what is reduced.
+    """
+
+    def __init__(self, reduction: Reduction, arrays: Sequence[Sequence[Array]]) -> None:
+        self.reduction = reduction
+        self._flat = [[array.reshape(-1) for array in of_leaf] for of_leaf in arrays]  # in C's order: else a copy
+        self._results = pool.empty((reduction.size,), reduction.rule.result)
+
+    def own(self, begin: int, end: int) -> Array | None:
+        """Return a range of this worker's row as it lies in memory; None where something has to be made of it."""
+        leaf, low, high = 0, begin, end
+        if len(self._flat) > 1:
+            leaf, low, high, _ = next(self.reduction.ranges(begin, end))
+        arrays = self._flat[leaf]
+        if len(arrays) > 1 or high - low < end - begin or arrays[0].dtype != self.reduction.dtype:
+            return None
+        found = arrays[0][low:high]
+        if not (found.flags.c_contiguous and found.flags.aligned):
+            return None
+        return found.view(self.reduction.dtype)  # an engine may know only one of equal dtypes of several names
+
+    def fold(self, begin: int, end: int, out: Array) -> None:
+        """Make a range of this worker's rows, one behind the other."""
+        reduction, rows = self.reduction, out.reshape(self.reduction.own_rows, end - begin)
+        for leaf, low, high, at in reduction.ranges(begin, end):
+            arrays = [array[low:high] for array in self._flat[leaf]]
+            if reduction.ordered or len(arrays) == 1:
+                for row, array in zip(rows, arrays, strict=True):
+                    np.copyto(row[at : at + high - low], array)
+            else:
+                wide = [array.astype(reduction.dtype, copy=False) for array in arrays]
+                kernels.reduce(reduction.op, wide, out=rows[0, at : at + high - low])
+
+    def room(self, begin: int, end: int) -> Array | None:
+        """Return where the total of a range may lie for its result to lie there, too; None where it cannot."""
+        return self._results[begin:end] if self._results.dtype == self.reduction.dtype else None
+
+    def finish(self, begin: int, end: int, total: Array) -> None:
+        """Make a range of the results of its total, which is spoilt."""
+        rule, out = self.reduction.rule, self._results[begin:end]
+        if rule.finish is not Finish.NOTHING or rule.result != rule.accumulator:
+            total = quietly(finished, rule, total, self.reduction.replicas)
+        if not np.may_share_memory(total, out):
+            out[...] = total
+
+    def results(self) -> list[Array]:
+        """Return the leaves' results, all ranges of which are finished."""
+        found, end = [], 0
+        for size, shape in zip(self.reduction.sizes, self.reduction.shapes, strict=True):
+            begin, end = end, end + size
+            found.append(frozen(self._results[begin:end].reshape(shape)))
+        return found
+
+
+# Exchanges.
+
+
+class Exchange:
+    """Parts of all replicas' arrays, given to the replicas whose results are made of them.
+
+    Args:
+        members: who takes part.
+        plans: by leaf; each result takes its own part of every input.
+        specs: by leaf, shape and dtype of an array.
+        columns: by leaf, the arrays of this worker's replicas.
+
+    Attributes:
+        counts: by rank, how many bytes are for that worker, and as many come from it.
+        most: how many any worker has for any other, at most.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        plans: Sequence[LeafPlan],
+        specs: Sequence[tuple[Sequence[int], DType]],
+        columns: Sequence[Sequence[Array]],
+    ) -> None:
+        self._members, self._plans, self._columns = members, plans, columns
+        self._pieces: list[tuple[Sequence[int], DType, int]] = []
+        for plan, (shape, dtype) in zip(plans, specs, strict=True):
+            axis, _, count = plan.cut(0)
+            piece, native = (*shape[:axis], shape[axis] // count, *shape[axis + 1 :]), dtype.newbyteorder("=")
+            self._pieces.append((piece, native, math.prod(piece) * native.itemsize))
+        nbytes = sum(size for _, _, size in self._pieces)
+        self.counts = [len(ids) * len(members.own) * nbytes for ids in members.ids]
+        self.most = nbytes * max(map(len, members.ids)) ** 2
+
+    def data(self) -> Array:
+        """Return this worker's bytes by rank: by leaf, by its replica, by our source."""
+        of_leaves = list(zip(self._pieces, self._plans, self._columns, strict=True))
+        return joined(
+            [
+                bytes_of(np.asarray(part(np.asarray(array), plan.cut(taker)), dtype))
+                for ids in self._members.ids
+                for (_, dtype, _), plan, column in of_leaves
+                for taker in ids
+                for array in column
+            ]
+        )
+
+    def parts(self, data: Array) -> list[dict[int, list[Array]]]:
+        """Return, by leaf, the parts for each local replica, by position, of the bytes of all workers by rank."""
+        found: list[dict[int, dict[int, Array]]] = [{taker: {} for taker in self._members.own} for _ in self._pieces]
+        at = 0
+        for sources in self._members.ids:
+            for (shape, dtype, nbytes), of_leaf in zip(self._pieces, found, strict=True):
+                for taker in self._members.own:
+                    for source in sources:
+                        of_leaf[taker][source] = np.ndarray(shape, dtype, data[at : at + nbytes] if nbytes else b"")
+                        at += nbytes
+        return [{taker: [of[i] for i in sorted(of)] for taker, of in of_leaf.items()} for of_leaf in found]
+
+
+# A collective.
 
 
 class WorkerPlan:
@@ -43,9 +263,7 @@ class WorkerPlan:
 
     Attributes:
         shared: one result serves all local replicas; else there is one for each, by local position.
-        is_one_array: the result is one array that is reduced, for all of them.
         leaves: by place, what becomes of a leaf, and what it is.
-        folded: values on GPUs are copied to the host as one fold of the local replicas' contributions.
         reductions: the leaves that are reduced, by their accumulator, with their places.
         exchanged: the places of those of which parts are exchanged.
         gathered: the places of all others.
@@ -55,36 +273,32 @@ class WorkerPlan:
     def __init__(
         self, collective: Collective, members: Members, accumulate: Accumulate = "native", *, ordered: bool = False
     ) -> None:
-        spec = collective.spec
+        spec, op = collective.spec, collective.op
         assert spec is not None
         self.collective, self.members = collective, members
         self.accumulate: Accumulate = accumulate
         self.single = spec.single
-        self.leaves: list[tuple[LeafPlan, LeafMark]] = list(
-            zip(collective.plans(members.replicas), spec.marks, strict=True)
-        )
+        plans = collective.plans(members.replicas)
+        self.leaves: list[tuple[LeafPlan, LeafMark]] = list(zip(plans, spec.marks, strict=True))
         self.shared = collective.kind.shared and not any(isinstance(mark, HostType) for mark in spec.marks)
-        self.reductions: list[tuple[Reduction, list[int]]] = []
         self.exchanged: list[int] = []
         self.gathered: list[int] = []
-        rules: dict[int, Rule] = {}
+        alike: dict[Any, dict[int, Rule]] = {}
         for place, (plan, mark) in enumerate(self.leaves):
             if plan.is_one_fold and mark not in (LeafType.INDEXED_SLICES, LeafType.PYTHON_NUMBER):
-                assert collective.op is not None
-                rules[place] = rule_for(collective.op, spec.dtypes[place], accumulate)
+                assert op is not None
+                rule = rule_for(op, spec.dtypes[place], accumulate)
+                alike.setdefault((rule.accumulator, rule.result), {})[place] = rule
             else:
                 (self.exchanged if collective.kind is ALL_TO_ALL else self.gathered).append(place)
-        for accumulator in dict.fromkeys(rule.accumulator for rule in rules.values()):
-            places = [place for place, rule in rules.items() if rule.accumulator == accumulator]
-            shapes: Any = [spec.shapes[place] for place in places]  # all of them are known
-            assert collective.op is not None
-            of_leaves = [rules[place] for place in places]
-            self.reductions.append((Reduction(collective.op, of_leaves, shapes, members, ordered=ordered), places))
-        self.is_one_array = self.shared and self.single and bool(rules) and spec.marks == (LeafType.NUMPY_ARRAY,)
-        one_fold = bool(self.leaves) and all(plan.is_one_fold for plan, _ in self.leaves)
-        self.folded = one_fold and len(members.own) > 1 and not ordered
+        self.reductions: list[tuple[Reduction, list[int]]] = []
+        for rules in alike.values():
+            assert op is not None
+            shapes: Any = [spec.shapes[place] for place in rules]  # all of them are known
+            reduction = Reduction(op, list(rules.values()), shapes, members, ordered=ordered)
+            self.reductions.append((reduction, list(rules)))
         self.sources: Sequence[Sequence[int]] = members.ids  # which all workers in a process share
-        needed = self.leaves[0][0].inputs if self.leaves else range(members.replicas)
+        needed = plans[0].inputs if plans else range(members.replicas)
         if len(needed) < members.replicas:
             self.sources = [[position for position in ids if position in needed] for ids in members.ids]
         self._host = HostExecutor(collective, len(members.own))
@@ -105,8 +319,7 @@ class WorkerPlan:
         """Return the work that gives values with arrays on GPUs as `begin` takes them."""
         from aiodist._collectives.device import to_host  # loaded where there are arrays on GPUs
 
-        places = [self.members.own.index(position) for position in self.sources[self.members.rank]]
-        return to_host(self.collective, values, devices, self.accumulate, folded=self.folded, needed=places)
+        return to_host(self.collective, values, devices)
 
 
 class Crossing:
@@ -123,7 +336,8 @@ class Crossing:
         self.plan = plan
         columns: list[Sequence[Any]] = [values] if plan.single else list(zip(*values, strict=True))
         self.rows = [
-            Rows(reduction, [_arrays(columns[place]) for place in places]) for reduction, places in plan.reductions
+            Rows(reduction, [list(map(np.asarray, columns[place])) for place in places])
+            for reduction, places in plan.reductions
         ]
         self.exchange: Exchange | None = None
         self.given: list[list[Any]] = []
@@ -138,7 +352,7 @@ class Crossing:
             self.given = [[columns[place][own.index(position)] for position in sources] for place in plan.gathered]
         self._results: list[list[Any]] = [[] for _ in plan.leaves]
 
-    def take_exchanged(self, data: np.ndarray[Any, Any]) -> None:
+    def take_exchanged(self, data: Array) -> None:
         """Take the bytes of the exchange, of all workers by rank."""
         assert self.exchange is not None
         for place, of_leaf in zip(self.plan.exchanged, self.exchange.parts(data), strict=True):
@@ -148,64 +362,83 @@ class Crossing:
 
     def take_gathered(self, everyone: Sequence[Sequence[Sequence[Any]]]) -> None:
         """Take what all workers give, by rank, as ``given`` is."""
-        plan = self.plan
-        for number, place in enumerate(plan.gathered):
+        op, accumulate = self.plan.collective.op, self.plan.accumulate
+        for number, place in enumerate(self.plan.gathered):
+            plan, mark = self.plan.leaves[place]
             inputs: dict[int, Any] = {}
-            for sources, by_leaf in zip(plan.sources, everyone, strict=True):
+            for sources, by_leaf in zip(self.plan.sources, everyone, strict=True):
                 inputs.update(zip(sources, by_leaf[number], strict=True))
-            self._results[place] = self._of_gathered(place, inputs)
+            results, arrays = self._own_results(place), dict(inputs)
+            for source in {source for result in results for source in result.sources if source >= plan.size}:
+                assert op is not None
+                column = [inputs[position] for position in plan.folds[source - plan.size]]
+                arrays[source] = host.fold(op, column, mark, accumulate)
+            self._results[place] = [self._of_gathered(result, arrays, plan.size) for result in results]
 
     def _own_results(self, place: int) -> list[Result]:
         """Return what the local replicas' results of a leaf are made of; the one for all where that is shared."""
         results = self.plan.leaves[place][0].results
         return list(results) if self.plan.collective.kind.shared else [results[i] for i in self.plan.members.own]
 
-    def _of_gathered(self, place: int, inputs: Mapping[int, Any]) -> list[Any]:
-        plan, mark = self.plan.leaves[place]
-        results, op, found = self._own_results(place), self.plan.collective.op, []
-        arrays = dict(inputs)
-        for source in {source for result in results for source in result.sources if source >= plan.size}:
-            assert op is not None
-            column = [inputs[position] for position in plan.folds[source - plan.size]]
-            arrays[source] = host.fold(op, column, mark, self.plan.accumulate)
-        for result in results:
-            parts = [arrays[source] for source in result.sources]
-            made = None
-            if result.cut is None and isinstance(parts[0], np.ndarray):
-                own = result.sources[0] in self.plan.members.own
-                if len(parts) > 1 and result.axis is not None:
-                    made = together(parts, result.axis)
-                elif len(parts) == 1 and parts[0].flags.aligned and not own:
-                    made = parts[0]  # as it has come
-            if made is None:
-                made = host.made(result, arrays, plan.size)
-            found.append(frozen(made) if isinstance(made, np.ndarray) else made)
-        return found
+    def _of_gathered(self, result: Result, arrays: Mapping[int, Any], size: int) -> Any:
+        parts = [arrays[source] for source in result.sources]
+        made = None
+        if result.cut is None and isinstance(parts[0], np.ndarray):
+            if len(parts) > 1 and result.axis is not None:
+                made = _as_they_lie(parts, result.axis)
+            elif parts[0].flags.aligned and result.sources[0] not in self.plan.members.own:
+                made = parts[0]  # as it has come
+        if made is None:
+            made = host.made(result, arrays, size)
+        return frozen(made) if isinstance(made, np.ndarray) else made
 
     def result(self) -> Any:
         """Return the result: a leaf or a list of leaves for all local replicas, or a list of such, one for each."""
-        plan = self.plan
-        if plan.is_one_array:
-            return self.rows[0].results()[0]
+        plan, shared = self.plan, self.plan.collective.kind.shared
         for (_, places), rows in zip(plan.reductions, self.rows, strict=True):
             for place, total in zip(places, rows.results(), strict=True):
                 self._results[place] = self._of_total(place, total)
-        if plan.single and plan.collective.kind.shared:
+        if plan.single and shared:
             return self._results[0][0]
-        count = 1 if plan.collective.kind.shared else len(plan.members.own)
-        found: list[Any] = [[column[index] for column in self._results] for index in range(count)]
-        if plan.single:
-            found = [row[0] for row in found]
-        return found[0] if plan.collective.kind.shared else found
+        rows_of = [[column[i] for column in self._results] for i in range(1 if shared else len(plan.members.own))]
+        found: list[Any] = [row[0] for row in rows_of] if plan.single else rows_of
+        return found[0] if shared else found
 
-    def _of_total(self, place: int, total: np.ndarray[Any, Any]) -> list[Any]:
+    def _of_total(self, place: int, total: Array) -> list[Any]:
         plan, mark = self.plan.leaves[place]
-        if mark == LeafType.NUMPY_SCALAR:
-            return [total[()]]
         if self.plan.collective.kind.shared:
-            return [total]
+            return [total[()] if mark == LeafType.NUMPY_SCALAR else total]
         return [frozen(host.made(each, {plan.size: total}, plan.size)) for each in self._own_results(place)]
 
 
-def _arrays(column: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-    return [column[0].array] if isinstance(column[0], Folded) else [np.asarray(value) for value in column]
+# Bytes.
+
+
+def bytes_of(array: Array) -> Array:
+    """Return an array's bytes, where they lie if that is in C's order."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def joined(pieces: Sequence[Array]) -> Array:
+    """Return bytes one behind the other; a single piece where it lies."""
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces or [np.empty(0, np.uint8)])
+
+
+def _as_they_lie(arrays: Sequence[Array], axis: int) -> Array | None:
+    """Return arrays one behind the other along an axis, if they lie so in the buffer that they came to; else None."""
+    first, base = arrays[0], arrays[0].base
+    if math.prod(first.shape[:axis]) != 1 or not isinstance(base, np.ndarray) or not base.flags.c_contiguous:
+        return None
+    end = begin = _address(first)
+    for array in arrays:
+        if array.base is not base or array.dtype != first.dtype or (_address(array) != end and array.nbytes):
+            return None
+        end += array.nbytes
+    shape = (*first.shape[:axis], sum(array.shape[axis] for array in arrays), *first.shape[axis + 1 :])
+    if not first.flags.aligned or not first.nbytes:
+        return None
+    return np.ndarray(shape, first.dtype, base, begin - _address(base))
+
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])

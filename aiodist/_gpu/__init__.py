@@ -4,7 +4,6 @@ Modules, in order; each imports only from those above it and from lower floors:
 
 - `steps`: launches and copies as data.
 - `cuda_core`: the driver, through cuda.core, and page-locked memory of the host.
-- `schedule`: steps with kernels chosen and tables laid out, ready for addresses.
-- `enqueue`: schedules on streams, and waiting for them.
+- `enqueue`: steps with kernels chosen and tables laid out, ready for addresses; on streams, and waiting for them.
 - `current`: a replica's GPU and stream as those of a thread.
 """

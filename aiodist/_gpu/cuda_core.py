@@ -15,7 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -23,15 +23,10 @@ import numpy as np
 from aiodist._gpu.steps import HOST
 from aiodist_kernels.cuda.forms import THREADS, Form, blocks
 
-NEEDS: Final = "collectives of arrays on GPUs need packages that are not installed: pip install 'aiodist[cuda]'"
+NEEDS: Final = "GPUs need packages that are missing here, or do not fit: pip install --upgrade 'aiodist[cuda]'"
 
-MISFIT: Final = "cuda-core and cuda-bindings are of versions that do not fit: pip install --upgrade 'aiodist[cuda]'"
-
-_LEGACY_DEFAULT_STREAM = 1  # CU_STREAM_LEGACY
 _ALREADY_ENABLED = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 _VERIFIED = ((9, 0), (8, 0))  # kernels are compiled for one of these, which newer devices run, too
-_FOREIGN = 256
-"""Foreign streams that are remembered; who makes a new one for every step makes them be forgotten, and nothing more."""
 
 
 # Page-locked memory of the host, which devices copy to and from while nobody waits. To lock pages takes as long as to
@@ -98,15 +93,17 @@ def array_of(memory: Memory, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np
 # The driver.
 
 
+@dataclass(frozen=True, eq=False)
 class DeviceStream:
-    """A stream, as cuda.core's object and the driver's handle, and the ordinal of the device that it belongs to."""
+    """A stream of a device, by its ordinal."""
 
-    __slots__ = ("device", "handle", "stream")
+    device: int
+    stream: Any  # cuda.core's
 
-    def __init__(self, device: int, stream: Any) -> None:
-        self.device = device
-        self.stream = stream
-        self.handle = stream.handle
+    @cached_property
+    def handle(self) -> Any:
+        """The driver's handle."""
+        return self.stream.handle
 
 
 @dataclass(slots=True, eq=False)
@@ -197,8 +194,7 @@ class CudaCore:
 
     def __init__(self) -> None:
         self._core, self._driver = _imported()
-        self._own: dict[int, DeviceStream] = {}
-        self._replicas: dict[str, DeviceStream] = {}
+        self._streams: dict[int | str, DeviceStream] = {}  # of devices, and of logical ones by their names
         self._foreign: dict[tuple[int, int], DeviceStream] = {}
         self._kernels: dict[tuple[int, Form], Any] = {}
         self._reaches: dict[tuple[int, int], bool] = {}
@@ -214,30 +210,25 @@ class CudaCore:
 
     def stream(self, device: int) -> DeviceStream:
         """Return the stream on which this device reduces: the same one always."""
-        found = self._own.get(device)
-        if found is None:
-            found = self._own[device] = DeviceStream(device, self._current.make(device).create_stream())
-        return found
+        return self._streams.get(device) or self._new_stream(device, device)
 
     def replica_stream(self, name: str, device: int) -> DeviceStream:
         """Return the stream of the logical device of that name: the same one always."""
-        found = self._replicas.get(name)
-        if found is None:
-            found = self._replicas[name] = DeviceStream(device, self._current.make(device).create_stream())
+        return self._streams.get(name) or self._new_stream(name, device)
+
+    def _new_stream(self, key: int | str, device: int) -> DeviceStream:
+        found = self._streams[key] = DeviceStream(device, self._current.make(device).create_stream())
         return found
 
     def used_stream(self, name: str) -> DeviceStream | None:
         """Return the stream of a logical device, if anybody has asked for it: else there is nothing on it."""
-        return self._replicas.get(name)
+        return self._streams.get(name)
 
     def foreign_stream(self, device: int, handle: int) -> DeviceStream:
         """Return a stream that somebody else made, by its handle."""
         found = self._foreign.get((device, handle))
         if found is None:
-            if len(self._foreign) >= _FOREIGN:
-                self._foreign.clear()
-            stream = self._core.Stream.from_handle(handle or _LEGACY_DEFAULT_STREAM)
-            found = self._foreign[device, handle] = DeviceStream(device, stream)
+            found = self._foreign[device, handle] = DeviceStream(device, self._core.Stream.from_handle(handle))
         return found
 
     def record(self, stream: DeviceStream) -> DeviceEvent:
@@ -393,12 +384,10 @@ def _imported() -> tuple[Any, Any]:
     """Return the modules cuda.core and cuda.bindings.driver."""
     try:
         core, driver = importlib.import_module("cuda.core"), importlib.import_module("cuda.bindings.driver")
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         raise ImportError(f"{NEEDS} ({error})") from error
-    except ImportError as error:  # compiled for other versions of each other
-        raise ImportError(f"{MISFIT} ({error})") from error
     if core.__version__.startswith("0."):
-        raise ImportError(f"{MISFIT} (cuda-core is {core.__version__}, and must be 1.0 or newer)")
+        raise ImportError(f"{NEEDS} (cuda-core is {core.__version__}, and must be 1.0 or newer)")
     return core, driver
 
 

@@ -32,49 +32,29 @@ def call_on(device: str, callers: frozenset[int], fn: Callable[..., T], *args: A
     """Return ``fn(*args)``, called with a GPU as the current device, and its stream as the current one.
 
     What it enqueues comes behind what its caller's streams had been given, and before what they are given afterwards:
-    values go in and out as if there were one stream.
-
-    Without cuda.core there are no streams of ours: the frameworks' own default streams serve. `callers` are the
-    caller's `streams`.
+    values go in and out as if there were one stream. `callers` are the caller's `streams`.
     """
     ordinal = gpus.logical.ordinal(device)
+    driver = enqueue.queue().driver
     with ExitStack() as stack:
-        stream = _stream(device, ordinal, callers, stack)
-        torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
-        if torch is not None and torch.cuda.is_available():
+        with enqueue.enqueuing, driver.using():
+            own = driver.replica_stream(device, ordinal)
+            others = [driver.foreign_stream(ordinal, handle) for handle in sorted(callers)]
+        _order(driver, others, [own])
+        stack.callback(_order, driver, [own], others)
+        if _has("torch"):
+            torch = sys.modules["torch"]
             stack.enter_context(torch.cuda.device(ordinal))
-            if stream is not None:
-                own = torch.cuda.ExternalStream(int(stream.handle), device=ordinal)
-                stack.enter_context(torch.cuda.stream(own))
-        if cupy is not None:
+            stack.enter_context(torch.cuda.stream(torch.cuda.ExternalStream(int(own.handle), device=ordinal)))
+        if _has("cupy"):
+            cupy = sys.modules["cupy"]
             stack.enter_context(cupy.cuda.Device(ordinal))
-            if stream is not None:
-                stack.enter_context(_of_cupy(cupy, stream, ordinal))
-        if (numba := sys.modules.get("numba.cuda")) is not None:
+            stack.enter_context(cupy.cuda.Stream.from_external(own.stream))
+        if _has("numba.cuda"):
             with enqueue.enqueuing:  # Numba lists its devices at the first look, which two threads may not take at once
-                found = numba.gpus[ordinal]
+                found = sys.modules["numba.cuda"].gpus[ordinal]
             stack.enter_context(found)
         return fn(*args)
-
-
-def _of_cupy(cupy: Any, stream: DeviceStream, ordinal: int) -> Any:
-    """Return a stream as CuPy's; from its version 14 on it takes any object that says which stream it is."""
-    take = getattr(cupy.cuda.Stream, "from_external", None)
-    return cupy.cuda.ExternalStream(int(stream.handle), ordinal) if take is None else take(stream.stream)
-
-
-def _stream(device: str, ordinal: int, callers: frozenset[int], stack: ExitStack) -> DeviceStream | None:
-    """Return the replica's stream, which waits for the caller's, and on the way out they for it."""
-    try:
-        driver = enqueue.queue().driver
-    except ImportError:
-        return None
-    with enqueue.enqueuing, driver.using():
-        own = driver.replica_stream(device, ordinal)
-        others = [driver.foreign_stream(ordinal, handle) for handle in sorted(callers)]
-    _order(driver, others, [own])
-    stack.callback(_order, driver, [own], others)
-    return own
 
 
 def _order(driver: CudaCore, first: Sequence[DeviceStream], then: Sequence[DeviceStream]) -> None:

@@ -1,23 +1,204 @@
-"""Enqueueing schedules on streams, ordered by events, without holding up the host.
+"""Enqueueing reductions and moves on streams, ordered by events, without holding up the host.
 
     what replicas enqueued ──▶ event ──▶ each device's own stream: launches, copies ──▶ event ──▶ the replicas' streams
 
 So a replica's next kernel sees the result, and may write to what it contributed, with no further care.
+
+A training step's collectives are the same again and again; what differs is, at most, addresses. So steps are made for
+arrays that have numbers: the address of a byte in an array is `symbol` of the array's number, plus its offset. A
+`Schedule` is such steps, with kernels chosen, sizes counted and tables laid out; `Schedule.bind` puts addresses in.
+Array 0 of a schedule that nobody numbers begins at address 0: its steps have addresses as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from threading import RLock
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from aiodist._gpu.cuda_core import CudaCore, DeviceEvent, DeviceStream
-from aiodist._gpu.schedule import Batch, Bound, Schedule
-from aiodist._gpu.steps import Move
+import numpy as np
+from numpy.typing import NDArray
+
+from aiodist._gpu import steps
+from aiodist._gpu.cuda_core import CudaCore, DeviceEvent, DeviceStream, Memory
+from aiodist._gpu.steps import Copy, Job, Launch, Meet, Move, Rows, Step
+from aiodist_kernels.cuda import forms
+from aiodist_kernels.cuda.forms import Form
+from aiodist_kernels.rules import Rule
 
 BOUND = 64
 """How many schedules with their addresses are kept."""
+
+_OFFSET: Final = 56
+"""Bits of an offset, and of an address."""
+
+# Schedules.
+
+
+def symbol(number: int) -> int:
+    """Return where an array of that number begins."""
+    return number << _OFFSET
+
+
+class Batch(NamedTuple):
+    """Leaves that one rule reduces."""
+
+    rule: Rule
+    jobs: Sequence[Job]
+
+
+Call: TypeAlias = Callable[[], object]
+
+
+class Bound(NamedTuple):
+    """A schedule with its addresses put in: what is left to enqueue, on the streams of some devices."""
+
+    devices: Sequence[int]
+    calls: Sequence[Call]
+    keeps: Sequence[Memory]
+    """Tables and scratch memory that the calls use."""
+    lasts: bool
+    """Whether it serves again; scratch memory serves one time only."""
+
+
+Bind: TypeAlias = Callable[[Sequence[int], NDArray[np.int64], list[Memory]], Call]
+"""A step of a schedule: it takes where each array begins, twice, the second time as an array for steps that take many,
+and what holds the memory that it needs; it returns the step with its addresses put in."""
+
+_NO_NUMBERS: Final = np.zeros(0, np.int64)
+
+
+class Schedule:
+    """Reductions and moves behind them, of so many arrays that have numbers, ready for addresses.
+
+    Its ``kernels`` are what launches need, each with a device.
+    """
+
+    def __init__(self, driver: CudaCore, batches: Sequence[Batch], then: Sequence[Move], arrays: int) -> None:
+        self._driver = driver
+        self._arrays = arrays
+        self._scratch: list[tuple[int, int]] = []
+        self.kernels: dict[tuple[int, Form], None] = {}
+        self._loaded = False
+        devices = {place.device for batch in batches for place in (*batch.jobs[0].inputs, *batch.jobs[0].outputs)}
+        self._devices = tuple(sorted(devices | steps.devices_of(then)))
+        self._has_tables = False
+        found = [s for b in batches for s in steps.reduce_steps(b.rule, b.jobs, driver.reaches, self._allocate)]
+        if batches and then and len(self._devices) > 1:
+            found.append(Meet(self._devices))
+        self._steps = [self._ready(step) for step in (*found, *steps.move_steps(then, self._allocate))]
+
+    def is_loaded(self) -> bool:
+        """Return whether all its kernels can be launched at once."""
+        self._loaded = self._loaded or all(self._driver.is_loaded(device, form) for device, form in self.kernels)
+        return self._loaded
+
+    def bind(self, begins: Sequence[int]) -> Bound:
+        """Put in where each array begins; its kernels are loaded."""
+        keeps = [self._driver.allocate(device, nbytes) for device, nbytes in self._scratch]
+        if keeps:
+            begins = *begins, *[memory.address for memory in keeps]
+        numbers = np.array(begins, np.int64) if self._has_tables else _NO_NUMBERS
+        calls = [bind(begins, numbers, keeps) for bind in self._steps]
+        return Bound(self._devices, calls, keeps, not self._scratch)
+
+    def _allocate(self, device: int, nbytes: int) -> int:
+        self._scratch.append((device, nbytes))
+        return symbol(self._arrays + len(self._scratch) - 1)
+
+    def _ready(self, step: Step) -> Bind:
+        """Return a step that waits for addresses alone."""
+        match step:
+            case Launch():
+                self.kernels[step.device, step.form] = None
+                return self._tabled(step) if step.form.tabled else self._direct(step)
+            case Rows():
+                return self._rows(step)
+            case Copy():
+                return self._copy(step)
+            case Meet(devices):
+                call = partial(meet, self._driver, devices)
+                return lambda *_: call
+
+    def _direct(self, step: Launch) -> Bind:
+        """Return a launch with addresses as arguments."""
+        device, form, (leaf,), lanes_per_element = step
+        lanes = leaf.elements * lanes_per_element
+        places = [_split(address) for address in (leaf.out, *leaf.buffers)]
+        launchers: dict[int, Callable[..., object]] = {}  # by the number of vectors: all that there are, or none
+
+        def bind(begins: Sequence[int], *_: object) -> Call:
+            addresses = [begins[number] + offset for number, offset in places]
+            vectors = lanes // form.width if forms.allow_vectors(addresses) else 0
+            launch = launchers.get(vectors)
+            if launch is None:
+                launch = launchers[vectors] = self._driver.launcher(device, form, vectors or lanes)
+            return partial(launch, *addresses, vectors, lanes)
+
+        return bind
+
+    def _tabled(self, step: Launch) -> Bind:
+        """Return a launch with tables in the device's memory."""
+        device, form, leaves, lanes = step
+        self._has_tables = True
+        driver, count = self._driver, len(leaves[0].buffers)
+        places = np.array([_split(address) for leaf in leaves for address in (leaf.out, *leaf.buffers)], np.int64)
+        arrays, offsets = places.T.reshape(2, len(leaves), 1 + count)
+        layout = forms.Layout(form, [leaf.elements * lanes for leaf in leaves], count)
+        ready: list[tuple[Memory, Callable[..., object]]] = []  # from the first time on
+
+        def bind(_: Sequence[int], numbers: NDArray[np.int64], keeps: list[Memory]) -> Call:
+            if not ready:
+                heads = driver.upload(device, layout.heads)
+                ready.append((heads, driver.launcher(device, form, layout.chunks * forms.THREADS)))
+            heads, launch = ready[0]
+            rows = driver.upload(device, layout.rows(numbers[arrays] + offsets))
+            keeps += [heads, rows]
+            return partial(launch, heads.address, rows.address, layout.chunks, count)
+
+        return bind
+
+    def _copy(self, copy: Copy) -> Bind:
+        """Return a copy without gaps."""
+        (to, to_offset), (by, by_offset) = _split(copy.target.address), _split(copy.source.address)
+        carry, device, nbytes = self._driver.copy, copy.device, copy.nbytes
+        target, source = copy.target.device, copy.source.device
+
+        def bind(begins: Sequence[int], *_: object) -> Call:
+            there, here = begins[to] + to_offset, begins[by] + by_offset
+            return partial(carry, device, target, there, source, here, nbytes)
+
+        return bind
+
+    def _rows(self, rows: Rows) -> Bind:
+        """Return a copy of rows."""
+        (to, to_offset), (by, by_offset) = _split(rows.target), _split(rows.source)
+
+        def bind(begins: Sequence[int], *_: object) -> Call:
+            moved = rows._replace(target=begins[to] + to_offset, source=begins[by] + by_offset)
+            return partial(self._driver.copy_rows, *moved)
+
+        return bind
+
+
+def _split(address: int) -> tuple[int, int]:
+    """Return the number of an array, and an offset in it."""
+    return address >> _OFFSET, address & ((1 << _OFFSET) - 1)
+
+
+def meet(driver: CudaCore, devices: Sequence[int]) -> None:
+    """Let each device's stream wait for what the others' have been given so far."""
+    events: dict[int, Any] = {device: driver.record(driver.stream(device)) for device in devices}
+    for device in devices:
+        for other in devices:
+            if other != device:
+                driver.wait(driver.stream(device), events[other])
+    for event in events.values():
+        driver.release(event)
+
+
+# Streams.
 
 
 class Completion:
@@ -54,7 +235,7 @@ class Queue:
         self._bound: dict[tuple[Schedule, Sequence[int]], Bound] = {}
 
     def schedule(self, batches: Sequence[Batch], then: Sequence[Move] = (), arrays: int = 1) -> Schedule:
-        """Return what can be known of reductions, and of what is moved behind them, before any address is."""
+        """Return the schedule of reductions, and of what is moved behind them, of so many arrays."""
         with self.driver.using():
             return Schedule(self.driver, batches, then, arrays)
 
@@ -92,22 +273,17 @@ class Queue:
         driver = self.driver
         own = [driver.stream(device) for device in bound.devices]
         others = [stream for stream in streams if stream not in own]
-        try:
-            for stream in others:
-                ready = driver.record(stream)
-                for device in own:
-                    driver.wait(device, ready)
-                driver.release(ready)
-            for call in bound.calls:
-                call()
-            done = [driver.record(device) for device in own]
-            for stream in others:
-                for event in done:
-                    driver.wait(stream, event)
-        except BaseException:
-            for device in own:  # nobody will keep the memory of what was enqueued before the error
-                driver.wait_for(driver.record(device))
-            raise
+        for stream in others:
+            ready = driver.record(stream)
+            for device in own:
+                driver.wait(device, ready)
+            driver.release(ready)
+        for call in bound.calls:
+            call()
+        done = [driver.record(device) for device in own]
+        for stream in others:
+            for event in done:
+                driver.wait(stream, event)
         return Completion(driver, done, keeps)
 
 

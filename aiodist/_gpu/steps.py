@@ -12,15 +12,13 @@ so all ways give the same bits.
 no gaps skips the steps that would close or open them:
 
     part ── rows, on its device ──▶ packed ── one copy ──▶ landed ── rows, on the other device ──▶ part
-
-Many small arrays between a device and one piece of the host's memory go as one copy, too, packed by one launch.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise, product
+from itertools import product
 from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
@@ -36,15 +34,6 @@ GRAIN: Final = 1024
 
 FEW: Final = 4
 """Copies that are enqueued one by one: each takes host and device a microsecond or two. More are done by one launch."""
-
-LARGEST_PITCH: Final = (1 << 31) - 1
-"""Bytes from one row to the next that a copy of rows may have; beyond, rows are few and copied one by one."""
-
-PACKED_BELOW: Final = 1 << 20
-"""Bytes of an array below which it goes to the host, or from there, together with others."""
-
-APART: Final = 64
-"""Each array in a piece of the host's memory begins at a multiple of so many bytes: of a vector, and a cache's line."""
 
 HOST: Final = -1
 """Stands for the host's memory among devices. It has no stream: the other device carries what is copied."""
@@ -139,12 +128,6 @@ def _reducing(device: int, rule: Rule, leaves: Iterable[Leaf]) -> list[Step]:
     return [Launch(device, form_for(rule, len(some[0].buffers), leaves=len(some)), some, components(rule.dtype))]
 
 
-def _copying(device: int, leaves: Sequence[Leaf], size: int) -> Launch:
-    """Return a launch that copies each leaf's one buffer, in elements of so many bytes."""
-    form = copying(size)
-    return Launch(device, form, tuple(leaves), size // form.rule.dtype.itemsize)
-
-
 def _local_copies(device: int, rule: Rule, jobs: Sequence[Job]) -> list[Step]:
     """Give the device's other replicas their results."""
     first, *others = [i for i, place in enumerate(jobs[0].outputs) if place.device == device]
@@ -162,7 +145,8 @@ def _together(device: int, copies: Sequence[Copy], size: int) -> list[Step]:
     if len(copies) <= FEW:
         return list(copies)
     leaves = [Leaf(copy.target.address, (copy.source.address,), copy.nbytes // size) for copy in copies]
-    return [_copying(device, leaves, size)]
+    form = copying(size)
+    return [Launch(device, form, tuple(leaves), size // form.rule.dtype.itemsize)]
 
 
 def _sharded(devices: tuple[int, ...], rule: Rule, jobs: Sequence[Job]) -> list[Step]:
@@ -268,7 +252,7 @@ def move_steps(moves: Sequence[Move], allocate: Allocate) -> list[Step]:
     it, has no gaps there.
     """
     packs: list[Step] = []
-    moves, steps = _with_the_host(moves, allocate)
+    steps: list[Step] = []
 
     def scratch(device: int, like: View) -> View:
         return whole(Place(device, allocate(device, like.nbytes)), like.shape, like.dtype)
@@ -288,44 +272,6 @@ def move_steps(moves: Sequence[Move], allocate: Allocate) -> list[Step]:
     return [*packs, Meet(tuple(sorted(devices_of(moves)))), *steps] if packs else steps
 
 
-def _with_the_host(moves: Sequence[Move], allocate: Allocate) -> tuple[list[Move], list[Step]]:
-    """Return moves without those of many small arrays between a device and the host, and the steps of these."""
-    small: dict[tuple[int, bool], list[tuple[int, Move]]] = {}  # by device and whether they go to the host
-    for move in moves:
-        (to, by), goes = (view.place.device for view in move), move.target.place.device == HOST
-        here = move.source if goes else move.target
-        if HOST in (to, by) and 0 < here.nbytes < PACKED_BELOW and has_no_gaps(here):
-            at = (move.target if goes else move.source).place.address
-            small.setdefault((here.place.device, goes), []).append((at, move))
-    steps: list[Step] = []
-    packed: set[Move] = set()
-    for (device, goes), found in small.items():
-        found.sort(key=itemgetter(0))
-        ends = [at + move.source.nbytes for at, move in found]
-        begins = [n for n, (at, _) in enumerate(found) if n == 0 or not 0 <= at - ends[n - 1] < APART]
-        for begin, end in pairwise([*begins, len(found)]):
-            if end - begin > FEW:  # they lie one behind the other on the host
-                steps += _packed(device, goes, found[begin:end], allocate)
-                packed.update(move for _, move in found[begin:end])
-    return [move for move in moves if move not in packed], steps
-
-
-def _packed(device: int, goes: bool, run: Sequence[tuple[int, Move]], allocate: Allocate) -> list[Step]:
-    """Return the copy of a run, and the launch that packs it, or that moves each array to its place."""
-    begin, (last, move) = run[0][0], run[-1]
-    nbytes = last + move.source.nbytes - begin
-    piece = Place(device, allocate(device, nbytes))
-    size = 4 if all(move.source.nbytes % 4 == 0 for _, move in run) else 1
-    leaves = []
-    for at, move in run:
-        own, there = (move.source if goes else move.target).place.address, piece.address + at - begin
-        leaves.append(Leaf(*((there, (own,)) if goes else (own, (there,))), move.source.nbytes // size))
-    together = _copying(device, leaves, size)
-    if goes:
-        return [together, Copy(device, Place(HOST, begin), piece, nbytes)]
-    return [Copy(device, piece, Place(HOST, begin), nbytes), together]
-
-
 def _on_device(target: View, source: View) -> Iterator[Step]:
     """Return a move's copies, between two views of one device, or two without gaps."""
     device, extents = target.place.device, _merged(target, source)
@@ -337,17 +283,12 @@ def _on_device(target: View, source: View) -> Iterator[Step]:
     if not extents:
         yield Copy(device, target.place, source.place, width)
         return
-    rows = max(extents, key=lambda extent: extent[0] if max(extent[1:]) <= LARGEST_PITCH else 0)
-    together = max(rows[1:]) <= LARGEST_PITCH
-    if together:
-        extents.remove(rows)
+    rows = max(extents, key=itemgetter(0))
+    extents.remove(rows)
     for index in product(*(range(extent) for extent, _, _ in extents)):
         to = target.place.address + sum(i * step for i, (_, step, _) in zip(index, extents, strict=True))
         by = source.place.address + sum(i * step for i, (_, _, step) in zip(index, extents, strict=True))
-        if together:
-            yield Rows(device, to, rows[1], by, rows[2], width, rows[0])
-        else:
-            yield Copy(device, Place(device, to), Place(source.place.device, by), width)
+        yield Rows(device, to, rows[1], by, rows[2], width, rows[0])
 
 
 def _merged(target: View, source: View) -> list[tuple[int, int, int]]:

@@ -101,7 +101,7 @@ class Workers(Replicas):
 
     @property
     def assigning(self) -> Workers | None:
-        """What makes one value of what replicas assign: the workers, also a single one that reduces in tree order."""
+        """What makes one value of what replicas assign: the workers, also a single one with ``reduction="ordered"``."""
         return self if self.team.settings.ordered else self.sharing
 
     def close(self) -> None:

@@ -386,13 +386,13 @@ class Combination:
             else:
                 there.append((leaf, np.asarray(result)))
         if there:
-            from aiodist._collectives.device import bring_up, staged  # loaded where there are arrays on GPUs
+            from aiodist._collectives.device import staged, transfer  # loaded where there are arrays on GPUs
 
             arrays = [array for _, array in there]
             columns = [[array] for array in await _called(partial(staged, arrays), arrays)]
             marks: Any = [leaf.operand.mark for leaf, _ in there]
             targets: Any = [leaf.targets for leaf, _ in there]
-            run = bring_up(marks, columns, targets, self._devices)
+            run = transfer(marks, columns, targets, self._devices)
             for (leaf, _), found in zip(there, await _finished(run), strict=True):
                 leaf.give(found)
             await checkpoint_if_cancelled()
@@ -470,11 +470,12 @@ def on_host(
     there = [operand for operand in operands if operand.on_gpus]
     if not there:
         return list(operands), None
-    from aiodist._collectives.device import bring_down  # loaded where there are arrays on GPUs
+    from aiodist._collectives.device import transfer  # loaded where there are arrays on GPUs
+    from aiodist._gpu.steps import HOST
 
     marks: Any = [operand.mark for operand in there for _ in operand.arrays]
-    run = bring_down(marks, [[array] for operand in there for array in operand.arrays], [0], devices)
-    landed = (array for (array,) in run.landed())
+    run = transfer(marks, [[array] for operand in there for array in operand.arrays], [[HOST]] * len(marks), devices)
+    landed = (array for (array,) in run.results())
 
     def here(operand: Operand) -> Operand:
         if not operand.on_gpus:

@@ -33,9 +33,8 @@ from aiodist._arrays.host import HostType
 from aiodist._arrays.leaves import LeafType, Spec
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import ALL_TO_ALL, Collective
-from aiodist._collectives.transfers import Exchange, Members, Rows, bytes_of, joined
 from aiodist._collectives.work import Work
-from aiodist._collectives.workers import Crossing, WorkerPlan
+from aiodist._collectives.workers import Crossing, Exchange, Members, Rows, WorkerPlan, bytes_of, joined
 from aiodist._core.ledger import Group
 from aiodist._workers.layout import Layout
 from aiodist._workers.record import FLOAT64, MOST_IN_FULL, PAYLOAD, Found, RecordBuffers
@@ -216,7 +215,7 @@ class Moving:
         if not session.records.in_full or not Small.fits(collective, members):
             return None
         several = max(map(len, members.ids)) > 1  # whose sums have the bits of sums of each worker's sum
-        if (several or self._plans.ordered) and self._plans.plan(collective, "native", members).reductions:
+        if several and not self._plans.ordered and self._plans.plan(collective, "native", members).reductions:
             return None
         return Small(collective, members, session.records)
 
@@ -307,7 +306,7 @@ class Moving:
         from aiodist._collectives.device import to_host  # loaded where there are arrays on GPUs
 
         devices = self._devices_of(slot.group)
-        work = to_host(slot.request.collective, slot.values, devices, slot.options.accumulate)
+        work = to_host(slot.request.collective, slot.values, devices)
         return (yield from self._threads.call(work.carry_out))
 
     def _on_gpus(self, slot: Rendezvous, result: Any) -> Steps[Any]:
@@ -364,7 +363,7 @@ def _in_buffers(slot: Rendezvous, result: Any) -> Any:
 
 
 def _without_devices(spec: Spec) -> Spec:
-    return spec._replace(marks=tuple(None if isinstance(mark, DeviceType) else mark for mark in spec.marks))
+    return spec._replace(marks=tuple(None if isinstance(m, (DeviceType, HostType)) else m for m in spec.marks))
 
 
 def accumulate_of(found: Found) -> Any:
@@ -430,7 +429,7 @@ def _shares(size: int, workers: int) -> list[int]:
 
 def _fold(rows: Rows, begin: int, shares: Sequence[int], out: Array) -> None:
     """Fold this worker's rows; of several, each worker's share behind the other."""
-    at, count = 0, len(rows.reduction.own_rows)
+    at, count = 0, rows.reduction.own_rows
     for low, high in pairwise(accumulate(shares, initial=begin)):
         rows.fold(low, high, out[at : at + (high - low) * count])
         at += (high - low) * count
@@ -438,7 +437,7 @@ def _fold(rows: Rows, begin: int, shares: Sequence[int], out: Array) -> None:
 
 def _exchange(transfer: Exchange, communicator: Communicator, threads: Threads) -> Steps[Array]:
     """Return the bytes for this worker, of all by rank."""
-    going, coming = list(transfer.send_counts), list(transfer.receive_counts)
+    going = coming = transfer.counts
     send = yield from _by_size(threads, sum(going), transfer.data)
     whole = np.empty(sum(coming), np.uint8)
     step = max(1, SEGMENT // communicator.size)

@@ -25,8 +25,7 @@ from aiodist import MirroredStrategy, ReduceOp, get_replica_context
 from aiodist._arrays import frameworks, gpus
 from aiodist._arrays.device import DeviceArray, DeviceType, Spec
 from aiodist._gpu import enqueue
-from aiodist._gpu.enqueue import Queue
-from aiodist._gpu.schedule import Batch, symbol
+from aiodist._gpu.enqueue import Batch, Queue, symbol
 from aiodist._gpu.steps import Job, Place
 from aiodist_kernels.rules import rule_for
 from tests.benchmarks.timing import best

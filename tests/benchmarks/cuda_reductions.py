@@ -36,8 +36,7 @@ import numpy as np
 from aiodist import MirroredStrategy, get_replica_context
 from aiodist._arrays import gpus
 from aiodist._arrays.frameworks import LEGACY_DEFAULT_STREAM
-from aiodist._gpu.enqueue import Queue
-from aiodist._gpu.schedule import Batch, symbol
+from aiodist._gpu.enqueue import Batch, Queue, symbol
 from aiodist._gpu.steps import Job, Place
 from aiodist_kernels import Accumulate, ReduceOp, reduce
 from aiodist_kernels.rules import Rule, rule_for

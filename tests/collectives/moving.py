@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiodist._collectives.transfers import Exchange, Members, Rows
-from aiodist._collectives.workers import Crossing, WorkerPlan
+from aiodist._collectives.workers import Crossing, Exchange, Members, Rows, WorkerPlan
 
 if TYPE_CHECKING:
     import random
@@ -61,12 +60,12 @@ def _copy(value: Any) -> Any:
 
 def exchange(exchanges: Sequence[Exchange]) -> list[np.ndarray]:
     """Return what each worker receives."""
-    sent = [np.split(each.data(), np.cumsum(each.send_counts)[:-1]) for each in exchanges]
+    sent = [np.split(each.data(), np.cumsum(each.counts)[:-1]) for each in exchanges]
     assert max(len(part) for parts in sent for part in parts) <= exchanges[0].most
     found = []
     for rank, each in enumerate(exchanges):
         received = [parts[rank] for parts in sent]
-        assert [len(part) for part in received] == list(each.receive_counts)
+        assert [len(part) for part in received] == list(each.counts)
         found.append(np.concatenate(received))
     return found
 

@@ -9,17 +9,17 @@ import pytest
 
 from aiodist._arrays.leaves import Spec
 from aiodist._collectives import kinds
-from aiodist._collectives.device import DeviceExecutor, bring_down, bring_up, staged
+from aiodist._collectives.device import DeviceExecutor, staged, transfer
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import Collective
 from aiodist._collectives.work import Work
 from aiodist._gpu import enqueue, steps
+from aiodist._gpu.steps import HOST
 from aiodist_kernels import ReduceOp, reduce
-from aiodist_kernels.rules import part_of, rule_for
 from tests.collectives.reference import CASES, Case, spec_of
 from tests.gpu.conftest import Machine, PlantedArray
 from tests.kernels import arrays
-from tests.kernels.arrays import BFLOAT16, assert_same_bits
+from tests.kernels.arrays import assert_same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,64 +124,20 @@ def test_results_elsewhere(case: Case, targets: tuple[int, ...], plant: Plant) -
         assert_same_bits(result.numpy(), wanted)
 
 
-@pytest.mark.parametrize("ordinals", [[0, 0, 0], [0, 0, 1]])
-@pytest.mark.parametrize(("op", "dtype"), [(ReduceOp.MEAN, SINGLE), (ReduceOp.SUM, BFLOAT16), (ReduceOp.MAX, SINGLE)])
-def test_folds_come_down_in_the_accumulator(plant: Plant, ordinals: list[int], op: ReduceOp, dtype: np.dtype) -> None:
-    machine = plant(2, walls=WALLS)
-    values = [arrays.buffers(seed, 3, shape, dtype) for seed, shape in enumerate([(3, 5), (7,), ()])]
-    columns = [column_of(machine, column, ordinals) for column in values]
-    run = bring_down([mark for mark, _ in columns], [column for _, column in columns], None, (), op)
-    parts = finished(run.work(lambda by_leaf: by_leaf))
-    fold, accumulator = part_of(rule_for(op, dtype)).op, rule_for(op, dtype).accumulator
-    for (part,), column in zip(parts, values, strict=True):
-        with np.errstate(all="ignore"):
-            assert_same_bits(part, reduce(fold, [array.astype(accumulator) for array in column]))
-
-
 def test_there_and_back(plant: Plant) -> None:
     machine = plant(2, walls=WALLS)
-    values = [arrays.buffers(seed, 3, (4, 3), SINGLE) for seed in range(2)]
+    values = [arrays.buffers(seed, 3, shape, SINGLE) for seed, shape in enumerate([(4, 3), (0,)])]
     columns = [column_of(machine, column, [0, 1, 1]) for column in values]
     marks = [mark for mark, _ in columns]
-    run = bring_down(marks, [column for _, column in columns], [2, 0])
-    promised = run.landed()
-    down = finished(run.work(lambda by_leaf: by_leaf))
-    for found, early, column in zip(down, promised, values, strict=True):
-        assert_same_bits(found[0], column[2])
-        assert_same_bits(found[1], column[0])
-        assert [array is other for array, other in zip(found, early, strict=True)] == [True, True]
+    run = transfer(marks, [column for _, column in columns], [[HOST] * 3] * 2)
+    promised = run.results()
+    for found, early, column in zip(finished(run.work(list)), promised, values, strict=True):
+        for array, same, expected in zip(found, early, column, strict=True):
+            assert array is same
+            assert_same_bits(array, expected)
     shared, *each = staged([values[0][0], *values[1]])
-    up = finished(bring_up(marks, [[shared], each], [[1, 0, 1]] * 2).work(lambda by_leaf: by_leaf))
-    assert [array.ordinal for array in up[0]] == [1, 0, 1]
-    for array, expected in zip([*up[0], *up[1]], [values[0][0]] * 3 + values[1], strict=True):
-        assert_same_bits(array.numpy(), expected)
-
-
-@pytest.mark.parametrize("ordinals", [[0], [0, 1]])
-@pytest.mark.parametrize("dtype", [SINGLE, np.dtype(np.int8)], ids=str)
-def test_many_small_arrays_go_down_and_up_in_one_copy(
-    plant: Plant, monkeypatch: pytest.MonkeyPatch, ordinals: list[int], dtype: np.dtype
-) -> None:
-    machine = plant(2, unloaded=True)
-    monkeypatch.setattr(steps, "PACKED_BELOW", 400)
-    shapes = [(3,), (0,), (5, 2), (), (7,), (4,), (200,), (1,), (9,), (2, 2), (3,), (31,)]  # one of which is large
-    values = [arrays.buffers(seed, len(ordinals), shape, dtype) for seed, shape in enumerate(shapes)]
-    if dtype.itemsize == 1:
-        values[6] = [np.resize(value, 500) for value in values[6]]
-    columns = [column_of(machine, column, ordinals) for column in values]
-    marks = [mark for mark, _ in columns]
-    down = finished(bring_down(marks, [c for _, c in columns], range(len(ordinals))).work(lambda by_leaf: by_leaf))
-    if len(ordinals) == 1:  # a run before the large one, itself, and a run behind it
-        assert sum(entry[0] == "copy" for entry in machine.driver.log) == 3
-    for found, column in zip(down, values, strict=True):
-        for got, wanted in zip(found, column, strict=True):
-            assert_same_bits(got, wanted)
-    machine.driver.log.clear()
-    pieces = iter(staged([column[0] for column in values]))
-    up = finished(
-        bring_up(marks, [[next(pieces)] for _ in values], [ordinals * 2] * len(values)).work(lambda made: made)
-    )
-    for made, column in zip(up, values, strict=True):
-        assert [array.ordinal for array in made] == ordinals * 2
-        for array in made:
-            assert_same_bits(array.numpy(), column[0])
+    up = finished(transfer(marks, [[shared], each], [[1, 0, 1]] * 2).work(list))
+    for found, column in zip(up, [[values[0][0]] * 3, values[1]], strict=True):
+        assert [array.ordinal for array in found] == [1, 0, 1]
+        for array, expected in zip(found, column, strict=True):
+            assert_same_bits(array.numpy(), expected)

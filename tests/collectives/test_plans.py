@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from aiodist._collectives import host
 from aiodist._collectives.execution import executor
-from aiodist._collectives.kinds import Collective, Kind
-from aiodist._collectives.plan import Cut, LeafPlan, Result
+from aiodist._collectives.kinds import Collective, Cut, Kind, LeafPlan, Result
 from aiodist._collectives.work import Work
 from aiodist_kernels import ReduceOp, policy
 from tests.collectives.moving import over_workers
@@ -104,7 +103,7 @@ def interpreted(plan: LeafPlan, column: list[np.ndarray]) -> list[np.ndarray]:
 def test_any_plan(data: st.DataObject, workers: list[int], *, large: bool) -> None:
     size = len(workers)
     plan = data.draw(plans(size))
-    kind = Kind("made up", lambda *_: plan, reduces=True, shared=len(plan.results) == 1)
+    kind = Kind("made up", lambda *_: plan, shared=len(plan.results) == 1)
     columns = [arrays.buffers(k, size, (6, 6), dtype) for k, dtype in enumerate(EXACT)]
     rows = [list(row) for row in zip(*columns, strict=True)]
     collective = Collective(kind, ReduceOp.SUM, None, spec_of(rows[0]))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiodist._gpu.schedule import Batch, symbol
+from aiodist._gpu.enqueue import Batch, symbol
 from aiodist._gpu.steps import Job, Place
 from aiodist_kernels import Accumulate, ReduceOp, reduce
 from aiodist_kernels.rules import rule_for
@@ -15,8 +15,7 @@ from tests.kernels import arrays
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aiodist._gpu.enqueue import Completion, Queue
-    from aiodist._gpu.schedule import Schedule
+    from aiodist._gpu.enqueue import Completion, Queue, Schedule
 
 POISON = 0xA5
 

@@ -99,7 +99,7 @@ def reduced(driver: Loading, op: ReduceOp, dtype: np.dtype, devices: list[int], 
     problem, queue = Problem(driver.put, op, dtype, devices, sizes), Queue(driver)
     with driver.using():
         streams = [driver.replica_stream(f"GPU:{i}", device) for i, device in enumerate(devices)]
-        streams += [driver.foreign_stream(device, 0) for device in sorted(set(devices))]
+        streams += [driver.foreign_stream(device, 1) for device in sorted(set(devices))]
     for _ in range(3):
         assert problem.run(queue, streams).is_done()
     assert not driver.errors, driver.errors[0]

@@ -165,7 +165,7 @@ async def test_missing_packages_are_named_with_the_command(plant: Plant, monkeyp
     async def step() -> None:
         await replica().all_reduce("SUM", machine.put(np.ones(4, SINGLE), 0))
 
-    with pytest.raises(ImportError, match=r"pip install 'aiodist\[cuda\]'"):
+    with pytest.raises(ImportError, match=r"pip install --upgrade 'aiodist\[cuda\]'"):
         await MirroredStrategy().run(step)
 
 

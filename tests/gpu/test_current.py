@@ -12,8 +12,6 @@ import pytest
 
 from aiodist import MirroredStrategy, get_replica_context
 from aiodist._arrays import frameworks as frameworks_of
-from aiodist._gpu import enqueue
-from aiodist._gpu.cuda_core import CudaCore
 from tests.gpu.fake_driver import FakeDriver
 
 if TYPE_CHECKING:
@@ -75,15 +73,10 @@ async def thread_of(frameworks: Frameworks, device: str) -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("cupy", [13, 14])
 async def test_function_runs_on_the_replicas_device_and_stream(
-    plant: Callable[..., Any], frameworks: Frameworks, monkeypatch: pytest.MonkeyPatch, cupy: int
+    plant: Callable[..., Any], frameworks: Frameworks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(2)
-    if cupy < 14:  # it takes a handle
-        monkeypatch.setattr(sys.modules["cupy"].cuda, "Stream", object)
-        entered = frameworks.entered("cupy stream")
-        monkeypatch.setattr(sys.modules["cupy"].cuda, "ExternalStream", entered, raising=False)
     streams = {("GPU:1", 1): Own()}
     monkeypatch.setattr(FakeDriver, "replica_stream", lambda self, name, device: streams[name, device])
     await thread_of(frameworks, "GPU:1")
@@ -91,7 +84,7 @@ async def test_function_runs_on_the_replicas_device_and_stream(
         "enter torch device(1,)",
         "enter torch stream((99, 1),)",
         "enter cupy device(1,)",
-        "enter cupy stream(99, 1)" if cupy < 14 else """enter cupy stream("cuda.core's",)""",
+        """enter cupy stream("cuda.core's",)""",
         "enter numba device(1,)",
         "the function",
         "leave numba device",
@@ -115,21 +108,6 @@ async def test_function_comes_behind_what_its_caller_enqueued_and_before_what_fo
     theirs = [("foreign", 1, 1), ("foreign", 1, 7)]
     assert steps[:begin] == [step for stream in theirs for step in (("record", stream), ("wait", Own()))]
     assert steps[end + 1 :] == [("record", Own()), *[("wait", stream) for stream in theirs]]
-
-
-@pytest.mark.anyio
-async def test_without_cuda_core_frameworks_use_streams_of_their_own(
-    plant: Callable[..., Any], frameworks: Frameworks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plant(2)
-    monkeypatch.setitem(sys.modules, "cuda.core", None)
-    monkeypatch.setattr(enqueue, "queue", CudaCore)
-    await thread_of(frameworks, "GPU:0")
-    assert [line for line in frameworks.log if line.startswith("enter")] == [
-        "enter torch device(0,)",
-        "enter cupy device(0,)",
-        "enter numba device(0,)",
-    ]
 
 
 @pytest.mark.anyio

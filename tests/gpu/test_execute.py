@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist._gpu import steps
-from aiodist._gpu.enqueue import Queue
-from aiodist._gpu.schedule import Batch
+from aiodist._gpu.enqueue import Batch, Queue
 from aiodist._gpu.steps import Copy, Job, Launch, Meet, Move, Place, whole
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.cuda.forms import Leaf, copying

@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,7 +47,6 @@ def cut(found: View, where: tuple[slice, ...]) -> View:
     margins=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=3, max_size=3),
     devices=st.tuples(st.integers(0, 1), st.integers(0, 1)),
     itemsize=st.sampled_from([1, 2, 8]),
-    pitch=st.sampled_from([0, 8, steps.LARGEST_PITCH]),
 )
 def test_any_part_to_any_part(
     seed: int,
@@ -56,7 +54,6 @@ def test_any_part_to_any_part(
     margins: list[tuple[int, int]],
     devices: tuple[int, int],
     itemsize: int,
-    pitch: int,
 ) -> None:
     shape, where = source
     there = tuple(slice(low, low + w.stop - w.start) for (low, _), w in zip(margins, where, strict=False))
@@ -74,10 +71,8 @@ def test_any_part_to_any_part(
         cut(view(devices[0], memory, shape, itemsize), where),
     )
     seen: list[np.ndarray] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps, "LARGEST_PITCH", pitch)
-        queue = Queue(driver)
-        completion = queue.run(queue.schedule([], [move]), [stream], [])
+    queue = Queue(driver)
+    completion = queue.run(queue.schedule([], [move]), [stream], [])
     driver.enqueue(stream, lambda: seen.append(target.array.copy()))
     driver.enqueue(stream, partial(memory.array.fill, POISON))
     driver.drain()

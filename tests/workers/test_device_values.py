@@ -171,34 +171,6 @@ async def test_replicas_that_have_joined_bring_nothing(plant: Plant) -> None:
     assert seen == {me: steps[: me + 1] for me in range(4)}
 
 
-async def test_arrays_that_are_folded_come_down_in_one_copy(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = planted(plant)
-    job = DeviceJob(machine, 2, 1)
-    pieces: list[int] = []
-    host_memory = machine.driver.host_memory
-
-    def noted(nbytes: int) -> Any:
-        pieces.append(nbytes)
-        return host_memory(nbytes)
-
-    monkeypatch.setattr(machine.driver, "host_memory", noted)
-    dtypes = [SINGLE, BFLOAT16, np.dtype(np.int8), np.dtype(np.complex128)]
-
-    def values(me: int) -> list[np.ndarray]:
-        return [np.full((k, 3), me + k, dtypes[k % 4]) for k in range(30)]
-
-    async def program(ctx: ReplicaContext) -> Any:
-        me = ctx.replica_id_in_sync_group
-        return await ctx.all_reduce("SUM", [machine.put(value, job.ordinal_of(me)) for value in values(me)])
-
-    for found in await job.values(program):
-        for k, array in enumerate(found):
-            assert_same_bits(array.numpy(), np.full((k, 3), 3 + 3 * k, dtypes[k % 4]))
-    down = [entry for entry in machine.driver.log if entry[:2] == ("copy", -1)]
-    assert len(down) == 2, "one for two replicas, and one where none is folded"
-    assert len(pieces) == 4, "down and up again, on each worker"
-
-
 async def test_host_and_device_arrays_of_different_workers_do_not_meet(plant: Plant) -> None:
     machine = planted(plant)
     job = DeviceJob(machine, 1, 1)
