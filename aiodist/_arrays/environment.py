@@ -6,7 +6,6 @@
 ``run.k.json`` for ``run.json``.
 ``AIODIST_WORKERS``: how many workers ``aiodist run`` has started.
 ``AIODIST_NOTES``: the folder of the journal in which ``aiodist run`` reads how far its workers have come.
-``AIODIST_WORKER_PROCESS``: the process of the worker that has started this one, or this one's own.
 ``AIODIST_CONTROL_ADDRESS``: the name or number at which the first worker listens, and the others reach it.
 ``AIODIST_LOST_SECONDS``: how long a worker may be stopped, as by a debugger, or cut off, before it counts as lost; by
 default 1 where its machine says that it is stopped, and 10 where its machine does not answer.
@@ -30,7 +29,6 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 _STALL_SECONDS = 10.0
-_WORKER_PROCESS = "AIODIST_WORKER_PROCESS"
 _OPEN_MPI_FOLDER = "PRTE_MCA_prte_local_tmpdir_base"
 TORCHRUN = "torchrun"
 
@@ -185,17 +183,6 @@ def tf_config() -> ClusterSettings | None:
         ) from None
 
 
-def note_worker(process: int) -> None:
-    """Let this process, and those that it starts, know which process the worker is."""
-    os.environ[_WORKER_PROCESS] = str(process)
-
-
-def noted_worker() -> int | None:
-    """Return which process is the worker that this one is, or that has started it; None where there is none yet."""
-    value = os.environ.get(_WORKER_PROCESS, "")
-    return int(value) if value.isdigit() else None
-
-
 def let_crashes_end_processes() -> None:
     """Keep Open MPI, which is to be initialised, from handling the signals of crashes.
 
@@ -220,6 +207,4 @@ def with_workers(workers: int, notes: str) -> dict[str, str]:
 
     Open MPI's launcher leaves its folder when it is killed: it keeps that among the notes, which somebody removes.
     """
-    inherited = {name: value for name, value in os.environ.items() if name != _WORKER_PROCESS}  # of a job around it
-    inherited.setdefault(_OPEN_MPI_FOLDER, notes)
-    return {**inherited, "AIODIST_WORKERS": str(workers), "AIODIST_NOTES": notes}
+    return {_OPEN_MPI_FOLDER: notes, **os.environ, "AIODIST_WORKERS": str(workers), "AIODIST_NOTES": notes}

@@ -37,7 +37,7 @@ from aiodist._strategy.scope import Replicas, Share, require_all_workers
 from aiodist._strategy.variable import Site, State, Variable, VariableAggregation, differ, state_of, update_differs
 from aiodist._workers.bootstrap import in_one_thread, rendezvous
 from aiodist._workers.exchange import Agreed
-from aiodist._workers.team import Move, Pending, Settings, Team
+from aiodist._workers.team import Move, Pending, Team
 from aiodist._workers.transport import Steps
 
 _OWN: Final = ("aiodist._strategy", "aiodist._runtime", "aiodist._data")
@@ -71,15 +71,9 @@ class Workers(Replicas):
         super().__init__(len(extended.devices))
         self._extended = extended
         self.run_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._joined: Team | None = None
-        self._dropped: Any = None  # lets go of the control connection when nobody has the strategy any more
         self._lock: tuple[Any, anyio.Lock] | None = None
-        settings = Settings(extended.order_check, ordered)
-        self.communicator, team = rendezvous(communicator, extended.devices, settings)
-        if team is not None:
-            self._joined = team
-            self._dropped = weakref.finalize(self, team.control.let_go)
-            self._dropped.atexit = False  # the control connection sees to that
+        order_check = extended.order_check
+        self.communicator, self._joined = rendezvous(communicator, extended.devices, order_check, ordered=ordered)
 
     @property
     def team(self) -> Team:
@@ -102,13 +96,11 @@ class Workers(Replicas):
     @property
     def assigning(self) -> Workers | None:
         """What makes one value of what replicas assign: the workers, also a single one with ``reduction="ordered"``."""
-        return self if self.team.settings.ordered else self.sharing
+        return self if self.team.ordered else self.sharing
 
     def close(self) -> None:
         """Leave the others."""
         if self._joined is not None:
-            if self._dropped is not None:
-                self._dropped.detach()
             self._joined.close()
 
     # Calls that all workers make.

@@ -131,7 +131,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             given = arguments.options(options, None)
         run = self._new_run(given)
         team = self._team
-        if team.layout.workers == 1 and not team.settings.ordered:
+        if team.layout.workers == 1 and not team.ordered:
             team.check()
             return await self._run_calls(run, calls)
         span = await self._opened(run, fn, site)
@@ -212,7 +212,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         """Leave the other workers without waiting for them, as the end of the process does.
 
         Later calls of the strategy raise, here and on the other workers. A strategy that is garbage-collected without
-        this call leaves them, too, with a `ResourceWarning`.
+        this call leaves them, too.
         """
         self._workers.close()
 

@@ -7,10 +7,8 @@ one, and all raise the same report. Modules, in order; each imports only from th
 - `transport`: the protocol of engines: what moves bytes between workers; calls in worker threads, as requests.
 - `journal`: what workers and their agents tell `aiodist run`.
 - `ending`: how this worker ends.
-- `engines`: simulated (many workers in one process, or one alone), mpi, torch.
 - `layout`: what each worker says of itself, and which replicas live on which.
-- `record`: the record that opens every step.
-- `portable`: file names that mean the same on every machine.
+- `record`: the record that opens every step, and the digests in it.
 - `messages`: what workers and the coordinator tell each other, as JSON.
 - `session`: one order of steps over a communicator: slots in; records and what follows from them out.
 - `exchange`: what becomes of a collective's values: plan, record or transfers, result.
@@ -18,8 +16,8 @@ one, and all raise the same report. Modules, in order; each imports only from th
 - `driver`: waits for requests on the event loop; nothing else here knows that there is one.
 - `team`: this worker's part in a strategy, and what is called outside of replicas.
 - `span`: a run's part.
+- `engines`: simulated (many workers in one process, or one alone), mpi, torch.
 - `handshake`: who may connect to worker 0, and how that is proved.
 - `control`: the connections that carry reports of trouble; heartbeats; a thread of its own.
-- `simulated_control`: the same for workers in one process.
 - `bootstrap`: the rendezvous of a strategy's workers, and which engine serves them.
 """

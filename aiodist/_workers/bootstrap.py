@@ -9,28 +9,25 @@ many jobs of one worker: where the sizes differ, it says what was started, what 
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from sys import _getframe
-from types import FrameType
 from typing import Any, Final
 
 from aiodist._arrays import environment
 from aiodist._arrays.environment import TORCHRUN, Launched
-from aiodist._core.call import place
+from aiodist._core.call import OrderCheck, place
 from aiodist._core.terms import Location
 from aiodist._core.text import shown_file
 from aiodist._workers.control import TcpControl
-from aiodist._workers.engines.simulated import SimulatedCommunicator, alone
+from aiodist._workers.engines.simulated import SimulatedCommunicator, SimulatedControl, SimulatedSwitchboard, alone
 from aiodist._workers.exchange import gather_objects
 from aiodist._workers.handshake import Address, Door
 from aiodist._workers.journal import Journal, noted_rendezvous
-from aiodist._workers.layout import Hello, Layout, check_versions
-from aiodist._workers.simulated_control import SimulatedControl, SimulatedSwitchboard
-from aiodist._workers.team import Settings, Team, warn_of_stall
+from aiodist._workers.layout import Hello, layout_of
+from aiodist._workers.team import Team, warn_of_stall
 from aiodist._workers.transport import Communicator, Request, Steps, T
 
 RENDEZVOUS_SECONDS: Final = 300.0
@@ -38,7 +35,9 @@ _POLL_SECONDS: Final = 0.0005
 _OURS: Final = ("aiodist._workers", "aiodist._strategy")
 
 
-def rendezvous(given: Any, devices: Sequence[str], settings: Settings) -> tuple[Communicator, Team | None]:
+def rendezvous(
+    given: Any, devices: Sequence[str], order_check: OrderCheck, *, ordered: bool
+) -> tuple[Communicator, Team | None]:
     """Meet the other workers; return their communicator, and this worker's part.
 
     There is no part yet where all workers are in this thread: none may wait for others before all have been made.
@@ -46,13 +45,15 @@ def rendezvous(given: Any, devices: Sequence[str], settings: Settings) -> tuple[
     Args:
         given: the workers: one of mpi4py's communicators; an engine's; None for all that a launcher has started.
         devices: this worker's replicas' devices.
-        settings: what all workers have in common.
+        order_check: as in `Team`.
+        ordered: as in `Team`.
     """
     communicator = given if hasattr(given, "iallgatherv") else _communicator(given)
-    hello = Hello.of_this_process(devices, _constructor()[0])
+    hello = Hello.of_this_process(devices)
+    make = partial(Team, order_check=order_check, ordered=ordered)
     if not isinstance(communicator, SimulatedCommunicator):
-        return communicator, _among_processes(communicator, hello, settings)
-    communicator.cluster.met[communicator.rank] = hello, settings
+        return communicator, _among_processes(communicator, hello, make)
+    communicator.cluster.met[communicator.rank] = hello, make
     return communicator, None
 
 
@@ -67,38 +68,31 @@ def in_one_thread(communicator: Communicator) -> Team:
         )
     if cluster.switchboard is None:
         told = [cluster.met[rank] for rank in range(communicator.size)]
-        layout = _layout([hello for hello, _ in told])
+        layout = layout_of([hello for hello, _ in told])
         cluster.switchboard = switchboard = SimulatedSwitchboard(layout, cluster.answer_seconds)
-        for each, (_, settings) in zip(cluster.communicators, told, strict=True):
-            own = layout.seen_from(each.rank)
-            switchboard.teams.append(Team(own, settings, each, partial(SimulatedControl, switchboard)))
+        for each, (_, make) in zip(cluster.communicators, told, strict=True):
+            switchboard.teams.append(make(layout.seen_from(each.rank), each, partial(SimulatedControl, switchboard)))
     found: Team = cluster.switchboard.teams[communicator.rank]
     return found
 
 
-def _among_processes(communicator: Communicator, hello: Hello, settings: Settings) -> Team:
+def _among_processes(communicator: Communicator, hello: Hello, make: Callable[..., Team]) -> Team:
     """Meet the other workers, and connect this one: worker 0 to all others, these to worker 0."""
     rank, size = communicator.rank, communicator.size
     hellos: list[Hello] = _blocking(gather_objects(communicator, hello), rank, size)
-    check_versions(hellos)
+    layout = layout_of(hellos).seen_from(rank)
     door: Door | None = None
-    told: Address | OSError | None = None
+    told: Address | str | None = None
     if rank == 0:
         try:
             door = Door(hellos)
             told = door.address
         except OSError as error:
-            told = error  # for everybody to raise
+            told = str(error)  # for everybody to raise
     address = _blocking(gather_objects(communicator, told), rank, size)[0]
-    if isinstance(address, OSError):
-        raise ConnectionError(str(address))
-    connected = partial(TcpControl, hellos=hellos, meeting=door or address)
-    return Team(_layout(hellos).seen_from(rank), settings, communicator, connected)
-
-
-def _layout(hellos: Sequence[Hello]) -> Layout:
-    """Return the layout that the workers make, as worker 0 sees it."""
-    return Layout(0, [hello.devices for hello in hellos], [hello.host for hello in hellos])
+    if isinstance(address, str):
+        raise ConnectionError(address)
+    return make(layout, communicator, partial(TcpControl, hellos=hellos, meeting=door or address))
 
 
 def _communicator(given: Any) -> Communicator:
@@ -106,9 +100,7 @@ def _communicator(given: Any) -> Communicator:
     launched = environment.launched()
     rank, size = (launched.rank, launched.workers) if launched is not None else (0, 1)
     with noted_rendezvous():
-        found = _blocking(communicator_of(given), rank, size)
-    environment.note_worker(os.getpid())
-    return found
+        return _blocking(communicator_of(given), rank, size)
 
 
 # Which engine.
@@ -140,14 +132,8 @@ def communicator_of(given: Any) -> Steps[Communicator]:
 
 def _of_launcher() -> Steps[Communicator]:
     launched = environment.launched()
-    worker = environment.noted_worker()
     if launched is None or launched.workers == 1:
         found = yield from _alone()
-    elif worker is not None and worker != os.getpid():  # it has a worker's variables, and two would confuse an engine
-        raise RuntimeError(
-            f"this process ({os.getpid()}) was started by a worker of the job (process {worker}), and is none itself; "
-            f"if it is to run alone, start it without {launched.variable} in its environment"
-        )
     elif launched.by == TORCHRUN:
         from aiodist._workers.engines.torch import TorchCommunicator
 
@@ -214,30 +200,27 @@ def _wait(request: Request, rank: int, size: int) -> None:
     while not request.test():
         now = time.monotonic()
         if now > begun + RENDEZVOUS_SECONDS:
-            at, _ = _constructor()
             raise TimeoutError(
                 f"worker {rank} of {size} has waited {RENDEZVOUS_SECONDS:.0f} s for the others to make their "
-                f"MultiWorkerMirroredStrategy{f' at {at}' if at else ''}; every worker must run the same program"
+                "MultiWorkerMirroredStrategy; every worker must run the same program"
             )
-        shown, here = _constructor() if now >= warn_at else ("", None)
-        if here is not None:
+        if now >= warn_at:
             warn_at = begun + 2 * RENDEZVOUS_SECONDS
+            here = _constructor()
             missing = Journal(environment.notes()).missing()
             warn_of_stall(
-                f"worker {rank} of {size} has waited {now - begun:.3g} s to make a strategy at {shown}, which "
-                f"every worker is to make{missing} (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
+                f"worker {rank} of {size} has waited {now - begun:.3g} s to make a strategy at "
+                f"{shown_file(here.file)}:{here.line}, which every worker is to make{missing} "
+                "(AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
                 here.file,
                 here.line,
             )
         time.sleep(_POLL_SECONDS)
 
 
-def _constructor() -> tuple[str, Location | None]:
-    """Return where a strategy is being made, as text and as a location; neither where no frame of a program's is."""
-    frame: FrameType | None = _getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
+def _constructor() -> Location:
+    """Return where a strategy is being made."""
+    frame = _getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
         frame = frame.f_back
-    if frame is None:
-        return "", None
-    at = place(frame.f_code, frame.f_lasti).location
-    return f"{shown_file(at.file)}:{at.line}", at
+    return place(frame.f_code, frame.f_lasti).location

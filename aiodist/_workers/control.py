@@ -24,7 +24,6 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
@@ -38,17 +37,16 @@ from aiodist._arrays import environment
 from aiodist._workers import ending, messages
 from aiodist._workers.coordinator import PATIENCE_SECONDS, Coordinator, Sent
 from aiodist._workers.handshake import Address, Door, connect
-from aiodist._workers.journal import note
-from aiodist._workers.layout import Hello, made_differently, this_machine
+from aiodist._workers.layout import Hello, this_machine
 from aiodist._workers.messages import Ask, Farewell, Lost, Message, Report, Stalled
-from aiodist._workers.portable import portable
+from aiodist._workers.record import portable
 from aiodist._workers.team import Team
 
 BEAT_SECONDS: Final = 0.25
 MOST_BEATS: Final = 4000
 """How many heartbeats worker 0 hears in a second, each in some 10 µs: with thousands of workers they are rarer."""
 
-ANSWER_SECONDS: Final = 0.5
+ANSWER_SECONDS: Final = 1.0
 FAREWELL_SECONDS: Final = 1.0
 LEAVE_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.005
@@ -222,7 +220,7 @@ class TcpControl:
     """A worker's control connection: of worker 0 to all others, of another one to worker 0.
 
     Args:
-        team: the worker, which is not kept.
+        team: the worker, which is not kept: the connection ends with it.
         hellos: what the workers have said of themselves.
         meeting: where worker 0 lets the others in, or where it is.
     """
@@ -232,16 +230,14 @@ class TcpControl:
         self._team = weakref.ref(team)
         self._rank = layout.rank
         self._size = layout.workers
-        self._own = frozenset(layout.own)
         self._hellos = hellos
-        self._coordinator = Coordinator(layout, made_differently(hellos)) if self._rank == 0 else None
+        self._coordinator = Coordinator(layout) if self._rank == 0 else None
         self._pulse = Pulse(self._ask_loop)
         self._peers: dict[int, Peer] = {}
         self._gone: set[int] = set()
-        self._allowed = self._stall = 0.0
-        self._stalled: dict[int, float] = {}
-        self._next_beat = 0.0
-        self._leave_by: float | None = None
+        self._allowed, self._stall = environment.lost_seconds() or 0.0, environment.stall_seconds()
+        self._stalled: set[int] = set()
+        self._beat_seconds = max(BEAT_SECONDS, self._size / MOST_BEATS)
         self._lingers = False
         self._process = os.getpid()
         self._loop = asyncio.SelectorEventLoop()
@@ -262,29 +258,11 @@ class TcpControl:
 
     def close(self, why: str = "") -> None:
         """Tell the others that this worker ends, or why it leaves them; give them time to hear of an error."""
-        if os.getpid() != self._process:  # what the program has forked has no part in it
-            return
-        error = ending.last_error()
-        if ending.is_echo(error, self._own):
-            note("echo")
-        self._leave(why or ending.farewell_of(error), lingers=bool(why) or error is not None)
-        self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
-
-    def let_go(self) -> None:
-        """Leave without waiting: the strategy is gone, and nobody has closed it."""
-        if os.getpid() != self._process:
-            return
-        self._leave(ending.ENDED, lingers=False)
-        warnings.warn(
-            f"the strategy of worker {self._rank} of {self._size} was dropped with its connections open; call "
-            "strategy.close() when it is needed no more",
-            ResourceWarning,
-            stacklevel=2,
-        )
-
-    def _leave(self, why: str, *, lingers: bool) -> None:
         atexit.unregister(self.close)
-        self._request(self._say_farewell, why, lingers)
+        if os.getpid() == self._process:  # what the program has forked has no part in it
+            error = ending.last_error()
+            self._request(self._say_farewell, why or ending.farewell_of(error), bool(why) or error is not None)
+            self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
 
     def _request(self, fn: Callable[..., object], *arguments: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the thread has ended
@@ -310,7 +288,6 @@ class TcpControl:
         with contextlib.ExitStack() as undone:
             for connection in connections.values():
                 undone.enter_context(connection)
-            self._allowed, self._stall = environment.lost_seconds() or 0.0, environment.stall_seconds()
             milliseconds = int((self._allowed or CUT_OFF_SECONDS) * 1000)
             for rank, connection in connections.items():
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -323,30 +300,31 @@ class TcpControl:
         hearing = [asyncio.create_task(self._hear(peer)) for peer in self._peers.values()]
         self._beat()
         await self._leaving.wait()
-        while not self._may_leave():  # noqa: ASYNC110  (much may let it leave, and time alone, too)
-            await asyncio.sleep(_LOOK_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_SECONDS):
+                while not self._may_leave():  # noqa: ASYNC110  (much may let it leave)
+                    await asyncio.sleep(_LOOK_SECONDS)
         for rank in list(self._peers):
             self._forget(rank)
         await asyncio.gather(*hearing)
 
     def _may_leave(self) -> bool:
-        assert self._leave_by is not None
-        if time.monotonic() >= self._leave_by or all(peer.farewell is not None for peer in self._peers.values()):
+        if all(peer.farewell is not None for peer in self._peers.values()):
             return True
         analysing = self._coordinator is not None and self._coordinator.pending
         return not (self._lingers or analysing or any(peer.is_sending for peer in self._peers.values()))
 
     def _beat(self) -> None:
-        self._loop.call_later(BEAT_SECONDS, self._beat)
+        self._loop.call_later(self._beat_seconds, self._beat)
         now = time.monotonic()
         self._pulse.beat(now)
-        if now >= self._next_beat:
-            self._next_beat = now + self._size / MOST_BEATS
-            for peer in list(self._peers.values()):
-                peer.send(BEAT)
-                self._look_at(peer, now - peer.heard - self._size / MOST_BEATS)
+        for peer in list(self._peers.values()):
+            peer.send(BEAT)
+            self._look_at(peer, now - peer.heard - self._beat_seconds)
         if self._is_stalled(self._rank, self._pulse.silent_seconds):
             self._tell_of_stall(self._rank, *self._pulse.silence())
+        if self._team() is None:  # nobody has the strategy any more
+            self._say_farewell(ending.ENDED, lingers=False)
 
     def _look_at(self, peer: Peer, silent: float) -> None:
         why = trouble(self._hellos[peer.rank], silent, self._allowed)
@@ -357,14 +335,13 @@ class TcpControl:
             self._tell_of_stall(peer.rank, what, "", 0)
 
     def _is_stalled(self, rank: int, silent: float) -> bool:
-        """Return whether the others are to hear of a silence: when it is time, and again when that has doubled."""
+        """Return whether the others are to hear of a silence: once, when it is time."""
         if silent < self._stall or not self._stall:
-            self._stalled.pop(rank, None)
+            self._stalled.discard(rank)
             return False
-        if silent < 2 * self._stalled.get(rank, 0.0):
-            return False
-        self._stalled[rank] = silent
-        return True
+        is_known = rank in self._stalled
+        self._stalled.add(rank)
+        return not is_known
 
     def _tell_of_stall(self, rank: int, what: str, file: str, line: int) -> None:
         hello = self._hellos[rank]
@@ -384,10 +361,9 @@ class TcpControl:
     def _pass_on(self, message: Message) -> None:
         """Let this worker hear what the coordinator tells it."""
         if isinstance(message, Report):
-            ending.unfinished.append("operations are in the air that will never match")
             ending.reports_of_all.append(message.report)
         elif isinstance(message, Lost) and message.why != ending.ENDED:
-            ending.unfinished.append(ending.WORKER_LOST)
+            ending.losses.append(message.why)
         team = self._team()
         if team is None:
             return
@@ -395,23 +371,15 @@ class TcpControl:
         if isinstance(message, Ask):
             self._loop.call_later(ANSWER_SECONDS, self._answer, message.run)
 
-    def _answer(self, run: int, *, again: bool = True) -> None:
-        """Tell of a run in the place of an event loop that is blocked, or of a worker that has not begun it.
-
-        Where the loop turns, its replicas may still be settling: they have a second.
-        """
+    def _answer(self, run: int) -> None:
+        """Tell of a run in the place of an event loop that is blocked, or of a worker that has not begun it."""
         team = self._team()
-        if team is None or not team.owes_answer(run):
-            return
-        if again and team.may_answer(run) and not self._pulse.is_silent:
-            self._loop.call_later(ANSWER_SECONDS, partial(self._answer, run, again=False))
-        else:
+        if team is not None:
             team.answer_for(run, self._pulse.silence()[0] if self._pulse.is_silent else "")
 
     def _say_farewell(self, why: str, lingers: bool) -> None:
-        if self._leave_by is None:
+        if not self._leaving.is_set():
             self._lingers = lingers
-            self._leave_by = time.monotonic() + LEAVE_SECONDS
             for peer in list(self._peers.values()):
                 peer.send(packed(Farewell(why)))
             self._leaving.set()
@@ -495,7 +463,5 @@ class TcpControl:
                 return f"is cut off: its machine has not answered for {self._allowed or CUT_OFF_SECONDS:.0f} s"
             case EOFError() | ConnectionError():
                 return "has died: its connection was closed without a farewell"
-            case OSError():
-                return f"is cut off: {error}"
             case _:
-                return f"has sent something that is not a message: {error}"
+                return f"is cut off: {error}"

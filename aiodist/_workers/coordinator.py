@@ -9,14 +9,16 @@ A group whose members live on several workers needs a communicator of its own. E
 all its members have made the group's first collective; when all have asked, all are given a tag, in one order for all
 groups, so that none waits in the making of one communicator for another that waits in the making of the next. Nobody
 has entered the engine before: a member that never comes makes an ordinary incomplete collective. A program may make a
-group at every step, so a communicator that all its workers have released is used again.
+group in every run, so communicators of earlier runs are used again: the k-th group of some workers in a run has the
+k-th communicator that these have for groups of the run's channel.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import count
 from typing import Final, TypeAlias
 
 from aiodist._core.analysis import analyse, cannot_complete, find_cycle
@@ -25,9 +27,8 @@ from aiodist._core.ledger import Ledger
 from aiodist._core.report import CollectiveReport, ReplicaReport
 from aiodist._core.snapshot import GroupKey, ReplicaFacts, Snapshot, merge
 from aiodist._core.terms import Reason, ReplicaState
-from aiodist._workers import messages
 from aiodist._workers.layout import Layout
-from aiodist._workers.messages import Ask, GroupTag, Lost, Message, OpenGroup, Query, Report, Trouble, Waiting
+from aiodist._workers.messages import Ask, GroupTag, Lost, Message, OpenGroup, Query, Report, Stalled, Trouble, Waiting
 
 PATIENCE_SECONDS: Final = 5.0
 """How long the others have to send their parts; whoever keeps the time calls `Coordinator.conclude` then."""
@@ -37,21 +38,19 @@ Sent: TypeAlias = Iterator[tuple[tuple[int, ...], Message]]
 
 
 class Coordinator:
-    """Hears all workers; reports say at their end where the workers have made the strategy, if that is a question.
+    """Hears all workers.
 
     Attributes:
         outcome: what all workers raise, once that is known.
     """
 
-    def __init__(self, layout: Layout, origin: str = "") -> None:
+    def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._origin = origin
         self._cases: dict[int, dict[int, Trouble]] = {}  # by run in trouble, by worker
         self._waiting: defaultdict[int, dict[int, Snapshot]] = defaultdict(dict)
         self._groups: defaultdict[tuple[int, GroupKey], set[int]] = defaultdict(set)
-        self._workers_of: list[tuple[int, ...]] = []  # by tag
-        self._released: defaultdict[int, set[int]] = defaultdict(set)
-        self._idle: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+        self._made: Counter[tuple[int, tuple[int, ...]]] = Counter()  # by run and workers, how many groups
+        self._tags = count()
         self.outcome: Report | Lost | None = None
 
     @property
@@ -64,9 +63,7 @@ class Coordinator:
         match message:
             case OpenGroup():
                 yield from self._open_group(rank, message)
-            case messages.ReleaseGroup():
-                self._release(rank, message.tag)
-            case messages.Stalled():
+            case Stalled():
                 yield self._all_but(rank), message
             case _ if self.outcome is not None:
                 yield (rank,), self.outcome
@@ -98,10 +95,7 @@ class Coordinator:
         if parts is None or self.outcome is not None:
             return
         failures = tuple(each for rank in sorted(parts) for each in parts[rank].failures)
-        report = report_of(parts, self._layout)
-        if self._origin:
-            report = replace(report, text=f"{report.text}\n{self._origin}")
-        yield from self._end(Report(run, report, failures))
+        yield from self._end(Report(run, report_of(parts, self._layout), failures))
 
     def _end(self, outcome: Report | Lost) -> Sent:
         self.outcome = outcome
@@ -148,19 +142,9 @@ class Coordinator:
         if len(self._groups[key]) < len(message.workers):
             return
         del self._groups[key]
-        is_new = not self._idle[message.workers]
-        if is_new:
-            self._idle[message.workers].append(len(self._workers_of))
-            self._workers_of.append(message.workers)
-        tag = self._idle[message.workers].pop()
-        yield message.workers, GroupTag(message.run, message.group, tag, is_new)
-
-    def _release(self, rank: int, tag: int) -> None:
-        workers = self._workers_of[tag]
-        self._released[tag].add(rank)
-        if len(self._released[tag]) == len(workers):
-            del self._released[tag]
-            self._idle[workers].append(tag)
+        number = self._made[message.run, message.workers]
+        self._made[message.run, message.workers] += 1
+        yield message.workers, GroupTag(message.run, message.group, number, next(self._tags))
 
 
 # What the parts say together.
@@ -171,18 +155,12 @@ def report_of(parts: Mapping[int, Trouble], layout: Layout) -> CollectiveReport:
     ranks, names = sorted(parts), layout.names
     silent = [rank for rank in range(layout.workers) if rank not in parts]
     overdue = next((parts[rank].overdue for rank in ranks if parts[rank].overdue is not None), None)
-    try:
-        snapshots = [parts[rank].snapshot for rank in ranks]
-        snapshots += [not_begun(layout, rank, snapshots[0].order_check) for rank in silent]
-        whole = merge(snapshots)
-        whole = replace(whole, replicas=tuple(replace(each, device=names[each.replica_id]) for each in whole.replicas))
-        somebody_waits = any(group.open or group.join is not None for group in whole.groups)
-        report = analyse(whole, overdue=overdue) if overdue is not None or somebody_waits else _nobody_waits(whole)
-    except Exception as error:  # noqa: BLE001  (those who wait must hear something)
-        report = CollectiveReport(
-            Reason.EXITED, 0, tuple(ReplicaReport(i, name, ReplicaState.RUNNING) for i, name in enumerate(names)), (),
-            f"the replicas cannot go on, and the analysis of why failed: {type(error).__name__}: {error}",
-        )  # fmt: skip
+    snapshots = [parts[rank].snapshot for rank in ranks]
+    snapshots += [not_begun(layout, rank, snapshots[0].order_check) for rank in silent]
+    whole = merge(snapshots)
+    whole = replace(whole, replicas=tuple(replace(each, device=names[each.replica_id]) for each in whole.replicas))
+    somebody_waits = any(group.open or group.join is not None for group in whole.groups)
+    report = analyse(whole, overdue=overdue) if overdue is not None or somebody_waits else _nobody_waits(whole)
     notes = [str(each) for rank in ranks for each in parts[rank].failures]
     notes += [f"Worker {rank}: {parts[rank].note}" for rank in ranks if parts[rank].note]
     notes += [f"Worker {rank} has told nothing." for rank in silent]

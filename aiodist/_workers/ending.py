@@ -1,15 +1,4 @@
-"""How this worker ends.
-
-A worker that ends while it is needed makes the others fail, and they may be gone before it is: so each tells
-`aiodist run` when its error is an echo, and the job ends with the exit code of a worker whose own it was.
-
-`MPI_Finalize` waits until all workers call it. With a worker dead it would wait for ever, so it is left out. A worker
-may also fail when this one is in it already: where a launcher's journal reports such things, this process then ends
-with its own exit code instead of being killed. Where operations in the air will never match, after a mismatch that the
-program has caught, it may wait, too, though MPICH's and Open MPI's have never done so: it is given some seconds. So a
-thread calls it. mpi4py's own function keeps the interpreter lock meanwhile, with which nobody could look at anything
-else: the library's is called.
-"""
+"""How this worker ends: what the others hear of it, who shows a report, and whether MPI is finalised."""
 
 from __future__ import annotations
 
@@ -17,37 +6,25 @@ import ctypes
 import os
 import sys
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final
 
 from aiodist._arrays import environment
-from aiodist._core.errors import CollectiveError, IncompleteCollectiveError, WorkerLostError
+from aiodist._core.errors import CollectiveError
 from aiodist._core.report import CollectiveReport
-from aiodist._workers.journal import Journal, has_a_launcher, note
-from aiodist._workers.transport import Request
+from aiodist._workers.journal import Journal
 
 ENDED: Final = "has ended"
-WORKER_LOST: Final = "a worker is lost"
-_LANDING_SECONDS: Final = 1.0
-_DOUBTFUL_SECONDS: Final = 8.0
 _LOOK_SECONDS: Final = 0.1
 
-in_the_air: Final[deque[Request]] = deque()
-"""Requests that nobody waits for any more; they keep the buffers that the engine may still read and write."""
-
-unfinished: Final[list[str]] = []
-"""What stands against an orderly end: of each strategy that has ended in trouble, why."""
+losses: Final[list[str]] = []
+"""Why workers are lost."""
 
 reports_of_all: Final[list[CollectiveReport]] = []
 """The reports that all workers have been given."""
 
 _shortens: Final[list[int]] = []
-
-
-# The error that ends the program.
 
 
 def last_error() -> BaseException | None:
@@ -58,14 +35,6 @@ def last_error() -> BaseException | None:
 def farewell_of(error: BaseException | None) -> str:
     """Return what the others hear of this worker, whose program ends with that error."""
     return ENDED if error is None else f"{ENDED}: {type(error).__name__}: {error}".partition("\n")[0]
-
-
-def is_echo(error: BaseException | None, own: Collection[int]) -> bool:
-    """Return whether an error says that replicas of other workers have ended, and none of this one's."""
-    if not isinstance(error, (WorkerLostError, IncompleteCollectiveError)):
-        return False
-    ended = [replica.replica_id for replica in error.report.replicas if replica.state.ended]
-    return bool(ended) and not any(replica_id in own for replica_id in ended)
 
 
 def shorten_reports(rank: int) -> None:
@@ -88,55 +57,32 @@ def shorten_reports(rank: int) -> None:
         sys.excepthook = show_shortly
 
 
-# The end of MPI.
-
-
 def finalise(mpi: Any, worker: int) -> None:
-    """Bring MPI to its end, at that of the process, as far as it can be."""
+    """Bring MPI to its end, at that of the process: a launcher takes a process that leaves that out for failed.
+
+    `MPI_Finalize` waits until all workers call it. With one dead it would wait for ever, so it is left out then. And
+    one may fail when this one is in it already, perhaps because of this one's end: `aiodist run` waits for this process
+    to end with its own exit code then. So a thread calls it, and not mpi4py's own function, which keeps the interpreter
+    lock meanwhile.
+    """
     if os.getpid() != worker or mpi.Is_finalized():  # a child that the program has forked ends by itself
         return
-    if mpi.COMM_WORLD.Get_size() == 1:
+    if mpi.COMM_WORLD.Get_size() > 1 and (last_error() is not None or losses):
+        return
+    notes, call = environment.notes(), of_library(mpi, "MPI_Finalize")
+    if notes is None or call is None:
         mpi.Finalize()
         return
-    if last_error() is not None or WORKER_LOST in unfinished:
-        return
-    note("leaving")
-    doubtful = bool(unfinished) or not _all_landed()
-    if not doubtful and not has_a_launcher():
-        mpi.Finalize()
-    else:
-        _finalise_for(mpi, _DOUBTFUL_SECONDS if doubtful else float("inf"))
-
-
-def _finalise_for(mpi: Any, seconds: float) -> None:
-    """Let a thread do it; wait for it for so long, or until another worker has failed."""
-    give_up = time.monotonic() + seconds
-    thread = threading.Thread(target=_of_library(mpi), name="aiodist MPI", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # Python 3.12's first releases start none at their end
-        mpi.Finalize()
-        return
-    while thread.is_alive() and time.monotonic() < give_up and not any(Journal(environment.notes()).ended.values()):
+    thread = threading.Thread(target=call, name="aiodist MPI", daemon=True)
+    thread.start()
+    while thread.is_alive() and not any(Journal(notes).ended.values()):
         thread.join(_LOOK_SECONDS)
 
 
-def _of_library(mpi: Any) -> Callable[[], object]:
+def of_library(mpi: Any, name: str) -> Callable[..., Any] | None:
+    """Return a function of the MPI library, to be called without the interpreter lock; None where it is not found."""
     try:
-        found: Callable[[], object] = ctypes.CDLL(mpi.__file__).MPI_Finalize
+        found: Callable[..., Any] = getattr(ctypes.CDLL(mpi.__file__), name)
     except (OSError, AttributeError):  # it has been loaded otherwise
-        return mpi.Finalize  # type: ignore[no-any-return]
+        return None
     return found
-
-
-def _all_landed() -> bool:
-    """Wait for what nobody has waited for; return whether all of it is complete."""
-    give_up = time.monotonic() + _LANDING_SECONDS
-    try:
-        while not all(request.test() for request in list(in_the_air)):
-            if time.monotonic() > give_up:
-                return False
-            time.sleep(0.0005)
-    except Exception:  # noqa: BLE001  (of MPI's own, in what was left to it)
-        return False
-    return True

@@ -40,7 +40,6 @@ from aiodist._workers.layout import Layout
 from aiodist._workers.record import FLOAT64, MOST_IN_FULL, PAYLOAD, Found, RecordBuffers
 from aiodist._workers.session import Session
 from aiodist._workers.transport import (
-    OF_VALUES,
     Array,
     Communicator,
     Parts,
@@ -206,8 +205,6 @@ class Moving:
         self._plans = plans
         self._device_of = device_of
         self._threads = threads
-        self._kept: dict[Any, WorkerPlan] = {}
-        self._prepared: dict[Rendezvous, Crossing] = {}
 
     def small(self, session: Session, slot: Rendezvous) -> Small | None:
         """Return how a slot's values travel in the records; None where they do not."""
@@ -219,15 +216,20 @@ class Moving:
             return None
         return Small(collective, members, session.records)
 
-    def move(self, session: Session, slot: Rendezvous, found: Found) -> Steps[Any]:
-        """Move the values of a slot that all workers have agreed on; return the result."""
+    def plan(self, slot: Rendezvous) -> WorkerPlan | None:
+        """Return how a slot's values are probably moved; None where there are none, or they lie on GPUs."""
+        if slot.request.collective.spec is None or slot.request.on_devices:
+            return None
+        return self._plans.plan(_collective(slot), slot.options.accumulate, self._plans.members(slot.group))
+
+    def move(self, session: Session, slot: Rendezvous, found: Found, crossing: Crossing | None) -> Steps[Any]:
+        """Move the values of a slot that all workers have agreed on, and may have begun; return the result."""
         request, accumulate_in = slot.request, accumulate_of(found)
         slot.shared = True
         if request.collective.spec is None:
             return None
-        crossing = self._prepared.pop(slot, None)
         if crossing is None or crossing.plan.accumulate != accumulate_in:
-            plan = self._plan(session, slot, accumulate_in)
+            plan = self._plans.plan(_collective(slot), accumulate_in, self._plans.members(slot.group))
             values = contributed(slot)
             if request.on_devices:
                 work = plan.on_host(slot.values, self._devices_of(slot.group))
@@ -243,25 +245,6 @@ class Moving:
             return (yield from self._on_gpus(slot, result))
         return plan.hand_out(_in_buffers(slot, result) if slot.outs else result)
 
-    def prepare(self, session: Session, slot: Rendezvous, values: Sequence[Any]) -> None:
-        """Take what a slot's replicas contribute, before the workers have agreed on it."""
-        if slot.request.collective.spec is None or slot.request.on_devices:
-            return
-        try:
-            self._prepared[slot] = self._plan(session, slot, slot.options.accumulate).begin(values)
-        except OF_VALUES:
-            return  # every worker finds the same when it comes to moving them
-
-    def _plan(self, session: Session, slot: Rendezvous, accumulate_in: Any) -> WorkerPlan:
-        key = slot.request, session, accumulate_in
-        plan = self._kept.get(key)
-        if plan is None:
-            if len(self._kept) >= _MOST_KEPT:
-                self._kept.clear()
-            plan = self._plans.plan(_collective(slot), accumulate_in, self._plans.members(slot.group))
-            self._kept[key] = plan
-        return plan
-
     def gather(self, session: Session, slot: Rendezvous | None) -> Steps[Any]:
         """Tell all workers what each replica contributes that is there; return what comes of it.
 
@@ -270,7 +253,6 @@ class Moving:
         own: dict[int, Any] = {}
         accumulate_in = ""
         if slot is not None:
-            self._prepared.pop(slot, None)
             accumulate_in = slot.options.accumulate
             values = (yield from self._on_host(slot)) if slot.request.on_devices else contributed(slot)
             has_value = slot.request.collective.spec is not None
@@ -381,10 +363,7 @@ def carry_out(crossing: Crossing, communicator: Communicator, threads: Threads) 
     if crossing.exchange is not None:
         crossing.take_exchanged((yield from _exchange(crossing.exchange, communicator, threads)))
     if crossing.given:
-        everyone = None
-        if communicator.size > MOST_IN_FULL:
-            everyone = yield from _gather_numbers(crossing, communicator)
-        crossing.take_gathered(everyone or (yield from gather_objects(communicator, crossing.given, threads)))
+        crossing.take_gathered((yield from gather_objects(communicator, crossing.given, threads)))
 
 
 def _reduce(rows: Rows, communicator: Communicator, threads: Threads) -> Steps[None]:
@@ -444,14 +423,7 @@ def _exchange(transfer: Exchange, communicator: Communicator, threads: Threads) 
     segments = [
         (_segment(send, going, at, step), _segment(whole, coming, at, step)) for at in range(0, transfer.most, step)
     ]
-    if max(len(send), len(whole)) > _FARTHEST:
-        for to, of in segments:
-            room = Parts(np.empty(sum(of.counts), np.uint8), of.counts)
-            yield communicator.ialltoallv(Parts(np.concatenate(to.views()), to.counts), room)
-            for piece, part in zip(of.views(), room.views(), strict=True):
-                piece[...] = part
-    else:
-        yield from _in_turns(_waiting(communicator.ialltoallv(to, of)) for to, of in segments)
+    yield from _in_turns(_waiting(communicator.ialltoallv(to, of)) for to, of in segments)
     return whole
 
 
@@ -471,30 +443,6 @@ def gather_bytes(communicator: Communicator, own: Array, sizes: Sequence[int]) -
         for at in range(0, max(sizes), step)
     )
     return Parts(whole, sizes).views()
-
-
-def _gather_numbers(crossing: Crossing, communicator: Communicator) -> Steps[list[list[Any]] | None]:
-    """Return Python's numbers of many workers, by rank; None where there are others. Unpickling would take longest."""
-    plan = crossing.plan
-    if any(plan.leaves[place][1] != LeafType.PYTHON_NUMBER for place in plan.gathered):
-        return None
-    assert plan.collective.spec is not None
-    everyone: list[list[Any]] = [[] for _ in plan.sources]
-    for place, column in zip(plan.gathered, crossing.given, strict=True):
-        dtype = np.dtype(plan.collective.spec.dtypes[place])
-        try:
-            own = np.array(column, dtype)
-        except OverflowError:
-            own = np.full(len(column), _TOO_LARGE, dtype)
-        counts = [len(sources) for sources in plan.sources]
-        whole = np.empty(sum(counts), dtype)
-        yield communicator.iallgatherv(as_bytes(own), Parts(as_bytes(whole), [n * dtype.itemsize for n in counts]))
-        if dtype.kind == "i" and _TOO_LARGE in whole:
-            return None
-        numbers = whole.tolist()
-        for given, begin, count in zip(everyone, begins_of(counts), counts, strict=True):
-            given.append(numbers[begin : begin + count])
-    return everyone
 
 
 # Objects: pickled, without their arrays, which are moved from where they lie and read where they come to.

@@ -14,7 +14,6 @@ the next; all are tasks of one thread.
 from __future__ import annotations
 
 import asyncio
-import errno
 import hmac
 import secrets
 import socket
@@ -101,7 +100,7 @@ class Door:
         self.unproven: dict[asyncio.Task[int], None] = {}
         self._size = len(hellos)
         self._changed = asyncio.Event()
-        allow_connections(self._size - 1 + MOST_UNPROVEN)
+        _allow_connections(self._size - 1 + MOST_UNPROVEN)
         host = environment.control_address()
         if host is None:
             host = _loopback() if len({hello.machine for hello in hellos}) == 1 else own_address()
@@ -184,24 +183,14 @@ def own_address() -> str:
     return socket.gethostname()
 
 
-def allow_connections(count: int) -> None:
-    """Let this process have so many connections, beside what it has open."""
-    if sys.platform == "win32":  # which has no such limit
-        return
-    import resource
+def _allow_connections(count: int) -> None:
+    """Let this process have so many connections, beside what it has open, as far as its system allows it."""
+    if sys.platform != "win32":  # which has no such limit
+        import resource
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = count + _OTHER_FILES
-    if needed <= soft or soft == resource.RLIM_INFINITY:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        raise OSError(
-            errno.EMFILE,
-            f"the first worker keeps a connection with each of the others, and so needs {needed} file descriptors, but "
-            f"its system allows it {hard}; raise the hard limit on its machine (ulimit -Hn, nofile in "
-            "/etc/security/limits.conf), or start fewer workers with more replicas each",
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < count + _OTHER_FILES:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 # The others.

@@ -6,14 +6,13 @@ import os
 import platform
 import uuid
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from functools import cache
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from aiodist._core.text import ids_briefly
 from aiodist._version import __version__
 
 
@@ -69,12 +68,9 @@ class Layout:
             raise IndexError(replica_id)
         return bisect_right(self._offsets, replica_id) - 1
 
-    def members(self, replica_ids: Sequence[int]) -> dict[int, tuple[int, ...]]:
-        """Return some of the replicas by worker, in ascending order of both; workers with none are left out."""
-        found: dict[int, list[int]] = {}
-        for replica_id in sorted(replica_ids):
-            found.setdefault(self.worker_of(replica_id), []).append(replica_id)
-        return {worker: tuple(ids) for worker, ids in found.items()}
+    def workers_of(self, replica_ids: Iterable[int]) -> tuple[int, ...]:
+        """Return the workers that some of the replicas live on, in ascending order."""
+        return tuple(sorted(set(map(self.worker_of, replica_ids))))
 
 
 class Hello(NamedTuple):
@@ -85,12 +81,11 @@ class Hello(NamedTuple):
     host: str  # its machine's name
     machine: str  # its machine, and what of that it sees: those with the same one reach each other over loopback
     pid: int  # its process
-    place: str = ""  # where it makes the strategy, file and line
 
     @classmethod
-    def of_this_process(cls, devices: Sequence[str], place: str) -> Hello:
+    def of_this_process(cls, devices: Sequence[str]) -> Hello:
         """Return this process's."""
-        return cls(__version__, tuple(devices), platform.node(), this_machine(), os.getpid(), place)
+        return cls(__version__, tuple(devices), platform.node(), this_machine(), os.getpid())
 
 
 @cache
@@ -103,29 +98,15 @@ def this_machine() -> str:
         return f"{platform.node()} {uuid.getnode()}"
 
 
-def check_versions(hellos: Sequence[Hello]) -> None:
-    """Refuse workers with another aiodist: what they tell each other would not fit."""
-    found = _alike([hello.version for hello in hellos])
-    if len(found) > 1:
-        who = "; ".join(f"{version} on {workers}" for version, workers in found.items())
-        raise RuntimeError(f"the workers have different versions of aiodist: {who}. Install the same one for all")
+def layout_of(hellos: Sequence[Hello]) -> Layout:
+    """Return the layout that the workers make, as worker 0 sees it.
 
-
-def made_differently(hellos: Sequence[Hello]) -> str:
-    """Say so, where the workers have made a strategy at different places; which may be meant."""
-    found = _alike([hello.place for hello in hellos])
-    if len(found) < 2:
-        return ""
-    *others, last = [f"by {workers} at {place}" for place, workers in found.items()]
-    return (
-        f"The strategy was made {', '.join(others)} and {last}: strategies pair up in the order in which each worker "
-        "makes them."
-    )
-
-
-def _alike(texts: Sequence[str]) -> dict[str, str]:
-    """Return the workers that have said each text."""
-    ranks: dict[str, list[int]] = {}
-    for rank, text in enumerate(texts):
-        ranks.setdefault(text, []).append(rank)
-    return {text: ids_briefly(found).replace("replica", "worker") for text, found in ranks.items()}
+    Raises:
+        RuntimeError: they have different versions of aiodist: what they tell each other would not fit.
+    """
+    versions = [hello.version for hello in hellos]
+    if len(set(versions)) > 1:
+        raise RuntimeError(
+            f"the workers have different versions of aiodist: {', '.join(versions)}, by rank; install the same for all"
+        )
+    return Layout(0, [hello.devices for hello in hellos], [hello.host for hello in hellos])

@@ -6,7 +6,6 @@ these is an error of the connection that it came over.
 
 from __future__ import annotations
 
-import builtins
 import json
 from collections.abc import Mapping
 from typing import Final, NamedTuple, TypeAlias, get_args
@@ -14,7 +13,7 @@ from typing import Final, NamedTuple, TypeAlias, get_args
 from aiodist._core.report import CollectiveReport
 from aiodist._core.snapshot import GroupKey, Overdue, Snapshot
 from aiodist._core.wire import pack, unpack
-from aiodist._workers.portable import portable, resolved
+from aiodist._workers.record import portable, resolved
 
 OUTSIDE: Final = -1
 """The number of what is called outside of replicas, beside those of runs, which count from 0."""
@@ -26,30 +25,14 @@ class Failure(NamedTuple):
     replica_id: int  # the replica
     type: str  # the exception's type
     text: str  # its message, the first line
-    # its arguments, where it is one of Python's own and they are numbers and strings; else None
-    plain: tuple[str | int | float | bool | None, ...] | None = None
 
     @classmethod
     def of(cls, replica_id: int, error: BaseException) -> Failure:
         """Return what to report of an exception."""
-        plain = type(error) is _BUILT_IN.get(type(error).__name__) and all(type(a) in _SCALARS for a in error.args)
-        return cls(replica_id, type(error).__name__, str(error).partition("\n")[0], error.args if plain else None)
+        return cls(replica_id, type(error).__name__, str(error).partition("\n")[0])
 
     def __str__(self) -> str:
         return f"Replica {self.replica_id} raised {self.type}: {self.text}"
-
-    def error(self) -> Exception | None:
-        """Return an exception like it; None where it is not one of Python's own."""
-        kind = _BUILT_IN.get(self.type)
-        return None if kind is None or self.plain is None else kind(*self.plain)
-
-
-_SCALARS: Final = (str, int, float, bool, type(None))
-_BUILT_IN: Final[Mapping[str, type[Exception]]] = {
-    kind.__name__: kind
-    for kind in vars(builtins).values()
-    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, (UnicodeError, ExceptionGroup))
-}
 
 
 class Trouble(NamedTuple):
@@ -83,12 +66,6 @@ class OpenGroup(NamedTuple):
     workers: tuple[int, ...]
 
 
-class ReleaseGroup(NamedTuple):
-    """A worker needs the communicator with that tag no more."""
-
-    tag: int
-
-
 class Ask(NamedTuple):
     """The coordinator asks for a worker's part: let local replicas settle, as that collective cannot be complete."""
 
@@ -119,12 +96,12 @@ class Lost(NamedTuple):
 
 
 class GroupTag(NamedTuple):
-    """All workers of a group need its communicator: they make it with that tag, or use one again that they have."""
+    """All workers of a group need its communicator: they make it with that tag, unless they have its `number`."""
 
     run: int
     group: GroupKey
+    number: int  # which of the run's groups of these workers it is
     tag: int
-    is_new: bool
 
 
 class Farewell(NamedTuple):
@@ -141,7 +118,7 @@ class Stalled(NamedTuple):
     line: int = 0  # the line in it
 
 
-ToCoordinator: TypeAlias = Trouble | Waiting | OpenGroup | ReleaseGroup | Lost | Stalled | Farewell
+ToCoordinator: TypeAlias = Trouble | Waiting | OpenGroup | Lost | Stalled | Farewell
 ToWorker: TypeAlias = Ask | Query | Report | GroupTag | Lost | Stalled | Farewell
 Message: TypeAlias = ToCoordinator | ToWorker
 

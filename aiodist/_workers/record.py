@@ -1,4 +1,4 @@
-"""The record that opens every step: one buffer of fixed size, exchanged by one collective of fixed kind.
+"""The record that opens every step, and the digests in it: one buffer of fixed size, exchanged by one collective.
 
     digest     16 bytes   of all calls of the session so far, this one included
     callers    16         by which ways this worker has come to calls at this place so far: see `session`
@@ -27,13 +27,19 @@ throughout.
 from __future__ import annotations
 
 import enum
+import functools
+import os
 import struct
+import sys
+from dataclasses import replace
 from functools import partial
+from hashlib import blake2b
 from itertools import count
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from aiodist._core.call import OrderCheck, Post, digest
 from aiodist._workers.transport import Communicator, Request
 from aiodist_kernels import ReduceOp
 
@@ -66,7 +72,6 @@ class Notice(enum.IntEnum):
     ABSENT = 1  # some of them have joined, and take part with nothing
     JOINED = 2  # all of them have
     END = 3  # this is no call: all its replicas have ended
-    END_UNSURE = 4  # likewise, and it has made groups of which it is not known that others have
 
 
 class Agreement(enum.Enum):
@@ -76,7 +81,6 @@ class Agreement(enum.Enum):
     WITHOUT_SOME = enum.auto()  # those that have not joined do: all tell each other what each replica contributes
     ALL_JOINED = enum.auto()  # all replicas have joined: all tell each other which was the last
     ENDED = enum.auto()  # all replicas have ended
-    ENDED_UNSURE = enum.auto()  # likewise, and some worker wants to know whether others have made its groups, too
     DIFFERENT = enum.auto()  # the workers are at different calls
 
 
@@ -172,12 +176,52 @@ class RecordBuffers:
 
 
 def _agreement(least: int, greatest: int, digests_alike: bool) -> Agreement:
-    if greatest >= Notice.END:
-        if least < Notice.END or not digests_alike:
-            return Agreement.DIFFERENT
-        return Agreement.ENDED if greatest == Notice.END else Agreement.ENDED_UNSURE
+    if greatest == Notice.END:
+        return Agreement.ENDED if least == Notice.END and digests_alike else Agreement.DIFFERENT
     if least == Notice.JOINED:
         return Agreement.ALL_JOINED
     if not digests_alike:
         return Agreement.DIFFERENT
     return Agreement.ALIKE if greatest == Notice.NONE else Agreement.WITHOUT_SOME
+
+
+# Digests, which are the same on every machine: checkouts may lie in different places.
+
+
+@functools.lru_cache(maxsize=4096)
+def portable(file: str) -> str:
+    """Return a file's name from the entry of ``sys.path``, or the working directory, that it lies under."""
+    best = ""
+    for entry in (*sys.path, os.getcwd()):  # noqa: PTH109  (a string is all that is needed)
+        prefix = os.path.join(os.path.abspath(entry), "")  # noqa: PTH100, PTH118  (and quick)
+        if file.startswith(prefix) and len(prefix) > len(best):
+            best = prefix
+    return file[len(best) :]
+
+
+@functools.lru_cache(maxsize=4096)
+def resolved(file: str) -> str:
+    """Return the file of this machine that a portable name means; the name itself where there is none."""
+    for entry in (*sys.path, os.getcwd()):  # noqa: PTH109
+        path = os.path.join(os.path.abspath(entry), file)  # noqa: PTH100, PTH118
+        if os.path.isfile(path) and os.path.normpath(path) == path:  # noqa: PTH113  (none with "..")
+            return path
+    return file
+
+
+@functools.lru_cache(maxsize=4096)  # workers in one process, of which there may be thousands, share it
+def digest_of(order_check: OrderCheck, post: Post) -> bytes:
+    """Return 16 bytes that differ where the fingerprints of two calls do, on whichever machine they are made."""
+    call = post.call
+    if call.function is not None:
+        call = replace(call, function=call.function._replace(file=portable(call.function.file)))
+    path = tuple(place._replace(file=portable(place.file)) for place in post.path)
+    return digest(order_check, [Post(call, path)])
+
+
+@functools.lru_cache(maxsize=4096)
+def callers_of(post: Post) -> Callers:
+    """Return numbers that stand for the nearest caller and the nearest two, on whichever machine; `_core.callers`."""
+    places = [(portable(place.file), *place[1:3]) for place in post.path[1:3]]
+    nearest, two = (blake2b(repr(places[:depth]).encode(), digest_size=8).digest() for depth in (1, 2))
+    return int.from_bytes(nearest, "little"), int.from_bytes(two, "little")

@@ -20,8 +20,7 @@ other which replicas are there and what they contribute. When all replicas of al
 is the step that they have in common.
 
 **The end.** A worker whose replicas have all ended contributes a record that says so. Where all do, the session is
-over; where another makes a call, that call can never be complete. A group that has been used has been made by all its
-members' workers; of others, the workers tell each other at the end.
+over; where another makes a call, that call can never be complete.
 
 What was rejected: to agree on what happens behind a difference, so that the session can go on. A worker would have to
 know how far each other has got, and it served programs that catch the error and go on with other calls: the error ends
@@ -74,17 +73,26 @@ class Site:
         return in_order
 
 
+class Route(NamedTuple):
+    """What is the same each time a call comes again."""
+
+    digest: bytes  # 16 bytes that stand for the call
+    site: Site | None = None  # the place of the call; None where callers do not count
+    callers: Callers | None = None  # numbers that stand for the way to it; None where callers do not count
+    small: Any = None  # how its values travel in the record, for the carrier; None where they do not
+    plan: Any = None  # how they are moved otherwise, where that is known before all have agreed
+    held: Any = None  # what is held so that no other has its id
+
+
 class Step(NamedTuple):
     """A call that all local replicas have posted, or all that have not joined."""
 
-    digest: bytes  # 16 bytes that stand for the call
-    what: Any = None  # the caller's own: a slot, say
+    route: Route
+    what: Any  # the caller's own: a slot
     flags: int = NO_FLAGS  # see `record`
-    small: Any = None  # where a value travels in the record: how it does, for the carrier
+    small: Any = None  # where its values travel in the record: `Route.small`
     absent: bool = False  # some local replicas have joined
-    site: Site | None = None  # the place of the call; None where callers do not count
     values: Any = None  # what the local replicas contribute, for the carrier
-    callers: Callers | None = None  # numbers that stand for the way to it; None where callers do not count
 
 
 class Carrier:
@@ -96,24 +104,18 @@ class Carrier:
         """Put a small value into the record."""
         raise NotImplementedError
 
-    def prepare(self, session: Session, step: Step) -> None:
-        """Use the time until the records have come."""
+    def prepare(self, step: Step) -> Any:
+        """Use the time until the records have come; return what `move` gets."""
 
-    def move(self, session: Session, step: Step | None, found: Found) -> Steps[None] | None:
+    def move(self, session: Session, step: Step | None, found: Found, prepared: Any) -> Steps[None] | None:
         """Return what moves the values of a step that all have agreed on; None where there is nothing left to do.
 
-        There is no step where all of this worker's replicas have joined.
-
-        Where some replicas have joined, ``found`` says so.
+        There is no step where all of this worker's replicas have joined. Where some have, ``found`` says so.
         """
         raise NotImplementedError
 
     def finish_join(self, session: Session) -> Steps[None]:
         """Find out which replica was the last to join, and let all go on."""
-        raise NotImplementedError
-
-    def compare_groups(self, session: Session) -> Steps[bool]:
-        """Return whether all workers have made the same groups."""
         raise NotImplementedError
 
     def diverged(self, session: Session) -> None:
@@ -152,7 +154,7 @@ class Session:
         self._carrier = carrier
         self._chain = blake2b(name.encode(), digest_size=16).digest()
         self._queue: deque[Step] = deque()
-        self._joined = self._ended = self._unsure = self._over = self.is_advancing = False
+        self._joined = self._ended = self._over = self.is_advancing = False
         self._limit = sys.maxsize
         self._sites: defaultdict[Hashable, Site] = defaultdict(Site)
 
@@ -166,9 +168,9 @@ class Session:
         """Note that all local replicas have joined, behind the steps posted so far."""
         self._joined = True
 
-    def end(self, *, unsure: bool = False) -> None:
-        """Note that all local replicas have ended; unsure: others may not have made the groups that they have made."""
-        self._ended, self._unsure = True, unsure
+    def end(self) -> None:
+        """Note that all local replicas have ended."""
+        self._ended = True
 
     def freeze(self, number: int | None = None) -> None:
         """Contribute nothing any more from the step of that number on; None: from now on."""
@@ -196,7 +198,7 @@ class Session:
         self.is_advancing = True
         try:
             while not (self._over or self.number >= self._limit):
-                step = None
+                step = prepared = None
                 if self._queue:
                     step = self._queue.popleft()
                     record = self._record_of(step)
@@ -205,24 +207,24 @@ class Session:
                 elif self._joined:
                     record = Record(self._chain, notice=Notice.JOINED)
                 elif self._ended:
-                    record = Record(self._after(_END), notice=Notice.END_UNSURE if self._unsure else Notice.END)
+                    record = Record(self._after(_END), notice=Notice.END)
                 else:
                     return
                 request = self.records.post(record)
                 if step is not None:
-                    self._carrier.prepare(self, step)
+                    prepared = self._carrier.prepare(step)
                 yield request
                 if self._is_frozen():
                     return
                 found = self.records.read()
                 agreement = found.agreement
-                if agreement is Agreement.ALIKE and step is not None and step.callers is not None:
-                    assert step.site is not None
-                    if not step.site.came_in_order(record.callers, found.apart):
+                if agreement is Agreement.ALIKE and step is not None and step.route.callers is not None:
+                    assert step.route.site is not None
+                    if not step.route.site.came_in_order(record.callers, found.apart):
                         agreement = Agreement.DIFFERENT
                 if agreement is Agreement.ALIKE or agreement is Agreement.WITHOUT_SOME:
                     self._chain = found.digest
-                    steps = self._carrier.move(self, step, found)
+                    steps = self._carrier.move(self, step, found, prepared)
                     if steps is not None:
                         yield from steps
                     self.number += 1
@@ -233,8 +235,9 @@ class Session:
 
     def _record_of(self, step: Step) -> Record:
         notice = Notice.ABSENT if step.absent else Notice.NONE
-        sums = ALIKE if step.site is None or step.callers is None else step.site.with_call(step.callers)
-        return Record(self._after(step.digest), step.flags, notice, sums)
+        digest, site, callers, *_ = step.route
+        sums = ALIKE if site is None or callers is None else site.with_call(callers)
+        return Record(self._after(digest), step.flags, notice, sums)
 
     def _after(self, digest: bytes) -> bytes:
         return blake2b(self._chain + digest, digest_size=16).digest()
@@ -248,10 +251,8 @@ class Session:
             self._joined = False
             self.number += 1
             return
-        self._over = agreement is Agreement.ENDED
-        if agreement is Agreement.ENDED_UNSURE:
-            self._over = yield from carrier.compare_groups(self)
-        if self._over:
+        if agreement is Agreement.ENDED:
+            self._over = True
             carrier.over()
         else:
             self.freeze()

@@ -15,21 +15,21 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from aiodist._collectives import kinds
-from aiodist._core.call import Call, Post, path_of
+from aiodist._core.call import Call, OrderCheck, Post, path_of
 from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Group
 from aiodist._core.snapshot import GroupKey, Overdue
-from aiodist._workers.exchange import Moving, contributed, gather_objects
-from aiodist._workers.messages import Ask, Failure, GroupTag, OpenGroup, Query, ReleaseGroup, Trouble, Waiting
-from aiodist._workers.portable import digest_of
-from aiodist._workers.record import FLOAT64, NO_FLAGS, Agreement, Callers, Found
-from aiodist._workers.session import Carrier, Session, Site, Step
+from aiodist._workers.exchange import Moving, contributed
+from aiodist._workers.messages import Ask, Failure, GroupTag, OpenGroup, Query, Trouble, Waiting
+from aiodist._workers.record import FLOAT64, NO_FLAGS, Agreement, Found, callers_of, digest_of
+from aiodist._workers.session import Carrier, Route, Session, Step
 from aiodist._workers.team import Team
 from aiodist._workers.transport import OF_VALUES, Communicator, Steps, as_bytes
 
@@ -37,15 +37,7 @@ if TYPE_CHECKING:
     from aiodist._runtime.rendezvous import Rendezvous
     from aiodist._runtime.scheduler import Run
 
-
-class Route(NamedTuple):
-    """What is the same each time a call comes again."""
-
-    digest: bytes
-    callers: Callers | None
-    site: Site
-    small: Any  # how its values travel in the records; None where they do not
-    held: Any
+_MOST_KEPT: Final = 1024
 
 
 class RunSpan(Carrier):
@@ -61,15 +53,14 @@ class RunSpan(Carrier):
         self, team: Team, number: int, channel: int, communicator: Communicator, run: Run, moving: Moving
     ) -> None:
         self.number = number
-        self.takes_all = team.settings.ordered
+        self.takes_all = team.ordered
         self.is_over = self._finishing = self._left = False
         self.error: CollectiveError | None = None
         self._team = team
         self._run = run
-        self._number_of_channel = channel
+        self._channel = channel
         self._root = Session(f"run {number}", communicator, self)
         self._groups: dict[GroupKey, _SpannedGroup] = {}
-        self._unused: dict[GroupKey, Group] = {}
         self._doomed: dict[GroupKey, int] = {}
         self._routes: dict[Any, Route] = {}
         self._moving = moving
@@ -94,30 +85,39 @@ class RunSpan(Carrier):
     def _post(self, session: Session, slot: Rendezvous) -> None:
         if slot is slot.group.joining:
             session.join()
-        elif slot.absent:
-            position = next(p for p in range(len(slot.group.members)) if p not in slot.absent)
-            digest, callers = self._team.meaning(slot, position)
-            site = session.site((slot.code, slot.offset))
-            session.post(Step(digest, slot, _flags(slot), absent=True, site=site, callers=callers))
         else:
-            key = session, id(slot.call), id(slot.code), slot.offset, slot.path
-            route = self._routes.get(key)
-            if route is None:
-                digest, callers = self._team.meaning(slot)
-                small, held = self._moving.small(session, slot), (slot.call, slot.code)  # no other has their ids
-                site = session.site((slot.code, slot.offset))
-                route = self._routes[key] = Route(digest, callers, site, small, held)
-            small, values = route.small, None
-            try:
-                values = contributed(slot)  # now: a run that fails forgets what its slots hold
-            except OF_VALUES:
-                small = None  # every worker finds the same when it comes to moving them
-            session.post(Step(route.digest, slot, _flags(slot), small, False, route.site, values, route.callers))
+            route, small, values = self._route(session, slot), None, None
+            if not slot.absent:
+                try:
+                    values = contributed(slot)  # now: a run that fails forgets what its slots hold
+                    small = route.small
+                except OF_VALUES:
+                    pass  # every worker finds the same when it comes to moving them
+            flags = FLOAT64 if slot.options.accumulate == "float64" else NO_FLAGS
+            session.post(Step(route, slot, flags, small, bool(slot.absent), values))
         self._team.start(session)
+
+    def _route(self, session: Session, slot: Rendezvous) -> Route:
+        key = session, id(slot.call), id(slot.code), slot.offset, slot.path
+        route = self._routes.get(key)
+        if route is None:
+            if len(self._routes) >= _MOST_KEPT:
+                self._routes.clear()
+            order_check = self._team.order_check
+            post = slot.post_of(0)
+            counts = order_check is OrderCheck.CALL_SITE and post.call.name is None
+            route = self._routes[key] = Route(
+                digest_of(order_check, post),
+                session.site((slot.code, slot.offset)),
+                callers_of(post) if counts else None,
+                self._moving.small(session, slot),
+                self._moving.plan(slot),
+                (slot.call, slot.code),
+            )
+        return route
 
     def made(self, group: Group) -> None:
         """Hear of a group with members on other workers, from the first local member that makes it."""
-        self._unused.setdefault(group.key, group)
         if group.key in self._doomed:
             self._run.doom(group, self._doomed.pop(group.key))
 
@@ -145,7 +145,7 @@ class RunSpan(Carrier):
         if failures or ledger.troubled or any(replica.end != "exited" for replica in ledger.replicas):
             self.tell(failures=failures)
         else:
-            self._root.end(unsure=bool(self._unused))
+            self._root.end()
             self._team.start(self._root)
 
     @property
@@ -163,28 +163,25 @@ class RunSpan(Carrier):
     def leave(self) -> None:
         """Give back what the run has had of the strategy; nobody waits in it any more, and its loop may be gone."""
         self._left = True
-        if self.is_over and not self.told:
-            for spanned in self._groups.values():
-                if spanned.tag is not None and spanned.session is not None and spanned.session.is_idle:
-                    self._team.control.send(ReleaseGroup(spanned.tag))  # other groups may have its communicator
-            self._team.free_channel(self._number_of_channel)
+        sessions = [spanned.session for spanned in self._groups.values()]
+        if self.is_over and not self.told and all(session is not None and session.is_idle for session in sessions):
+            self._team.free_channel(self._channel)
 
     # Groups.
 
     def _open_group(self, group: Group) -> _SpannedGroup:
-        workers = tuple(self._team.layout.members(group.key[0]))
-        self._unused.pop(group.key, None)
+        workers = self._team.layout.workers_of(group.key[0])
         found = self._groups[group.key] = _SpannedGroup(self._team, group, workers)
         self._team.control.send(OpenGroup(self.number, group.key, workers))
         return found
 
     def _make_session(self, spanned: _SpannedGroup, tag: GroupTag) -> Steps[None]:
         """Make the communicator of a group, as all its workers do now."""
-        communicator = yield from self._team.communicator_of_group(spanned.workers, tag)
+        communicator = yield from self._team.communicator_of_group(self._channel, spanned.workers, tag)
         session = Session(f"run {self.number} group {tag.group} {spanned.creation.hex()}", communicator, self)
         if self.told:
             session.freeze()
-        spanned.tag, spanned.session = tag.tag, session
+        spanned.session = session
         waiting, spanned.waiting = spanned.waiting, []
         for slot in waiting:
             self._post(session, slot)
@@ -203,12 +200,14 @@ class RunSpan(Carrier):
         """Put a small value into the record."""
         step.small.write(step.values)
 
-    def prepare(self, session: Session, step: Step) -> None:
-        """Prepare a value to be moved that is not in the record."""
-        if step.small is None and step.values is not None:
-            self._moving.prepare(session, step.what, step.values)
+    def prepare(self, step: Step) -> Any:
+        """Take values that are to be moved, before the workers have agreed on it."""
+        with suppress(*OF_VALUES):  # every worker finds the same when it comes to moving them
+            if step.small is None and step.values is not None and step.route.plan is not None:
+                return step.route.plan.begin(step.values)
+        return None
 
-    def move(self, session: Session, step: Step | None, found: Found) -> Steps[None] | None:
+    def move(self, session: Session, step: Step | None, found: Found, prepared: Any) -> Steps[None] | None:
         """Return what moves the values of a step that all workers have agreed on, and makes its result."""
         if step is None:
             return self._team.outcome(self._moving.gather(session, None), lambda *_: None)
@@ -225,7 +224,7 @@ class RunSpan(Carrier):
             self._run.start_merge(slot)
             return None
         else:
-            steps = self._moving.move(session, slot, found)
+            steps = self._moving.move(session, slot, found, prepared)
         return self._team.outcome(steps, partial(self._run.complete, slot))
 
     def finish_join(self, session: Session) -> Steps[None]:
@@ -238,19 +237,6 @@ class RunSpan(Carrier):
         yield session.communicator.iallgather(as_bytes(own), as_bytes(everyone))
         number, last = max(everyone.tolist())
         self._run.finish_join(slot, number, last)
-
-    def compare_groups(self, session: Session) -> Steps[bool]:
-        """Tell the other workers which groups have been made here and never used; return whether all have made them."""
-        own = {key: _digest_of_creation(self._team, group) for key, group in self._unused.items()}
-        told = yield from gather_objects(session.communicator, own)
-        makers: dict[GroupKey, dict[int, bytes]] = {}
-        for rank, groups in enumerate(told):
-            for key, creation in groups.items():
-                makers.setdefault(key, {})[rank] = creation
-        members = self._team.layout.members
-        return all(
-            set(members(key[0])) == set(found) and len(set(found.values())) == 1 for key, found in makers.items()
-        )
 
     # Trouble.
 
@@ -345,16 +331,11 @@ class _SpannedGroup:
         self.workers = workers
         self.group = weakref.ref(group)
         self.session: Session | None = None
-        self.tag: int | None = None
         self.waiting: list[Rendezvous] = []
         self.creation = _digest_of_creation(team, group)
-
-
-def _flags(slot: Rendezvous) -> int:
-    return FLOAT64 if slot.options.accumulate == "float64" else NO_FLAGS
 
 
 def _digest_of_creation(team: Team, group: Group) -> bytes:
     code, offset = group.made_at or (None, 0)
     call = Call("new_group", members=group.key[0], name=group.key[1])
-    return digest_of(team.settings.order_check, Post(call, path_of([(code, offset)])))
+    return digest_of(team.order_check, Post(call, path_of([(code, offset)])))

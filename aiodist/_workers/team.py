@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from hashlib import blake2b
 from operator import itemgetter
 from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary
@@ -27,7 +26,7 @@ import numpy as np
 
 from aiodist._arrays.environment import stall_seconds
 from aiodist._core.analysis import error_of
-from aiodist._core.call import Call, OrderCheck, Post
+from aiodist._core.call import Call, OrderCheck
 from aiodist._core.errors import CollectiveError, StallWarning, WorkerLostError
 from aiodist._core.ledger import Ledger, Path, Slot
 from aiodist._core.report import CollectiveReport, ReplicaReport
@@ -38,15 +37,12 @@ from aiodist._workers.driver import Driver
 from aiodist._workers.exchange import Agreed, Plans, accumulate_of
 from aiodist._workers.layout import Layout
 from aiodist._workers.messages import OUTSIDE, Ask, GroupTag, Lost, Message, Query, Report, Stalled, Trouble
-from aiodist._workers.portable import digest_of, portable, resolved
-from aiodist._workers.record import FLOAT64, NO_FLAGS, Callers, Found
-from aiodist._workers.session import Carrier, Session, Step
+from aiodist._workers.record import FLOAT64, NO_FLAGS, Found, digest_of, resolved
+from aiodist._workers.session import Carrier, Route, Session, Step
 from aiodist._workers.transport import OF_VALUES, Communicator, Steps, Threads
 from aiodist_kernels import ReduceOp
 
 Move = Callable[[Agreed], Steps[Any]]
-Meaning = tuple[bytes, Callers | None]
-_MOST_DIGESTS: Final = 4096
 _CHANNELS: Final = 64
 
 
@@ -58,9 +54,6 @@ class Control(Protocol):
 
     def close(self, why: str = "") -> None:
         """Tell the others that this worker ends, or leaves them for a reason, and leave."""
-
-    def let_go(self) -> None:
-        """Leave without waiting: the strategy is gone, and nobody has closed it."""
 
 
 class Pending(Slot):
@@ -95,18 +88,12 @@ def _anew(error: BaseException) -> BaseException:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What all workers of a strategy have in common."""
-
-    order_check: OrderCheck = OrderCheck.CALL_SITE  # what calls are compared by
-    ordered: bool = False  # reductions give the same bits for every layout
-
-
 class Team:
     """This worker's part in a strategy; what comes over the connection, that ``connect`` makes, is passed on to it.
 
     Attributes:
+        order_check: what calls are compared by.
+        ordered: reductions give the same bits for every layout.
         driver: carries steps out.
         threads: fold and copy what would hold up the event loop.
         plans: what workers exchange for collectives.
@@ -114,22 +101,28 @@ class Team:
     """
 
     def __init__(
-        self, layout: Layout, settings: Settings, communicator: Communicator, connect: Callable[[Team], Control]
+        self,
+        layout: Layout,
+        communicator: Communicator,
+        connect: Callable[[Team], Control],
+        order_check: OrderCheck = OrderCheck.CALL_SITE,
+        *,
+        ordered: bool = False,
     ) -> None:
         self.layout = layout
-        self.settings = settings
+        self.order_check = order_check
+        self.ordered = ordered
         self.communicator = communicator
         self.driver = Driver(self._failed)
         self.threads = Threads()
-        self.plans = Plans(layout, ordered=settings.ordered)
+        self.plans = Plans(layout, ordered=ordered)
         self.error: CollectiveError | None = None
         self.outside = Outside(self)
         self._carriers: WeakValueDictionary[int, Carrier] = WeakValueDictionary({OUTSIDE: self.outside})
         self._asked: dict[int, Ask] = {}
-        self._meanings: dict[tuple[int, int, int, Path], tuple[Meaning, Any]] = {}
         self._channels: dict[int, Communicator] = {}
         self._free = np.ones(_CHANNELS, np.uint8)  # which channels this worker does not use
-        self._groups: dict[int, Communicator] = {}
+        self._groups: dict[tuple[int, tuple[int, ...], int], Communicator] = {}
         self.control = connect(self)
 
     def check(self) -> None:
@@ -137,19 +130,6 @@ class Team:
         self.driver.carry_out_calls()
         if self.error is not None:
             raise _anew(self.error)
-
-    def meaning(self, slot: Slot, position: int = 0) -> Meaning:
-        """Return digest and callers of a slot's call, as the member at that position has posted it: see `Step`."""
-        key = id(slot.call), id(slot.code), slot.offset, slot.path
-        found = self._meanings.get(key)
-        if found is None:
-            if len(self._meanings) >= _MOST_DIGESTS:
-                self._meanings.clear()
-            post, order_check = slot.post_of(position), self.settings.order_check
-            counts = order_check is OrderCheck.CALL_SITE and post.call.name is None
-            made = digest_of(order_check, post), _callers_of(post) if counts else None
-            found = self._meanings[key] = made, (slot.call, slot.code)  # held, so that no other has their ids
-        return found[0]
 
     async def awaited(self, pending: Pending, seconds: float | None = None) -> Any:
         """Wait for a call outside of replicas, for which the others have so many seconds; return its result."""
@@ -207,11 +187,12 @@ class Team:
         """Let other runs have a channel: this worker's part of what used it is over."""
         self._free[number] = 1
 
-    def communicator_of_group(self, workers: Sequence[int], tag: GroupTag) -> Steps[Communicator]:
-        """Return the communicator of a group that has been given that tag."""
-        if tag.is_new:
-            self._groups[tag.tag] = yield from self.communicator.create_group(workers, tag.tag)
-        return self._groups[tag.tag]
+    def communicator_of_group(self, channel: int, workers: tuple[int, ...], tag: GroupTag) -> Steps[Communicator]:
+        """Return the communicator of a group in a run over that channel."""
+        key = channel, workers, tag.number
+        if key not in self._groups:
+            self._groups[key] = yield from self.communicator.create_group(workers, tag.tag)
+        return self._groups[key]
 
     # What goes wrong.
 
@@ -248,8 +229,7 @@ class Team:
         match message:
             case Report():
                 error = error_of(message.report)
-                for failure in message.failures:
-                    error.__cause__ = error.__cause__ or failure.error()
+                error.__cause__ = next((RuntimeError(str(failure)) for failure in message.failures), None)
                 self.end(error)
             case Lost():
                 self.end(lost_worker(self.layout, message.rank, message.why))
@@ -265,30 +245,21 @@ class Team:
             case _:
                 raise ValueError(f"the coordinator does not send a {type(message).__name__}")
 
-    def owes_answer(self, run: int) -> bool:
-        """Return whether this worker has not told the coordinator of a run in trouble."""
-        carrier = self._carriers.get(run)  # once: the run may end meanwhile, in its own thread
-        return self.error is None and not (carrier is not None and carrier.told)
-
-    def may_answer(self, run: int) -> bool:
-        """Return whether somebody carries out calls here, so that the run may report itself when it has settled."""
-        return run != OUTSIDE and run in self._carriers and self.driver.is_waited_for
-
     def answer_for(self, run: int, note: str = "") -> None:
         """Tell of a run in trouble whose replicas have not settled, or that is not begun here; from any thread.
 
         A note says why the event loop, which would be asked otherwise, does not answer.
         """
-        if not self.owes_answer(run):
+        carrier = self._carriers.get(run)  # once: the run may end meanwhile, in its own thread
+        if self.error is not None or (carrier is not None and carrier.told):
             return
-        carrier = self._carriers.get(run)
-        if carrier is not None and not note and self.may_answer(run):
-            self.driver.call(carrier.tell)
-        elif carrier is not None:
-            carrier.tell(note=note)
-        else:
-            ledger = Ledger(self.layout.own, self.settings.order_check, total=self.layout.replicas)
+        if carrier is None:
+            ledger = Ledger(self.layout.own, self.order_check, total=self.layout.replicas)
             self.control.send(Trouble(run, ledger.snapshot(self.facts()), note=note))
+        elif run != OUTSIDE and not note and self.driver.is_waited_for:  # the loop turns
+            self.driver.call(carrier.tell)
+        else:
+            carrier.tell(note=note)
 
     def facts(self, refusal: str = "") -> tuple[ReplicaFacts, ...]:
         """Return what is known of this worker's replicas outside of runs."""
@@ -311,7 +282,7 @@ class Outside(Carrier):
         self._refusal = ""
         self._tell_at: int | None = None
         layout = team.layout
-        self._ledger = Ledger(layout.own, team.settings.order_check, total=layout.replicas, slot_type=Pending)
+        self._ledger = Ledger(layout.own, team.order_check, total=layout.replicas, slot_type=Pending)
         self.session = Session("outside", team.communicator, self)
 
     def begin(self, call: Call, code: Any, offset: int, path: Path, move: Move, *, float64: bool = False) -> Pending:
@@ -325,8 +296,8 @@ class Outside(Carrier):
         slot, *_ = [group.post(member, call, code, offset, path) for member in group.members]  # one for all of them
         assert isinstance(slot, Pending)
         slot.move = move
-        digest, _ = team.meaning(slot)
-        self.session.post(Step(digest, slot, FLOAT64 if float64 else NO_FLAGS))
+        route = Route(digest_of(team.order_check, slot.post_of(0)))
+        self.session.post(Step(route, slot, FLOAT64 if float64 else NO_FLAGS))
         team.start(self.session)
         return slot
 
@@ -361,7 +332,7 @@ class Outside(Carrier):
         """Note that the time is up in which the other workers were to make a call."""
         self.tell(number=pending.number, overdue=Overdue(self._ledger.root.key, pending.number, seconds))
 
-    def move(self, session: Session, step: Step | None, found: Found) -> Steps[None]:
+    def move(self, session: Session, step: Step | None, found: Found, prepared: Any) -> Steps[None]:  # noqa: ARG002
         """Move the values of a call that all workers make."""
         assert step is not None
         pending: Pending = step.what
@@ -402,13 +373,6 @@ class Outside(Carrier):
         for slot in list(self._ledger.root.slots()):
             assert isinstance(slot, Pending)
             slot.end(error)
-
-
-def _callers_of(post: Post) -> Callers:
-    """Return numbers that stand for the nearest caller and the nearest two, on whichever machine; `_core.callers`."""
-    places = [(portable(place.file), *place[1:3]) for place in post.path[1:3]]
-    nearest, two = (blake2b(repr(places[:depth]).encode(), digest_size=8).digest() for depth in (1, 2))
-    return int.from_bytes(nearest, "little"), int.from_bytes(two, "little")
 
 
 def warn_of_stall(text: str, file: str, line: int) -> None:

@@ -34,6 +34,9 @@ class Request(Protocol):
         ...
 
 
+in_the_air: Final[list[Request]] = []
+"""Requests that nobody waits for any more; they keep the buffers that the engine may still read and write."""
+
 Steps: TypeAlias = Generator[Request, None, T]
 """Something that goes on when the request it has yielded is complete."""
 

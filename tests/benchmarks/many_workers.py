@@ -26,8 +26,9 @@ import numpy as np
 import pytest
 
 from aiodist import CollectiveMismatchError, MultiWorkerMirroredStrategy, get_replica_context
-from aiodist._workers import coordinator, simulated_control
+from aiodist._workers import coordinator
 from aiodist._workers.control import BEAT, Peer
+from aiodist._workers.engines import simulated
 from aiodist._workers.engines.simulated import SimulatedCluster
 
 WORKERS = (64, 512, 4096)
@@ -80,7 +81,7 @@ def counted() -> Iterator[list[float]]:
     """Count the seconds that the first worker spends on what all tell it."""
     spent: list[float] = []
     with pytest.MonkeyPatch.context() as patch:
-        for place, name in ((simulated_control, "decode"), (coordinator.Coordinator, "take")):
+        for place, name in ((simulated, "decode"), (coordinator.Coordinator, "take")):
             patch.setattr(place, name, timed(getattr(place, name), spent))
         yield spent
 

@@ -33,7 +33,7 @@ class Ended:
 
 def environment(**variables: str) -> dict[str, str]:
     """Return this process's variables with ours on the path, a plain terminal, and the given ones."""
-    own = {"NO_COLOR", "FORCE_COLOR", "COLUMNS", "AIODIST_WORKER_PROCESS"}  # the last of a test that made a strategy
+    own = {"NO_COLOR", "FORCE_COLOR", "COLUMNS"}
     inherited = {name: value for name, value in os.environ.items() if name not in own}
     return inherited | {"PYTHONPATH": os.pathsep.join(map(str, SOURCES)), "TERM": "xterm-256color", **variables}
 

@@ -5,7 +5,6 @@ Every worker prints its process and its agent's first; then it calls the functio
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import os
 import signal
@@ -63,25 +62,6 @@ def has_memory() -> None:
         print(f"memory {path}")
     print("all told", flush=True)
     time.sleep(60)
-
-
-def has_children() -> None:
-    """Fork a child that ends as programs do, start one that would be a worker, and be a worker meanwhile."""
-    aiodist = importlib.import_module("aiodist")
-    strategy = aiodist.MultiWorkerMirroredStrategy()
-    if strategy.cluster_resolver.task_id:
-        assert sys.stdin.read() == ""
-    if os.fork() == 0:
-        sys.exit(0)
-    os.wait()
-    program = "import aiodist; aiodist.MultiWorkerMirroredStrategy()"
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    print(f"child: {told.stderr.splitlines()[-1]}", flush=True)
-
-    async def meet() -> None:
-        await aiodist.get_replica_context().barrier()
-
-    asyncio.run(strategy.run(meet))
 
 
 def first(path: str) -> bool:

@@ -83,11 +83,11 @@ class Jobs:
     def __init__(self) -> None:
         self._jobs: list[Job] = []
 
-    def start(self, arguments: Sequence[str], *, before: Sequence[str] = (), **variables: str) -> Job:
-        """Start `aiodist run` with these arguments; `before` stands before the command."""
+    def start(self, arguments: Sequence[str], **variables: str) -> Job:
+        """Start `aiodist run` with these arguments."""
         mark = variables.setdefault("AIODIST_MARK", uuid.uuid4().hex)
         process = subprocess.Popen(
-            [*before, sys.executable, "-m", "aiodist", "run", *arguments],
+            [sys.executable, "-m", "aiodist", "run", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -29,7 +29,7 @@ from aiodist._workers.messages import Lost, Message, decode, encode
 from aiodist._workers.record import Found
 from aiodist._workers.session import Session
 from aiodist._workers.span import RunSpan
-from aiodist._workers.team import Settings, Team
+from aiodist._workers.team import Team
 from aiodist._workers.transport import Steps, as_bytes
 
 
@@ -275,9 +275,9 @@ class PlainMover:
         has_value = slot.request.kind is not kinds.MERGE_CALL
         return PlainSmall(session) if has_value and session.records.in_full and slot.code.line % 2 == 0 else None
 
-    def prepare(self, session: Session, slot: Any, values: Any) -> None: ...
+    def plan(self, slot: Any) -> None: ...
 
-    def move(self, session: Session, slot: Any, found: Found) -> Steps[Any]:
+    def move(self, session: Session, slot: Any, found: Found, prepared: None) -> Steps[Any]:
         communicator = session.communicator
         everyone = np.empty(communicator.size, np.int64)
         own = np.array([sum(slot.values)], np.int64)
@@ -301,7 +301,6 @@ class PlainControl:
         self._job.to_coordinator[self._rank].append(encode(message))
 
     def close(self, why: str = "") -> None: ...
-    def let_go(self) -> None: ...
 
 
 class PlainJob:
@@ -326,7 +325,7 @@ class PlainJob:
         mover: Any = PlainMover()
         for rank, communicator in enumerate(self.cluster.communicators):
             layout = Layout(rank, devices)
-            team = Team(layout, Settings(), communicator, partial(PlainControl, self))
+            team = Team(layout, communicator, partial(PlainControl, self))
             run: Any = PlainRun(layout.own, layout.replicas, program)
             run.span = RunSpan(team, 0, 0, communicator, run, mover)
             self.teams.append(team)

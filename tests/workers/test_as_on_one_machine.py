@@ -272,11 +272,6 @@ async def another_place(ctx: ReplicaContext) -> None:
     await group.barrier()
 
 
-async def unmade(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group == 0:
-        ctx.new_group([0, 3], "experts")
-
-
 async def cancelled(ctx: ReplicaContext) -> Any:
     me = ctx.replica_id_in_sync_group
     if me in (1, 2):
@@ -318,7 +313,7 @@ async def one_ends_without(ctx: ReplicaContext) -> None:
 FAULTS = [
     *map(diverging, ["kind", "size", "another_key", "merge_function", "reduce_op"]), swapped,
     calls_behind_a_difference, merge_call_before_a_difference, returned, late, waits_for_one_that_waits_elsewhere,
-    late_in_one_that_is_not_made_yet, a_disagreement, one_never_makes_it, another_place, unmade,
+    late_in_one_that_is_not_made_yet, a_disagreement, one_never_makes_it, another_place,
     cancelled, a_join_that_one_leaves_out, another_order, one_ends_without,
 ]  # fmt: skip
 

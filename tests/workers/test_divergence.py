@@ -50,7 +50,7 @@ async def test_exception_comes_out_as_itself_where_it_was_raised_and_as_the_caus
             continue
         assert isinstance(outcome, IncompleteCollectiveError)
         assert "Replica 1 raised ValueError: bad batch" in str(outcome)
-        assert repr(outcome.__cause__) == "ValueError('bad batch')"
+        assert repr(outcome.__cause__) == "RuntimeError('Replica 1 raised ValueError: bad batch')"
         assert outcome.report.suspects == (1,)
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import queue
 import socket
-import stat
 import struct
 import sys
 import zlib
@@ -25,33 +23,17 @@ from aiodist._core.call import Call, OrderCheck, Place
 from aiodist._core.ledger import Ledger
 from aiodist._core.snapshot import Snapshot
 from aiodist._core.terms import ReplicaState
-from aiodist._tools.launch.run import _folder_of_notes
 from aiodist._workers import ending, handshake
 from aiodist._workers.control import MOST_BYTES, Peer, TcpControl, packed
 from aiodist._workers.coordinator import Coordinator
 from aiodist._workers.handshake import MOST_UNPROVEN, Address, Door, connect, own_address, proof
-from aiodist._workers.layout import Hello, Layout, check_versions, made_differently
-from aiodist._workers.messages import Ask, Lost, Message, OpenGroup, Query, ReleaseGroup, Report, Trouble, Waiting
-from aiodist._workers.portable import resolved
-
-HERE = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
+from aiodist._workers.layout import Hello, Layout, layout_of
+from aiodist._workers.messages import Ask, Lost, Message, Query, Trouble, Waiting
+from aiodist._workers.record import resolved
 
 
 def hellos(*machines: str) -> list[Hello]:
     return [Hello("1", ("CPU:0",), "host", machine, os.getpid()) for machine in machines]
-
-
-def has(family: socket.AddressFamily) -> bool:
-    """Whether this machine has a family's number of its own."""
-    try:
-        with socket.create_server((HERE[family], 0), family=family):
-            return True
-    except OSError:
-        return False
-
-
-NEEDS_IPV6 = pytest.mark.skipif(not has(socket.AF_INET6), reason="this machine has no IPv6")
-FAMILIES = [socket.AF_INET, pytest.param(socket.AF_INET6, marks=NEEDS_IPV6)]
 
 
 @asynccontextmanager
@@ -109,9 +91,8 @@ async def admitted(opened: Door) -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("family", FAMILIES)
-async def test_star_is_made_by_either_family(family: socket.AddressFamily, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIODIST_CONTROL_ADDRESS", HERE[family])
+async def test_star_is_made_at_the_address_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIODIST_CONTROL_ADDRESS", "localhost")
     opened = Door(hellos("a", "b", "c"))
     admitting = asyncio.create_task(opened.admit_all())
     others = await asyncio.gather(*(connect(opened.address, rank) for rank in (2, 1)))
@@ -148,25 +129,12 @@ def test_address_that_is_none_of_this_machine_is_refused(monkeypatch: pytest.Mon
 # What workers say of themselves.
 
 
-def workers(count: int) -> list[Hello]:
-    return [Hello("1.0", ("CPU:0",) * (rank + 1), f"host {rank}", "machine", rank, "a.py:3") for rank in range(count)]
-
-
 def test_other_version_of_aiodist_is_refused() -> None:
-    told = workers(3)
-    check_versions(told)
+    told = hellos("a", "a", "a")
+    assert layout_of(told).replicas == 3
     told[1] = told[1]._replace(version="2.0")
-    with pytest.raises(RuntimeError, match=r"1\.0 on workers 0 and 2; 2\.0 on worker 1"):
-        check_versions(told)
-
-
-def test_strategy_that_is_made_at_different_places() -> None:
-    told = workers(3)
-    assert made_differently(told) == ""
-    told[2] = told[2]._replace(place="a.py:7")
-    assert made_differently(told).startswith(
-        "The strategy was made by workers 0 and 1 at a.py:3 and by worker 2 at a.py:7"
-    )
+    with pytest.raises(RuntimeError, match=r"different versions of aiodist: 1, 2\.0, 1, by rank"):
+        layout_of(told)
 
 
 # Strangers.
@@ -333,46 +301,18 @@ def both(opened: Door) -> list[tuple[Worker, Any]]:
 def test_error_of_the_coordinator_ends_the_strategy_and_is_raised_as_its_own(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ending, "unfinished", [])
+    monkeypatch.setattr(ending, "losses", [])
     (first, its_control), (second, control) = both(Door(hellos("here", "here")))
-    control.send(OpenGroup(0, ((0, 1), None, 0), (0, 1)))
-    control.send(ReleaseGroup(7))  # of a tag that was never given: an error of whoever asks, and not a bad message
-    for team in (first, second):
-        assert team.heard.get(timeout=60) == Lost(0, "has given up: IndexError: list index out of range")
+    broken = Snapshot(OrderCheck.CALL_SITE, (), ())  # without the run's own group
+    for each in (control, its_control):
+        each.send(Trouble(0, broken))
+    while not isinstance(told := second.heard.get(timeout=60), Lost):
+        assert isinstance(told, Ask)
+    assert told == Lost(0, "has given up: IndexError: tuple index out of range")
     assert "the coordinator has failed" in caplog.text
+    assert not first.heard.empty()
     for each in (its_control, control):
         each.close()
-
-
-@pytest.mark.parametrize("kind", [OSError, RuntimeError])
-def test_connection_that_cannot_be_used_is_an_error_of_the_constructor(
-    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def fail(**_: object) -> None:
-        raise kind("no buffer space")
-
-    monkeypatch.setattr("aiodist._workers.control.asyncio.open_connection", fail)
-    for _, outcome in both(Door(hellos("here", "here"))):
-        assert repr(outcome) == f"{kind.__name__}('no buffer space')"
-
-
-def test_limit_that_is_no_number_is_an_error_of_the_constructor_and_not_of_its_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("AIODIST_LOST_SECONDS", "soon")
-    for _, outcome in both(Door(hellos("here", "here"))):
-        assert "AIODIST_LOST_SECONDS must" in str(outcome)
-
-
-def test_a_failing_analysis_still_gives_all_workers_a_report() -> None:
-    layout = Layout(0, [["CPU:0"], ["CPU:0"]])
-    broken = Snapshot(OrderCheck.CALL_SITE, (), ())  # without the run's own group
-    coordinator = Coordinator(layout)
-    sent = [each for rank in (0, 1) for each in coordinator.take(rank, Trouble(0, broken))]
-    (ranks, message) = sent[-1]
-    assert ranks == (0, 1)
-    assert isinstance(message, Report)
-    assert "the analysis of why failed: IndexError" in message.report.text
 
 
 def test_a_replica_that_has_finished_with_a_group_and_ended_is_not_taken_for_one_that_never_made_it() -> None:
@@ -405,27 +345,8 @@ def test_names_with_path_separators_lead_nowhere(name: str, monkeypatch: pytest.
     assert environment.trace_path() == "trace.0.json"
 
 
-@pytest.mark.skipif(os.name != "posix", reason="the permissions of files are POSIX's")
 @pytest.mark.anyio
-async def test_other_users_see_no_secret_in_files_or_variables() -> None:
-    with _folder_of_notes() as folder:
-        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700  # noqa: PTH116
-        async with door() as opened:
-            everything = "".join([*environment.with_workers(2, folder).values(), *sys.argv])
-            assert opened.address.secret.hex() not in everything
-
-
-# As many file descriptors as worker 0 needs.
-
-
-@pytest.mark.parametrize(("count", "soft"), [(700, 1024), (3000, 3256)])
-def test_soft_limit_of_files_is_raised_where_it_must_be(count: int, soft: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    resource = pytest.importorskip("resource")
-    limits = [(1024, 4096)]
-    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
-    monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.append(new))
-    handshake.allow_connections(count)
-    assert limits[-1] == (soft, 4096)
-    with pytest.raises(OSError, match=r"needs 4351 file descriptors.* allows it 4096; raise the hard") as raised:
-        handshake.allow_connections(4095)
-    assert raised.value.errno == errno.EMFILE
+async def test_other_users_see_no_secret_in_arguments_or_variables() -> None:
+    async with door() as opened:
+        everything = "".join([*environment.with_workers(2, "folder").values(), *sys.argv])
+        assert opened.address.secret.hex() not in everything

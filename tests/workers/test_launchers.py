@@ -1,33 +1,18 @@
-"""What workers take from launchers, and what they tell `aiodist run`."""
+"""What workers take from launchers."""
 
 from __future__ import annotations
 
 import json
-import os
-import threading
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from aiodist import (
-    CollectiveReport,
-    CollectiveTimeoutError,
-    IncompleteCollectiveError,
-    MultiWorkerMirroredStrategy,
-    ReplicaReport,
-    ReplicaState,
-    WorkerLostError,
-)
+from aiodist import MultiWorkerMirroredStrategy
 from aiodist._arrays import environment
 from aiodist._arrays.environment import Launched
-from aiodist._core.errors import CollectiveError
-from aiodist._core.terms import Reason
-from aiodist._workers import ending
 from aiodist._workers.bootstrap import check
-from aiodist._workers.ending import is_echo
 
 VARIABLES = ("AIODIST_WORKERS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE", "TF_CONFIG")
 
@@ -35,7 +20,7 @@ VARIABLES = ("AIODIST_WORKERS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing around the tests count as a launcher."""
-    for name in (*VARIABLES, "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "AIODIST_WORKER_PROCESS"):
+    for name in (*VARIABLES, "MASTER_ADDR", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -115,50 +100,3 @@ def test_cluster_of_tf_config_is_the_strategys(monkeypatch: pytest.MonkeyPatch) 
     assert len(strategy.cluster_resolver.spec["worker"]) == 1
     with pytest.raises(RuntimeError, match="TF_CONFIG names a cluster of 2 workers"):
         MultiWorkerMirroredStrategy()
-
-
-# How workers end: by themselves, or as an echo of what another one has done.
-
-
-def error(kind: type[CollectiveError], *states: str) -> CollectiveError:
-    replicas = tuple(ReplicaReport(k, "CPU:0", ReplicaState(state)) for k, state in enumerate(states))
-    return kind(CollectiveReport(Reason.EXITED, 0, replicas, (), "told"))
-
-
-@pytest.mark.parametrize(
-    ("raised", "echo"),
-    [
-        (error(IncompleteCollectiveError, "failed", "waiting", "waiting", "waiting"), True),
-        (error(IncompleteCollectiveError, "exited", "exited", "waiting", "running"), True),
-        (error(IncompleteCollectiveError, "failed", "waiting", "failed", "waiting"), False),
-        (error(IncompleteCollectiveError, "waiting", "waiting", "waiting", "exited"), False),
-        (error(IncompleteCollectiveError, "waiting", "waiting", "waiting", "waiting"), False),
-        (error(WorkerLostError, "failed", "running", "running", "running"), True),
-        (error(WorkerLostError, "running", "running", "failed", "failed"), False),
-        (error(CollectiveTimeoutError, "failed", "waiting", "waiting", "waiting"), False),
-        (ValueError("bad batch"), False),
-        (None, False),
-    ],
-)
-def test_errors_that_others_have_caused(raised: BaseException | None, echo: bool) -> None:
-    assert is_echo(raised, {2, 3}) is echo
-
-
-def test_worker_does_not_wait_for_one_that_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MPI waits for all; this test ends where nobody does for it any more."""
-    monkeypatch.setenv("AIODIST_NOTES", str(tmp_path))
-    begun, may_end = threading.Event(), threading.Event()
-
-    def of_library(_: Any) -> Any:
-        def finalise() -> None:
-            begun.set()
-            (tmp_path / "journal").write_text("ended 7 1\n")
-            may_end.wait()
-
-        return finalise
-
-    monkeypatch.setattr(ending, "_of_library", of_library)
-    world = SimpleNamespace(Get_size=lambda: 2)
-    ending.finalise(SimpleNamespace(Is_finalized=lambda: False, COMM_WORLD=world), os.getpid())
-    assert begun.is_set()
-    may_end.set()

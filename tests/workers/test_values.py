@@ -18,7 +18,6 @@ from aiodist import (
 )
 from aiodist._strategy.scope import replicas_of
 from aiodist._workers.exchange import SEGMENT
-from aiodist._workers.record import MOST_IN_FULL
 from tests.frameworks import toy
 from tests.workers.simulated import Job, on_one_machine, on_uvloop_too
 
@@ -101,19 +100,6 @@ async def test_kinds_of_values(layout: tuple[int, ...]) -> None:
         ]
 
     await check(program, layout)
-
-
-async def test_numbers_of_more_workers_than_exchange_whole_records() -> None:
-    async def program(ctx: ReplicaContext) -> Any:
-        r = ctx.replica_id_in_sync_group
-        return [
-            await ctx.all_reduce("SUM", {"a": r, "b": 0.5 * r, "c": complex(r, 1)}),
-            await ctx.all_reduce("MAX", r == 3),
-            await ctx.all_reduce("MEAN", r << 80 * (r == 7)),
-            await ctx.broadcast(r, 2),
-        ]
-
-    await check(program, (1,) * MOST_IN_FULL + (2,))
 
 
 @pytest.mark.parametrize("size", [1, 300], ids=["in the record", "beside it"])

@@ -65,9 +65,7 @@ def main(notes: Path, workers: int, rank: int, command: Sequence[str]) -> int:
             output[-1].start()
     _note(notes, f"started {worker.pid} {os.getpid()} {rank}")
     code = _follow(worker, parent, asked)
-    if asked:  # it has not failed by itself
-        _note(notes, f"echo {worker.pid}")
-    _note(notes, f"ended {worker.pid} {code}")
+    _note(notes, f"ended {worker.pid} {0 if asked else code}")  # what was asked to end has not failed
     kill_descendants()
     until = time.monotonic() + _LAST_LINES_SECONDS
     for thread in output:

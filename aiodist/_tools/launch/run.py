@@ -2,18 +2,14 @@
 
     aiodist run ── mpiexec ── agent ── worker     one agent and one worker a process of the job
 
-The agent starts the worker, ends it when the job ends, and tells how it ended. When the first worker fails, the others
-get some seconds to raise what they have heard of it; then everything that is left is killed. mpiexec by itself would
-kill all at the first failure, and their reports be lost, or wait for all for ever. One worker needs no mpiexec: its
-agent is started directly.
+The agent starts the worker, ends it when the job ends, and tells how it ended. mpiexec by itself would kill all at the
+first failure, and their reports be lost, or wait for all for ever. One worker needs no mpiexec: its agent is started
+directly.
 
 A job ends when all its processes have; or some seconds after the first worker has failed, in which the others may tell
 of it; or some seconds after the user has asked for it, in which the workers may end by themselves. A second Ctrl-C ends
-it at once. It ends, too, when workers wait to make a strategy with one that has ended: MPI would let them wait on. No
-process of it is left on this machine then, and no memory of MPI's.
-
-Its exit code is that of the first worker that has failed by itself. One that ends while others need it makes them fail,
-too, and may come to its end after them: these say that they are echoes.
+it at once. It ends, too, when all that run wait to make a strategy with one that has ended: MPI would let them wait on.
+No process of it is left on this machine then, and no memory of MPI's.
 """
 
 from __future__ import annotations
@@ -28,8 +24,6 @@ from argparse import REMAINDER, ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from importlib.machinery import PathFinder
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -37,7 +31,7 @@ from aiodist._arrays import environment
 from aiodist._tools.launch import agent
 from aiodist._tools.launch.mpiexec import find_mpiexec
 from aiodist._tools.usage import UsageError, positive
-from aiodist._workers.journal import Journal, shared_memory
+from aiodist._workers.journal import Journal
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -46,6 +40,7 @@ LAST_WORDS_SECONDS: Final = 3.5
 ENDING_SECONDS: Final = 4.0
 _POLL_SECONDS: Final = 0.05
 _FAREWELL_SECONDS: Final = 1.0
+_OF_MPI: Final = ("mpich_shm_*", "sm_segment.*")  # MPICH's, and Open MPI's
 
 
 def add_run(commands: _SubParsersAction[ArgumentParser]) -> None:
@@ -65,21 +60,10 @@ def add_run(commands: _SubParsersAction[ArgumentParser]) -> None:
 
 
 def _run(arguments: Namespace) -> int:
-    program = [sys.executable, *_program(arguments.program, is_module=arguments.is_module), *arguments.arguments]
-    return launch(arguments.workers, program, launcher=arguments.launcher)
-
-
-def _program(name: str, *, is_module: bool) -> list[str]:
-    if not is_module:
-        if name == "-":
-            raise UsageError("a program from standard input would reach only the first worker; write it to a file")
-        if not Path(name).is_file():
-            raise UsageError(f"there is no file {name!r}; -m takes the name of a module")
-        return [name]
-    top = name.partition(".")[0]
-    if not all(map(str.isidentifier, name.split("."))) or not (find_spec(top) or PathFinder.find_spec(top, ["."])):
-        raise UsageError(f"there is no module {name!r}; run a file without -m")
-    return ["-m", name]
+    if not arguments.is_module and not Path(arguments.program).is_file():
+        raise UsageError(f"there is no file {arguments.program!r}; -m takes the name of a module")
+    program = ["-m"] * arguments.is_module + [arguments.program]
+    return launch(arguments.workers, [sys.executable, *program, *arguments.arguments], launcher=arguments.launcher)
 
 
 def launch(workers: int, program: Sequence[str], *, launcher: str | None = None) -> int:
@@ -88,63 +72,42 @@ def launch(workers: int, program: Sequence[str], *, launcher: str | None = None)
     if workers > 1 or launcher is not None:
         mpiexec = find_mpiexec(launcher)
         start, rank = mpiexec.start(workers), mpiexec.rank_variable
-    _open_closed_streams()
-    with _folder_of_notes() as folder:
+    with tempfile.TemporaryDirectory(prefix="aiodist-run-", ignore_cleanup_errors=True) as folder:  # nobody else's
         command = [*start, sys.executable, agent.__file__, folder, str(workers), rank, *program]
         agent.adopt_orphans()
+        begun = time.time()
         with subprocess.Popen(  # noqa: S603  (the user's command)
             command,
             env=environment.with_workers(workers, folder),
             start_new_session=True,
             preexec_fn=lambda: agent.die_with_parent(signal.SIGKILL),  # noqa: PLW1509  (this process has no threads)
         ) as process:
-            return _follow(process, folder)
-
-
-def _folder_of_notes() -> tempfile.TemporaryDirectory[str]:
-    """Make the folder of a job's journal, into which nobody else can look."""
-    try:
-        return tempfile.TemporaryDirectory(prefix="aiodist-run-", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise UsageError(
-            f"cannot make a folder for the job's notes ({error}); set TMPDIR to a folder with free space"
-        ) from None
-
-
-def _open_closed_streams() -> None:
-    """Give standard streams that the caller has closed to the null device: mpiexec would take others for them."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+            return _follow(process, folder, begun)
 
 
 # A job, followed to its end.
 
 
-def _follow(process: subprocess.Popen[bytes], folder: str) -> int:
+def _follow(process: subprocess.Popen[bytes], folder: str, begun: float) -> int:
     """Wait for the end of a job, or bring it about; return the exit code of the worker that failed first, or 0.
 
     ``folder`` is that of its journal.
     """
     with _noted_signals() as signals:
-        job = _Job(process, folder, signals)
         try:
-            while process.poll() is None and not job.is_over():
-                _wait(process, _POLL_SECONDS)
-            failure = Journal(folder).first_failure()  # before those that are left are killed
+            complaint = _until_over(process, folder, signals)
+            failure = Journal(folder).failure()  # before those that are left are killed
         finally:
-            job.end()
+            _end(process, folder, begun)
         if signal.SIGINT in signals:
             raise KeyboardInterrupt
         if signals:
             return 128 + signals[0]
-        if job.complaint:
-            print(f"Error: {job.complaint}", file=sys.stderr)
+        if complaint:
+            print(f"Error: {complaint}", file=sys.stderr)
             return 1
         code = process.wait()
-        return failure or Journal(folder).first_failure() or (code if code >= 0 else 128 - code)
+        return failure or Journal(folder).failure() or (code if code >= 0 else 128 - code)
 
 
 @contextmanager
@@ -167,73 +130,63 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
         process.wait(seconds)
 
 
-class _Job:
-    """The processes of a job.
+def _until_over(process: subprocess.Popen[bytes], folder: str, signals: Sequence[int]) -> str:
+    """Wait until a job has ended, or the time has come to kill what still runs; return why, if nothing has failed."""
+    passed_on = 0
+    over_at = in_vain_at = float("inf")
+    while process.poll() is None and time.monotonic() < over_at:
+        now, journal = time.monotonic(), Journal(folder)
+        if len(signals) > passed_on:
+            over_at = now if passed_on else now + ENDING_SECONDS
+            passed_on = len(signals)  # SIGHUP would give the workers no time
+            _signal_agents(journal, signal.SIGTERM if signals[0] == signal.SIGHUP else signals[0])
+        elif journal.failure():
+            over_at = min(over_at, now + LAST_WORDS_SECONDS)
+        in_vain_at = min(in_vain_at, now + LAST_WORDS_SECONDS) if journal.waits_in_vain() else float("inf")
+        if now >= in_vain_at:
+            return (
+                f"{len(journal.ended)} of the workers have ended, and the others wait for them to make a "
+                "MultiWorkerMirroredStrategy; every worker must run the same program"
+            )
+        _wait(process, _POLL_SECONDS)
+    return ""
 
-    Attributes:
-        complaint: why the job has been ended though no worker has failed.
+
+def _end(process: subprocess.Popen[bytes], folder: str, begun: float) -> None:
+    """End what is left: workers, what they have started, and mpiexec; remove the shared memory of all.
+
+    When the agents have ended, mpiexec ends by itself, and removes its own files.
     """
+    hang_up = partial(_signal_agents, Journal(folder), signal.SIGHUP)
+    for end in (hang_up, process.terminate, process.kill):
+        end()
+        _wait(process, _FAREWELL_SECONDS)
+    agent.kill_descendants()
+    for path in _left_memory(begun):
+        with suppress(OSError):
+            path.unlink()
 
-    def __init__(self, process: subprocess.Popen[bytes], folder: str, signals: Sequence[int]) -> None:
-        self._process = process
-        self._folder = folder
-        self._signals = signals
-        self._passed_on = 0
-        self._memory: set[str] = set()
-        self._over_at: float | None = None
-        self._in_vain_since: float | None = None
-        self.complaint: str | None = None
 
-    def is_over(self) -> bool:
-        """Return whether the time has come to kill what still runs; look at what has happened since."""
-        now, journal = time.monotonic(), Journal(self._folder)
-        if len(self._signals) > self._passed_on:
-            self._over_at = now if self._passed_on else now + ENDING_SECONDS
-            self._passed_on = len(self._signals)
-            self._look_at_memory(journal)
-            first = self._signals[0]
-            _signal_agents(journal, signal.SIGTERM if first == signal.SIGHUP else first)  # SIGHUP would give no time
-        if self._over_at is None and journal.first_failure():
-            self._over_at = now + LAST_WORDS_SECONDS
-            self._look_at_memory(journal)
-        if self._over_at is None and (complaint := self._waits_in_vain(journal, now)):
-            self.complaint, self._over_at = complaint, now
-        return self._over_at is not None and now >= self._over_at
+def _left_memory(begun: float) -> list[Path]:
+    """Return the files of MPI's in shared memory, made since then, that no process uses, as Linux shows it.
 
-    def end(self) -> None:
-        """End what is left: workers, what they have started, and mpiexec; remove the shared memory of all.
-
-        When the agents have ended, mpiexec ends by itself, and removes its own files.
-        """
-        journal = Journal(self._folder)
-        self._look_at_memory(journal)
-        for end in (partial(_signal_agents, journal, signal.SIGHUP), self._process.terminate, self._process.kill):
-            end()
-            _wait(self._process, _FAREWELL_SECONDS)
-        agent.kill_descendants()
-        for path in self._memory | Journal(self._folder).maps:
-            with suppress(OSError):
-                os.unlink(path)  # noqa: PTH108
-
-    def _look_at_memory(self, journal: Journal) -> None:
-        """Note the shared memory of workers that may not have got to noting it themselves.
-
-        An MPI removes it when it is finalised, which a killed worker never does; in a container, where there is little
-        of it, some failed jobs would use up all.
-        """
-        for worker, _ in journal.running():
-            self._memory |= shared_memory(worker)
-
-    def _waits_in_vain(self, journal: Journal, now: float) -> str | None:
-        """Return what is to be said where workers wait to meet one that has ended; None where none does."""
-        made, text = journal.waiting_in_vain() or (0, None)
-        self._in_vain_since = (self._in_vain_since or now) if text else None
-        if made and now - (self._in_vain_since or now) < LAST_WORDS_SECONDS:
-            return None  # those that have an earlier strategy know by that, and raise it themselves
-        return text
+    An MPI removes them when it is finalised, which a killed worker never does; in a container, where there is little
+    of it, some failed jobs would use up all.
+    """
+    mapped: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # another user's, or just ended
+            mapped.update(line.split(maxsplit=5)[-1] for line in maps.read_text(errors="replace").splitlines())
+    found = []
+    for path in [each for name in _OF_MPI for each in Path("/dev/shm").glob(name)]:  # noqa: S108  (MPI's own place)
+        with suppress(OSError):
+            known = path.stat()
+            if known.st_uid == os.geteuid() and known.st_ctime >= begun - 1 and str(path) not in mapped:
+                found.append(path)
+    return found
 
 
 def _signal_agents(journal: Journal, number: int) -> None:
-    for _, its_agent in journal.running():
+    for its_agent in journal.running().values():
         with suppress(ProcessLookupError):
             os.kill(its_agent, number)

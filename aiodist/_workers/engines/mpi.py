@@ -1,7 +1,6 @@
 """The MPI engine, through mpi4py: whichever MPI that was built for or finds.
 
-MPI is initialised by the first use, with all threads allowed to call it, and finalised at the end of the process: a
-launcher takes a process that leaves that out for failed, and ends the job (`ending`).
+MPI is initialised by the first use, with all threads allowed to call it, and finalised at the end of the process.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from typing import Any, Final
 import numpy as np
 
 from aiodist._arrays import environment
-from aiodist._workers.ending import finalise, in_the_air
+from aiodist._workers.ending import finalise, of_library
 from aiodist._workers.engines.simulated import alone
-from aiodist._workers.transport import Array, Communicator, Parts, Request, Serial, Steps
+from aiodist._workers.transport import Array, Communicator, Parts, Request, Serial, Steps, in_the_air
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.numpy_tier import quietly
 from aiodist_kernels.pool import results as pool
@@ -65,9 +64,8 @@ def _initialise(mpi: Any) -> None:
     It waits in C for all that the launcher has started. mpi4py keeps the interpreter lock meanwhile, with which nobody
     could say what is waited for: so the library's own function is called.
     """
-    try:
-        init = ctypes.CDLL(mpi.__file__).MPI_Init_thread
-    except (OSError, AttributeError):  # it has been loaded otherwise
+    init = of_library(mpi, "MPI_Init_thread")
+    if init is None:
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
         return
     code = init(None, None, ctypes.c_int(mpi.THREAD_MULTIPLE), ctypes.byref(ctypes.c_int()))
@@ -177,17 +175,10 @@ class MpiCommunicator:
     def of_program(cls, given: Any) -> Steps[Communicator]:
         """Make a communicator of the same workers as one of mpi4py's, which stays the program's own."""
         mpi = load_mpi()
-        if given == mpi.COMM_NULL:
+        if given == mpi.COMM_NULL or given.Is_inter():
             raise ValueError(
-                "communicator is MPI.COMM_NULL: this process is not in it, or it was freed; make the strategy where "
-                "communicator != MPI.COMM_NULL alone"
-            )
-        if given.Is_inter():
-            raise ValueError("expected an intracommunicator, got an intercommunicator; pass communicator.Merge()")
-        if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
-            raise RuntimeError(
-                "the program has had MPI initialised for a single thread; leave mpi4py.rc.threads and "
-                "mpi4py.rc.thread_level as they are"
+                "expected an intracommunicator that this process is in, got MPI.COMM_NULL (this process is not in it, "
+                "or it was freed) or an intercommunicator"
             )
         return alone() if given.Get_size() == 1 else (yield from cls(given).dup())
 

@@ -1,8 +1,8 @@
-"""The simulated engine: many workers in one process, which a test can let die, or whose messages it can let come late.
+"""Workers in one process: an engine, and what connects them to the coordinator.
 
-An operation is complete when every worker has begun it. Operations of one communicator match by their number, as an
-engine's do that knows no tags: so a test would see values mixed up if different operations ever met; the cluster raises
-where even their kinds differ.
+A test can let a worker die, or its messages come late. An operation is complete when every worker has begun it.
+Operations of one communicator match by their number, as an engine's do that knows no tags: so a test would see values
+mixed up if different operations ever met; the cluster raises where even their kinds differ.
 
 Each worker learns of a complete operation by a delivery of its own. These happen at once; or, where the cluster is
 made with ``held``, when the test says so, in any order: one worker may be steps ahead of another, as in a real job.
@@ -21,6 +21,10 @@ from typing import Any
 import numpy as np
 
 import aiodist_kernels as kernels
+from aiodist._workers.coordinator import Coordinator, Sent
+from aiodist._workers.layout import Hello, Layout
+from aiodist._workers.messages import Ask, Message, decode, encode
+from aiodist._workers.team import Team
 from aiodist._workers.transport import Array, Communicator, Parts, Request, Steps
 from aiodist_kernels import ReduceOp
 
@@ -194,7 +198,7 @@ class SimulatedCluster:
     Attributes:
         communicators: one each, for their strategies.
         held: the deliveries that wait.
-        met: what workers that have made a strategy say of themselves, and its settings, by rank.
+        met: what workers that have made a strategy say of themselves, and what makes their part, by rank.
         switchboard: what connects them, once the first strategy is used.
     """
 
@@ -204,8 +208,8 @@ class SimulatedCluster:
         self.lock = threading.RLock()
         self.engine = engine
         self.held: list[SimulatedRequest] | None = [] if held else None
-        self.met: dict[int, tuple[Any, Any]] = {}
-        self.switchboard: Any = None
+        self.met: dict[int, tuple[Hello, Callable[..., Team]]] = {}
+        self.switchboard: SimulatedSwitchboard | None = None
         self.answer_seconds = answer_seconds
         world = _World(size, self)
         self.communicators = [SimulatedCommunicator(world, rank) for rank in range(size)]
@@ -233,3 +237,69 @@ def alone() -> SimulatedCommunicator:
     """Return the communicator of a process that is its only worker."""
     (communicator,) = SimulatedCluster(1, engine="local").communicators
     return communicator
+
+
+# The control connection: calls, by way of JSON.
+
+
+class SimulatedSwitchboard:
+    """What the control connections of all workers of a strategy share.
+
+    Attributes:
+        teams: the workers, by rank.
+    """
+
+    def __init__(self, layout: Layout, answer_seconds: float) -> None:
+        self.teams: list[Team] = []
+        self._coordinator = Coordinator(layout)
+        self._answer_seconds = answer_seconds
+        self._lost: set[int] = set()
+        self._timers: list[threading.Timer] = []
+        self._lock = threading.RLock()
+
+    def take(self, rank: int, message: Message) -> None:
+        """Take what a worker tells the coordinator."""
+        with self._lock:
+            if rank not in self._lost:
+                self._send(self._coordinator.take(rank, decode(encode(message))))
+
+    def lose(self, rank: int, why: str) -> None:
+        """Let a worker be lost, and say how: it has died, or is cut off, say. It hears that it has lost the others."""
+        with self._lock:
+            if rank not in self._lost:
+                self._send(self._coordinator.lose(rank, why))
+                self._lost.add(rank)
+
+    def _send(self, sent: Sent) -> None:
+        for ranks, message in sent:
+            received = decode(encode(message))
+            for rank in ranks:
+                self.teams[rank].post(received)
+            if isinstance(message, Ask):
+                timer = threading.Timer(self._answer_seconds, self._answer_for_all, (message.run,))
+                timer.daemon = True
+                timer.start()
+                self._timers.append(timer)
+        if self._coordinator.outcome is not None:
+            for timer in self._timers:
+                timer.cancel()
+
+    def _answer_for_all(self, run: int) -> None:
+        for team in self.teams:
+            team.answer_for(run)
+
+
+class SimulatedControl:
+    """One worker's connection."""
+
+    def __init__(self, switchboard: SimulatedSwitchboard, team: Team) -> None:
+        self._switchboard = switchboard
+        self._rank = team.layout.rank
+
+    def send(self, message: Message) -> None:
+        """Tell the coordinator something."""
+        self._switchboard.take(self._rank, message)
+
+    def close(self, why: str = "") -> None:
+        """Leave."""
+        self._switchboard.lose(self._rank, why or "has ended")

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from aiodist._workers.ending import in_the_air
-from aiodist._workers.transport import Array, Communicator, Parts, Request, Serial, Steps
+from aiodist._workers.transport import Array, Communicator, Parts, Request, Serial, Steps, in_the_air
 from aiodist_kernels import ReduceOp
 
 INSTALL: Final = "torchrun has started this process, and its workers meet by PyTorch: pip install 'aiodist[torch]'"
