@@ -18,7 +18,7 @@ from aiodist._core.errors import (
 )
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.handle import CollectiveHandle
-from aiodist._tools.trace.trace import trace
+from aiodist._tools.trace import trace
 from aiodist._version import __version__ as __version__
 from aiodist_kernels import ReduceOp
 

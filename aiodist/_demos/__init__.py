@@ -1,9 +1,6 @@
 """The demos of the command line: real training, and an error on purpose. Each module imports only earlier ones.
 
-- `interruption`: Ctrl-C ends a run in order.
-- `terminal`: a run's progress.
-- `model`: the character language model, in plain NumPy.
-- `corpus`: the text that it learns.
+- `language`: the character language model, in plain NumPy, and the text that it learns.
 - `training`: data-parallel training of it.
 - `text`: the demo that trains, examines, and prints a sample.
 - `mismatch`: the demo of the report on replicas that disagree.

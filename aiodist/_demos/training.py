@@ -11,18 +11,17 @@ and divided by the number of examples that all replicas have together.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
 import aiodist
-from aiodist._demos.model import Array, Codes, LanguageModel, Weights
+from aiodist._demos.language import Array, Codes, LanguageModel, Weights
 
 STEPS_PER_RUN = 20
 _BETA1, _BETA2 = 0.9, 0.999
@@ -30,48 +29,22 @@ _BETA1, _BETA2 = 0.9, 0.999
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is trained, on what, and how.
-
-    Attributes:
-        model: the model.
-        inputs: the examples, int[m, context].
-        targets: the characters that follow them, int[m].
-        steps: the number of steps.
-        seed: decides the first weights and the order of the examples.
-        batch: the number of examples in a step, over all replicas; at the end of an epoch, as many as are left.
-        rate: the highest learning rate.
-        decay: the weight decay.
-    """
+    """What is trained, on what, and how."""
 
     model: LanguageModel
-    inputs: Codes
-    targets: Codes
+    inputs: Codes  # the examples, int[m, context]
+    targets: Codes  # the characters that follow them, int[m]
     steps: int
-    seed: int
-    batch: int = 512
-    rate: float = 0.01
-    decay: float = 0.1
+    seed: int  # decides the first weights and the order of the examples
+    batch: int = 512  # examples in a step, over all replicas; at the end of an epoch, as many as are left
+    rate: float = 0.01  # the highest learning rate
+    decay: float = 0.1  # how much of each matrix goes at a step, times the rate
 
 
-@dataclass(frozen=True, slots=True, repr=False)  # asyncio asks for a result's repr, which takes 20 ms for arrays
-class Trained:
-    """What a replica ends with.
-
-    Attributes:
-        device: where it ran.
-        weights: its weights.
-        losses: the global batch's loss at every step, in nats.
-        clock: where its time went.
-    """
-
-    device: str
-    weights: Weights
-    losses: tuple[float, ...]
-    clock: Clock
-
-
-async def train_on(strategy: aiodist.Strategy, plan: Plan, on_step: Callable[[float], None]) -> tuple[Trained, ...]:
-    """Train on the replicas of a strategy; return what each ended with. `on_step` gets every step's loss."""
+async def train_on(
+    strategy: aiodist.Strategy, plan: Plan, on_step: Callable[[float], None]
+) -> tuple[Learner, tuple[Clock, ...]]:
+    """Train on the replicas of a strategy; return what they learned, and a clock each. `on_step` gets every loss."""
     examples = strategy.experimental_make_numpy_dataset((plan.inputs, plan.targets))
     dataset = examples.shuffle(plan.seed).batch(plan.batch).repeat().prefetch(STEPS_PER_RUN)
     batches = aiter(strategy.experimental_distribute_dataset(dataset))
@@ -82,8 +55,7 @@ async def train_on(strategy: aiodist.Strategy, plan: Plan, on_step: Callable[[fl
     for begin in range(0, plan.steps, STEPS_PER_RUN):
         steps = [await anext(batches) for _ in range(begin, min(begin + STEPS_PER_RUN, plan.steps))]
         await strategy.run(train_steps, (begin, steps, learner, gradients, clocks))
-    local = zip(strategy.extended.worker_devices, strategy.experimental_local_results(clocks), strict=True)
-    return tuple(Trained(device, learner.weights, tuple(learner.losses), clock) for device, clock in local)
+    return learner, strategy.experimental_local_results(clocks)
 
 
 async def train_steps(
@@ -101,18 +73,9 @@ async def train_steps(
 
 
 class Learner:
-    """What the replicas of a process have in common: the weights, and the optimiser's state.
+    """What the replicas of a process have in common: the weights, the optimiser's state, and the losses in nats.
 
-    Weights stand in one vector, and so do gradients: one array is added up, and updated, faster than several.
-
-    Args:
-        plan: what is trained, on what, and how.
-        on_step: gets every step's loss.
-
-    Attributes:
-        vector: all weights.
-        weights: views of them, by name.
-        losses: the global batch's loss at every step so far, in nats.
+    Weights are in one vector, and so are gradients: one array is added up, and updated, faster than several.
     """
 
     def __init__(self, plan: Plan, on_step: Callable[[float], None]) -> None:
@@ -129,7 +92,7 @@ class Learner:
         self.losses: list[float] = []
 
     def _views(self, vector: Array) -> Weights:
-        """Return the arrays that stand in a vector one after the other."""
+        """Return the arrays that are in a vector one after the other."""
         cuts = itertools.pairwise(itertools.accumulate(map(math.prod, self._shapes.values()), initial=0))
         shapes = self._shapes.items()
         return {name: vector[slice(*cut)].reshape(shape) for (name, shape), cut in zip(shapes, cuts, strict=True)}
@@ -155,14 +118,7 @@ def learning_rate(step: int, steps: int, peak: float, warm_up: int = 50) -> floa
 
 
 class Adam:
-    """Adam (Kingma and Ba 2015) with decoupled weight decay (Loshchilov and Hutter 2019).
-
-    Args:
-        decay: how much of each weight goes at a step, times the rate.
-
-    Attributes:
-        rate: the learning rate, which may change from step to step.
-    """
+    """Adam (Kingma and Ba 2015) with decoupled weight decay (Loshchilov and Hutter 2019), at a rate that may change."""
 
     def __init__(self, decay: Array) -> None:
         self._decay = decay
@@ -171,10 +127,7 @@ class Adam:
         self.rate = 0.0
 
     def change(self, weights: Array, gradient: Array) -> Array:
-        """Take one step down the gradient; return what to subtract from the weights.
-
-        The gradient is added to both moving averages, which are corrected for their start at zero.
-        """
+        """Add a gradient to both moving averages, corrected for their start at zero; return what to subtract."""
         self._steps += 1
         change: Array = gradient - self._mean
         change *= 1 - _BETA1
@@ -193,13 +146,16 @@ class Adam:
         return change
 
 
-def weights_digest(weights: Weights) -> str:
-    """Return 16 hexadecimal digits that are equal where names, shapes, dtypes and all bits are (of their sha256)."""
-    total = hashlib.sha256()
-    for name, weight in sorted(weights.items()):
-        total.update(f"{name} {weight.dtype.str} {weight.shape}\n".encode())
-        total.update(weight.tobytes())
-    return total.hexdigest()[:16]
+def one_blas_thread() -> AbstractContextManager[object]:
+    """Keep BLAS to the calling thread inside the block.
+
+    Every replica has a worker thread already. If each of them splits its matrix products over all cores once more, the
+    pieces wait for each other: 2 to 8 times slower on 2 cores.
+    """
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    limits: AbstractContextManager[object] = threadpool_limits(limits=1, user_api="blas")
+    return limits
 
 
 @dataclass(slots=True)

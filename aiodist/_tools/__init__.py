@@ -4,8 +4,7 @@
 - `output`: what commands print.
 - `trace`: traces of runs, and the command that shows them.
 - `launch`: the command that runs a program on several workers.
-- `demo`: the command that runs the demos.
 - `check`: the commands that run a program under many schedules, and read the dumps of a torch.distributed job.
 - `doctor`: the command that says what is missing on this machine.
-- `cli`: all commands, and how they end.
+- `cli`: all commands, how they end, and the command that runs the demos.
 """

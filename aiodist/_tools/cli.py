@@ -1,4 +1,4 @@
-"""The command line: `aiodist`, and `python -m aiodist`."""
+"""The command line: `aiodist`, and `python -m aiodist`; and its `demo` command."""
 
 from __future__ import annotations
 
@@ -11,16 +11,24 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 import aiodist
-from aiodist._arrays.environment import completes_words, fix_hashes
-from aiodist._demos.interruption import InterruptedRun
+from aiodist._arrays.environment import completes_words, fix_hashes, launched_workers, worker_rank
 from aiodist._tools.check import add_check, add_explain
-from aiodist._tools.demo import add_demo
 from aiodist._tools.doctor import add_doctor
-from aiodist._tools.launch.run import add_run
-from aiodist._tools.trace.command import add_trace
-from aiodist._tools.usage import Exit, UsageError, print_help
+from aiodist._tools.launch.run import add_run, launch
+from aiodist._tools.trace.show import add_trace
+from aiodist._tools.usage import Exit, UsageError, natural, positive, print_help
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+_TEXT = """\
+Train a character language model in NumPy on the manual pages of the standard library (pydoc_data.topics). Every replica
+computes on its part of each batch in the worker thread of its device; an all_reduce sums the gradients. The exit code
+is 1 if the replicas end with different weights.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: from argparse: code 2 with a line on what is wrong, or 0 after `--help` and `--version`.
     """
-    _print_anything()
+    for stream in (sys.stdout, sys.stderr):  # a report is worth more than a character that the encoding lacks
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     parser = build_parser()
     if completes_words():
         _complete(parser)
@@ -65,7 +75,7 @@ def build_parser() -> ArgumentParser:
     parser.add_argument("--version", action="version", version=f"aiodist {aiodist.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     parser.set_defaults(command=partial(print_help, parser))
-    for add in (add_check, add_demo, add_doctor, add_explain, add_run, add_trace):
+    for add in (add_check, _add_demo, add_doctor, add_explain, add_run, add_trace):
         add(commands)
     return parser
 
@@ -83,19 +93,14 @@ def run(arguments: Namespace) -> int:
     try:
         return int(arguments.command(arguments))
     except UsageError as error:
-        return _end(f"aiodist: error: {error}", Exit.USAGE)
-    except InterruptedRun as interruption:
-        return _end(str(interruption), Exit.INTERRUPTED)
+        print(f"aiodist: error: {error}", file=sys.stderr)
+        return Exit.USAGE
     except KeyboardInterrupt:
-        return _end("interrupted", Exit.INTERRUPTED)
+        print("interrupted", file=sys.stderr)
+        return Exit.INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit does not fail
         return Exit.BROKEN_PIPE
-
-
-def _end(line: str, code: Exit) -> int:
-    print(line, file=sys.stderr)
-    return code
 
 
 def _leave_threads(code: int) -> None:
@@ -108,8 +113,57 @@ def _leave_threads(code: int) -> None:
     os._exit(code)
 
 
-def _print_anything() -> None:
-    """Print characters that the terminal's encoding lacks as question marks, instead of raising an error."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+# The demos.
+
+
+def _add_demo(commands: _SubParsersAction[ArgumentParser]) -> None:
+    what = "see the library at work: a training run, or the report on a mistake"
+    demo = commands.add_parser("demo", help=what, description=f"S{what[1:]}. Neither needs data or a network.")
+    demos = demo.add_subparsers(title="demos", metavar="DEMO")
+    demo.set_defaults(command=partial(print_help, demo))
+    text = demos.add_parser("text", help="train a character language model on the Python manual", description=_TEXT)
+    option = text.add_argument
+    option("-n", "--replicas", type=positive, metavar="N", help="how many replicas (default: 4)")
+    option("--workers", type=positive, metavar="N", help="distribute the replicas over N processes")
+    option("--steps", type=positive, metavar="N", default=1300, help="how many steps (default: %(default)s)")
+    same = "the same seed gives the same weights (default: %(default)s)"
+    option("--seed", type=natural, metavar="N", default=0, help=same)
+    option("--devices", metavar="NAME,NAME,...", help="one device for each replica (default: CPU:0,CPU:1,...)")
+    text.set_defaults(command=_run_text)
+    mismatch = demos.add_parser(
+        "mismatch",
+        help="show the report on a program in which one replica takes another branch",
+        description="Run a wrong program and print the report on it. The exit code is 0: showing it is the purpose.",
+    )
+    mismatch.set_defaults(command=_run_mismatch)
+
+
+def _run_text(arguments: Namespace) -> int:
+    from aiodist._demos.text import run_text
+
+    named, workers = arguments.devices, arguments.workers
+    devices = named.split(",") if named else [f"CPU:{index}" for index in range(arguments.replicas or 4)]
+    if arguments.replicas not in {None, len(devices)}:
+        raise UsageError(f"--replicas {arguments.replicas} with {len(devices)} --devices: name one for each replica")
+    if workers is not None and len(devices) < workers:
+        raise UsageError(f"--replicas {len(devices)} with --workers {workers}: each worker needs at least one")
+    started = launched_workers()
+    if started is None and workers is not None and workers > 1:
+        return launch(workers, [sys.executable, *sys.orig_argv[1:]])
+    if workers is not None and workers != (started or 1):
+        raise UsageError(f"--workers {workers} in a job of {started} workers: omit --workers or the launcher")
+    try:
+        if workers is None:
+            strategy: aiodist.Strategy = aiodist.MirroredStrategy(devices)
+        else:  # this worker has its part of them
+            begin, end = (len(devices) * k // workers for k in (worker_rank(), worker_rank() + 1))
+            strategy = aiodist.MultiWorkerMirroredStrategy(devices=devices[begin:end])
+    except ValueError as error:  # there is no such device, or one is named twice
+        raise UsageError(str(error)) from error
+    return Exit.DONE if run_text(strategy, steps=arguments.steps, seed=arguments.seed) else Exit.FAILED
+
+
+def _run_mismatch(_: Namespace) -> Exit:
+    from aiodist._demos.mismatch import run_mismatch
+
+    return Exit.DONE if run_mismatch() else Exit.FAILED

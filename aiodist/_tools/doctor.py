@@ -9,7 +9,7 @@ import subprocess
 import sys
 from argparse import ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
@@ -46,7 +46,7 @@ class Row:
 
     name: str
     value: str
-    remedy: str | None = None
+    remedy: str = ""
     needed: bool = False
 
 
@@ -58,25 +58,17 @@ def add_doctor(commands: _SubParsersAction[ArgumentParser]) -> None:
         description="Print versions, whether kernels compile, which GPUs and MPI were found, and how to "
         "install what is missing. The exit code is 1 if something that is needed is missing.",
     )
-    doctor.add_argument("--json", action="store_true", help="print the result as JSON")
     doctor.set_defaults(command=_run)
 
 
-def _run(arguments: Namespace) -> Exit:
-    from aiodist._tools.output import open_console, print_json, print_table
+def _run(_: Namespace) -> Exit:
+    from aiodist._tools.output import open_console, print_table
 
-    sections = {"this machine": [*this_machine()], "GPUs": [*gpu_rows()], "several workers": [*workers()]}
-    rows = [row for section in sections.values() for row in section]
+    rows = [*this_machine(), *gpu_rows(), *workers()]
     missing = [row.name for row in rows if row.needed]
-    if arguments.json:
-        found = {title: {row.name: asdict(row) for row in section} for title, section in sections.items()}
-        print_json({"ok": not missing, "sections": found})
-        return Exit.FAILED if missing else Exit.DONE
     out = open_console()
     out.print(f"aiodist {aiodist.__version__} on Python {platform.python_version()} ({platform.machine()})")
-    columns = 3 if any(row.remedy for row in rows) else 2
-    cells = [(row.name, row.value, row.remedy or "")[:columns] for row in rows]
-    print_table(out, ("", "found", "what to do")[:columns], cells)
+    print_table(out, ("", "found", "what to do"), [(row.name, row.value, row.remedy) for row in rows])
     out.print(f"\nMissing: {', '.join(missing)}." if missing else "\nEverything that is needed is installed.")
     return Exit.FAILED if missing else Exit.DONE
 
@@ -105,7 +97,7 @@ def _kernels() -> Row:
 
 
 def gpu_rows() -> Iterator[Row]:
-    """Yield the GPUs, and whether arrays on them can be reduced."""
+    """Yield the GPUs, and the packages with which arrays on them are reduced."""
     found = gpus.find()
     remedy = f"{gpus.INSTALL} to reduce arrays on GPUs" + ("" if found.gpus else ", where there are any")
     if not found.gpus:
@@ -115,21 +107,6 @@ def gpu_rows() -> Iterator[Row]:
         yield Row(f"GPU:{gpu.ordinal}", f"{gpu.name}, compute capability {capability}, driver for CUDA {found.driver}")
     for name in GPU_PACKAGES:
         yield _package(name, remedy)
-    if found.gpus and _version("numba-cuda"):
-        yield _gpu_kernels(found.gpus[0].capability, remedy)
-
-
-def _gpu_kernels(capability: tuple[int, int], remedy: str) -> Row:
-    from aiodist_kernels.cuda.forms import form_for
-    from aiodist_kernels.rules import rule_for
-
-    try:
-        from aiodist_kernels.cuda.compiled import compile_form
-
-        compile_form(form_for(rule_for(ReduceOp.SUM, np.dtype(np.float32)), 4), capability)
-    except ImportError as error:
-        return Row("GPU kernels", f"do not compile: {str(error).splitlines()[0]}", remedy)
-    return Row("GPU kernels", "compile")
 
 
 def workers() -> Iterator[Row]:
@@ -149,7 +126,7 @@ def workers() -> Iterator[Row]:
     if _SHARED_MEMORY.is_dir():
         total = shutil.disk_usage(_SHARED_MEMORY).total
         remedy = "MPI keeps messages between workers there, and crashes when it is full: docker run --shm-size=1g"
-        yield Row("shared memory", size(total), remedy if total < _ENOUGH_SHARED_MEMORY else None)
+        yield Row("shared memory", size(total), remedy if total < _ENOUGH_SHARED_MEMORY else "")
 
 
 def _mpiexec(library: str) -> Row:

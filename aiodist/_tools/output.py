@@ -19,17 +19,13 @@ class _Console(Console):
         raise BrokenPipeError
 
 
-def open_console(*, quiet: bool = False, stderr: bool = False) -> Console:
-    """Return a console on standard output, or standard error, which prints what it is given as it is.
+def open_console(*, quiet: bool = False) -> Console:
+    """Return a console on standard output which prints what it is given as it is; a quiet one prints nothing.
 
     What it can do is rich's decision: colour obeys NO_COLOR, FORCE_COLOR and TERM, and lines are drawn anew on an
     interactive console alone. A pipe has no width, so its lines may be long.
-
-    Args:
-        quiet: it prints nothing, as on all workers but the first.
-        stderr: it is on standard error.
     """
-    found = _Console(highlight=False, markup=False, emoji=False, quiet=quiet, stderr=stderr)
+    found = _Console(highlight=False, markup=False, emoji=False, quiet=quiet)
     if not found.is_terminal:
         found.width = _WIDE
     return found
@@ -50,7 +46,7 @@ def print_table(
     console.print()
     console.print(table)
     if more:
-        console.print(f"… and {more} more (--json has them all)")
+        console.print(f"… and {more} more")
 
 
 def print_report(console: Console, text: str) -> None:

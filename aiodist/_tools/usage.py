@@ -32,23 +32,11 @@ def print_help(parser: ArgumentParser, _: Namespace) -> Exit:
 
 def positive(text: str) -> int:
     """Read a whole number of at least 1."""
-    return _whole(text, 1)
+    return natural(text, least=1)
 
 
-def natural(text: str) -> int:
+def natural(text: str, least: int = 0) -> int:
     """Read a whole number of at least 0."""
-    return _whole(text, 0)
-
-
-def _whole(text: str, least: int) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) < least:
         raise ArgumentTypeError(f"expected a whole number of at least {least}, got {text!r}")
     return int(text)
-
-
-def devices(text: str) -> tuple[str, ...]:
-    """Read device names, separated by commas; the strategy knows which there are."""
-    found = tuple(part.strip() for part in text.split(","))
-    if not all(found):
-        raise ArgumentTypeError(f"expected device names separated by commas, such as CPU:0,CPU:1, got {text!r}")
-    return found

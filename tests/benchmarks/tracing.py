@@ -10,6 +10,7 @@ import asyncio
 import tempfile
 import time
 import timeit
+import tracemalloc
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +21,9 @@ from aiodist import get_replica_context
 from aiodist._core.call import Call
 from aiodist._core.instrument import observing
 from aiodist._core.ledger import HISTORY
-from aiodist._tools.trace.page import page_of
-from aiodist._tools.trace.reader import read_trace
-from aiodist._tools.trace.summary import count_up
-from aiodist._tools.trace.writer import Tracer
+from aiodist._tools.trace.file import read_trace, write_trace
+from aiodist._tools.trace.recording import Recording
+from aiodist._tools.trace.show import count_up, page_of
 from tests.benchmarks.collectives import SIZES, array, barrier, seconds
 from tests.benchmarks.timing import MIB, cpus, show, versions
 
@@ -64,11 +64,14 @@ def files(folder: Path) -> None:
 
     rows = []
     for size, rounds in ((8, 12_500), (1_000, 100), (10_000, 90)):
-        tracer = Tracer(folder / "run.json")
-        with observing(tracer.recording):
+        recording = Recording()
+        tracemalloc.start()
+        with observing(recording):
             asyncio.run(cpus(size).run(program, (rounds,)))
-        kept = 3 * 8 * tracer.recording.arrivals  # three numbers of eight bytes
-        wrote, _ = timed(tracer.close)
+        kept, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        recording.close()
+        wrote, _ = timed(lambda kept=recording: write_trace(kept, folder / "run.json"))  # type: ignore[misc]
         read, trace = timed(lambda: read_trace(folder / "run.json"))
         counted, _ = timed(lambda trace=trace: count_up(trace))  # type: ignore[misc]
         made, page = timed(lambda trace=trace: page_of(trace, "run.json"))  # type: ignore[misc]

@@ -19,10 +19,8 @@ from functools import partial, reduce
 import numpy as np
 
 import aiodist
-from aiodist._demos.corpus import load_topics, windows
-from aiodist._demos.model import LanguageModel
-from aiodist._demos.text import one_blas_thread
-from aiodist._demos.training import Adam, Plan, learning_rate, train_on
+from aiodist._demos.language import LanguageModel, load_topics, windows
+from aiodist._demos.training import Adam, Plan, learning_rate, one_blas_thread, train_on
 
 STEPS, ROUNDS = 60, 5
 

@@ -1,17 +1,22 @@
-"""Every demo from the command line, for a few steps: what it prints, and what its exit code means."""
+"""Every demo from the command line, for a few steps: what it prints, its exit code, and how Ctrl-C ends it."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
+import signal
+import subprocess
+import sys
 
 import pytest
 
 from aiodist._demos import text
 from aiodist._tools.cli import main
-from tests.tools.command import behind_pipe, exit_code
+from tests.tools.command import behind_pipe, exit_code, in_terminal
 
-DIGEST = re.compile(r"\b([0-9a-f]{16})  replica (\d+)  (CPU:\d+)")
+DIGEST = re.compile(r"\b([0-9a-f]{16})  replica (\d+)")
+LONG_RUN = ["demo", "text", "--steps", "1000000"]
+SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
@@ -23,31 +28,37 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
 
 
 def test_text_tells_all_that_a_person_wants_to_know(capsys: pytest.CaptureFixture[str]) -> None:
-    out = printed(capsys, "demo", "text", "--steps", "4")
+    out = printed(capsys, "demo", "text", "--steps", "25")
     assert re.search(r"^input +pydoc_data\.topics, [\d,]+ characters, sha256 [0-9a-f]{16}$", out, re.MULTILINE)
-    assert re.search(r"^4 replicas, step 4 of 4: \d\.\d\d bits/char, \d+ steps/s$", out, re.MULTILINE)
-    assert re.search(r"^held out +\d\.\d\d bits/char; \d+% of next characters", out, re.MULTILINE)
+    lines = re.findall(r"^4 replicas, step +(\d+) of 25: \d\.\d\d bits/char(, \d+ steps/s)?$", out, re.MULTILINE)
+    assert [int(step) for step, _ in lines] == [1, *range(2, 25, 2), 25]
+    assert [bool(rate) for _, rate in lines] == [False, *[True] * 13]
+    assert re.search(r"^held out +\d\.\d\d bits/char$", out, re.MULTILINE)
     assert '\n  The "replica" statement\n  ***' in out
-    assert [match.groups()[1:] for match in DIGEST.finditer(out)] == [(str(n), f"CPU:{n}") for n in range(4)]
+    assert [match[2] for match in DIGEST.finditer(out)] == ["0", "1", "2", "3"]
     assert len({match[1] for match in DIGEST.finditer(out)}) == 1
     assert "equal in every bit" in out
     assert re.search(r"^time +[\d.]+ s; .*computing [\d.]+, reducing [\d.]+, waiting [\d.]+$", out, re.MULTILINE)
     assert "\x1b" not in out
 
 
-def test_text_depends_on_the_seed_and_runs_on_the_devices_named(capsys: pytest.CaptureFixture[str]) -> None:
-    def ran(*arguments: str) -> list[tuple[str, ...]]:
-        return DIGEST.findall(printed(capsys, "demo", "text", "--steps", "1", *arguments))
+def test_text_depends_on_the_seed_and_not_on_the_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    def digests(*arguments: str) -> set[str]:
+        return {digest for digest, _ in DIGEST.findall(printed(capsys, "demo", "text", "--steps", "1", *arguments))}
 
-    first, again = ran("--replicas", "2"), ran("--devices", "cpu:3,/cpu:1", "--seed", "0")
-    assert [device for _, _, device in again] == ["CPU:3", "CPU:1"]
-    assert {digest for digest, *_ in first} == {digest for digest, *_ in again}
-    assert {digest for digest, *_ in first} != {digest for digest, *_ in ran("--replicas", "2", "--seed", "1")}
+    first = digests("--replicas", "2")
+    assert first == digests("--devices", "cpu:3,/cpu:1", "--seed", "0")
+    assert first != digests("--replicas", "2", "--seed", "1")
 
 
 def test_text_with_different_weights_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    digests = iter(["0" * 16, "1" * 16])
-    monkeypatch.setattr(text, "weights_digest", lambda _: next(digests))
+    train = text._train
+
+    async def train_apart(*args: object) -> object:
+        learner, clocks, _ = await train(*args)  # type: ignore[arg-type]
+        return learner, clocks, [1, 2]
+
+    monkeypatch.setattr(text, "_train", train_apart)
     assert "DIFFERENT" in printed(capsys, "demo", "text", "--steps", "1", "--replicas", "2", code=1)
 
 
@@ -61,6 +72,22 @@ def test_mismatch_shows_the_report_with_the_lines_of_the_program(capsys: pytest.
     others = rf"^ +replicas 0, 1 and 3 .*all_reduce\(MEAN, .*\s+\S*mismatch\.py:{reduction} in learn$"
     assert re.search(others, report, re.MULTILINE)
     assert "exit code is 0" in out
+
+
+# In a terminal.
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals are POSIX here")
+def test_ctrl_c_ends_a_run_in_one_line_and_gives_the_cursor_back() -> None:
+    def interrupt(process: subprocess.Popen[bytes]) -> None:
+        process.send_signal(signal.SIGINT)
+
+    ended = in_terminal(LONG_RUN, when="bits/char", act=interrupt)
+    assert ended.code == 130
+    assert ended.last_line == "interrupted"
+    assert "\x1b[36m" in ended.output
+    assert "Error" not in ended.output
+    assert ended.output.rindex(SHOW_CURSOR) > ended.output.rindex(HIDE_CURSOR)
 
 
 # On several workers.

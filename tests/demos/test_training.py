@@ -1,41 +1,106 @@
-"""The loop that `demo text` runs, on a small model, against the same loop without replicas."""
+"""The model, its text and the loop of `demo text`, against finite differences and the same loop without replicas."""
 
 from __future__ import annotations
 
+import hashlib
 import math
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 import anyio
 import numpy as np
 import pytest
+import threadpoolctl  # type: ignore[import-untyped]
 
 import aiodist
-from aiodist._demos.model import LanguageModel, Weights
-from aiodist._demos.text import one_blas_thread
-from aiodist._demos.training import (
-    Adam,
-    Clock,
-    Plan,
-    Trained,
-    learning_rate,
-    mean_times,
-    train_on,
-    weights_digest,
-)
+from aiodist._demos.language import LanguageModel, Weights, build, cross_entropy, load_topics, windows
+from aiodist._demos.training import Adam, Clock, Learner, Plan, learning_rate, mean_times, one_blas_thread, train_on
 
 RNG = np.random.default_rng(11)
+
+
+# The model.
+
+
+def numerical_gradients(loss: Callable[[], float], weights: Weights, by: float = 1e-6) -> Weights:
+    """Return (loss(w + by) - loss(w - by)) / (2 by) for every element of every weight."""
+    gradients = {name: np.zeros_like(weight) for name, weight in weights.items()}
+    for name, weight in weights.items():
+        for index in np.ndindex(weight.shape):
+            kept = weight[index]
+            weight[index] = kept + by
+            above = loss()
+            weight[index] = kept - by
+            gradients[name][index] = (above - loss()) / (2 * by)
+            weight[index] = kept
+    return gradients
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    """In float64, where differences of 1e-6 can be told.
+
+    With biases of zero a unit whose inputs are all cut off stands exactly at its kink, where there is no derivative.
+    """
+    rng = np.random.default_rng(9)
+    model = LanguageModel(symbols=5, context=3, width=2, hidden=(6, 4))
+    inputs, targets = rng.integers(0, 5, (9, 3)), rng.integers(0, 5, 9)
+    first = model.init(np.random.default_rng(0))
+    weights = {name: weight + 0.1 * rng.standard_normal(weight.shape) for name, weight in first.items()}
+    gradients, others = ({name: np.empty_like(weight) for name, weight in weights.items()} for _ in range(2))
+    model.nats_and_gradients(weights, inputs, targets, gradients)
+    expected = numerical_gradients(lambda: model.nats_and_gradients(weights, inputs, targets, others), weights)
+    assert gradients.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(gradients[name], value, rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def test_nats_are_minus_the_logarithm_of_the_softmax() -> None:
+    logits, targets = RNG.normal(size=(9, 5)), RNG.integers(0, 5, 9)
+    surprise, _ = cross_entropy(logits + 1e4, targets)  # whose exponentials would overflow
+    for row, target, found in zip(logits.tolist(), targets.tolist(), surprise.tolist(), strict=True):
+        assert found == pytest.approx(-math.log(math.exp(row[target]) / sum(map(math.exp, row))))
+
+
+# The text.
+
+
+def test_topics_are_a_real_text() -> None:
+    corpus = load_topics()
+    assert corpus.characters > len(corpus.train) + len(corpus.held_out) > 300_000
+    assert 80 < len(corpus.symbols) < 256
+    assert 0.08 < len(corpus.held_out) / len(corpus.train) < 0.14
+
+
+def test_every_tenth_block_is_held_out_and_repeated_paragraphs_are_dropped() -> None:
+    paragraphs = [f"Paragraph {number} is about\n{number * number} things." for number in range(400)]
+    text = "\n\n".join(paragraphs)
+    corpus = build("\n\n".join([*paragraphs, paragraphs[7].replace("\n", " ")]))
+    assert corpus.digest != hashlib.sha256(text.encode()).hexdigest() == build(text).digest
+    blocks = np.array_split(corpus.encode(text), 10)
+    assert corpus.held_out.tolist() == blocks[9].tolist()
+    assert corpus.train.tolist() == np.concatenate(blocks[:9]).tolist()
+    assert corpus.decode(corpus.encode("Paragraph 7")) == "Paragraph 7"
+
+
+def test_windows_precede_their_targets() -> None:
+    inputs, targets = windows(np.arange(6), 3)
+    assert inputs.tolist() == [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
+    assert targets.tolist() == [3, 4, 5]
+
+
+# The loop.
+
 INPUTS = RNG.integers(0, 6, (40, 3))
 MODEL = LanguageModel(symbols=6, context=3, width=4, hidden=(12,))
 PLAN = Plan(MODEL, INPUTS, INPUTS[:, 0], steps=12, seed=3, batch=15, rate=0.02)
 
 
-def trained_on(replicas: int, plan: Plan = PLAN) -> tuple[Trained, ...]:
+def trained_on(replicas: int, plan: Plan = PLAN) -> tuple[Learner, tuple[Clock, ...]]:
     losses: list[float] = []
     strategy = aiodist.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
-    trained = anyio.run(train_on, strategy, plan, losses.append)
-    assert {one.losses for one in trained} == {tuple(losses)}
-    return trained
+    learner, clocks = anyio.run(train_on, strategy, plan, losses.append)
+    assert learner.losses == losses
+    return learner, clocks
 
 
 def trained_without_replicas(plan: Plan) -> tuple[Weights, list[float]]:
@@ -53,27 +118,19 @@ def trained_without_replicas(plan: Plan) -> tuple[Weights, list[float]]:
 
 
 @pytest.mark.parametrize("replicas", [1, 4, 20])
-def test_replicas_follow_the_run_without_them_and_end_with_equal_bits(replicas: int) -> None:
+def test_replicas_follow_the_run_without_them(replicas: int) -> None:
     weights, losses = trained_without_replicas(PLAN)
-    trained = trained_on(replicas)
-    np.testing.assert_allclose(trained[0].losses, losses, rtol=1e-5)
+    learner, clocks = trained_on(replicas)
+    np.testing.assert_allclose(learner.losses, losses, rtol=1e-5)
     for name, weight in weights.items():
-        np.testing.assert_allclose(trained[0].weights[name], weight, rtol=1e-3, atol=1e-4)
-    assert len({weights_digest(one.weights) for one in trained}) == 1
-    assert [one.device for one in trained] == [f"CPU:{index}" for index in range(replicas)]
-    for one in trained:
-        assert len(one.clock.collectives) == PLAN.steps
-        assert sum(one.clock.computing) > 0
+        np.testing.assert_allclose(learner.weights[name], weight, rtol=1e-3, atol=1e-4)
+    assert [len(clock.collectives) for clock in clocks] == [PLAN.steps] * replicas
+    assert all(sum(clock.computing) > 0 for clock in clocks)
 
 
 def test_loss_goes_down() -> None:
     losses = trained_on(2, replace(PLAN, steps=150))[0].losses
     assert np.mean(losses[-20:]) < 0.3 * np.mean(losses[:20])
-
-
-def test_failing_compute_comes_out_as_itself() -> None:
-    with pytest.raises(ValueError, match="reshape"):
-        trained_on(2, replace(PLAN, inputs=INPUTS[:, :2]))
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5])
@@ -103,20 +160,9 @@ def test_rate_goes_up_and_down_in_straight_lines_and_is_never_zero(steps: int) -
 def test_last_to_arrive_tells_what_reducing_takes() -> None:
     late, early = Clock([9.0], [1.0, 5.0]), Clock([2.0, 3.0], [4.0, 1.0])
     assert mean_times([late, early]) == pytest.approx((7.0, 1.0 + 1.0, (0 + 3 + 4 + 0) / 2))
-    assert mean_times([Clock([2.0], [0.5, 0.25])]) == (2.0, 0.75, 0.0)
 
 
-def test_equal_digests_mean_equal_bits() -> None:
-    a, b = np.ones((2, 3), np.float32), np.zeros(3, np.float32)
-    others: list[Weights] = [{"a": a, "b": -b}, {"a": a, "c": b}, {"a": a.T, "b": b}, {"a": a}]
-    digest = weights_digest({"a": a, "b": b})
-    assert digest == weights_digest({"b": b.copy(), "a": a.copy()})
-    assert digest not in {weights_digest(other) for other in others}
-
-
-def test_matrix_products_keep_to_one_thread_inside_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    threadpoolctl = pytest.importorskip("threadpoolctl")
-
+def test_matrix_products_keep_to_one_thread_inside_the_block() -> None:
     def threads() -> set[int]:
         assert (np.ones((2, 2)) @ np.ones((2, 2))).sum() == 8  # BLAS is loaded
         return {pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"}
@@ -125,7 +171,3 @@ def test_matrix_products_keep_to_one_thread_inside_the_block(monkeypatch: pytest
     with one_blas_thread():
         assert threads() <= {1}
     assert threads() == before
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "threadpoolctl", None)
-        with one_blas_thread():
-            pass

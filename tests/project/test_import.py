@@ -27,7 +27,7 @@ def test_import_prints_and_warns_nothing(tmp_path: Path) -> None:
 
 LATER = {
     "aiodist._core.analysis", "aiodist._core.render", "aiodist._collectives.device", "aiodist._gpu.steps",
-    "aiodist._runtime.inspection", "aiodist._tools.trace.writer", "aiodist._workers", "json", "pathlib",
+    "aiodist._runtime.inspection", "aiodist._tools.trace.file", "aiodist._workers", "json", "pathlib",
 }  # fmt: skip
 FIRST_RUN = """
 import asyncio, sys

@@ -1,10 +1,79 @@
 """Traces: the timeline of runs, in a file and on a page. Each module imports only earlier ones.
 
 - `recording`: what is recorded while runs go on.
-- `writer`: a trace file, in the Trace Event format.
-- `trace`: the context manager of users, and the trace of a whole process.
-- `reader`: a trace file read back.
-- `summary`: who waited, and for whom.
-- `page`: the timeline as one page for a browser.
-- `command`: the commands that show a trace.
+- `file`: a trace file, written and read back.
+- `show`: who waited, and for whom: in the terminal, and as a page for a browser.
 """
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING
+
+from aiodist._arrays import environment
+from aiodist._core.instrument import Observer, observe_process, observing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@contextmanager
+def trace(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Write the timeline of all runs that begin inside the block to a file, for Perfetto, Chrome and ``aiodist trace``.
+
+    The block may enclose ``asyncio.run`` or ``trio.run``, any number of runs, or a part of a coroutine. It records the
+    runs of its own task or thread and of tasks started there; concurrent runs may have traces of their own. The file
+    is written when the block ends, also by an exception, and is complete; if it cannot be written, there is none. Read
+    it with ``aiodist trace show`` and ``aiodist trace html``, or open it in https://ui.perfetto.dev. The environment
+    variable ``AIODIST_TRACE`` with a path does the same for every run of a process. Over several workers a trace has
+    the replicas of its own process.
+
+    Args:
+        path: the file, usually ``….json``; an existing file is replaced.
+
+    Yields:
+        The path.
+
+    Raises:
+        OSError: the folder does not exist or cannot be written to, or the file cannot be written at the end.
+    """
+    from pathlib import Path
+
+    recording, end = _begin(path)
+    try:
+        with observing(recording):
+            yield Path(path)
+    finally:
+        end()
+
+
+def _begin(path: str | os.PathLike[str]) -> tuple[Observer, Callable[[], None]]:
+    """Return a trace's observer, and what writes the file at the end."""
+    from aiodist._tools.trace.file import check_place, write_trace  # few programs trace, and all of them import this
+    from aiodist._tools.trace.recording import Recording
+
+    place, recording = check_place(path), Recording()
+
+    def end() -> None:
+        recording.close()
+        write_trace(recording, place)
+
+    return recording, end
+
+
+@cache
+def _of_process() -> Observer | None:
+    """Begin the trace for which ``AIODIST_TRACE`` asks, if it does, at the process's first run."""
+    path = environment.trace_path()
+    if path is None:
+        return None
+    recording, end = _begin(path)
+    atexit.register(end)
+    return recording
+
+
+observe_process(_of_process)

@@ -15,8 +15,8 @@ import pytest
 
 import aiodist
 from aiodist import CollectiveError
-from aiodist._tools.trace.page import page_of, write_page
-from aiodist._tools.trace.reader import read_trace
+from aiodist._tools.trace.file import read_trace
+from aiodist._tools.trace.show import page_of
 from aiodist.testing import run_replicas
 from tests.tools.trace.browser import CHROMIUM, Browser
 
@@ -43,7 +43,7 @@ def page(replicas: int, rounds: int = 4, *, name: str = "x", parts_ways: bool = 
     written = Path(_FOLDER.name) / f"{replicas}-{rounds}-{len(name)}-{parts_ways}.html"
     with suppress(CollectiveError), aiodist.trace(written.with_suffix(".json")):
         run_replicas(step, replicas)
-    write_page(read_trace(written.with_suffix(".json")), "run.json", written)
+    written.write_text(page_of(read_trace(written.with_suffix(".json")), "run.json"))
     return written
 
 
@@ -100,7 +100,7 @@ def test_page_needs_nothing_from_elsewhere_and_data_cannot_end_its_script() -> N
 def test_trace_without_a_run_says_so(browser: Browser, tmp_path: Path) -> None:
     with aiodist.trace(tmp_path / "run.json"):
         pass
-    write_page(read_trace(tmp_path / "run.json"), "run.json", tmp_path / "page.html")
+    (tmp_path / "page.html").write_text(page_of(read_trace(tmp_path / "run.json"), "run.json"))
     browser.open(tmp_path / "page.html")
     assert text(browser, "body").split("\n")[0] == "run.json"
     assert "This trace has no run" in text(browser, "body")

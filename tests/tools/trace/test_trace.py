@@ -16,10 +16,8 @@ import pytest
 import aiodist
 from aiodist import CollectiveError, MirroredStrategy, ReduceOp, ReplicaContext
 from aiodist._arrays import environment
-from aiodist._tools.trace import recording
-from aiodist._tools.trace.page import page_of
-from aiodist._tools.trace.reader import TraceFile, read_trace
-from aiodist._tools.trace.summary import count_up
+from aiodist._tools.trace.file import Trace, read_trace
+from aiodist._tools.trace.show import count_up, page_of
 from tests.runtime.programs import Relay, mirrored, run
 from tests.tools.trace.traced import collectives, events_of, traced
 from tests.workers.simulated import Job
@@ -65,30 +63,14 @@ async def test_last_to_come_waits_for_nobody(file: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:replica . never awaited")
-async def test_handles_that_nobody_awaits_have_no_length_and_are_not_kept_until_the_run_ends(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = []
-    monkeypatch.setattr(recording, "MOST_OPEN", 4)
-
-    class Run(recording.Run):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            kept.append(self.open)
-
-    monkeypatch.setattr(recording, "Run", Run)
-
+async def test_handle_that_nobody_awaits_has_no_length(file: Path) -> None:
     async def program(ctx: ReplicaContext) -> None:
-        for _ in range(20):
-            ctx.barrier()
-            await ctx.all_reduce("SUM", 1.0)
-        assert len(kept[0]) <= 4
+        ctx.barrier()
+        await ctx.all_reduce("SUM", 1.0)
 
     events = collectives(await traced(file, program, 2))
-    assert Counter((e["name"], e["args"].get("awaited", True)) for e in events) == {
-        ("barrier", False): 40, ("all_reduce", True): 40,
-    }  # fmt: skip
-    assert {e["dur"] for e in events if e["name"] == "barrier"} == {0}
+    found = [(e["name"], e["args"].get("awaited", True), e["dur"] > 0) for e in events]
+    assert Counter(found) == {("barrier", False, False): 2, ("all_reduce", True, True): 2}
 
 
 async def test_bytes_are_each_replicas_own_where_they_differ(file: Path) -> None:
@@ -111,11 +93,10 @@ async def test_disagreement_is_marked(file: Path) -> None:
     events = events_of(file)
     (verdict,) = [e for e in events if e["name"] == "CollectiveMismatchError"]
     assert verdict["args"] == {
-        "run": 1, "reason": "kind", "number": 1, "suspects": [2], "text": str(caught.value.report),
+        "run": 1, "number": 1, "suspects": [2], "text": str(caught.value.report),
     }  # fmt: skip
     calls = {e["tid"] - 1: e["args"]["call"] for e in collectives(events) if e["args"]["number"] == 1}
     assert calls == {0: "all_reduce(SUM, float)", 1: "all_reduce(SUM, float)", 2: "barrier()"}
-    assert sum(e["ph"] == "i" for e in events) == 4
 
 
 async def test_failure_of_a_replica_is_marked(file: Path) -> None:
@@ -126,7 +107,8 @@ async def test_failure_of_a_replica_is_marked(file: Path) -> None:
 
     with pytest.raises(ValueError, match="no"), aiodist.trace(file):
         await run(mirrored(2), program)
-    ends = {e["tid"] - 1: (e["name"], e["args"].get("error")) for e in events_of(file) if e["ph"] == "i"}
+    slices = [e for e in events_of(file) if e.get("cat") == "run" and e["tid"]]
+    ends = {e["args"]["replica"]: (e["args"]["end"], e["args"].get("error")) for e in slices}
     assert ends == {0: ("cancelled", None), 1: ("failed", "ValueError: no </script> data")}
 
 
@@ -225,7 +207,7 @@ async def part(ctx: ReplicaContext) -> None:
     await ctx.all_reduce("MAX", 1.0)
 
 
-async def traced_on_workers(path: Path, program: Any) -> TraceFile:
+async def traced_on_workers(path: Path, program: Any) -> Trace:
     with aiodist.trace(path):
         outcomes = await Job(1, 2).run(program)
     assert program is part or not any(isinstance(outcome, Exception) for outcome in outcomes)
@@ -235,10 +217,10 @@ async def traced_on_workers(path: Path, program: Any) -> TraceFile:
 
 async def test_every_worker_s_replicas_have_their_ids(tmp_path: Path) -> None:
     trace = await traced_on_workers(tmp_path / "run.json", meet)
-    assert sorted(trace.devices.values(), key=min) == [{0: "CPU:0"}, {1: "CPU:0", 2: "CPU:1"}]
-    assert sorted(sorted(run.functions) for run in trace.runs.values()) == [[0], [1, 2]]
-    arrived = sorted(sorted(each.replica for each in one.arrivals) for one in trace.collectives)
-    assert arrived == [[0], [0], [1, 2], [1, 2], [1, 2]]
+    assert sorted((run.first, run.devices, list(run.functions)) for run in trace.runs) == [
+        (0, ["CPU:0"], [0]),
+        (1, ["CPU:0", "CPU:1"], [1, 2]),
+    ]
     rows = count_up(trace).replicas
     assert sorted((row.replica, row.collectives) for row in rows) == [(0, 2), (1, 3), (2, 3)]
 

@@ -1,27 +1,20 @@
-// The trace: columns of numbers, one item for each collective or arrival, as the page brings them.
-
-function unpack(Type, text) {
-  if (Uint8Array.fromBase64) return new Type(Uint8Array.fromBase64(text).buffer);
-  const raw = atob(text);
-  const bytes = new Uint8Array(raw.length);
-  for (let i = 0; i < raw.length; i += 1) bytes[i] = raw.charCodeAt(i);
-  return new Type(bytes.buffer);
-}
+// The trace as columns of numbers, one item for each collective or arrival.
 
 function readTrace(raw) {
-  const c = raw.collectives, a = raw.arrivals;
-  const size = unpack(Uint32Array, c.size);
-  const offset = new Uint32Array(size.length + 1);
-  for (let i = 0; i < size.length; i += 1) offset[i + 1] = offset[i] + size[i];
+  const { collectives } = raw, arrivals = collectives.flatMap((one) => one.arrivals);
+  const of = (Type, field) => Type.from(collectives, field), each = (Type, at) => Type.from(arrivals, (row) => row[at]);
+  const offset = new Uint32Array(collectives.length + 1);
+  collectives.forEach((one, i) => (offset[i + 1] = offset[i] + one.arrivals.length));
   const trace = {
-    name: raw.name, about: raw.about, texts: raw.texts, groups: raw.groups, statistics: raw.statistics,
-    first: unpack(Float64Array, c.first), completed: unpack(Float64Array, c.completed), end: unpack(Float64Array, c.end),
-    run: unpack(Uint32Array, c.run), number: unpack(Uint32Array, c.number), group: unpack(Uint32Array, c.group),
-    last: unpack(Uint32Array, c.last), status: unpack(Uint8Array, c.status), bytes: unpack(Float64Array, c.bytes),
-    offset,
-    lane: unpack(Uint32Array, a.lane), text: unpack(Uint32Array, a.text), issued: unpack(Float32Array, a.issued),
-    awaited: unpack(Float32Array, a.awaited), resumed: unpack(Float32Array, a.resumed), wait: unpack(Float32Array, a.wait),
-    runs: raw.runs.map((run) => ({ ...run, started: unpack(Float64Array, run.started), ended: unpack(Float64Array, run.ended) })),
+    name: raw.name, about: raw.about, texts: raw.texts, statistics: raw.statistics, runs: raw.runs, offset,
+    first: of(Float64Array, (one) => one.first), completed: of(Float64Array, (one) => one.first + one.completed),
+    end: of(Float64Array, (one) => one.first + one.arrivals.reduce((end, row) => Math.max(end, row[5]), one.completed)),
+    run: of(Uint32Array, (one) => one.run), number: of(Uint32Array, (one) => one.number),
+    last: of(Uint32Array, (one) => one.last), status: of(Uint8Array, (one) => one.status),
+    bytes: of(Float64Array, (one) => one.arrivals.reduce((sum, row) => sum + row[2], 0)),
+    group: collectives.map((one) => one.group),
+    lane: each(Uint32Array, 0), text: each(Uint32Array, 1), issued: each(Float32Array, 3),
+    awaited: each(Float32Array, 4), resumed: each(Float32Array, 5), wait: each(Float32Array, 6),
   };
   trace.kinds = [...new Set(trace.texts.map((text) => text.kind))].sort((a, b) => (a === "barrier" ? -1 : b === "barrier" ? 1 : a < b ? -1 : 1));
   trace.runByNumber = new Map(trace.runs.map((run) => [run.number, run]));

@@ -140,7 +140,7 @@ function fillChosen(trace, i) {
 
 function fillTip(trace, { collective: i, arrival: j, lane }) {
   const tip = byId("tip"), { total } = totalWait(trace, i);
-  const text = trace.texts[trace.text[j < 0 ? trace.offset[i] : j]], group = trace.groups[trace.group[i]];
+  const text = trace.texts[trace.text[j < 0 ? trace.offset[i] : j]], group = trace.group[i];
   const lines = [element("b", `${text.call} #${trace.number[i]}`), element("div", text.at)];
   if (group) lines.push(element("div", group));
   if (j >= 0) {

@@ -34,7 +34,7 @@ function partitions(trace, i) {
 }
 
 function describe(trace, i) {
-  const { call } = trace.texts[trace.text[trace.offset[i]]], group = trace.groups[trace.group[i]];
+  const { call } = trace.texts[trace.text[trace.offset[i]]], group = trace.group[i];
   return `${call} #${trace.number[i]}${group ? ` in ${group}` : ""}`;
 }
 

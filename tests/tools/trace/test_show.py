@@ -14,15 +14,14 @@ import pytest
 import aiodist
 from aiodist import CollectiveError
 from aiodist._tools.cli import main
-from aiodist._tools.trace.page import page_of
-from aiodist._tools.trace.reader import TraceFileError, read_trace
-from aiodist._tools.trace.summary import ReplicaRow, as_json, count_up
+from aiodist._tools.trace.file import read_trace
+from aiodist._tools.trace.show import ReplicaRow, count_up
 from aiodist.testing import run_replicas
 from tests.tools.trace.traced import run_with_clock
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Trace a program in which replica 1 takes 10 s longer than the others, on a clock of its own."""
 
     async def step() -> None:
@@ -34,9 +33,10 @@ def file(tmp_path: Path) -> Path:
             await ctx.barrier()
         await ctx.all_reduce("MEAN", 1.0)
 
-    with pytest.raises(CollectiveError), aiodist.trace(tmp_path / "run.json"):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CollectiveError), aiodist.trace("run.json") as path:
         run_replicas(step, 3)
-    return tmp_path / "run.json"
+    return path
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
@@ -56,16 +56,6 @@ def test_terminal_gets_runs_calls_stragglers_and_the_disagreement(
     assert ["1", "CPU:1", "40.0", "s", "2", "of", "3", "22.0", "s", "0"] in lines
     assert "run 1: CollectiveMismatchError: replicas disagree at collective #2\n" in text
     assert ["> replica 2", "CPU:2", "barrier()"] in [re.split(r"  +", line)[:3] for line in text.splitlines()]
-
-
-def test_json_tells_the_same(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told: Any = json.loads(shown(capsys, "show", file, "--json"))
-    report = told["runs"][0]["report"]
-    assert (report["reason"], report["suspects"]) == ("kind", [2])
-    first, second, third = told["replicas"]
-    assert (first["replica"], first["held_up_seconds"], first["last"]) == (1, pytest.approx(40), 2)
-    assert second["held_up_seconds"] == third["held_up_seconds"] == pytest.approx(0)
-    assert second["wait_seconds"] == third["wait_seconds"] == pytest.approx(20)
 
 
 def rows_of(tmp_path: Path, program: Callable[[list[float]], Awaitable[None]]) -> list[ReplicaRow]:
@@ -100,48 +90,40 @@ def test_trace_without_runs_is_shown(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert shown(capsys, "html", tmp_path / "run.json") == f"wrote {tmp_path / 'run.html'}\n"
 
 
-def test_trace_that_another_program_has_written_anew_is_read(file: Path) -> None:
-    document, before = json.loads(file.read_text()), read_trace(file)
-    file.write_text(json.dumps({name: document[name] for name in reversed(document)}, indent=3))
-    assert read_trace(file) == before
-
-
 BAD = {
-    "": "it is not complete JSON",
-    '{"traceEvents": [': "it is not complete JSON",
-    "\udcff": "it is not complete JSON",
-    '{"traceEvents": []}': "other programs' traces open in https://ui.perfetto.dev",
+    "": "JSONDecodeError",
+    '{"traceEvents": [': "JSONDecodeError",
+    "\udcff": "UnicodeDecodeError",
+    "[" * 100_000: "RecursionError",
+    '{"traceEvents": []}': "those of other programs open in https://ui.perfetto.dev",
     '{"traceEvents": [], "otherData": {"aiodist_trace": 99}}': "its version is 99",
-    '{"traceEvents": [{"ph": "X", "cat": "run"}], "otherData": {"aiodist_trace": 1}}': "an event lacks",
-    '{"traceEvents": [3], "otherData": {"aiodist_trace": 1}}': "an event lacks what it should have",
-    '{"traceEvents": 3, "otherData": {"aiodist_trace": 1}}': "it has no traceEvents",
-    "[" * 100_000: "it is not complete JSON",
+    '{"traceEvents": [{"ph": "X", "cat": "run"}], "otherData": {"aiodist_trace": 2}}': "KeyError: 'args'",
 }
 
 
+@pytest.mark.parametrize("command", ["show", "html"])
 @pytest.mark.parametrize("text", BAD, ids=lambda text: text[:70])
-def test_bad_file_is_reported(tmp_path: Path, text: str) -> None:
+def test_bad_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, text: str) -> None:
     (tmp_path / "bad.json").write_text(text, errors="surrogateescape")
-    with pytest.raises(TraceFileError, match=BAD[text]):
-        read_trace(tmp_path / "bad.json")
+    assert main(["trace", command, str(tmp_path / "bad.json")]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"aiodist: error: {tmp_path / 'bad.json'} is not a trace that this aiodist wrote")
+    assert BAD[text] in captured.err
+    assert captured.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["show", "missing.json"], "No such file or directory"),
+        (["show", "missing.json"], "cannot read missing.json: No such file or directory"),
         (["html", "."], "Is a directory"),
         (["html", "run.json", "-o", "missing/page.html"], "cannot write"),
     ],
 )
 def test_file_that_cannot_be_read_or_written_gives_one_line_and_code_2(
-    file: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    said: str,
+    file: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
-    monkeypatch.chdir(file.parent)
     assert main(["trace", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -156,23 +138,19 @@ def fields(found: Any) -> Iterator[tuple[Any, Any]]:
         yield from fields(found[key])
 
 
-def test_trace_with_a_bad_field_is_refused_or_shown(file: Path) -> None:
+def test_trace_with_a_bad_field_is_refused_or_shown(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The last event of each kind stands for all of its kind."""
-    document, whole, refused = json.loads(file.read_text()), read_trace(file), 0
+    document, refused = json.loads(file.read_text()), 0
     events = {(e["ph"], e.get("cat"), e["name"], e["tid"] > 0): e for e in document["traceEvents"]}
-    bad: Any = None, True, -1, 7, 0.5, 1e308, "x", [], {}
+    bad: Any = None, True, -1, 7, 0.5, 1e308, float("nan"), "x", [], {}
     corruptions = [(*field, value) for event in events.values() for field in fields(event) for value in bad]
     for container, key, value in corruptions:
         kept, container[key] = container[key], value
         file.unlink()  # writing over it waits for the disk
         file.write_text(json.dumps(document))
-        try:
-            trace = read_trace(file)
-        except TraceFileError:
-            refused += 1
-        else:
-            if trace != whole:
-                assert as_json(trace)
-                assert page_of(trace, "run.json")
+        for command in ("show", "html"):
+            code = main(["trace", command, str(file)])
+            assert code == 0 or (code == 2 and capsys.readouterr().err.count("\n") == 1)
+            refused += code == 2
         container[key] = kept
-    assert refused > len(corruptions) / 2 > 400
+    assert refused > len(corruptions) / 4 > 200

@@ -1,17 +1,20 @@
-"""The character language model that `demo text` trains, in plain NumPy.
+"""The character language model that `demo text` trains, in plain NumPy, and the text that it learns to continue.
 
 The last few characters, embedded and put side by side, go through dense layers with rectifiers between them; the logits
-of the last layer predict the next character (Bengio et al. 2003).
+of the last layer predict the next character (Bengio et al. 2003). The text is that of the Python manual's own pages,
+which the standard library contains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[np.floating[Any]]
@@ -21,19 +24,12 @@ Weights: TypeAlias = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class LanguageModel:
-    """A model whose weights are kept outside of it.
+    """A model whose weights are kept outside of it."""
 
-    Attributes:
-        symbols: the number of different characters.
-        context: how many characters it looks back.
-        width: the size of a character's embedding.
-        hidden: the sizes of the hidden layers.
-    """
-
-    symbols: int
-    context: int = 8
-    width: int = 32
-    hidden: tuple[int, ...] = (384, 192)
+    symbols: int  # how many different characters there are
+    context: int = 8  # how many characters it looks back
+    width: int = 32  # the size of a character's embedding
+    hidden: tuple[int, ...] = (384, 192)  # the sizes of the hidden layers
 
     def init(self, rng: np.random.Generator) -> Weights:
         """Draw the weights (He et al. 2015); the last layer's are small, so that training starts near uniform.
@@ -81,14 +77,13 @@ class LanguageModel:
             values.append(value)
         return values
 
-    def examine(self, weights: Weights, inputs: Codes, targets: Codes) -> tuple[float, float]:
-        """Return the mean of the examples' nats, and the fraction whose likeliest character is right."""
-        surprise, right = 0.0, 0
+    def examine(self, weights: Weights, inputs: Codes, targets: Codes) -> float:
+        """Return the mean of the examples' nats."""
+        total = 0.0
         for start in range(0, len(targets), 4096):
-            logits, expected = self.logits(weights, inputs[start : start + 4096]), targets[start : start + 4096]
-            surprise += float(cross_entropy(logits, expected)[0].sum(dtype=np.float64))
-            right += int((logits.argmax(axis=1) == expected).sum())
-        return surprise / len(targets), right / len(targets)
+            logits = self.logits(weights, inputs[start : start + 4096])
+            total += float(cross_entropy(logits, targets[start : start + 4096])[0].sum(dtype=np.float64))
+        return total / len(targets)
 
     def sample(self, weights: Weights, codes: Codes, length: int, *, seed: int, temperature: float = 0.4) -> Codes:
         """Draw `length` codes that continue these, int[at least context]."""
@@ -109,3 +104,61 @@ def cross_entropy(logits: Array, targets: Codes) -> tuple[Array, Array]:
     expected = np.arange(len(targets)), targets
     gradient[expected] -= 1
     return np.log(totals) - shifted[expected], gradient
+
+
+# The text that it learns.
+
+_BLOCK = 2000
+_HELD_OUT = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """A text as numbers, split into a part to learn from and a part to be examined on."""
+
+    characters: int
+    digest: str  # sha256 of its UTF-8 bytes, in hexadecimal
+    symbols: str  # the characters that occur, sorted; a code is a position in it
+    train: Codes  # int[n]
+    held_out: Codes  # int[m], of text that no training window touches
+
+    def encode(self, text: str) -> Codes:
+        """Return the codes of a text."""
+        return np.array([self.symbols.index(character) for character in text], np.intp)
+
+    def decode(self, codes: Iterable[Any]) -> str:
+        """Return the text that the codes stand for."""
+        return "".join(self.symbols[code] for code in codes)
+
+
+def load_topics() -> Corpus:
+    """Return the pages of `pydoc_data.topics`: half a million characters; they differ by Python version."""
+    from pydoc_data.topics import topics
+
+    return build("\n\n".join(topics[name] for name in sorted(topics)))
+
+
+def build(text: str) -> Corpus:
+    """Return a corpus of `text`, of which every tenth block of 2000 characters is held out.
+
+    Many pages of the manual occur twice, alone and inside a chapter. Only the first of equal paragraphs, whatever their
+    line breaks, is kept: otherwise much of what is held out would have been learned by heart.
+    """
+    paragraphs: dict[str, str] = {}
+    for paragraph in text.split("\n\n"):
+        paragraphs.setdefault(" ".join(paragraph.split()), paragraph)
+    used = "\n\n".join(paragraphs.values()).encode("utf-32-le")
+    symbols, codes = np.unique(np.frombuffer(used, dtype="<u4"), return_inverse=True)
+    blocks = np.array_split(codes, max(len(codes) // _BLOCK, _HELD_OUT))
+    return Corpus(
+        characters=len(text),
+        digest=hashlib.sha256(text.encode()).hexdigest(),
+        symbols="".join(map(chr, symbols)),
+        train=np.concatenate([block for index, block in enumerate(blocks) if index % _HELD_OUT != _HELD_OUT - 1]),
+        held_out=np.concatenate(blocks[_HELD_OUT - 1 :: _HELD_OUT]),
+    )
+
+
+def windows(codes: Codes, context: int) -> tuple[Codes, Codes]:
+    """Return every window of `context` codes, int[n, context], and the codes that follow them, int[n]; both views."""
+    return sliding_window_view(codes[:-1], context), codes[context:]

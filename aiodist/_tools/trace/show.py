@@ -1,0 +1,342 @@
+"""What a trace adds up to: collectives by call, who waited, and for whom; in the terminal and as a page.
+
+Replicas of one event loop take turns, so one of them always comes last, be it only because its turn is the last. Who
+comes last is counted; for whom the others waited is decided by the time that each took from its last collective to its
+call of the next. The replica that took longest is the straggler of that collective, and what it took beyond the median
+replica held up each of the others, by no more than the time that that one was idle.
+
+The page is self-contained: the parts under ``page_parts`` and the data, in one file.
+"""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from aiodist._core.text import count, duration, size
+from aiodist._tools.trace.file import Trace, read_trace, replacing
+from aiodist._tools.trace.recording import Collective, Run
+from aiodist._tools.usage import Exit, UsageError, print_help
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from rich.console import Console
+
+_MOST_ROWS = 12
+_BAD_FILE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""What a file that is not a trace, or a damaged one, leads to while it is read or shown."""
+
+
+# The commands.
+
+_DESCRIPTION = """\
+Show the timeline of a program's replicas: which collectives they made, who waited, and for whom. A trace is a file
+written by the block `with aiodist.trace("run.json"):` or, for a whole process, by setting the environment variable
+AIODIST_TRACE=run.json. https://ui.perfetto.dev also shows it.
+"""
+
+
+def add_trace(commands: _SubParsersAction[ArgumentParser]) -> None:
+    """Add the `trace` command with its subcommands."""
+    trace = commands.add_parser("trace", help="show the timeline of a run", description=_DESCRIPTION)
+    traces = trace.add_subparsers(title="commands", metavar="COMMAND")
+    trace.set_defaults(command=partial(print_help, trace))
+    show = traces.add_parser(
+        "show",
+        help="print a summary",
+        description="Print runs, collectives by call site, which replicas held up the others, and any disagreement.",
+    )
+    html = traces.add_parser(
+        "html",
+        help="write one page with the timeline, for any browser",
+        description="Write one self-contained page: a lane for each replica, waits shaded, a line for each collective.",
+    )
+    for parser, command in ((show, _show), (html, _html)):
+        parser.add_argument("file", metavar="FILE", help="the trace, such as run.json")
+        parser.set_defaults(command=command)
+    html.add_argument("-o", "--output", metavar="PAGE", help="where to write it (default: FILE ending in .html)")
+
+
+def _show(arguments: Namespace) -> Exit:
+    from aiodist._tools.output import open_console
+
+    with _reading(arguments.file) as trace:
+        print_summary(trace, open_console())
+    return Exit.DONE
+
+
+def _html(arguments: Namespace) -> Exit:
+    with _reading(arguments.file) as trace:
+        page = page_of(trace, Path(arguments.file).name)
+    path = arguments.output or Path(arguments.file).with_suffix(".html")
+    try:
+        with replacing(path) as file:
+            file.write(page)
+    except OSError as error:
+        raise UsageError(str(error)) from error
+    print(f"wrote {path}")
+    return Exit.DONE
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[Trace]:
+    """Read a trace for the block to show, or say in a line what is wrong with it."""
+    try:
+        yield read_trace(path)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except _BAD_FILE as error:
+        raise UsageError(
+            f"{path} is not a trace that this aiodist wrote ({type(error).__name__}: {error}); "
+            "those of other programs open in https://ui.perfetto.dev"
+        ) from error
+
+
+# Statistics.
+
+
+@dataclass(slots=True)
+class SiteRow:
+    """The collectives of one call, with its arguments, at one place. Times are in seconds, summed over the replicas."""
+
+    kind: str
+    call: str
+    at: str
+    count: int = 0
+    nbytes: int = 0
+    wait_seconds: float = 0.0
+    largest_wait_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class ReplicaRow:
+    """One replica: how many collectives it took part in, and in how many it came last.
+
+    Its own time is what it took between its collectives; how long it held up the others is summed over them.
+    """
+
+    replica: int
+    device: str
+    collectives: int = 0
+    last: int = 0
+    own_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    held_up_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Statistics:
+    """The sums of a trace: calls by total wait, replicas by how long they held up the others; the most first."""
+
+    sites: list[SiteRow]
+    replicas: list[ReplicaRow]
+
+
+@dataclass(slots=True)
+class _Progress:
+    """When a replica last called a collective and resumed from it, and how long after the others could have."""
+
+    called: float
+    resumed: float
+    late: float
+
+
+def count_up(trace: Trace) -> Statistics:
+    """Return the statistics of a trace."""
+    sites: dict[tuple[str, str, str], SiteRow] = {}
+    rows: dict[int, ReplicaRow] = {}
+    for run in trace.runs:
+        for replica, device in enumerate(run.devices, run.first):
+            if replica not in rows:
+                rows[replica] = ReplicaRow(replica, device)
+        progress = {
+            replica: _Progress(function.started, function.started, function.started - run.begun)
+            for replica, function in run.functions.items()
+        }
+        for collective in run.collectives:
+            text = next(iter(collective.arrivals.values())).text
+            row = sites.get(text) or sites.setdefault(text, SiteRow(*text))
+            waits = [collective.wait_of(arrival) for arrival in collective.arrivals.values()]
+            row.count += 1
+            row.nbytes += sum(arrival.nbytes for arrival in collective.arrivals.values())
+            row.wait_seconds += sum(waits)
+            row.largest_wait_seconds = max(row.largest_wait_seconds, *waits)
+            _count_replicas(rows, progress, collective)
+    by_wait = sorted(sites.values(), key=lambda row: (-row.wait_seconds, row.at))
+    by_held_up = sorted(rows.values(), key=lambda row: (-row.held_up_seconds, -row.last, row.replica))
+    return Statistics(by_wait, by_held_up)
+
+
+def _count_replicas(rows: dict[int, ReplicaRow], progress: dict[int, _Progress], collective: Collective) -> None:
+    """Add how long each replica took to come to a collective, and whom that held up."""
+    completed, own, idle = collective.complete, dict[int, float](), dict[int, float]()
+    for replica, arrival in collective.arrivals.items():
+        row, last = rows[replica], progress[replica]
+        had_resumed = last.resumed <= arrival.issued
+        own[replica] = max(0.0, arrival.issued - (max(last.resumed, last.called) if had_resumed else last.called))
+        idle[replica] = max(0.0, completed - arrival.issued) + (last.late if had_resumed else 0.0)
+        row.collectives += 1
+        row.wait_seconds += collective.wait_of(arrival)
+        row.own_seconds += own[replica]
+        resumed = arrival.issued if arrival.resumed is None else arrival.resumed
+        last.called, last.resumed, last.late = arrival.issued, resumed, max(0.0, resumed - completed)
+    if collective.error is not None or collective.completed is None:
+        return
+    rows[collective.last].last += 1
+    if len(own) > 1:
+        slowest = max(own, key=own.__getitem__)
+        beyond, idle[slowest] = own[slowest] - median(own.values()), 0.0
+        rows[slowest].held_up_seconds += sum(min(each, beyond) for each in idle.values())
+
+
+def outcome(run: Run) -> str:
+    """Say how a run ended."""
+    if run.report is not None:
+        return f"{run.report['error']} at #{run.report['number']}"
+    for replica, function in run.functions.items():
+        if function.error is not None:
+            return f"replica {replica} raised {function.error}"
+    ends = {function.end for function in run.functions.values() if function.end != "exited"}
+    return ", ".join(sorted(ends)) or "returned"
+
+
+# In the terminal.
+
+
+def print_summary(trace: Trace, console: Console) -> None:
+    """Print the summary of a trace: runs, call sites, stragglers, and the disagreement if there is one."""
+    from aiodist._tools.output import print_report, print_table
+
+    statistics = count_up(trace)
+    collectives = [collective for run in trace.runs for collective in run.collectives]
+    calls = sum(len(collective.arrivals) for collective in collectives)
+    counts = (len(trace.runs), "run"), (len(collectives), "collective"), (calls, "call")
+    headline = f"{', '.join(count(*each) for each in counts)}; traced {trace.about['began']}"
+    console.print(headline, style="bold", soft_wrap=True)
+
+    def table(title: str, headings: str, rows: Sequence[Sequence[str]]) -> None:
+        print_table(console, headings.split(", "), rows[:_MOST_ROWS], max(0, len(rows) - _MOST_ROWS), title=title)
+
+    runs = [
+        (
+            str(run.number), run.name, str(len(run.functions)), str(len(run.collectives)),
+            duration(run.over - run.begun), outcome(run),
+        )
+        for run in trace.runs
+    ]  # fmt: skip
+    table("Runs", "run, of, replicas, collectives, took, outcome", runs)
+    sites = [
+        (
+            site.call, site.at, str(site.count), size(site.nbytes),
+            duration(site.wait_seconds), duration(site.largest_wait_seconds),
+        )
+        for site in statistics.sites
+    ]  # fmt: skip
+    headings = "collective, called at, times, bytes, waited, longest"
+    table("Collectives, by the total time waited in them", headings, sites)
+    replicas = [
+        (
+            str(row.replica), row.device, duration(row.held_up_seconds), f"{row.last} of {row.collectives}",
+            duration(row.own_seconds), duration(row.wait_seconds),
+        )
+        for row in statistics.replicas
+        if statistics.sites
+    ]  # fmt: skip
+    headings = "replica, device, held up others, came last, own time, waited"
+    table("Stragglers, by how long they held up the others", headings, replicas)
+    for run in trace.runs:
+        if run.report is not None:
+            console.print()
+            print_report(console, f"run {run.number}: {run.report['error']}: {run.report['text']}")
+
+
+# As a page.
+
+_SCRIPTS = ("format.js", "data.js", "view.js", "raster.js", "draw.js", "pick.js", "panel.js", "controls.js", "main.js")
+
+
+def page_of(trace: Trace, name: str) -> str:
+    """Return a trace as a page of that name."""
+    # Inside a script element only "<" can end it, or begin a comment; the escape means the same to JSON.
+    data = json.dumps(_data(trace, name), separators=(",", ":")).replace("<", "\\u003c")
+    page = _part("page.html")
+    scripts = "\n".join(map(_part, _SCRIPTS))
+    for mark, text in (("/*STYLE*/", _part("page.css")), ("/*DATA*/", data), ("/*SCRIPTS*/", scripts)):
+        before, after = page.split(mark)
+        page = before + text + after
+    return page
+
+
+def _part(name: str) -> str:
+    return (files("aiodist._tools.trace") / "page_parts" / name).read_text(encoding="utf-8")
+
+
+def _data(trace: Trace, name: str) -> dict[str, Any]:
+    """Return what the page's scripts read: times are in microseconds, and replicas are given by lane, from 0."""
+    tracks = {run.pid: {"pid": run.pid, "base": run.first, "devices": run.devices} for run in trace.runs}
+    texts: dict[tuple[str, str, str], int] = {}
+    return {
+        "name": name,
+        "about": trace.about,
+        "tracks": list(tracks.values()),
+        "runs": list(map(_run, trace.runs)),
+        "collectives": [_collective(run, one, texts) for run in trace.runs for one in run.collectives],
+        "texts": [{"kind": kind, "call": call, "at": at} for kind, call, at in texts],
+        "statistics": asdict(count_up(trace)),
+    }
+
+
+def _run(run: Run) -> dict[str, Any]:
+    report, base, functions = run.report, run.first, dict(sorted(run.functions.items()))
+    if report is not None:
+        suspects = [replica - base for replica in report["suspects"] if replica in functions]
+        report = report | {"at": report["at"] * 1e6, "suspects": suspects}
+    return {
+        "number": run.number,
+        "name": run.name,
+        "pid": run.pid,
+        "base": base,
+        "begin": run.begun * 1e6,
+        "end": run.over * 1e6,
+        "outcome": outcome(run),
+        "report": report,
+        "started": [each.started * 1e6 for each in functions.values()],
+        "ended": [(each.ended or run.over) * 1e6 for each in functions.values()],
+        "errors": {replica - base: each.error for replica, each in functions.items() if each.error is not None},
+    }
+
+
+def _collective(run: Run, one: Collective, texts: dict[tuple[str, str, str], int]) -> dict[str, Any]:
+    """Return a collective, with a row for each arrival; its other times count from its first call."""
+    first = one.first
+
+    def since(at: float | None, otherwise: float) -> float:
+        return round(((otherwise if at is None else at) - first) * 1e6, 3)
+
+    return {
+        "run": run.number,
+        "number": one.number,
+        "group": one.group,
+        "last": one.last - run.first,
+        "status": 2 if one.completed is None else int(one.error is not None),
+        "first": first * 1e6,
+        "completed": since(one.complete, 0),
+        "arrivals": [
+            (
+                each.replica - run.first, texts.setdefault(each.text, len(texts)), each.nbytes, since(each.issued, 0),
+                since(each.begin, 0), since(each.resumed, each.issued), round(one.wait_of(each) * 1e6, 3),
+            )
+            for each in one.arrivals.values()
+        ],
+    }  # fmt: skip
