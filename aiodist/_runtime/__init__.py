@@ -14,10 +14,8 @@ Modules, in order; each imports only from those above it and from lower floors:
 - `participant`: a replica in one of its groups.
 - `merge`: merge functions.
 - `context`: `ReplicaContext`.
-- `span`: what a run needs of several workers.
 - `suspension`: what one task is suspended in.
-- `cancellation`: why a task is cancelled, and what exception it is handling.
-- `inspection`: who waits for whom.
+- `inspection`: who waits for whom, and why a task is cancelled.
 - `blocking`: the warning of a replica that blocks the event loop.
 - `stall`: the warning of a run that stands still.
 - `observed`: runs that a tool observes; races.

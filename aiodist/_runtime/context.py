@@ -7,6 +7,7 @@ from contextvars import copy_context
 from functools import partial
 from sys import _getframe
 from threading import get_ident
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
 from weakref import ref
 
@@ -16,10 +17,12 @@ from numpy import ndarray
 
 from aiodist._arrays import nests
 from aiodist._arrays.host import Array, ArrayLike
+from aiodist._arrays.leaves import Spec
 from aiodist._arrays.nests import Build, builder
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._collectives import kinds
 from aiodist._collectives import out as out_buffers
+from aiodist._collectives.kinds import Kind
 from aiodist._runtime import requests
 from aiodist._runtime.current import Entries, get_current, standing_run
 from aiodist._runtime.handle import CollectiveHandle, post
@@ -243,14 +246,8 @@ class ReplicaContext:
         Raises:
             ValueError: an array has no such axis.
         """
-        self._me.check("all_gather")
-        name = requests.checked_name(name)
-        structure, spec, leaves = requests.described(value)
-        axes = kinds.axes_of(spec, axis)
-        request = requests.request(kinds.ALL_GATHER, None, axes, name, structure, kinds.ragged(spec, axes))
-        return self._me.issue(
-            _getframe(1), request, leaves, builder(structure), options=requests.options(options, None)
-        )
+        of_spec = partial(kinds.axes_of, axis=axis)
+        return self._issue(_getframe(1), kinds.ALL_GATHER, value, name, detail=of_spec, options=options)
 
     def broadcast(self, value: Any, source: int = 0, *, name: str | None = None) -> CollectiveHandle[Any]:
         """Give every replica the value of one.
@@ -266,12 +263,9 @@ class ReplicaContext:
         Raises:
             ValueError: there is no replica with the id ``source``; at the await, that replica has joined.
         """
-        self._me.check("broadcast")
-        name = requests.checked_name(name)
-        structure, spec, leaves = requests.described(value)
-        source = requests.replica_id(source, "source")
-        request = requests.request(kinds.BROADCAST, None, source, name, structure, spec)
-        return self._me.issue(_getframe(1), request, leaves, builder(structure))
+        return self._issue(
+            _getframe(1), kinds.BROADCAST, value, name, detail=lambda _: requests.replica_id(source, "source")
+        )
 
     def reduce_scatter(
         self, reduce_op: ReduceOp | str, value: Any, axis: int = 0, *, name: str | None = None
@@ -293,12 +287,8 @@ class ReplicaContext:
             ValueError: an unknown reduce op; an array has no such axis, or its size is not divisible by n; at the
                 await, a replica has joined.
         """
-        self._me.check("reduce_scatter")
-        name = requests.checked_name(name)
-        op = requests.reduce_op(reduce_op, value)
-        structure, spec, leaves = requests.described(value)
-        request = requests.request(kinds.REDUCE_SCATTER, op, kinds.axes_of(spec, axis), name, structure, spec)
-        return self._me.issue(_getframe(1), request, leaves, builder(structure))
+        op, of_spec = requests.reduce_op(reduce_op, value), partial(kinds.axes_of, axis=axis)
+        return self._issue(_getframe(1), kinds.REDUCE_SCATTER, value, name, op, detail=of_spec)
 
     def scan(self, reduce_op: ReduceOp | str, value: Any, *, name: str | None = None) -> CollectiveHandle[Any]:
         """Reduce a nest over the replicas up to and including this one (an inclusive prefix reduction, as MPI_Scan).
@@ -317,11 +307,7 @@ class ReplicaContext:
             TypeError: a dtype that the op does not take, or `IndexedSlices`.
             ValueError: an unknown reduce op; at the await, a replica has joined.
         """
-        self._me.check("scan")
-        op = requests.reduce_op(reduce_op, value)
-        structure, spec, leaves = requests.described(value)
-        request = requests.request(kinds.SCAN, op, None, requests.checked_name(name), structure, spec)
-        return self._me.issue(_getframe(1), request, leaves, builder(structure))
+        return self._issue(_getframe(1), kinds.SCAN, value, name, requests.reduce_op(reduce_op, value))
 
     def all_to_all(
         self, value: Any, split_axis: int = 0, concat_axis: int = 0, *, name: str | None = None
@@ -342,12 +328,29 @@ class ReplicaContext:
             ValueError: an array has no such axis, or its size is not divisible by n; at the await, a replica has
                 joined.
         """
-        self._me.check("all_to_all")
+        of_spec = partial(kinds.split_axes_of, split_axis=split_axis, concat_axis=concat_axis)
+        return self._issue(_getframe(1), kinds.ALL_TO_ALL, value, name, detail=of_spec)
+
+    def _issue(
+        self,
+        frame: FrameType,
+        kind: Kind,
+        value: Any,
+        name: str | None,
+        op: ReduceOp | None = None,
+        *,
+        detail: Callable[[Spec], Any] = lambda _: None,
+        options: CommunicationOptions | None = None,
+    ) -> CollectiveHandle[Any]:
+        """Issue a collective of a nest, called from a frame; ``detail`` makes the kind's argument for such nests."""
+        self._me.check(kind.name)
         name = requests.checked_name(name)
         structure, spec, leaves = requests.described(value)
-        axes = kinds.split_axes_of(spec, split_axis, concat_axis)
-        request = requests.request(kinds.ALL_TO_ALL, None, axes, name, structure, spec)
-        return self._me.issue(_getframe(1), request, leaves, builder(structure))
+        given = detail(spec)
+        if kind is kinds.ALL_GATHER:
+            spec = kinds.ragged(spec, given)
+        request = requests.request(kind, op, given, name, structure, spec)
+        return self._me.issue(frame, request, leaves, builder(structure), options=requests.options(options, None))
 
     def barrier(self, *, name: str | None = None) -> CollectiveHandle[None]:
         """Wait until every replica has called this.

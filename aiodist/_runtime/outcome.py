@@ -43,7 +43,7 @@ def origin_of(error: BaseException) -> Exception | None:
     left, seen = [error], set[int]()
     while left:
         each = left.pop(0)
-        if each is not error and isinstance(each, Exception) and not _is_reported(each):
+        if each is not error and isinstance(each, Exception) and not is_only(each, CollectiveError):
             return each
         further = [each.__context__, *(each.exceptions if isinstance(each, BaseExceptionGroup) else ())]
         left += [inner for inner in further if inner is not None and id(inner) not in seen]
@@ -51,10 +51,11 @@ def origin_of(error: BaseException) -> Exception | None:
     return None
 
 
-def _is_reported(error: BaseException) -> bool:
+def is_only(error: BaseException, *types: type[BaseException]) -> bool:
+    """Return whether an error is of these types, be it out of a task group of a replica."""
     if isinstance(error, BaseExceptionGroup):
-        return all(_is_reported(inner) for inner in error.exceptions)
-    return isinstance(error, CollectiveError)
+        return all(is_only(inner, *types) for inner in error.exceptions)
+    return isinstance(error, types)
 
 
 def without_cancellations(error: BaseException, cancelled: type[BaseException]) -> BaseException:

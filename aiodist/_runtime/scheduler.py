@@ -35,12 +35,12 @@ import inspect
 import itertools
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from anyio import create_task_group, get_cancelled_exc_class
 from anyio.lowlevel import checkpoint_if_cancelled
@@ -66,6 +66,7 @@ from aiodist._runtime.merge import merge
 from aiodist._runtime.outcome import (
     error_of_run,
     interrupt_in,
+    is_only,
     note_of_failure,
     origin_of,
     without_cancellations,
@@ -75,7 +76,6 @@ from aiodist._runtime.participant import ANY_THREAD, NO_RUN, Participant
 from aiodist._runtime.pool import ReductionThreads
 from aiodist._runtime.rendezvous import Extras, Rendezvous
 from aiodist._runtime.requests import Request
-from aiodist._runtime.span import Span
 from aiodist._runtime.stacks import (
     all_callers,
     await_chain,
@@ -96,6 +96,30 @@ _PAUSE_SECONDS = 0.1
 _PAUSE_PER_LOOK = 50
 _LONGEST_VALUE = 40
 _JOIN = PlainCall("join")
+
+
+class Span(Protocol):
+    """What a run needs of several workers, implemented by `_workers` and handed to the run by the strategy.
+
+    It takes matched collectives on to other workers, and trouble, once the local replicas have settled.
+    """
+
+    takes_all: bool  # also the collectives of groups whose members are all here
+
+    def matched(self, slot: Rendezvous) -> None:
+        """Agree with the other workers on what all local members have posted, move its values, and complete it."""
+
+    def made(self, group: Group) -> None:
+        """Hear of a group that local replicas make, and that has members elsewhere."""
+
+    def troubled(self, group: Group, overdue: Overdue | None) -> None:
+        """Have all workers' snapshots analysed: a group is doomed here, and every local member has settled."""
+
+    def stuck(self, replica_ids: Collection[int]) -> None:
+        """Hear which local replicas do nothing but wait in collectives."""
+
+    async def finish(self, failures: Mapping[int, BaseException]) -> None:
+        """Meet the other workers at the end of the run, with what local replicas raised on their own, by id."""
 
 
 @dataclass(slots=True, eq=False)
@@ -361,7 +385,7 @@ class Run:
             return
         state = self.state_of(member)
         if member.abandoned is None or slot.number < member.abandoned:
-            from aiodist._runtime.cancellation import why_cancelled  # loaded when something has gone wrong
+            from aiodist._runtime.inspection import why_cancelled  # loaded when something has gone wrong
 
             state.cancelled_in, state.cancelled_by = lines_here(), why_cancelled()
         member.group.abandon(member, slot)
@@ -596,8 +620,7 @@ class Run:
 
     def snapshot(self, **more: Any) -> Snapshot:
         """Return what every replica called and where it is, with what they wait for outside of collectives."""
-        from aiodist._runtime.cancellation import handled_in  # loaded when something has gone wrong
-        from aiodist._runtime.inspection import Look, look_at_run
+        from aiodist._runtime.inspection import Look, handled_in, look_at_run  # loaded when something has gone wrong
 
         # where the event loop is blocked, another thread asks; behind the run's end, its loop may be gone
         looks = get_ident() == self.thread and not self.over
@@ -835,11 +858,11 @@ class _Replicas:
         error = interrupt_in(error) or without_cancellations(error, cancelled)
         if isinstance(error, KeyboardInterrupt):
             run.loop.was_interrupted = True
-        if _is_only(error, (cancelled,)):
+        if is_only(error, cancelled):
             if not run.closed:
                 self._cancellations[member.replica_id] = error
             return ReplicaState.CANCELLED
-        if run.closed and _is_only(error, (CollectiveError, cancelled)):
+        if run.closed and is_only(error, CollectiveError, cancelled):
             origin = origin_of(error)
             if origin is not None:
                 self._handled[member.replica_id] = origin
@@ -856,10 +879,3 @@ def _name(fn: Any) -> str:
     while isinstance(fn, partial):
         fn = fn.func
     return getattr(fn, "__qualname__", type(fn).__qualname__).rpartition("<locals>.")[2]
-
-
-def _is_only(error: BaseException, kinds_of_error: tuple[type[BaseException], ...]) -> bool:
-    """Whether an error is of these types, be it out of a task group of a replica."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(_is_only(inner, kinds_of_error) for inner in error.exceptions)
-    return isinstance(error, kinds_of_error)

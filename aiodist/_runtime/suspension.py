@@ -66,61 +66,42 @@ class _Known(NamedTuple):
 
     kind: Awaited
     what: str
-    variable: str | None = "self"
+    variable: str | None
 
 
 _KNOWN = {
-    tuple(function.split(":")): known
-    for known, functions in (
-        (_Known(Awaited.COLLECTIVE, "in {collective}"), "aiodist:AsyncioHandle.__await__ aiodist:TrioHandle._wait"),
+    function: _Known(kind, what, variable)
+    for kind, what, variable, functions in (
+        (Awaited.COLLECTIVE, "in {collective}", "self", "AsyncioHandle.__await__ TrioHandle._wait"),
+        (Awaited.LOCK, "for {a thing}", "self", "Lock.acquire LockAdapter.acquire _LockImpl.acquire"),
+        (Awaited.SEMAPHORE, "for {a thing}", "self", "Semaphore.acquire SemaphoreAdapter.acquire"),
+        (Awaited.SEMAPHORE, "for {a thing}", "self", "CapacityLimiter.acquire CapacityLimiterAdapter.acquire"),
+        (Awaited.SEMAPHORE, "for {a thing}", "self", "CapacityLimiter.acquire_on_behalf_of"),
+        (Awaited.EVENT, "for {a thing} to be set", "self", "Event.wait EventAdapter.wait"),
+        (Awaited.EVENT, "at {a thing}", "self", "Barrier.wait"),
+        (Awaited.CONDITION, "for {a thing} to be notified", "self", "Condition.wait"),
+        (Awaited.QUEUE, "for an item of {a thing}", "self", "Queue.get MemoryObjectReceiveStream.receive"),
+        (Awaited.QUEUE, "for an item of {a thing}", "self", "MemoryReceiveChannel.receive"),
         (
-            _Known(Awaited.LOCK, "for {a thing}"),
-            "asyncio:Lock.acquire anyio:Lock.acquire anyio:LockAdapter.acquire trio:_LockImpl.acquire",
+            Awaited.QUEUE,
+            "for room in {a thing}",
+            "self",
+            "Queue.put MemoryObjectSendStream.send MemorySendChannel.send",
         ),
-        (
-            _Known(Awaited.SEMAPHORE, "for {a thing}"),
-            "asyncio:Semaphore.acquire anyio:Semaphore.acquire anyio:SemaphoreAdapter.acquire trio:Semaphore.acquire",
-        ),
-        (
-            _Known(Awaited.SEMAPHORE, "for {a thing}"),
-            "anyio:CapacityLimiter.acquire anyio:CapacityLimiterAdapter.acquire",
-        ),
-        (
-            _Known(Awaited.SEMAPHORE, "for {a thing}"),
-            "anyio:CapacityLimiter.acquire_on_behalf_of trio:CapacityLimiter.acquire_on_behalf_of",
-        ),
-        (
-            _Known(Awaited.EVENT, "for {a thing} to be set"),
-            "asyncio:Event.wait anyio:Event.wait anyio:EventAdapter.wait trio:Event.wait",
-        ),
-        (_Known(Awaited.EVENT, "at {a thing}"), "asyncio:Barrier.wait"),
-        (
-            _Known(Awaited.CONDITION, "for {a thing} to be notified"),
-            "asyncio:Condition.wait anyio:Condition.wait trio:Condition.wait",
-        ),
-        (
-            _Known(Awaited.QUEUE, "for an item of {a thing}"),
-            "asyncio:Queue.get anyio:MemoryObjectReceiveStream.receive trio:MemoryReceiveChannel.receive",
-        ),
-        (
-            _Known(Awaited.QUEUE, "for room in {a thing}"),
-            "asyncio:Queue.put anyio:MemoryObjectSendStream.send trio:MemorySendChannel.send",
-        ),
-        (_Known(Awaited.QUEUE, "for {a thing} to be worked off"), "asyncio:Queue.join"),
-        (_Known(Awaited.TASK, "for {tasks}", "fut"), "asyncio:wait_for"),
-        (_Known(Awaited.TASK, "for {tasks}", "fs"), "asyncio:wait"),
-        (_Known(Awaited.TASK, "for {tasks}", "self._tasks"), "asyncio:TaskGroup.__aexit__ anyio:TaskGroup.__aexit__"),
-        (_Known(Awaited.TASK, "for {tasks}", "self._children"), "trio:Nursery._nested_child_finished"),
-        (_Known(Awaited.SLEEP, "for asyncio.sleep({value})", "delay"), "asyncio:sleep"),
-        (_Known(Awaited.SLEEP, "for anyio.sleep({value})", "delay"), "anyio:sleep"),
-        (_Known(Awaited.SLEEP, "for trio.sleep({value})", "seconds"), "trio:sleep"),
-        (_Known(Awaited.SLEEP, "forever: sleep_forever()", None), "anyio:sleep_forever trio:sleep_forever"),
-        (_Known(Awaited.THREAD, "for {call} in the device's thread", "fn"), "aiodist:DeviceThreads.run"),
-        (_Known(Awaited.THREAD, "for {call} in a thread", "func"), "asyncio:to_thread anyio:run_sync"),
-        (_Known(Awaited.THREAD, "for {call} in a thread", "sync_fn"), "trio:to_thread_run_sync"),
+        (Awaited.QUEUE, "for {a thing} to be worked off", "self", "Queue.join"),
+        (Awaited.TASK, "for {tasks}", "fut", "wait_for"),
+        (Awaited.TASK, "for {tasks}", "fs", "wait"),
+        (Awaited.TASK, "for {tasks}", "self._tasks", "TaskGroup.__aexit__"),
+        (Awaited.TASK, "for {tasks}", "self._children", "Nursery._nested_child_finished"),
+        (Awaited.SLEEP, "for {library}.sleep({value})", "delay|seconds", "sleep"),
+        (Awaited.SLEEP, "forever: sleep_forever()", None, "sleep_forever"),
+        (Awaited.THREAD, "for {call} in the device's thread", "fn", "DeviceThreads.run"),
+        (Awaited.THREAD, "for {call} in a thread", "func|sync_fn", "to_thread run_sync to_thread_run_sync"),
     )
     for function in functions.split()
 }
+"""By the function's qualified name: the libraries that have one of a name wait in it for the same."""
+
 _IO = (
     *("asyncio.base_events", "asyncio.selector_events", "asyncio.streams", "asyncio.subprocess", "asyncio.unix_events"),
     *("trio._core._io", "trio._highlevel", "trio._socket", "trio._ssl", "trio._subprocess", "trio._unix_pipes"),
@@ -173,11 +154,12 @@ def _in_a_library(chain: list[Link]) -> _Found | None:
 def _recognised(frames: Iterable[FrameType]) -> Iterator[_Found]:
     for frame in frames:
         module = str(frame.f_globals.get("__name__", ""))
-        known = _KNOWN.get((module.partition(".")[0], frame.f_code.co_qualname))
+        known = _KNOWN.get(frame.f_code.co_qualname)
         if known is not None:
             thing = _variable(frame, known.variable)
             if thing is not None or known.variable is None:
-                yield known.kind, _put_into_words(known.what, thing), _things(known.kind, thing)
+                what = known.what.replace("{library}", module.partition(".")[0])
+                yield known.kind, _put_into_words(what, thing), _things(known.kind, thing)
         elif module.startswith(_IO):
             yield Awaited.IO, f"for I/O: {frame.f_code.co_qualname}()", ()
 
@@ -186,7 +168,7 @@ def _variable(frame: FrameType, name: str | None) -> Any:
     if name is None:
         return None
     variable, _, attribute = name.partition(".")
-    found = frame.f_locals.get(variable)
+    found = next((frame.f_locals[each] for each in variable.split("|") if each in frame.f_locals), None)
     return getattr(found, attribute, None) if attribute else found
 
 

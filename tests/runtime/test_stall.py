@@ -728,11 +728,16 @@ def test_nobody_looks_after_a_loop_that_was_closed_in_the_middle_of_a_run(monkey
     loop = asyncio.new_event_loop()
     left = loop.create_task(run(mirrored(2), program))
     loop.run_until_complete(begun.wait())
-    assert _is_watched()
+    await_that(_is_watched)
     loop.close()
-    while _is_watched():
-        threading.Event().wait(0.01)
+    await_that(lambda: not _is_watched())
     assert not left.done()
+
+
+def await_that(condition: Callable[[], bool]) -> None:
+    """Wait until something holds, which other threads bring about."""
+    while not condition():
+        threading.Event().wait(0.01)
 
 
 def _is_watched() -> bool:
