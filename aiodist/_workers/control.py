@@ -49,11 +49,16 @@ MOST_BEATS: Final = 4000
 ANSWER_SECONDS: Final = 1.0
 FAREWELL_SECONDS: Final = 1.0
 LEAVE_SECONDS: Final = 2.0
-_LOOK_SECONDS: Final = 0.005
 CUT_OFF_SECONDS: Final = 10.0
+SUSPICIOUS_SECONDS: Final = 1.0
+SILENT_SECONDS: Final = 60.0
+PULSE_SECONDS: Final = 0.5
 MOST_BYTES: Final = 1 << 26
 """How long a message may be, compressed and not."""
 
+_LOOK_SECONDS: Final = 0.005
+_MOST_FRAMES: Final = 6
+_MACHINERY: Final = ("asyncio", "trio", "anyio", "uvloop", "aiodist")
 _LENGTH: Final = struct.Struct("<I")
 BEAT: Final = _LENGTH.pack(0)
 
@@ -66,18 +71,9 @@ def packed(message: Message) -> bytes:
 
 # Whether a silent worker's process is stopped, and for how long its event loop has not turned.
 
-SUSPICIOUS_SECONDS: Final = 1.0
-SILENT_SECONDS: Final = 60.0
-PULSE_SECONDS: Final = 0.5
-_MOST_FRAMES: Final = 6
-_MACHINERY: Final = ("asyncio", "trio", "anyio", "uvloop", "aiodist")
-
 
 def trouble(hello: Hello, silent: float, allowed: float) -> str | None:
-    """Return why a worker counts as stopped that has been silent for so many seconds; None if it does not.
-
-    ``allowed``: how long it may be, by the user, if that is longer than usual.
-    """
+    """Return why a worker counts as stopped that has been silent for so many seconds, of which the user allows some."""
     if silent < max(SUSPICIOUS_SECONDS, allowed):
         return None
     if hello.machine == this_machine():
@@ -125,35 +121,21 @@ class Pulse:
         """For how long the loop has been asked, and has not answered."""
         return time.monotonic() - self._heard if self._asked else 0.0
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether the loop does not answer."""
-        return self.silent_seconds > 2 * PULSE_SECONDS
-
     def silence(self) -> tuple[str, str, int]:
-        """Return what to report of a loop that does not answer: a text, and the file and line that its thread is at.
-
-        The file is empty where nothing is known of the thread.
-        """
-        text = f"its event loop has been silent for {self.silent_seconds:.1f} s: something blocks it."
-        frames = self._frames()
-        if not frames:
-            return text, "", 0
-        shown = [
-            f"    {summary.filename}:{summary.lineno} in {summary.name}" + (f"    {summary.line}" * bool(summary.line))
-            for summary in traceback.StackSummary.extract((f, f.f_lineno) for f in frames)
-        ]
-        return "\n".join([f"{text} Its thread is at", *shown]), frames[0].f_code.co_filename, frames[0].f_lineno
-
-    def _frames(self) -> list[FrameType]:
-        """Return the innermost calls of the thread, without those of event loops and our own, innermost first."""
+        """Return what to report of a loop that does not answer: a text, and the file and line that its thread is at."""
         frames: list[FrameType] = []
         here = sys._current_frames().get(self._thread or 0)  # noqa: SLF001  (CPython has no other way)
-        while here is not None:
+        while here is not None:  # without the calls of event loops and our own
             if not frames or here.f_globals.get("__name__", "").partition(".")[0] not in _MACHINERY:
                 frames.append(here)
             here = here.f_back
-        return frames[:_MOST_FRAMES]
+        shown = [
+            f"    {each.filename}:{each.lineno} in {each.name}" + (f"    {each.line}" * bool(each.line))
+            for each in traceback.StackSummary.extract((f, f.f_lineno) for f in frames[:_MOST_FRAMES])
+        ]
+        text = f"its event loop has been silent for {self.silent_seconds:.1f} s: something blocks it. Its thread is at"
+        file, line = (frames[0].f_code.co_filename, frames[0].f_lineno) if frames else ("", 0)
+        return "\n".join([text, *shown]), file, line
 
 
 # The connections.
@@ -163,7 +145,6 @@ class Peer:
     """A worker at the other end of a connection.
 
     Attributes:
-        rank: which.
         heard: when something came last, by the monotonic clock.
         farewell: why it ends, once it has said so.
     """
@@ -173,28 +154,14 @@ class Peer:
         self.heard = time.monotonic()
         self.farewell: str | None = None
         self._reader = reader
-        self._writer = writer
+        self.writer = writer
 
     def send(self, data: bytes) -> None:
         """Let a message, as `packed` gave it, be sent."""
-        self._writer.write(data)
-
-    @property
-    def is_sending(self) -> bool:
-        """Whether the system has not taken all that is to be sent."""
-        return bool(self._writer.transport.get_write_buffer_size())
-
-    def close(self) -> None:
-        """End the connection."""
-        self._writer.transport.abort()
+        self.writer.write(data)
 
     async def receive(self) -> Message:
-        """Return the next message.
-
-        Raises:
-            ValueError: what comes is none.
-            EOFError, OSError: the connection has ended.
-        """
+        """Return the next message; a ValueError says that what comes is none, an EOFError or OSError that it ends."""
         length = 0
         while not length:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
@@ -210,9 +177,7 @@ class Peer:
             raise ValueError("a message that is longer than it may be, or cut short")
         message = messages.decode(data)
         if not isinstance(message, messages.ToWorker if self.rank == 0 else messages.ToCoordinator):
-            raise ValueError(  # noqa: TRY004  (like all that is no message)
-                f"worker {self.rank} does not send a {type(message).__name__}"
-            )
+            raise ValueError(f"worker {self.rank} does not send a {type(message).__name__}")  # noqa: TRY004
         return message
 
 
@@ -285,16 +250,11 @@ class TcpControl:
         connections = (
             await meeting.admit_all() if isinstance(meeting, Door) else {0: await connect(meeting, self._rank)}
         )
-        with contextlib.ExitStack() as undone:
-            for connection in connections.values():
-                undone.enter_context(connection)
-            milliseconds = int((self._allowed or CUT_OFF_SECONDS) * 1000)
-            for rank, connection in connections.items():
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if hasattr(socket, "TCP_USER_TIMEOUT"):
-                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-                self._peers[rank] = Peer(rank, *await asyncio.open_connection(sock=connection))
-            undone.pop_all()
+        for rank, (reader, writer) in connections.items():
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                limit = int((self._allowed or CUT_OFF_SECONDS) * 1000)
+                writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit)
+            self._peers[rank] = Peer(rank, reader, writer)
 
     async def _until_left(self) -> None:
         hearing = [asyncio.create_task(self._hear(peer)) for peer in self._peers.values()]
@@ -304,15 +264,17 @@ class TcpControl:
             async with asyncio.timeout(LEAVE_SECONDS):
                 while not self._may_leave():  # noqa: ASYNC110  (much may let it leave)
                     await asyncio.sleep(_LOOK_SECONDS)
-        for rank in list(self._peers):
-            self._forget(rank)
+        for peer in self._peers.values():
+            peer.writer.transport.abort()
+        self._peers.clear()
         await asyncio.gather(*hearing)
 
     def _may_leave(self) -> bool:
         if all(peer.farewell is not None for peer in self._peers.values()):
             return True
-        analysing = self._coordinator is not None and self._coordinator.pending
-        return not (self._lingers or analysing or any(peer.is_sending for peer in self._peers.values()))
+        is_analysing = self._coordinator is not None and self._coordinator.pending
+        is_sending = any(peer.writer.transport.get_write_buffer_size() for peer in self._peers.values())
+        return not (self._lingers or is_analysing or is_sending)
 
     def _beat(self) -> None:
         self._loop.call_later(self._beat_seconds, self._beat)
@@ -339,9 +301,9 @@ class TcpControl:
         if silent < self._stall or not self._stall:
             self._stalled.discard(rank)
             return False
-        is_known = rank in self._stalled
+        is_new = rank not in self._stalled
         self._stalled.add(rank)
-        return not is_known
+        return is_new
 
     def _tell_of_stall(self, rank: int, what: str, file: str, line: int) -> None:
         hello = self._hellos[rank]
@@ -375,7 +337,8 @@ class TcpControl:
         """Tell of a run in the place of an event loop that is blocked, or of a worker that has not begun it."""
         team = self._team()
         if team is not None:
-            team.answer_for(run, self._pulse.silence()[0] if self._pulse.is_silent else "")
+            is_blocked = self._pulse.silent_seconds > 2 * PULSE_SECONDS
+            team.answer_for(run, self._pulse.silence()[0] if is_blocked else "")
 
     def _say_farewell(self, why: str, lingers: bool) -> None:
         if not self._leaving.is_set():
@@ -386,9 +349,9 @@ class TcpControl:
 
     # The coordinator.
 
-    def _tell_coordinator(self, message: Message, about: int | None = None) -> None:
+    def _tell_coordinator(self, message: Message, about: int = 0) -> None:
         if self._coordinator is not None:
-            self._coordinate(partial(self._coordinator.take, self._rank if about is None else about, message))
+            self._coordinate(partial(self._coordinator.take, about, message))
         elif 0 in self._peers:
             self._peers[0].send(packed(message))
 
@@ -397,16 +360,14 @@ class TcpControl:
         assert self._coordinator is not None
         known = self._coordinator.pending
         try:
-            self._send_all(step())
+            sent = list(step())
         except Exception as error:
             logging.getLogger("aiodist").exception("the coordinator has failed")
-            self._send_all(self._coordinator.give_up(error))
+            sent = list(self._coordinator.give_up(error))
         for run in self._coordinator.pending:
             if run not in known:
                 conclude = partial(self._coordinator.conclude, run)
                 self._loop.call_later(PATIENCE_SECONDS, self._coordinate, conclude)
-
-    def _send_all(self, sent: Sent) -> None:
         for ranks, message in sent:
             data = packed(message)
             for rank in ranks:
@@ -415,14 +376,10 @@ class TcpControl:
                 elif rank in self._peers:
                     self._peers[rank].send(data)
 
-    def _forget(self, rank: int) -> None:
-        peer = self._peers.pop(rank, None)
-        if peer is not None:
-            peer.close()
-
     def _lose(self, rank: int, why: str) -> None:
         """Note that a worker is gone."""
-        self._forget(rank)
+        if rank in self._peers:
+            self._peers.pop(rank).writer.transport.abort()
         if rank in self._gone:
             return
         self._gone.add(rank)
@@ -454,7 +411,7 @@ class TcpControl:
         if peer.farewell is None:
             self._lose(peer.rank, self._why_lost(break_off))
         else:  # who has said farewell is lost a little later, when what was in flight has arrived
-            self._forget(peer.rank)
+            self._peers.pop(peer.rank).writer.transport.abort()
 
     def _why_lost(self, error: Exception) -> str:
         """Return what to report of a worker whose connection has ended so."""

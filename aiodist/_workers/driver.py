@@ -48,15 +48,24 @@ _SHORTEST_NAP: Final = 100e-6
 _LONGEST_NAP: Final = 4e-3
 
 
+class _Start:
+    """The request of steps that have not begun."""
+
+    def test(self) -> bool:
+        return True
+
+
+_START: Final = _Start()
+
+
 class _Process:
     """Steps that are under way, the request that they wait for, and whether it tells when it is complete."""
 
     __slots__ = ("announced", "request", "steps")
 
-    request: Request
-
     def __init__(self, steps: Steps[Any]) -> None:
         self.steps = steps
+        self.request: Request = _START
         self.announced = False
 
 
@@ -116,8 +125,6 @@ class Driver:
     def start(self, steps: Steps[Any]) -> None:
         """Carry out steps: as far as they go on at once; from there on while somebody waits."""
         process = _Process(steps)
-        if self._begin(process):
-            return
         self._processes.append(process)
         if self._advance(process, _AT_ONCE_SECONDS):
             self._processes.remove(process)
@@ -220,18 +227,6 @@ class Driver:
         if gone_on:
             self._started = perf_counter()
         return gone_on
-
-    def _begin(self, process: _Process) -> bool:
-        """Let steps go on to their first request, and as far as they can; return whether they are over."""
-        try:
-            process.request = next(process.steps)
-        except StopIteration:
-            return True
-        except Exception as error:  # noqa: BLE001  (whatever it is)
-            self._failed(error)
-            return True
-        self._look_at(process)
-        return False
 
     def _advance(self, process: _Process, seconds: float = 0.0) -> bool:
         """Let steps go on as far as they can; return whether they are over.

@@ -37,7 +37,7 @@ from aiodist._collectives.work import Work
 from aiodist._collectives.workers import Crossing, Exchange, Members, Rows, WorkerPlan, bytes_of, joined
 from aiodist._core.ledger import Group
 from aiodist._workers.layout import Layout
-from aiodist._workers.record import FLOAT64, MOST_IN_FULL, PAYLOAD, Found, RecordBuffers
+from aiodist._workers.record import FLOAT64, PAYLOAD, Found, RecordBuffers
 from aiodist._workers.session import Session
 from aiodist._workers.transport import (
     Array,
@@ -47,7 +47,6 @@ from aiodist._workers.transport import (
     Steps,
     Threads,
     as_bytes,
-    begins_of,
 )
 from aiodist_kernels import policy
 from aiodist_kernels.pool import results as pool
@@ -447,9 +446,6 @@ def gather_bytes(communicator: Communicator, own: Array, sizes: Sequence[int]) -
 
 # Objects: pickled, without their arrays, which are moved from where they lie and read where they come to.
 
-_INLINE: Final = 240
-"""Bytes of objects that travel with the lengths of the others."""
-
 
 class _Pickler(pickle.Pickler):
     """Keeps arrays out of what is pickled."""
@@ -495,23 +491,11 @@ def gather_objects(communicator: Communicator, own: Any, threads: Threads | None
     nbytes = sum(piece.size for piece in pickler.pieces)
     body = yield from _by_size(threads, nbytes if len(pickler.pieces) > 1 else 0, joined, pickler.pieces)
 
-    inline = _INLINE if communicator.size <= MOST_IN_FULL else 0
-    first, firsts = np.zeros(16 + inline, np.uint8), np.empty((communicator.size, 16 + inline), np.uint8)
-    first[:16].view(np.int64)[:] = len(head), nbytes
-    if len(head) <= inline:
-        first[16 : 16 + len(head)] = head
-    if len(head) + nbytes <= inline:
-        first[16 + len(head) : 16 + len(head) + nbytes] = body
-    yield communicator.iallgather(first, as_bytes(firsts))
-    lengths = [tuple(each[:16].view(np.int64).tolist()) for each in firsts]
-    heads = yield from gather_bytes(communicator, head, [n if n > inline else 0 for n, _ in lengths])
-    bodies = yield from gather_bytes(communicator, body, [m if n + m > inline else 0 for n, m in lengths])
-    found = []
-    for (n, m), at_once, head, body in zip(lengths, firsts, heads, bodies, strict=True):
-        end = 16 + n
-        pickled = head if n > inline else at_once[16:end]
-        found.append(_Unpickler(pickled, body if n + m > inline else at_once[end : end + m]).load())
-    return found
+    lengths = np.empty((communicator.size, 2), np.int64)
+    yield communicator.iallgather(as_bytes(np.array([len(head), nbytes])), as_bytes(lengths))
+    heads = yield from gather_bytes(communicator, head, lengths[:, 0].tolist())
+    bodies = yield from gather_bytes(communicator, body, lengths[:, 1].tolist())
+    return [_Unpickler(head, body).load() for head, body in zip(heads, bodies, strict=True)]
 
 
 def _by_size(threads: Threads | None, nbytes: int, fn: Callable[..., Any], *args: Any) -> Steps[Any]:
@@ -525,7 +509,7 @@ def _in_thread(threads: Threads | None, fn: Callable[..., Any], *args: Any) -> S
 
 def _segment(whole: Array, sizes: Sequence[int], at: int, step: int) -> Parts:
     """Return how much of each part is in a segment, and where that begins."""
-    places = [begin + min(at, size) for begin, size in zip(begins_of(sizes), sizes, strict=True)]
+    places = [begin + min(at, size) for begin, size in zip(Parts(whole, sizes).begins, sizes, strict=True)]
     return Parts(whole, [min(step, max(0, size - at)) for size in sizes], places)
 
 

@@ -21,9 +21,8 @@ import struct
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing, suppress
-from functools import partial
-from typing import Final, NamedTuple
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from aiodist._arrays import environment
 from aiodist._workers.layout import Hello
@@ -36,7 +35,9 @@ _RANDOM_BYTES: Final = 32
 _PROOF_BYTES: Final = 32
 _RANK: Final = struct.Struct("<I")
 _RETRY_SECONDS: Final = 0.05
-_OTHER_FILES: Final = 256
+_OTHER_FILES: Final = 512
+
+Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Address(NamedTuple):
@@ -47,43 +48,25 @@ class Address(NamedTuple):
     secret: bytes
 
 
-# Proofs.
-
-
 def proof(secret: bytes, sent: bytes, received: bytes) -> bytes:
     """Return what proves to the other side that this one, which has sent and received that, knows the secret."""
     return hmac.digest(secret, sent + received, "sha256")
 
 
-async def prove(connection: socket.socket, secret: bytes, rank: int) -> int:
-    """Return the rank of the worker at the other end, once both sides have proved that they belong.
-
-    Raises:
-        ConnectionError: the other side has not, or has closed the connection.
-    """
-    loop = asyncio.get_running_loop()
+async def _prove(streams: Streams, secret: bytes, rank: int) -> int:
+    """Return the rank of the worker at the other end, once both sides have proved that they belong."""
+    reader, writer = streams
     own = _RANK.pack(rank) + secrets.token_bytes(_RANDOM_BYTES)
-    await loop.sock_sendall(connection, own)
-    others = await _receive(connection, len(own))
-    (other,) = _RANK.unpack_from(others)
-    await loop.sock_sendall(connection, proof(secret, own, others))
-    proved = hmac.compare_digest(await _receive(connection, _PROOF_BYTES), proof(secret, others, own))
+    async with asyncio.timeout(PROOF_SECONDS):
+        writer.write(own)
+        others = await reader.readexactly(len(own))
+        (other,) = _RANK.unpack_from(others)
+        writer.write(proof(secret, own, others))
+        others_proof = await reader.readexactly(_PROOF_BYTES)
+    proved = hmac.compare_digest(others_proof, proof(secret, others, own))
     if not proved or (rank == 0) == (other == 0):  # a worker 0 that meets one sees its own bytes come back
         raise ConnectionError("who is at the other end does not know the secret of this strategy")
     return int(other)
-
-
-async def _receive(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = await asyncio.get_running_loop().sock_recv(connection, count - len(data))
-        if not more:
-            raise ConnectionError("the connection was closed")
-        data += more
-    return data
-
-
-# Worker 0.
 
 
 class Door:
@@ -96,14 +79,14 @@ class Door:
     """
 
     def __init__(self, hellos: Sequence[Hello]) -> None:
-        self.admitted: dict[int, socket.socket] = {}
-        self.unproven: dict[asyncio.Task[int], None] = {}
+        self.admitted: dict[int, Streams] = {}
+        self.unproven: dict[Any, None] = {}
         self._size = len(hellos)
         self._changed = asyncio.Event()
-        _allow_connections(self._size - 1 + MOST_UNPROVEN)
+        _allow_connections(self._size + MOST_UNPROVEN)
         host = environment.control_address()
         if host is None:
-            host = _loopback() if len({hello.machine for hello in hellos}) == 1 else own_address()
+            host = "127.0.0.1" if len({hello.machine for hello in hellos}) == 1 else own_address()
         try:
             found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
             self._socket = socket.create_server(found[4][:2], family=found[0], backlog=4096)
@@ -114,64 +97,47 @@ class Door:
                 "its machine by which the other workers reach it",
             ) from error
         self.address = Address(host, self._socket.getsockname()[1], secrets.token_bytes(_RANDOM_BYTES))
-        self._socket.setblocking(False)
 
-    async def admit_all(self) -> dict[int, socket.socket]:
+    async def admit_all(self) -> dict[int, Streams]:
         """Return the connections of all others, by rank, once they have come; let nobody in after that."""
-        accepting = asyncio.create_task(self._accept())
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                while len(self.admitted) < self._size - 1:
-                    await self._changed.wait()
-                    self._changed.clear()
-        except TimeoutError:
-            missing = sorted(set(range(1, self._size)) - set(self.admitted))
-            raise ConnectionError(
-                f"workers {missing} have not connected to worker 0 at {self.address.host} within "
-                f"{CONNECT_SECONDS:.0f} s; where that is the wrong network, set AIODIST_CONTROL_ADDRESS"
-            ) from None
-        finally:
-            for task in (accepting, *self.unproven):
-                task.cancel()
-            await asyncio.wait([accepting, *self.unproven])
-            self._socket.close()
+        with self._socket:
+            server = await asyncio.start_server(self._admit, sock=self._socket)
+            try:
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    while len(self.admitted) < self._size - 1:
+                        await self._changed.wait()
+                        self._changed.clear()
+            except TimeoutError:
+                missing = sorted(set(range(1, self._size)) - set(self.admitted))
+                raise ConnectionError(
+                    f"workers {missing} have not connected to worker 0 at {self.address.host} within "
+                    f"{CONNECT_SECONDS:.0f} s; where that is the wrong network, set AIODIST_CONTROL_ADDRESS"
+                ) from None
+            finally:
+                server.close()
+                for task in self.unproven:
+                    task.cancel()
         return self.admitted
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(self._socket)
-            except OSError:  # it has gone again, or there is no file descriptor left
-                await asyncio.sleep(_RETRY_SECONDS)
-                continue
-            if len(self.unproven) == MOST_UNPROVEN:
-                oldest = next(iter(self.unproven))
-                oldest.cancel()
-                del self.unproven[oldest]
-            task = loop.create_task(self._proved(connection))
-            self.unproven[task] = None
-            task.add_done_callback(partial(self._let_in, connection))
-            await asyncio.sleep(0)  # those that are let in, or turned away, have their turn before the next is accepted
-
-    async def _proved(self, connection: socket.socket) -> int:
-        async with asyncio.timeout(PROOF_SECONDS):
-            return await prove(connection, self.address.secret, 0)
-
-    def _let_in(self, connection: socket.socket, task: asyncio.Task[int]) -> None:
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Let a worker in whose rank is proved, and nobody else."""
-        self.unproven.pop(task, None)
-        if task.cancelled() or task.exception() is not None or task.result() >= self._size:
-            connection.close()
-        else:
-            self.admitted[task.result()] = connection
-            self._changed.set()
-
-
-def _loopback() -> str:
-    with suppress(OSError), closing(socket.create_server(("127.0.0.1", 0))):
-        return "127.0.0.1"
-    return "::1"
+        if len(self.unproven) == MOST_UNPROVEN:
+            oldest = next(iter(self.unproven))
+            oldest.cancel()
+            del self.unproven[oldest]
+        task = asyncio.current_task()
+        self.unproven[task] = None
+        rank = self._size
+        try:
+            with suppress(OSError, EOFError):  # a timeout, too
+                rank = await _prove((reader, writer), self.address.secret, 0)
+        finally:
+            self.unproven.pop(task, None)
+            if rank < self._size:
+                self.admitted[rank] = reader, writer
+                self._changed.set()
+            else:
+                writer.transport.abort()
 
 
 def own_address() -> str:
@@ -193,30 +159,23 @@ def _allow_connections(count: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-# The others.
-
-
-async def connect(address: Address, rank: int) -> socket.socket:
+async def connect(address: Address, rank: int) -> Streams:
     """Return this worker's connection to worker 0; one that is cut off before the proofs is tried again."""
     give_up = time.monotonic() + CONNECT_SECONDS
     while True:
         try:
-            return await _connected(address, rank)
-        except OSError as error:
+            streams = await asyncio.open_connection(address.host, address.port)
+            try:
+                await _prove(streams, address.secret, rank)
+            except BaseException:
+                streams[1].transport.abort()
+                raise
+        except (OSError, EOFError) as error:
             if time.monotonic() > give_up:
                 raise ConnectionError(
                     f"worker 0 cannot be reached at {address.host}, port {address.port} ({error}); where that is the "
                     "wrong network, set AIODIST_CONTROL_ADDRESS there"
                 ) from error
+        else:
+            return streams
         await asyncio.sleep(_RETRY_SECONDS)
-
-
-async def _connected(address: Address, rank: int) -> socket.socket:
-    with ExitStack() as undone:
-        connection = socket.create_connection((address.host, address.port), timeout=PROOF_SECONDS)
-        undone.enter_context(connection)
-        connection.setblocking(False)
-        async with asyncio.timeout(PROOF_SECONDS):
-            await prove(connection, address.secret, rank)
-        undone.pop_all()
-    return connection

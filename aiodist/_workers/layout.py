@@ -53,19 +53,12 @@ class Layout:
         return self.ids[self.rank]
 
     @property
-    def offset(self) -> int:
-        """The id of this worker's first replica."""
-        return self._offsets[self.rank]
-
-    @property
     def local(self) -> int:
         """How many replicas this worker has."""
         return self.counts[self.rank]
 
     def worker_of(self, replica_id: int) -> int:
         """Return the worker that a replica lives on."""
-        if not 0 <= replica_id < self.replicas:
-            raise IndexError(replica_id)
         return bisect_right(self._offsets, replica_id) - 1
 
     def workers_of(self, replica_ids: Iterable[int]) -> tuple[int, ...]:

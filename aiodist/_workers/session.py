@@ -161,7 +161,7 @@ class Session:
     # What the local replicas do.
 
     def post(self, step: Step) -> None:
-        """Take a step that local replicas have posted; the ones before it come first."""
+        """Take a step that local replicas have posted."""
         self._queue.append(step)
 
     def join(self) -> None:
@@ -183,11 +183,7 @@ class Session:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way, and nothing wrong."""
-        return self._over or not (self.is_advancing or self._is_frozen())
-
-    def _is_frozen(self) -> bool:
-        """Return whether the workers have diverged, or one of them is in trouble: nothing is contributed any more."""
-        return self.number >= self._limit
+        return self._over or not (self.is_advancing or self.number >= self._limit)
 
     # What is agreed on.
 
@@ -214,7 +210,7 @@ class Session:
                 if step is not None:
                     prepared = self._carrier.prepare(step)
                 yield request
-                if self._is_frozen():
+                if self.number >= self._limit:  # meanwhile
                     return
                 found = self.records.read()
                 agreement = found.agreement
@@ -228,8 +224,17 @@ class Session:
                     if steps is not None:
                         yield from steps
                     self.number += 1
+                elif agreement is Agreement.ALL_JOINED:
+                    self._chain = self._after(_JOINED)
+                    yield from self._carrier.finish_join(self)
+                    self._joined = False
+                    self.number += 1
+                elif agreement is Agreement.ENDED:
+                    self._over = True
+                    self._carrier.over()
                 else:
-                    yield from self._carry_out(agreement)
+                    self.freeze()
+                    self._carrier.diverged(self)
         finally:
             self.is_advancing = False
 
@@ -241,19 +246,3 @@ class Session:
 
     def _after(self, digest: bytes) -> bytes:
         return blake2b(self._chain + digest, digest_size=16).digest()
-
-    def _carry_out(self, agreement: Agreement) -> Steps[None]:
-        """Do what follows from records that are not all of one call."""
-        carrier = self._carrier
-        if agreement is Agreement.ALL_JOINED:
-            self._chain = self._after(_JOINED)
-            yield from carrier.finish_join(self)
-            self._joined = False
-            self.number += 1
-            return
-        if agreement is Agreement.ENDED:
-            self._over = True
-            carrier.over()
-        else:
-            self.freeze()
-            carrier.diverged(self)

@@ -126,7 +126,7 @@ class RunSpan(Carrier):
         self.tell(group=group, overdue=overdue)
 
     def stuck(self, replica_ids: Collection[int]) -> None:
-        """Check repeatedly which local replicas only wait, and report what is the same the second time."""
+        """Hear which local replicas only wait, again and again; report what is the same the second time."""
         seen = tuple(sorted(replica_ids)), self._run.ledger.progress()
         if seen == self._seen:
             self._blocked = seen[0]
@@ -170,9 +170,8 @@ class RunSpan(Carrier):
     # Groups.
 
     def _open_group(self, group: Group) -> _SpannedGroup:
-        workers = self._team.layout.workers_of(group.key[0])
-        found = self._groups[group.key] = _SpannedGroup(self._team, group, workers)
-        self._team.control.send(OpenGroup(self.number, group.key, workers))
+        found = self._groups[group.key] = _SpannedGroup(self._team, group)
+        self._team.control.send(OpenGroup(self.number, group.key, found.workers))
         return found
 
     def _make_session(self, spanned: _SpannedGroup, tag: GroupTag) -> Steps[None]:
@@ -327,15 +326,11 @@ class RunSpan(Carrier):
 class _SpannedGroup:
     """A group with members on several workers, and its session, once there is one; until then, its slots wait."""
 
-    def __init__(self, team: Team, group: Group, workers: tuple[int, ...]) -> None:
-        self.workers = workers
+    def __init__(self, team: Team, group: Group) -> None:
+        self.workers = team.layout.workers_of(group.key[0])
         self.group = weakref.ref(group)
         self.session: Session | None = None
         self.waiting: list[Rendezvous] = []
-        self.creation = _digest_of_creation(team, group)
-
-
-def _digest_of_creation(team: Team, group: Group) -> bytes:
-    code, offset = group.made_at or (None, 0)
-    call = Call("new_group", members=group.key[0], name=group.key[1])
-    return digest_of(team.order_check, Post(call, path_of([(code, offset)])))
+        call = Call("new_group", members=group.key[0], name=group.key[1])
+        post = Post(call, path_of([group.made_at or (None, 0)]))
+        self.creation = digest_of(team.order_check, post)  # all have made it at one place

@@ -51,16 +51,11 @@ class Parts(NamedTuple):
     @property
     def begins(self) -> Sequence[int]:
         """By rank, where each part begins."""
-        return begins_of(self.counts) if self.places is None else self.places
+        return list(accumulate(self.counts, initial=0))[:-1] if self.places is None else self.places
 
     def views(self) -> list[Array]:
         """Return the parts."""
         return [self.whole[at : at + count] for at, count in zip(self.begins, self.counts, strict=True)]
-
-
-def begins_of(counts: Sequence[int]) -> list[int]:
-    """Return where parts of these sizes begin, one behind the other."""
-    return list(accumulate(counts, initial=0))[:-1]
 
 
 class Communicator(Protocol):
@@ -129,7 +124,6 @@ class Job:
 
     def __init__(self, future: Future[Any]) -> None:
         self._future = future
-        self.result = future.result
 
     def test(self) -> bool:
         """Return whether it has returned."""
@@ -175,18 +169,13 @@ class Threads:
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = None
 
-    def begin(self, fn: Callable[..., Any], *args: Any) -> Job:
-        """Call a function in a worker thread."""
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="aiodist transfer")
-        return Job(self._executor.submit(fn, *args))
-
     def call(self, fn: Callable[..., T], *args: Any) -> Steps[T]:
         """Call a function in a worker thread, and return what it returns."""
-        job = self.begin(fn, *args)
-        yield job
-        result: T = job.result()
-        return result
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="aiodist transfer")
+        future = self._executor.submit(fn, *args)
+        yield Job(future)
+        return future.result()
 
     def close(self) -> None:
         """End the threads, when what they do is done."""

@@ -118,7 +118,7 @@ async def heartbeat(peers: int = 256, times: int = 20) -> float:
         spent.append((time.process_time() - begun) / peers)
     for task, peer in zip(hearing, heard, strict=True):
         task.cancel()
-        peer.close()
+        peer.writer.transport.abort()
     return min(spent)
 
 

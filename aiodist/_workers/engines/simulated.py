@@ -215,9 +215,8 @@ class SimulatedCluster:
         self.communicators = [SimulatedCommunicator(world, rank) for rank in range(size)]
 
     def lose(self, rank: int, why: str) -> None:
-        """Let a worker be lost, and say how: it has died, or is cut off, say."""
-        if self.switchboard is None:
-            raise RuntimeError("a worker can only be lost after all workers have connected")
+        """Let a worker be lost, after all have connected, and say how: it has died, or is cut off, say."""
+        assert self.switchboard is not None
         self.switchboard.lose(rank, why)
 
     def deliver(self, request: SimulatedRequest) -> None:

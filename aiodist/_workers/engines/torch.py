@@ -78,12 +78,10 @@ class TorchCommunicator:
         self._ranks = list(ranks)
         self._duplicates = Serial("aiodist communicators")  # one order for these, and one for groups
         self._groups = Serial("aiodist groups")
+        ops = self._dist.ReduceOp
         self._ops = {
-            ReduceOp.SUM: self._dist.ReduceOp.SUM,
-            ReduceOp.PRODUCT: self._dist.ReduceOp.PRODUCT,
-            ReduceOp.MIN: self._dist.ReduceOp.MIN,
-            ReduceOp.MAX: self._dist.ReduceOp.MAX,
-        }
+            ReduceOp.SUM: ops.SUM, ReduceOp.PRODUCT: ops.PRODUCT, ReduceOp.MIN: ops.MIN, ReduceOp.MAX: ops.MAX
+        }  # fmt: skip
         self.library = f"torch {self._torch.__version__}"
         self.rank = self._ranks.index(self._dist.get_rank())
         self.size = len(self._ranks)
