@@ -45,11 +45,6 @@ HANDLERS: dict[str, Callable[[int, object], object]] = {
 }
 
 
-def floods() -> None:
-    while True:
-        print("x" * 1000)
-
-
 def one_has_no_strategy(path: str) -> None:
     if not first(path):
         importlib.import_module("aiodist").MultiWorkerMirroredStrategy()

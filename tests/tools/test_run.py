@@ -105,16 +105,6 @@ def test_processes_that_a_worker_leaves_are_ended(jobs: Jobs) -> None:
 
 
 @NEEDS_MPI
-def test_reader_that_goes_away_ends_the_job(jobs: Jobs) -> None:
-    job = jobs.start(["-n", "2", PROGRAM, "floods"])
-    job.workers(2)
-    assert job.process.stdout is not None
-    job.process.stdout.close()
-    job.process.stdout = None
-    assert job.end() != 0
-
-
-@NEEDS_MPI
 def test_mpiexec_of_another_mpi_is_told_apart_by_the_size(jobs: Jobs, tmp_path: Path) -> None:
     launcher = tmp_path / "mpi exec"
     launcher.write_text("""#!/bin/sh

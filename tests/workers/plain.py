@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aiodist._collectives import kinds
-from aiodist._core.analysis import analyse, cannot_complete, error_of, find_cycle
 from aiodist._core.call import Call, Place
 from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Group, Ledger, Member, Slot
@@ -116,7 +115,7 @@ class PlainRun:
     # What replicas call.
 
     def matched(self, slot: Any) -> None:
-        if self.span is not None and slot.group.size != len(slot.group.members):
+        if slot.group.size != len(slot.group.members):
             self.span.matched(slot)
         elif slot is slot.group.joining:
             self.finish_join(slot, slot.group.number_of_join(), slot.values[0])
@@ -132,10 +131,7 @@ class PlainRun:
             return
         if not group.unsettled and not all(member.replica.end is not None for member in group.members):
             self.judged = True
-            if self.span is not None:
-                self.span.troubled(group, None)
-            else:
-                self.error = error_of(analyse(self.snapshot()))
+            self.span.troubled(group, None)
 
     @property
     def ended(self) -> bool:
@@ -147,18 +143,13 @@ class PlainRun:
     def look(self) -> None:
         """Look whether replicas wait for ever, as a runtime does now and then."""
         for group in self.ledger.troubled:  # as when the time is up in which replicas may settle
-            if not self.judged and self.span is not None:
+            if not self.judged:
                 self.judged = True
                 self.span.troubled(group, None)
         blocked = self.waiting_for_good()
-        if self.span is not None:
-            if blocked and len(self.ledger.groups()) > 1:  # as a runtime looks
-                self.span.stuck(blocked)
-                self.span.stuck(blocked)
-        elif not self.judged:
-            snapshot = self.snapshot(blocked=blocked)
-            if find_cycle(snapshot) or cannot_complete(snapshot):
-                self.error = error_of(analyse(snapshot))
+        if blocked and len(self.ledger.groups()) > 1:  # as a runtime looks
+            self.span.stuck(blocked)
+            self.span.stuck(blocked)
 
 
 class _Replica:
@@ -211,7 +202,7 @@ class _Replica:
         elif op.what == "group":
             made = member.group.new_group(member, op.ranks, None, place, 0)
             self.members.append(made)
-            if run.span is not None and made.group.size != len(made.group.members):
+            if made.group.size != len(made.group.members):
                 run.span.made(made.group)
             run.reconsider(made.group)
         else:
@@ -415,16 +406,7 @@ class PlainJob:
 
 
 def on_one_machine(total: int, program: Program, seed: int) -> PlainRun:
-    """Return a run of the same program on one machine, at its end."""
-    run = PlainRun(range(total), total, program)
-    draw = random.Random(seed)
-    for _ in range(20_000):
-        able = [replica for replica in run.replicas.values() if replica.can_act()]
-        if not able:
-            if run.error is None and not run.ended:
-                run.look()
-            if run.error is None and run.ledger.troubled:
-                run.error = error_of(analyse(run.snapshot()))
-            return run
-        draw.choice(able).act()
-    raise AssertionError("still going on")
+    """Return a run of the same program on one worker, at its end: no collective leaves the runtime there."""
+    job = PlainJob([total], program, seed)
+    job.go()
+    return job.runs[0]

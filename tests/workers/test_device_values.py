@@ -12,9 +12,7 @@ import pytest
 
 from aiodist import (
     CollectiveMismatchError,
-    CommunicationOptions,
     IncompleteCollectiveError,
-    Mirrored,
     PerReplica,
     Reason,
     ReduceOp,
@@ -22,11 +20,10 @@ from aiodist import (
     set_logical_devices,
 )
 from aiodist._arrays import gpus
-from aiodist._gpu.steps import HOST
 from tests.gpu.conftest import Machine, PlantedArray, plant
 from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, assert_same_bits
-from tests.workers.simulated import Job, on_trio_too, unwrapped
+from tests.workers.simulated import Job, on_trio_too
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -109,15 +106,6 @@ async def test_all_reduce_with_options(plant: Plant, options: dict[str, str]) ->
     await check(planted(plant), (1, 3, 2), lambda ctx, value: ctx.all_reduce("MEAN", value), values, **options)
 
 
-async def test_first_replica_says_how_to_accumulate(plant: Plant) -> None:
-    async def program(ctx: ReplicaContext, value: Any) -> Any:
-        first = ctx.replica_id_in_sync_group == 0
-        return await ctx.all_reduce("SUM", value, CommunicationOptions(accumulate="float64") if first else None)
-
-    values = [np.full(300, value, SINGLE) for value in (0.1, 2.0**20, 2.0**21, 0.7)]
-    await check(planted(plant), (2, 2), program, values)
-
-
 @pytest.mark.parametrize("walls", [set(), {frozenset({0, 1})}], ids=["peers", "no peers"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 async def test_what_moves_values(plant: Plant, layout: tuple[int, ...], walls: Any) -> None:
@@ -132,23 +120,6 @@ async def test_what_moves_values(plant: Plant, layout: tuple[int, ...], walls: A
     ]
     for call in calls:
         await check(machine, layout, call, values)
-
-
-@on_trio_too
-async def test_result_in_buffers_of_ones_own(plant: Plant) -> None:
-    machine = planted(plant)
-    job = DeviceJob(machine, 2, 1)
-
-    async def program(ctx: ReplicaContext) -> Any:
-        me = ctx.replica_id_in_sync_group
-        ordinal = job.ordinal_of(me)
-        mine = machine.put(np.full(200, me + 1, SINGLE), ordinal)
-        out = mine if me == 1 else machine.put(np.zeros(200, SINGLE), ordinal)
-        assert await ctx.all_reduce("SUM", mine, out=out) is out
-        return out
-
-    for result in await job.values(program):
-        assert set(result.numpy()) == {6}
 
 
 async def test_replicas_that_have_joined_bring_nothing(plant: Plant) -> None:
@@ -248,40 +219,6 @@ async def test_reduce_outside(plant: Plant, op: ReduceOp, axis: Any, dtype: np.d
     await check_outside(planted(plant), values, lambda strategy, value: strategy.reduce(op, value, axis))
 
 
-async def test_reduce_to(plant: Plant) -> None:
-    values = arrays.buffers(2, 3, (70,), SINGLE)
-    await check_outside(
-        planted(plant), values, lambda strategy, value: strategy.extended.reduce_to("SUM", value, "GPU:0")
-    )
-
-
-async def test_results_lie_where_they_are_to_go(plant: Plant) -> None:
-    machine = planted(plant, walls={frozenset({0, 1})})
-    job = DeviceJob(machine, 1, 3)
-    values = [np.arange(50, dtype=SINGLE) + k for k in range(4)]
-    wanted = np.add.reduce(values)
-
-    async def reduced(strategy: Any) -> Any:
-        rank = job.strategies.index(strategy)
-        mine = [0] if rank == 0 else [1, 2, 3]
-        value = PerReplica([machine.put(values[me], job.ordinal_of(me)) for me in mine])
-        host = PerReplica([np.ones(2)] * len(mine))
-        pairs = [({"x": value, "h": host}, ["GPU:1", "GPU:2"]), (value, value), (host, "CPU:0"), (value, "GPU:2")]
-        return await strategy.extended.batch_reduce_to("SUM", pairs)
-
-    for rank, (nest, everywhere, plain, alone) in enumerate(await job.everywhere(reduced)):
-        assert plain.tolist() == [4, 4]
-        assert [part.tolist() for part in nest["h"].values] == [[4, 4]] * 2
-        assert isinstance(nest["x"], Mirrored)
-        assert [part.ordinal for part in nest["x"].values] == [0, 1]
-        parts = list(everywhere.values) if rank else [everywhere]
-        assert [part.ordinal for part in parts] == ([0, 0, 1] if rank else [0])
-        assert alone.ordinal == 1
-        for part in (*nest["x"].values, *parts, alone):
-            assert_same_bits(part.numpy(), wanted)
-        assert len({id(part.memory) for part in (*nest["x"].values, *parts, alone)}) == 3 + len(parts)
-
-
 async def test_merge_functions_reduce_and_gather(plant: Plant) -> None:
     machine = planted(plant)
     job = DeviceJob(machine, 1, 2)
@@ -301,96 +238,7 @@ async def test_merge_functions_reduce_and_gather(plant: Plant) -> None:
     assert await job.values(program) == [({3}, {1})] * 3
 
 
-@pytest.mark.parametrize("axis", [None, 0])
-@pytest.mark.parametrize("op", [ReduceOp.MEAN, ReduceOp.MAX])
-async def test_values_that_are_the_same_everywhere_are_reduced_as_on_one_machine(
-    plant: Plant, op: ReduceOp, axis: Any
-) -> None:
-    machine = planted(plant)
-    job = DeviceJob(machine, 2, 2)
-    values = np.arange(12).reshape(3, 4)
-    wanted = values if axis is None else values.mean(0) if op is ReduceOp.MEAN else values.max(0)
-
-    async def reduced(strategy: Any) -> Any:
-        mirrored = Mirrored([machine.put(values, 0), machine.put(values, 0)])
-        nest = {"mirrored": mirrored, "plain": machine.put(values, 0), "host": values, "both": Mirrored([values] * 2)}
-        return await strategy.reduce(op, nest, axis)
-
-    for found in await job.everywhere(reduced):
-        for result in (found["mirrored"].numpy(), found["plain"].numpy(), found["host"], found["both"]):
-            assert_same_bits(result, wanted.astype(np.float64 if op is ReduceOp.MEAN else np.int64))
-
-
 # What goes wrong.
-
-
-async def failure_of(call: Callable[[], Awaitable[Any]]) -> Any:
-    """Return how a call fails."""
-    try:
-        await call()
-    except Exception as error:  # noqa: BLE001  (it is the outcome)
-        return error
-
-
-GPU_WANTED = "an array on a GPU can only go to GPUs, got the destination 'CPU:0'"
-
-
-@pytest.mark.parametrize(
-    ("rank", "kind", "text"),
-    [
-        (0, TypeError, GPU_WANTED),
-        (1, TypeError, GPU_WANTED),
-        (0, ValueError, "expected 1 components"),
-        (1, ValueError, "expected 2 components"),
-        (1, ValueError, "must have the same type"),
-    ],
-)
-async def test_call_that_is_refused_on_one_worker_fails_on_all(
-    plant: Plant, rank: int, kind: type[Exception], text: str
-) -> None:
-    machine = planted(plant)
-    job = DeviceJob(machine, 1, 2)
-    values = [np.ones(4, SINGLE)] * 3
-
-    async def one(strategy: Any) -> Any:
-        here = job.strategies.index(strategy)
-        value, destination = per_replica(job, machine, here, values), "GPU:0"
-        if here == rank and text == GPU_WANTED:
-            destination = "CPU:0"
-        elif here == rank and "components" in text:
-            value = PerReplica([*value.values, value.values[0]])
-        elif here == rank:
-            value = PerReplica([values[1], value.values[0]])
-        return await failure_of(lambda: strategy.extended.reduce_to("SUM", value, destination))
-
-    outcomes = await job.everywhere(one)
-    assert isinstance(outcomes[rank], kind), outcomes
-    assert text in str(outcomes[rank])
-    assert isinstance(outcomes[1 - rank], IncompleteCollectiveError)
-    assert text in unwrapped(outcomes[1 - rank])
-
-
-async def test_copy_down_that_fails_on_one_worker_fails_on_all(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = planted(plant)
-    job = DeviceJob(machine, 1, 2)
-    copy, left = machine.driver.copy, [1]
-
-    def fail_once(*arguments: Any) -> None:
-        if left and arguments[1] == HOST:
-            left.pop()
-            raise RuntimeError("the CUDA driver's cuMemcpyDtoHAsync failed: planted")
-        copy(*arguments)
-
-    monkeypatch.setattr(machine.driver, "copy", fail_once)
-
-    async def one(strategy: Any) -> Any:
-        value = per_replica(job, machine, job.strategies.index(strategy), [np.ones(4, SINGLE)] * 3)
-        return await failure_of(lambda: strategy.reduce("SUM", value, None))
-
-    outcomes = sorted(await job.everywhere(one), key=lambda error: isinstance(error, IncompleteCollectiveError))
-    assert str(outcomes[0]).endswith("failed: planted")
-    assert isinstance(outcomes[1], IncompleteCollectiveError)
-    assert "RuntimeError: the CUDA driver's cuMemcpyDtoHAsync failed: planted" in unwrapped(outcomes[1])
 
 
 @on_trio_too

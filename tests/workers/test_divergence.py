@@ -14,18 +14,13 @@ from aiodist import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
     IncompleteCollectiveError,
-    MultiWorkerMirroredStrategy,
     Reason,
     ReplicaContext,
-    StallWarning,
     WorkerLostError,
     get_replica_context,
 )
-from aiodist._runtime.stall import StallWatch
 from aiodist._strategy.scope import replicas_of
 from tests.runtime.programs import mirrored, run
-from tests.runtime.test_stall import Looks
-from tests.runtime.warned import warned
 from tests.workers.simulated import Job, Program, on_uvloop_too
 from tests.workers.test_as_on_one_machine import without_workers
 
@@ -157,47 +152,6 @@ async def test_concurrent_runs_do_not_disturb_each_other() -> None:
         return [strategy.experimental_local_results(found[k])[0] for k in (1, 2, 3)]
 
     assert await job.everywhere(program) == [[15, 30, 45]] * 2
-
-
-async def test_stall_report_says_that_another_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = Looks()
-    watch = StallWatch(10.0, looks.after, lambda: looks.now)
-    monkeypatch.setattr("aiodist._runtime.scheduler.watch_here", lambda: watch)
-    job = Job(1, 1)
-    told = anyio.Event()
-
-    async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group == 1:
-            await told.wait()
-        await ctx.barrier()
-
-    async def later() -> None:
-        await anyio.wait_all_tasks_blocked()
-        looks.pass_time(5)
-        with warned() as stalls:
-            looks.pass_time(10)
-        assert [stall.category for stall in stalls] == [StallWarning]
-        assert "and another worker's have not: timeout_seconds" in stalls[0].text
-        told.set()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(later)
-        assert await job.values(program) == [None, None]
-
-
-async def test_other_functions_at_one_run() -> None:
-    job = Job(1, 1)
-
-    async def one() -> None: ...
-
-    async def other() -> None: ...
-
-    async def call(strategy: MultiWorkerMirroredStrategy) -> None:
-        await strategy.run(one if strategy is job.strategies[0] else other)
-
-    texts = {str(error) for error in await job.everywhere(call)}
-    assert len(texts) == 1
-    assert "The function must be the same on every worker." in texts.pop()
 
 
 # Calls in a helper.

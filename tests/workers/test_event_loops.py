@@ -6,7 +6,6 @@ import asyncio
 import gc
 import sys
 from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,18 +101,3 @@ def test_a_strategy_gives_back_what_each_loop_had_of_the_system() -> None:
     for _ in range(3):
         driver_naps()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-@pairs
-def test_data_that_is_made_ahead_is_taken_in_the_next_loop(first: str, second: str) -> None:
-    strategy = MirroredStrategy(["CPU:0", "CPU:1"])
-    dataset = strategy.experimental_make_numpy_dataset(np.arange(8)).batch(2).prefetch(2)
-    batches = iter(strategy.experimental_distribute_dataset(dataset))
-    taken: list[Any] = []
-
-    async def take() -> None:
-        taken.append(strategy.experimental_local_results(await anext(batches))[0].tolist())
-
-    for backend in (first, second, first, second):
-        anyio.run(partial(take), backend=backend)
-    assert taken == [[0], [2], [4], [6]]

@@ -88,15 +88,6 @@ async def run(strategy: MultiWorkerMirroredStrategy) -> Any:
     return await strategy.run(_two_sums)
 
 
-async def run_with_a_group(strategy: MultiWorkerMirroredStrategy) -> Any:
-    async def program() -> Any:
-        ctx = get_replica_context()
-        group = ctx.new_group(range(ctx.num_replicas_in_sync))
-        return await group.all_reduce("SUM", 1)
-
-    return await strategy.run(program)
-
-
 async def run_with_a_group_of_two(strategy: MultiWorkerMirroredStrategy) -> Any:
     async def program() -> Any:
         ctx = get_replica_context()
@@ -138,7 +129,7 @@ async def _make_variable(strategy: MultiWorkerMirroredStrategy) -> None:
     await strategy.reduce("SUM", 1, None)  # which carries its initial value over
 
 
-OPERATIONS = [run, run_with_a_group, run_with_a_group_of_two, run_with_a_join, reduce_much, update, assign]
+OPERATIONS = [run, run_with_a_group_of_two, run_with_a_join, reduce_much, update, assign]
 
 
 async def _outcomes(job: Job, operation: Operation, victim: int, shift: int, caller: Caller) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from aiodist import (
     MultiWorkerMirroredStrategy,
     PerReplica,
     ReplicaContextError,
+    Variable,
     get_replica_context,
 )
 from tests.workers.simulated import Job, unwrapped
@@ -34,14 +36,19 @@ def replica_function(value: int) -> int:
     return value
 
 
+def fail(_: Any) -> None:
+    raise ValueError("bad batch")
+
+
+variables: WeakKeyDictionary[MultiWorkerMirroredStrategy, Variable] = WeakKeyDictionary()
+
+
 REFUSED: dict[str, Refused] = {
     "reduce": lambda s, bad: s.reduce("SUM", "text" if bad else 1, None),
-    "op of reduce": lambda s, bad: s.reduce("AVERAGE" if bad else "SUM", 1, None),
     "gather": lambda s, bad: s.gather(np.ones(2), 5 if bad else 0),
     "run": lambda s, bad: s.run(replica_function, BAD if bad else (1,)),
-    "options of run": lambda s, bad: s.run(replica_function, (1,), None, BAD if bad else None),
     "reduce_to": lambda s, bad: s.extended.reduce_to("SUM", 1, BAD if bad else "CPU:0"),
-    "batch_reduce_to": lambda s, bad: s.extended.batch_reduce_to("SUM", [(1, "CPU:0"), BAD] if bad else []),
+    "update": lambda s, bad: s.extended.update(variables[s], fail if bad else lambda v: v.assign_add(1.0)),
 }
 
 
@@ -50,6 +57,8 @@ async def test_call_that_raises_for_its_arguments_on_one_worker_fails_on_the_oth
     job = Job(1, 1, 1)
 
     async def worker(strategy: MultiWorkerMirroredStrategy) -> list[Any]:
+        with strategy.scope():
+            variables[strategy] = Variable(0.0)
         found: list[Any] = [await reduce(strategy, 1)]
         for step in range(3):  # from one line, so that nothing but the refusal tells the steps apart
             try:
@@ -69,7 +78,7 @@ async def test_call_that_raises_for_its_arguments_on_one_worker_fails_on_the_oth
             assert isinstance(found[2], IncompleteCollectiveError)
             assert found[2].report.suspects == (1,)
             raised = f"because its call raised: {type(outcomes[1][2]).__name__}: {outcomes[1][2]}"
-            assert unwrapped(found[2]).startswith(f"replica 1 did not make collective #2, {raised} ")
+            assert unwrapped(found[2]).startswith(f"replica 1 did not make collective #3, {raised} ")
 
 
 async def test_call_in_the_wrong_place_is_none_of_the_workers_operations() -> None:
@@ -85,58 +94,16 @@ async def test_call_in_the_wrong_place_is_none_of_the_workers_operations() -> No
     assert await Job(1, 1).everywhere(worker) == [4, 4]
 
 
-# Errors name replicas by their ids over all workers, or in a group by those in the run.
-
-Operation = Callable[[MultiWorkerMirroredStrategy], Any]
-ONES, TWOS = np.ones(2), np.full((2, 2), 2.0)
-
-
-async def error_of_the_second(operation: Operation) -> str:
-    """Return the error of an operation on a worker whose replicas are 2 and 3, while the other one does nothing."""
+async def test_errors_name_replicas_by_their_ids_over_all_workers() -> None:
     job = Job(2, 2, answer_seconds=0.01)
 
     async def one(strategy: MultiWorkerMirroredStrategy) -> None:
-        if strategy is job.strategies[1]:
-            await operation(strategy)
+        if strategy is job.strategies[1]:  # whose replicas are 2 and 3, while the other one does nothing
+            await strategy.reduce("SUM", PerReplica([np.ones(2), np.ones((2, 2))]), None)
 
-    outcomes = await job.everywhere(one)
-    assert isinstance(outcomes[1], (TypeError, ValueError)), outcomes
-    return str(outcomes[1])
+    assert "replica 2's is (2,), replica 3's is (2, 2)" in str((await job.everywhere(one))[1])
 
-
-@pytest.mark.parametrize(
-    ("operation", "told"),
-    [
-        (lambda s: s.reduce("SUM", PerReplica([ONES, TWOS]), None), "replica 2's is (2,), replica 3's is (2, 2)"),
-        (lambda s: s.gather(PerReplica([ONES, TWOS]), 0), "replica 2's is float64[2], replica 3's is float64[2, "),
-        (lambda s: s.gather(PerReplica([ONES, ONES, ONES]), 0), "expected 2 components, one for each replica, got 3"),
-    ],
-)
-async def test_components_of_other_shapes(operation: Operation, told: str) -> None:
-    assert told in await error_of_the_second(operation)
-
-
-async def test_results_of_other_structures() -> None:
-    async def one(strategy: MultiWorkerMirroredStrategy) -> None:
+    async def run(strategy: MultiWorkerMirroredStrategy) -> None:
         await strategy.run(lambda: {get_replica_context().replica_id_in_sync_group: 1})
 
-    assert "value[2] is on replica 2 only" in str((await Job(2, 2).everywhere(one))[1])
-
-
-@pytest.mark.parametrize("workers", [(4,), (2, 2)])
-async def test_merge_function_of_a_group(workers: tuple[int, ...]) -> None:
-    async def merged(strategy: Any, value: Any) -> Any:
-        return await strategy.reduce("SUM", value, None)
-
-    async def replica() -> None:
-        ctx = get_replica_context()
-        here = ctx.replica_id_in_sync_group
-        if here >= 2:
-            group = ctx.new_group([2, 3])
-            await group.merge_call(merged, (ONES if here == 2 else TWOS,))
-
-    async def one(strategy: MultiWorkerMirroredStrategy) -> None:
-        await strategy.run(replica)
-
-    outcomes = await Job(*workers).everywhere(one)
-    assert "replica 2's is (2,), replica 3's is (2, 2)" in str(outcomes[-1])
+    assert "value[2] is on replica 2 only" in str((await Job(2, 2).everywhere(run))[1])

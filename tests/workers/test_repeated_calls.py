@@ -6,8 +6,7 @@ that the plan depends on and the signature does not tell is varied here, at one 
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -117,27 +116,3 @@ async def test_a_replica_that_only_meets_lets_other_tasks_run() -> None:
 
     for layout in [(1,), (1, 1)]:
         assert all(steps > 0 for steps in await Job(*layout).values(program))
-
-
-class Label(enum.StrEnum):
-    LOSS = "loss"
-
-
-async def by_sum(ctx: ReplicaContext, name: str) -> None:
-    for _ in range(2):
-        assert (await ctx.all_reduce("SUM", np.ones(2), name=name)).tolist() == [2.0, 2.0]
-
-
-async def by_group(ctx: ReplicaContext, name: str) -> None:
-    await ctx.new_group([0, 1], name=name).barrier()
-
-
-@pytest.mark.parametrize("meet", [by_sum, by_group], ids=lambda meet: meet.__name__)
-@pytest.mark.parametrize("other", [Label.LOSS, np.str_("loss")], ids=["enum", "numpy"])
-async def test_equal_names_are_the_same_whatever_kind_of_string_they_are(
-    other: str, meet: Callable[[ReplicaContext, str], Awaitable[None]]
-) -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        await meet(ctx, other if ctx.replica_id_in_sync_group else "loss")
-
-    await Job(1, 1).values(program)

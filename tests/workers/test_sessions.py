@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -57,50 +57,6 @@ def alike(draw: random.Random, replicas: int) -> list[list[Op]]:
     return [list(ops) for _ in range(replicas)]
 
 
-@each_layout
-def test_programs_alike_have_the_results_of_one_machine(counts: tuple[int, ...]) -> None:
-    for seed in SEEDS:
-        check(counts, alike(random.Random(seed), sum(counts)), seed)
-
-
-@each_layout
-def test_programs_with_one_fault_have_the_report_of_one_machine(counts: tuple[int, ...]) -> None:
-    for seed in SEEDS:
-        draw = random.Random(seed)
-        program = alike(draw, sum(counts))
-        program = [[op._replace(what="call") for op in ops] for ops in program]
-        faulty = draw.choice(program)
-        at = draw.randrange(len(faulty))
-        match draw.choice(["skip", "add", "swap", "other", "leave"]):
-            case "skip":
-                del faulty[at]
-            case "add":
-                faulty.insert(at, Op("call", 90))
-            case "swap":
-                faulty[at - 1], faulty[at] = faulty[at], faulty[at - 1]
-            case "other":
-                faulty[at] = Op("call", faulty[at].line, "all_gather")
-            case "leave":
-                del faulty[at:]
-        check(counts, program, seed)
-
-
-@each_layout
-def test_uneven_loops_with_a_join(counts: tuple[int, ...]) -> None:
-    for seed in SEEDS:
-        draw = random.Random(seed)
-        program = [
-            [*(Op("call", 5) for _ in range(draw.randint(0, 4))), Op("join", 6), Op("call", 7)]
-            for _ in range(sum(counts))
-        ]
-        right, found = on_one_machine(sum(counts), program, seed), outcomes(counts, program, seed)
-        assert right.error is None
-        results = together(found)
-        for i, values in results.items():
-            assert _without_last(values) == _without_last(right.results[i])
-        assert len({v for values in results.values() for v in values if isinstance(v, tuple)}) == 1
-
-
 def grouped(draw: random.Random, replicas: int) -> list[list[Op]]:
     """Return a program of groups, each with calls that its members make in one order, all drawn."""
     groups = [tuple(sorted(draw.sample(range(replicas), draw.randint(1, replicas)))) for _ in range(2)]
@@ -119,31 +75,52 @@ def grouped(draw: random.Random, replicas: int) -> list[list[Op]]:
     return program
 
 
-@each_layout
-def test_groups_of_replicas_of_several_workers(counts: tuple[int, ...]) -> None:
-    for seed in SEEDS:
-        check(counts, grouped(random.Random(seed), sum(counts)), seed)
+def with_a_fault(draw: random.Random, program: list[list[Op]]) -> list[list[Op]]:
+    """Return a program in which one replica does something else once."""
+    program = [[op._replace(what="call") if op.what == "issue" else op for op in ops] for ops in program]
+    faulty = draw.choice([ops for ops in program if any(op.what == "call" for op in ops)])
+    calls = [at for at, op in enumerate(faulty) if op.what == "call"]
+    at, other = draw.choice(calls), draw.choice(calls)
+    match draw.choice(["skip", "add", "swap", "other", "leave"]):
+        case "skip":
+            del faulty[at]
+        case "add":
+            faulty.insert(at, Op("call", 90))
+        case "swap":
+            faulty[other], faulty[at] = faulty[at], faulty[other]
+        case "other":
+            faulty[at] = faulty[at]._replace(kind="all_gather")
+        case "leave":
+            del faulty[at:]
+    return program
 
 
 @each_layout
-def test_groups_in_which_one_replica_does_something_else(counts: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("make", [alike, grouped], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("faulty", [False, True], ids=["alike", "faulty"])
+def test_programs_have_the_results_or_the_report_of_one_machine(
+    counts: tuple[int, ...], make: Callable[..., list[list[Op]]], faulty: bool
+) -> None:
     for seed in SEEDS:
         draw = random.Random(seed)
-        program = grouped(draw, sum(counts))
-        faulty = draw.choice([ops for ops in program if ops])
-        calls = [at for at, op in enumerate(faulty) if op.what == "call"]
-        if not calls:
-            continue
-        at = draw.choice(calls)
-        match draw.choice(["skip", "swap", "leave"]):
-            case "skip":
-                del faulty[at]
-            case "swap":
-                other = draw.choice(calls)
-                faulty[other], faulty[at] = faulty[at], faulty[other]
-            case "leave":
-                del faulty[at:]
-        check(counts, program, seed)
+        program = make(draw, sum(counts))
+        check(counts, with_a_fault(draw, program) if faulty else program, seed)
+
+
+@each_layout
+def test_uneven_loops_with_a_join(counts: tuple[int, ...]) -> None:
+    for seed in SEEDS:
+        draw = random.Random(seed)
+        program = [
+            [*(Op("call", 5) for _ in range(draw.randint(0, 4))), Op("join", 6), Op("call", 7)]
+            for _ in range(sum(counts))
+        ]
+        right, found = on_one_machine(sum(counts), program, seed), outcomes(counts, program, seed)
+        assert right.error is None
+        results = together(found)
+        for i, values in results.items():
+            assert _without_last(values) == _without_last(right.results[i])
+        assert len({v for values in results.values() for v in values if isinstance(v, tuple)}) == 1
 
 
 @each_layout

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from aiodist import (
-    CollectiveError,
     InputContext,
     MultiWorkerMirroredStrategy,
     PerReplica,
@@ -110,19 +109,6 @@ async def test_different_values_without_aggregation_are_refused_everywhere() -> 
             assert "mirrored variable 'v', whose aggregation is NONE: replica 2's is not replica 0's" in str(outcome)
 
 
-async def test_swapped_assignments_of_unnamed_variables_are_told_apart() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        variables = [Variable(0.0, aggregation="sum") for _ in range(2)]
-        if ctx.replica_id_in_sync_group == 1:
-            variables.reverse()
-        for v in variables:
-            await v.assign_add(1.0)
-
-    for outcome in await Job(1, 1, 1).run(program):
-        assert isinstance(outcome, CollectiveError)
-        assert outcome.report.reason == "kind"
-
-
 async def test_sync_on_read_variable_is_reduced_and_not_read_outside() -> None:
     async def program(strategy: Any) -> Any:
         with strategy.scope():
@@ -211,44 +197,6 @@ async def test_update_of_a_mirrored_variable_is_the_same_on_all_workers_or_an_er
     assert await Job(*layout).everywhere(program) == [([1, 1], 3)] * len(layout)
 
 
-@pytest.mark.parametrize("bad", ["argument", "function"])
-async def test_update_that_raises_on_one_worker_fails_on_the_others(bad: str) -> None:
-    job = Job(1, 1, 1)
-
-    def fail(component: Any) -> None:
-        raise ValueError("bad batch")
-
-    async def program(strategy: Any) -> Any:
-        v = await _variable(strategy)
-        found = []
-        for step in range(3):
-            odd = step == 1 and first_of(strategy) == 1
-            fn: Any = lambda component: component.assign_add(np.ones(2))  # noqa: E731
-            if odd:
-                fn = fail if bad == "function" else None
-            try:
-                await strategy.extended.update(v, fn)
-            except (ValueError, TypeError, CollectiveError) as error:
-                found.append(error)
-        return [*found, v.numpy().tolist()]
-
-    outcomes = await job.everywhere(program)
-    assert isinstance(outcomes[1][0], ValueError if bad == "function" else TypeError)
-    assert len({str(outcomes[rank][0]).partition("\nThat has ended")[0] for rank in (0, 2)}) == 1
-    assert outcomes[0][0].report.suspects == (1,)
-    assert [outcome[-1] for outcome in outcomes] == [[1, 1]] * 3
-
-
-async def test_update_of_a_sync_on_read_variable_is_each_workers_own() -> None:
-    async def program(strategy: Any) -> Any:
-        v = await _variable(strategy, synchronization="on_read", aggregation="sum")
-        if first_of(strategy) == 0:
-            await strategy.extended.update(v, lambda component: component.assign_add(np.ones(2)))
-        return (await strategy.reduce("SUM", v, None)).tolist()
-
-    assert await Job(2, 1).everywhere(program) == [[2, 2]] * 2
-
-
 @pytest.mark.parametrize("aggregation", ["sum", "none"])
 async def test_mirrored_variable_is_not_assigned_other_values_on_each_worker(aggregation: str) -> None:
     async def program(strategy: Any) -> Any:
@@ -260,19 +208,3 @@ async def test_mirrored_variable_is_not_assigned_other_values_on_each_worker(agg
 
     assert await Job(2, 1).everywhere(program) == [[1, 1]] * 2
     assert await Job(2).everywhere(lambda strategy: strategy.run(lambda: None)) == [None]
-
-
-async def test_mirrored_variable_is_not_assigned_in_the_merge_function_of_a_group() -> None:
-    async def program(strategy: Any) -> None:
-        v = await _variable(strategy)
-
-        async def replica() -> None:
-            ctx = get_replica_context()
-            if ctx.replica_id_in_sync_group < 2:
-                with ctx.new_group([0, 1]) as group:
-                    await group.merge_call(lambda _: v.assign(np.ones(2)))
-
-        with pytest.raises(ReplicaContextError, match="which runs only on the workers of its members"):
-            await strategy.run(replica)
-
-    assert (await Job(2, 1).everywhere(program))[0] is None
