@@ -47,7 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     parser = build_parser()
     if completes_words():
-        _complete(parser)
+        with suppress(ImportError):  # the extra "completion"
+            import argcomplete
+
+            argcomplete.autocomplete(parser)  # prints what the shell asks for, and exits
     words = list(sys.argv[1:] if argv is None else argv)
     at = words.index("--") if "--" in words else len(words)
     own = words[at + 1 :]  # the arguments of a program that is to be checked
@@ -78,14 +81,6 @@ def build_parser() -> ArgumentParser:
     for add in (add_check, _add_demo, add_doctor, add_explain, add_run, add_trace):
         add(commands)
     return parser
-
-
-def _complete(parser: ArgumentParser) -> None:
-    """Print the shell's possible completions, and exit; the shell requests them by an environment variable."""
-    with suppress(ImportError):  # the extra "completion"
-        import argcomplete
-
-        argcomplete.autocomplete(parser)
 
 
 def run(arguments: Namespace) -> int:

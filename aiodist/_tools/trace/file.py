@@ -106,6 +106,7 @@ def _events(recording: Recording) -> Iterator[Event]:
             yield from names
             kind, call, at = arrival.text
             args = common | {
+                "awaited": arrival.awaited is not None,
                 "replica": arrival.replica,
                 "call": call,
                 "at": at,
@@ -113,23 +114,20 @@ def _events(recording: Recording) -> Iterator[Event]:
                 "wait_ns": round(collective.wait_of(arrival) * 1e9),
                 "ahead_ns": round((begin - arrival.issued) * 1e9),
             }
-            if arrival.awaited is None:
-                args["awaited"] = False
             yield _slice(kind, "collective", process.pid, tid, begin, end, args)
 
 
 def _common(run: Run, collective: Collective, number: int) -> Event:
     """Return what all awaits of a collective have in common; its number is the only one in the file."""
-    common: Event = {"collective": number, "run": run.number, "number": collective.number, "last": collective.last}
-    if collective.group is not None:
-        common["group"] = collective.group
-    if collective.completed is None:
-        common["incomplete"] = True
-    else:
-        common["completed"] = _microseconds(collective.completed)
-    if collective.error is not None:
-        common["error"] = collective.error
-    return common
+    return {
+        "collective": number,
+        "run": run.number,
+        "group": collective.group,
+        "number": collective.number,
+        "last": collective.last,
+        "completed": None if collective.completed is None else _microseconds(collective.completed),
+        "error": collective.error,
+    }
 
 
 class _Process:
@@ -170,9 +168,7 @@ def _run_events(run: Run, pid: int) -> Iterator[Event]:
     """Yield the slices of a run and of its replicas' functions, and what went wrong."""
     yield _slice(f"run {run.number}: {run.name}", "run", pid, 0, run.begun, run.over, {"run": run.number})
     for replica, function in sorted(run.functions.items()):
-        args: Event = {"run": run.number, "replica": replica, "end": function.end}
-        if function.error is not None:
-            args["error"] = function.error
+        args: Event = {"run": run.number, "replica": replica, "end": function.end, "error": function.error}
         until = run.over if function.ended is None else function.ended
         yield _slice(run.name, "run", pid, 1 + replica - run.first, function.started, until, args)
     if run.report is not None:
@@ -228,7 +224,7 @@ class _Reader:
                 number, name = args["run"], name.partition(": ")[2]
                 self.runs[number] = Run(number, name, self.first[pid], self.devices[pid], begin, end, pid=pid)
             case "X", "run":
-                function = Function(begin, end, args["end"], args.get("error"))
+                function = Function(begin, end, args["end"], args["error"])
                 self.runs[args["run"]].functions[args["replica"]] = function
             case "X", "collective":
                 self._read_await(name, begin, end, args)
@@ -239,13 +235,13 @@ class _Reader:
     def _read_await(self, kind: str, begin: float, end: float, args: Event) -> None:
         found = self.collectives.get(args["collective"])
         if found is None:
-            completed = None if args.get("incomplete") else args["completed"] / 1e6
-            found = Collective(args.get("group"), args["number"], completed, args.get("error"))
+            completed = None if args["completed"] is None else args["completed"] / 1e6
+            found = Collective(args["group"], args["number"], completed, args["error"])
             self.collectives[args["collective"]] = found
             self.runs[args["run"]].collectives.append(found)
         text, issued = (kind, args["call"], args["at"]), begin - args["ahead_ns"] / 1e9
         arrival = Arrival(args["replica"], text, args["bytes"], issued)
-        if args.get("awaited", True):
+        if args["awaited"]:
             arrival.awaited, arrival.resumed = begin, end
         found.arrivals[arrival.replica] = arrival
 

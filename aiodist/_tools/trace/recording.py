@@ -95,7 +95,7 @@ class Run:
 
     number: int  # in the trace, from 1
     name: str  # of the function
-    first: int  # the first replica's id: on several workers, of this one's replicas
+    first: int  # the id of the first of its replicas that this process runs
     devices: Sequence[str]
     begun: float
     over: float
@@ -118,7 +118,6 @@ class _RunInProgress:
     shift: float  # what to add to the clock's time to get the seconds since the trace began
     groups: dict[int, str | None] = field(default_factory=dict)  # what each is called, by its serial number
     met: dict[Key, Collective] = field(default_factory=dict)
-    error: tuple[float, CollectiveError] | None = None
 
     def now(self) -> float:
         return self.clock() + self.shift
@@ -165,7 +164,13 @@ class Recording(Observer):
         """Note the report."""
         found = self._in_progress.get(run.ledger)
         if found is not None:
-            found.error = found.now(), error
+            found.run.report = {
+                "at": found.now(),
+                "error": type(error).__name__,
+                "number": error.report.sequence_number,
+                "suspects": list(error.report.suspects),
+                "text": error.report.text,
+            }
 
     def ended(self, member: Member, end: ReplicaState, error: BaseException | None) -> None:
         """Note when and how a replica ended."""
@@ -179,7 +184,7 @@ class Recording(Observer):
         """End a run."""
         found = self._in_progress.pop(run.ledger, None)
         if found is not None:
-            _end(found)
+            found.run.over = found.now()
 
     def close(self) -> None:
         """Record nothing more; what still goes on ends here."""
@@ -187,7 +192,7 @@ class Recording(Observer):
             self._closed = True
             in_progress, self._in_progress = self._in_progress, {}
         for found in list(in_progress.values()):
-            _end(found)
+            found.run.over = found.now()
 
     # Collectives.
 
@@ -250,19 +255,6 @@ class Recording(Observer):
 
 def _key(slot: Slot) -> Key:
     return slot.group.serial, None if slot is slot.group.joining else slot.number
-
-
-def _end(found: _RunInProgress) -> None:
-    found.run.over = found.now()
-    if found.error is not None:
-        at, error = found.error
-        found.run.report = {
-            "at": at,
-            "error": type(error).__name__,
-            "number": error.report.sequence_number,
-            "suspects": list(error.report.suspects),
-            "text": str(error.report),
-        }
 
 
 def _bytes_of(call: Call) -> int:

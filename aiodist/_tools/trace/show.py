@@ -14,12 +14,12 @@ import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiodist._core.text import count, duration, size
 from aiodist._tools.trace.file import Trace, read_trace, replacing
@@ -135,8 +135,7 @@ class ReplicaRow:
     held_up_seconds: float = 0.0
 
 
-@dataclass(slots=True)
-class Statistics:
+class Statistics(NamedTuple):
     """The sums of a trace: calls by total wait, replicas by how long they held up the others; the most first."""
 
     sites: list[SiteRow]
@@ -283,42 +282,23 @@ def _part(name: str) -> str:
 
 
 def _data(trace: Trace, name: str) -> dict[str, Any]:
-    """Return what the page's scripts read: times are in microseconds, and replicas are given by lane, from 0."""
+    """Return what the page's scripts read."""
     tracks = {run.pid: {"pid": run.pid, "base": run.first, "devices": run.devices} for run in trace.runs}
+    runs = [asdict(replace(run, collectives=[], devices=())) | {"outcome": outcome(run)} for run in trace.runs]
     texts: dict[tuple[str, str, str], int] = {}
     return {
         "name": name,
         "about": trace.about,
         "tracks": list(tracks.values()),
-        "runs": list(map(_run, trace.runs)),
+        "runs": runs,
         "collectives": [_collective(run, one, texts) for run in trace.runs for one in run.collectives],
         "texts": [{"kind": kind, "call": call, "at": at} for kind, call, at in texts],
-        "statistics": asdict(count_up(trace)),
-    }
-
-
-def _run(run: Run) -> dict[str, Any]:
-    report, base, functions = run.report, run.first, dict(sorted(run.functions.items()))
-    if report is not None:
-        suspects = [replica - base for replica in report["suspects"] if replica in functions]
-        report = report | {"at": report["at"] * 1e6, "suspects": suspects}
-    return {
-        "number": run.number,
-        "name": run.name,
-        "pid": run.pid,
-        "base": base,
-        "begin": run.begun * 1e6,
-        "end": run.over * 1e6,
-        "outcome": outcome(run),
-        "report": report,
-        "started": [each.started * 1e6 for each in functions.values()],
-        "ended": [(each.ended or run.over) * 1e6 for each in functions.values()],
-        "errors": {replica - base: each.error for replica, each in functions.items() if each.error is not None},
+        "statistics": {of: list(map(asdict, rows)) for of, rows in count_up(trace)._asdict().items()},
     }
 
 
 def _collective(run: Run, one: Collective, texts: dict[tuple[str, str, str], int]) -> dict[str, Any]:
-    """Return a collective, with a row for each arrival; its other times count from its first call."""
+    """Return a collective, with a row for each arrival, by lane; times are in microseconds since its first call."""
     first = one.first
 
     def since(at: float | None, otherwise: float) -> float:
@@ -330,7 +310,7 @@ def _collective(run: Run, one: Collective, texts: dict[tuple[str, str, str], int
         "group": one.group,
         "last": one.last - run.first,
         "status": 2 if one.completed is None else int(one.error is not None),
-        "first": first * 1e6,
+        "first": first,
         "completed": since(one.complete, 0),
         "arrivals": [
             (

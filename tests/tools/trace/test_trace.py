@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import tempfile
 import time
 from collections import Counter
+from collections.abc import Awaitable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import anyio
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import aiodist
 from aiodist import CollectiveError, MirroredStrategy, ReduceOp, ReplicaContext
 from aiodist._arrays import environment
-from aiodist._tools.trace.file import Trace, read_trace
-from aiodist._tools.trace.show import count_up, page_of
+from aiodist._tools.trace.file import read_trace
+from aiodist._tools.trace.show import count_up
 from tests.runtime.programs import Relay, mirrored, run
 from tests.tools.trace.traced import collectives, events_of, traced
 from tests.workers.simulated import Job
@@ -63,22 +67,15 @@ async def test_last_to_come_waits_for_nobody(file: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:replica . never awaited")
-async def test_handle_that_nobody_awaits_has_no_length(file: Path) -> None:
+async def test_handle_that_nobody_awaits_has_no_length_and_bytes_are_each_replicas_own(file: Path) -> None:
     async def program(ctx: ReplicaContext) -> None:
         ctx.barrier()
-        await ctx.all_reduce("SUM", 1.0)
-
-    events = collectives(await traced(file, program, 2))
-    found = [(e["name"], e["args"].get("awaited", True), e["dur"] > 0) for e in events]
-    assert Counter(found) == {("barrier", False, False): 2, ("all_reduce", True, True): 2}
-
-
-async def test_bytes_are_each_replicas_own_where_they_differ(file: Path) -> None:
-    async def program(ctx: ReplicaContext) -> None:
         await ctx.all_gather(np.zeros((ctx.replica_id_in_sync_group, 5)), 0)
 
     events = collectives(await traced(file, program))
-    assert {e["tid"] - 1: e["args"]["bytes"] for e in events} == {0: 0, 1: 40, 2: 80}
+    found = sorted((e["name"], e["tid"] - 1, e["args"]["awaited"], e["args"]["bytes"], e["dur"] > 0) for e in events)
+    gathers = [("all_gather", replica, True, 40 * replica, True) for replica in range(3)]
+    assert found == [*gathers, *(("barrier", replica, False, 0, False) for replica in range(3))]
 
 
 async def test_disagreement_is_marked(file: Path) -> None:
@@ -158,7 +155,7 @@ async def test_run_that_outlasts_its_trace_is_shown_as_far_as_it_came(file: Path
             await reached.wait()
             await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
-    (waiting,) = [e for e in collectives(events_of(file)) if e["args"].get("incomplete")]
+    (waiting,) = [e for e in collectives(events_of(file)) if e["args"]["completed"] is None]
     assert waiting["name"] == "all_reduce"
     assert waiting["args"]["wait_ns"] > 0
 
@@ -184,7 +181,7 @@ async def test_groups_are_named_and_use_their_replicas_lanes(file: Path) -> None
         await ctx.barrier()
 
     events = collectives(await traced(file, program))
-    found = sorted((e["args"].get("group", "the run"), e["args"]["number"], e["tid"] - 1) for e in events)
+    found = sorted((e["args"]["group"] or "the run", e["args"]["number"], e["tid"] - 1) for e in events)
     pair = "group 'pair' of replicas 1 and 2"
     assert found == [(pair, 0, 1), (pair, 0, 2), ("the run", 0, 0), ("the run", 0, 1), ("the run", 0, 2)]
 
@@ -200,37 +197,17 @@ async def meet(ctx: ReplicaContext) -> None:
     await ctx.all_reduce("SUM", 1.0)
 
 
-async def part(ctx: ReplicaContext) -> None:
-    await ctx.barrier()
-    if ctx.replica_id_in_sync_group == 2:
-        await ctx.all_reduce("SUM", 1.0)
-    await ctx.all_reduce("MAX", 1.0)
-
-
-async def traced_on_workers(path: Path, program: Any) -> Trace:
-    with aiodist.trace(path):
-        outcomes = await Job(1, 2).run(program)
-    assert program is part or not any(isinstance(outcome, Exception) for outcome in outcomes)
-    events_of(path)
-    return read_trace(path)
-
-
-async def test_every_worker_s_replicas_have_their_ids(tmp_path: Path) -> None:
-    trace = await traced_on_workers(tmp_path / "run.json", meet)
+async def test_every_worker_s_replicas_have_their_ids(file: Path) -> None:
+    with aiodist.trace(file):
+        assert not any(isinstance(outcome, Exception) for outcome in await Job(1, 2).run(meet))
+    events_of(file)
+    trace = read_trace(file)
     assert sorted((run.first, run.devices, list(run.functions)) for run in trace.runs) == [
         (0, ["CPU:0"], [0]),
         (1, ["CPU:0", "CPU:1"], [1, 2]),
     ]
     rows = count_up(trace).replicas
     assert sorted((row.replica, row.collectives) for row in rows) == [(0, 2), (1, 3), (2, 3)]
-
-
-async def test_page_counts_lanes_from_the_first_replica(tmp_path: Path) -> None:
-    trace = await traced_on_workers(tmp_path / "run.json", part)
-    page = page_of(trace, "run.json")
-    data = json.loads(page.partition('<script type="application/json" id="data">')[2].partition("</script>")[0])
-    assert sorted((track["base"], len(track["devices"])) for track in data["tracks"]) == [(0, 1), (1, 2)]
-    assert {run["base"]: run["report"]["suspects"] for run in data["runs"]} == {0: [], 1: [1]}
 
 
 async def test_recorder_knows_replicas_by_their_ids() -> None:
@@ -261,3 +238,82 @@ def test_each_worker_has_a_file_of_its_own(
     for name, value in ({"AIODIST_TRACE": "a/run.json"} | settings).items():
         monkeypatch.setenv(name, value)
     assert environment.trace_path() == path
+
+
+# Any program.
+
+Programs: TypeAlias = list[tuple[int, list[str], int]]
+"""Of each program the replicas, the steps, and the step before which the first replica leaves."""
+MADE = {"reduce": 1, "gather": 1, "barrier": 1, "merge": 1, "overlap": 2, "yield": 0, "drop": 1}
+"""How many collectives a step makes."""
+
+
+async def step(ctx: ReplicaContext, what: str) -> None:
+    match what:
+        case "reduce":
+            await ctx.all_reduce("SUM", {"a": np.ones(3), "b": 1})
+        case "gather":
+            await ctx.all_gather(np.ones((ctx.replica_id_in_sync_group, 2), np.int16), 0)
+        case "barrier":
+            await ctx.barrier(name='a "name" </script>')
+        case "merge":
+            await ctx.merge_call(lambda strategy: None)
+        case "overlap":
+            first, second = ctx.barrier(), ctx.broadcast(np.ones(2))
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait_for, second)
+                await first
+        case "yield":
+            for _ in range(ctx.replica_id_in_sync_group):
+                await anyio.lowlevel.checkpoint()
+        case "drop":
+            ctx.barrier()
+
+
+async def wait_for(handle: Awaitable[object]) -> None:
+    await handle
+
+
+async def run_all(programs: Programs) -> None:
+    """Run programs at the same time; the first replica of one may leave in its middle."""
+
+    async def one(replicas: int, steps: list[str], leaves_at: int) -> None:
+        async def replica() -> None:
+            ctx = aiodist.get_replica_context()
+            for what in steps[: leaves_at if ctx.replica_id_in_sync_group == 0 else None]:
+                await step(ctx, what)
+
+        with suppress(CollectiveError):  # the trace is what is looked at
+            await mirrored(replicas).run(replica)
+
+    async with anyio.create_task_group() as tasks:
+        for program in programs:
+            tasks.start_soon(one, *program)
+
+
+@pytest.mark.filterwarnings("ignore:replica . never awaited")
+@settings(max_examples=25)
+@given(
+    programs=st.lists(
+        st.tuples(st.integers(1, 4), st.lists(st.sampled_from([*MADE]), max_size=8), st.integers(0, 20)),
+        min_size=1,
+        max_size=3,
+    ),
+    trio=st.booleans(),
+)
+def test_any_program_gives_a_valid_trace(programs: Programs, trio: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        with aiodist.trace(Path(folder) / "run.json") as path:
+            anyio.run(run_all, programs, backend="trio" if trio else "asyncio")
+        events = events_of(path)
+    runs = {e["args"]["run"]: e for e in events if e["ph"] == "X" and e["cat"] == "run" and e["tid"] == 0}
+    assert len(runs) == len(programs)
+    whole = sum(n * sum(map(MADE.__getitem__, steps)) for n, steps, at in programs if at >= len(steps))
+    assert len(collectives(events)) >= whole
+    for event in collectives(events):
+        run = runs[event["args"]["run"]]
+        assert run["ts"] - 0.002 <= event["ts"]
+        assert event["ts"] + event["dur"] <= run["ts"] + run["dur"] + 0.002
+        completed, waited = event["args"]["completed"], event["args"]["wait_ns"] / 1e3
+        if completed is not None and waited:
+            assert event["ts"] + waited == pytest.approx(completed, abs=0.002)

@@ -6,9 +6,9 @@ function readTrace(raw) {
   const offset = new Uint32Array(collectives.length + 1);
   collectives.forEach((one, i) => (offset[i + 1] = offset[i] + one.arrivals.length));
   const trace = {
-    name: raw.name, about: raw.about, texts: raw.texts, statistics: raw.statistics, runs: raw.runs, offset,
-    first: of(Float64Array, (one) => one.first), completed: of(Float64Array, (one) => one.first + one.completed),
-    end: of(Float64Array, (one) => one.first + one.arrivals.reduce((end, row) => Math.max(end, row[5]), one.completed)),
+    name: raw.name, about: raw.about, texts: raw.texts, statistics: raw.statistics, runs: raw.runs.map(readRun), offset,
+    first: of(Float64Array, (one) => one.first * 1e6), completed: of(Float64Array, (one) => one.first * 1e6 + one.completed),
+    end: of(Float64Array, (one) => one.first * 1e6 + one.arrivals.reduce((end, row) => Math.max(end, row[5]), one.completed)),
     run: of(Uint32Array, (one) => one.run), number: of(Uint32Array, (one) => one.number),
     last: of(Uint32Array, (one) => one.last), status: of(Uint8Array, (one) => one.status),
     bytes: of(Float64Array, (one) => one.arrivals.reduce((sum, row) => sum + row[2], 0)),
@@ -20,6 +20,17 @@ function readTrace(raw) {
   trace.runByNumber = new Map(trace.runs.map((run) => [run.number, run]));
   trace.tracks = raw.tracks.map((track) => readTrack(trace, track));
   return trace;
+}
+
+/** Return a run with its times in microseconds and its replicas by lane: an id counts from `base`, a lane from 0. */
+function readRun({ first: base, functions, report, ...run }) {
+  const all = Object.entries(functions).map(([id, one]) => [id - base, one]), ended = ([, one]) => (one.ended ?? run.over) * 1e6;
+  const suspects = report?.suspects.map((id) => id - base).filter((lane) => lane in all);
+  return {
+    ...run, base, begin: run.begun * 1e6, end: run.over * 1e6, report: report && { ...report, at: report.at * 1e6, suspects },
+    started: all.map(([, one]) => one.started * 1e6), ended: all.map(ended),
+    errors: Object.fromEntries(all.filter(([, one]) => one.error).map(([lane, one]) => [lane, one.error])),
+  };
 }
 
 /** Return a set of lanes: its runs, and its collectives in the order of their first arrivals. */
