@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from sys import _getframe
 from types import CodeType, FrameType
@@ -25,7 +24,6 @@ from aiodist._arrays.leaves import Spec
 from aiodist._collectives.host import frozen
 from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE, BROADCAST, Collective
 from aiodist._core.call import LEAF, Call, OrderCheck
-from aiodist._core.errors import ReplicaContextError
 from aiodist._core.ledger import Path
 from aiodist._data.distributed import without_rows
 from aiodist._runtime.participant import Participant
@@ -137,10 +135,16 @@ class Workers(Replicas):
         self, call: Call, site: CallSite, move: Move, before: Callable[[], Awaitable[object]] | None = None
     ) -> Pending:
         """Post a call behind those that this worker's tasks made before."""
-        with self.telling_refusal(call.kind, site):
-            async with self._in_order:
-                if before is not None:
-                    await before()
+        lock = self._in_order
+        try:
+            lock.acquire_nowait()  # mostly nobody has it, and who is cancelled has made the call
+        except anyio.WouldBlock:
+            await lock.acquire()
+        try:
+            if before is not None:
+                await before()
+        finally:
+            lock.release()
         return self._begin(call, site, move)
 
     async def _perform(
@@ -149,19 +153,6 @@ class Workers(Replicas):
         """Carry out a call that all workers make; see `begin`."""
         pending = await self.begin(call, site, move, before)
         return await self.team.awaited(pending, self._extended.communication_options.timeout_seconds)
-
-    @contextmanager
-    def telling_refusal(self, kind: str, site: CallSite) -> Iterator[None]:
-        """Tell the other workers, which wait for this call, if its arguments are wrong."""
-        try:
-            yield
-        except ReplicaContextError:  # it does not belong here, and is none of what all workers call
-            raise
-        except BaseException as error:
-            if self.team.layout.workers > 1 and self.team.error is None:
-                told = error if isinstance(error, Exception) else None
-                self.team.outside.refuse(Call(kind), site.code, site.offset, told)
-            raise
 
     def combine(
         self,
@@ -242,8 +233,7 @@ class Workers(Replicas):
         if isinstance(variable, Variable) and not state_of(variable).mirrored:
             return await make()
         require_all_workers()
-        with self.telling_refusal("extended.update", site):
-            own = await make()
+        own = await make()
         state = state_of(variable)
         move = partial(_compare, state.spec.name, own.components)
         await self._perform(state.spec.call("extended.update", state.subject, None), site, move)

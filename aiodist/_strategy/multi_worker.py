@@ -20,7 +20,6 @@ from aiodist._strategy.across_workers import CallSite, Workers
 from aiodist._strategy.extended import new_extended
 from aiodist._strategy.reductions import combine, gathering
 from aiodist._strategy.strategy import Strategy
-from aiodist._workers.exchange import Moving
 from aiodist._workers.span import RunSpan
 from aiodist._workers.team import Pending, Team
 
@@ -126,10 +125,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         return _as_method(self._run_from(self._workers.caller(), fn, args, kwargs, options))
 
     async def _run_from(self, site: CallSite, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
-        with self._workers.telling_refusal("strategy.run", site):
-            calls = self._calls(fn, args, kwargs)
-            given = arguments.options(options, None)
-        run = self._new_run(given)
+        calls = self._calls(fn, args, kwargs)
+        run = self._new_run(arguments.options(options, None))
         team = self._team
         if team.layout.workers == 1 and not team.ordered:
             team.check()
@@ -173,9 +170,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     def _span(self, run: Run, pending: Pending) -> RunSpan:
         team = self._team
         channel, communicator = pending.result()
-        devices = dict(zip(team.layout.own, self._extended.devices, strict=True))
-        moving = Moving(team.plans, devices, team.threads)
-        run.span = span = RunSpan(team, pending.number, channel, communicator, run, moving)
+        run.span = span = RunSpan(team, pending.number, channel, communicator, run)
         self._workers.run_numbers[run.ledger] = pending.number
         return span
 

@@ -430,8 +430,7 @@ async def combine(strategy: Any, kind: str, make: Make, site: Any = None) -> lis
         await combination.carry_out(combination.taken)
         return combination.results()
     site = site or workers.caller()
-    with workers.telling_refusal(kind, site):
-        doing: Awaitable[list[Any]] = workers.combine(kind, site, *make(), replicas)
+    doing: Awaitable[list[Any]] = workers.combine(kind, site, *make(), replicas)
     return await doing
 
 

@@ -5,8 +5,7 @@ are values moved. Where records differ, every worker sends a snapshot of its led
 one, and all raise the same report. Modules, in order; each imports only from those above it and from lower floors:
 
 - `transport`: the protocol of engines: what moves bytes between workers; calls in worker threads, as requests.
-- `journal`: what workers and their agents tell `aiodist run`.
-- `ending`: how this worker ends.
+- `ending`: the journal of a job of `aiodist run`; how this worker ends.
 - `layout`: what each worker says of itself, and which replicas live on which.
 - `record`: the record that opens every step, and the digests in it.
 - `messages`: what workers and the coordinator tell each other, as JSON.
@@ -17,7 +16,6 @@ one, and all raise the same report. Modules, in order; each imports only from th
 - `team`: this worker's part in a strategy, and what is called outside of replicas.
 - `span`: a run's part.
 - `engines`: simulated (many workers in one process, or one alone), mpi, torch.
-- `handshake`: who may connect to worker 0, and how that is proved.
-- `control`: the connections that carry reports of trouble; heartbeats; a thread of its own.
+- `control`: the connections that carry reports of trouble, and who may connect; heartbeats; a thread of its own.
 - `bootstrap`: the rendezvous of a strategy's workers, and which engine serves them.
 """

@@ -21,11 +21,10 @@ from aiodist._arrays.environment import TORCHRUN, Launched
 from aiodist._core.call import OrderCheck, place
 from aiodist._core.terms import Location
 from aiodist._core.text import shown_file
-from aiodist._workers.control import TcpControl
+from aiodist._workers.control import Address, Door, TcpControl
+from aiodist._workers.ending import Journal, noted_rendezvous
 from aiodist._workers.engines.simulated import SimulatedCommunicator, SimulatedControl, SimulatedSwitchboard, alone
 from aiodist._workers.exchange import gather_objects
-from aiodist._workers.handshake import Address, Door
-from aiodist._workers.journal import Journal, noted_rendezvous
 from aiodist._workers.layout import Hello, layout_of
 from aiodist._workers.team import Team, warn_of_stall
 from aiodist._workers.transport import Communicator, Request, Steps, T

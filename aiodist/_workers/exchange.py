@@ -20,7 +20,7 @@ import io
 import math
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
@@ -59,33 +59,6 @@ _IN_FLIGHT: Final = 2
 _FARTHEST: Final = 2**31 - 1
 """How far from the beginning of a buffer MPI 3 can put something, in bytes."""
 _MOST_KEPT: Final = 1024
-
-
-class Plans:
-    """A worker's plans, which are kept, since most calls come again."""
-
-    def __init__(self, layout: Layout, *, ordered: bool) -> None:
-        self.ordered = ordered
-        self._layout = layout
-        self._all = Members(layout.rank, layout.positions)
-        self._members = lru_cache(maxsize=_MOST_KEPT)(self._members_of)
-        self._plans = lru_cache(maxsize=_MOST_KEPT)(partial(WorkerPlan, ordered=ordered))
-
-    def members(self, group: Group | None = None) -> Members:
-        """Return the members of a group by worker, by their ids in the group; None: all replicas."""
-        return self._all if group is None or group.is_root else self._members(group.key[0])
-
-    def plan(self, collective: Collective, accumulate_in: Any, members: Members | None = None) -> WorkerPlan:
-        """Return the plan of a collective among members; None: all replicas."""
-        return self._plans(collective, members or self._all, accumulate_in)
-
-    def _members_of(self, replica_ids: tuple[int, ...]) -> Members:
-        layout = self._layout
-        ranks: dict[int, list[int]] = {}
-        for rank, replica_id in enumerate(replica_ids):
-            ranks.setdefault(layout.worker_of(replica_id), []).append(rank)
-        workers = sorted(ranks)
-        return Members(workers.index(layout.rank), tuple(tuple(ranks[worker]) for worker in workers))
 
 
 # What travels in the record.
@@ -198,20 +171,42 @@ def _padded(nbytes: int) -> int:
 
 
 class Moving:
-    """Moves the values of one run's collectives."""
+    """Moves the values of a strategy's collectives; plans are kept, since most calls come again.
 
-    def __init__(self, plans: Plans, device_of: Mapping[int, str], threads: Threads) -> None:
-        self._plans = plans
-        self._device_of = device_of
-        self._threads = threads
+    Attributes:
+        threads: fold and copy what would hold up the event loop.
+    """
+
+    def __init__(self, layout: Layout, *, ordered: bool) -> None:
+        self.threads = Threads()
+        self._layout = layout
+        self._ordered = ordered
+        self._all = Members(layout.rank, layout.ids)
+        self._members_of = lru_cache(maxsize=_MOST_KEPT)(self._members_of_group)
+        self._plan_of = lru_cache(maxsize=_MOST_KEPT)(partial(WorkerPlan, ordered=ordered))
+
+    def _members_of_group(self, replica_ids: tuple[int, ...]) -> Members:
+        """Return the members of a group by worker, by their ids in the group."""
+        layout = self._layout
+        ranks: dict[int, list[int]] = {worker: [] for worker in layout.workers_of(replica_ids)}
+        for rank, replica_id in enumerate(replica_ids):
+            ranks[layout.worker_of(replica_id)].append(rank)
+        return Members(list(ranks).index(layout.rank), tuple(map(tuple, ranks.values())))
+
+    def _members(self, group: Group) -> Members:
+        return self._all if group.is_root else self._members_of(group.key[0])
+
+    def begin_for_all(self, collective: Collective, accumulate_in: Any, values: Sequence[Any]) -> Crossing:
+        """Take values that all replicas contribute."""
+        return self._plan_of(collective, self._all, accumulate_in).begin(values)
 
     def small(self, session: Session, slot: Rendezvous) -> Small | None:
         """Return how a slot's values travel in the records; None where they do not."""
-        collective, members = _collective(slot), self._plans.members(slot.group)
+        collective, members = _collective(slot), self._members(slot.group)
         if not session.records.in_full or not Small.fits(collective, members):
             return None
         several = max(map(len, members.ids)) > 1  # whose sums have the bits of sums of each worker's sum
-        if several and not self._plans.ordered and self._plans.plan(collective, "native", members).reductions:
+        if several and not self._ordered and self._plan_of(collective, members, "native").reductions:
             return None
         return Small(collective, members, session.records)
 
@@ -219,7 +214,7 @@ class Moving:
         """Return how a slot's values are probably moved; None where there are none, or they lie on GPUs."""
         if slot.request.collective.spec is None or slot.request.on_devices:
             return None
-        return self._plans.plan(_collective(slot), slot.options.accumulate, self._plans.members(slot.group))
+        return self._plan_of(_collective(slot), self._members(slot.group), slot.options.accumulate)
 
     def move(self, session: Session, slot: Rendezvous, found: Found, crossing: Crossing | None) -> Steps[Any]:
         """Move the values of a slot that all workers have agreed on, and may have begun; return the result."""
@@ -228,14 +223,14 @@ class Moving:
         if request.collective.spec is None:
             return None
         if crossing is None or crossing.plan.accumulate != accumulate_in:
-            plan = self._plans.plan(_collective(slot), accumulate_in, self._plans.members(slot.group))
+            plan = self._plan_of(_collective(slot), self._members(slot.group), accumulate_in)
             values = contributed(slot)
             if request.on_devices:
                 work = plan.on_host(slot.values, self._devices_of(slot.group))
-                values = yield from self._threads.call(work.carry_out)
+                values = yield from self.threads.call(work.carry_out)
             crossing = plan.begin(values)
         plan = crossing.plan
-        yield from carry_out(crossing, session.communicator, self._threads)
+        yield from _carry_out(crossing, session.communicator, self.threads)
         result = crossing.result()
         if request.over_workers is not None:
             return request.over_workers.finish(slot.values, result)
@@ -257,7 +252,7 @@ class Moving:
             has_value = slot.request.collective.spec is not None
             there = [member for member in slot.group.members if member.position not in slot.absent]
             own = {member.replica_id: values[member.position] if has_value else None for member in there}
-        told = yield from gather_objects(session.communicator, (accumulate_in, own), self._threads)
+        told = yield from gather_objects(session.communicator, (accumulate_in, own), self.threads)
         if slot is None:
             return None
         ids, request = slot.group.key[0], slot.request
@@ -272,7 +267,7 @@ class Moving:
         made = executor(on_host, len(ids), absent, next(found for found, _ in told if found))
         result = made.run([by_id.get(replica_id) for replica_id in ids])
         if isinstance(result, Work):
-            result = yield from self._threads.call(result.carry_out)
+            result = yield from self.threads.call(result.carry_out)
         if request.over_workers is not None:
             return request.over_workers.finish(slot.values, result)
         slot.shared = made.shared
@@ -288,7 +283,7 @@ class Moving:
 
         devices = self._devices_of(slot.group)
         work = to_host(slot.request.collective, slot.values, devices)
-        return (yield from self._threads.call(work.carry_out))
+        return (yield from self.threads.call(work.carry_out))
 
     def _on_gpus(self, slot: Rendezvous, result: Any) -> Steps[Any]:
         """Return a result on the GPUs that the values came from."""
@@ -298,10 +293,11 @@ class Moving:
         slot.shared = False
         devices = self._devices_of(slot.group)
         work = from_host(slot.request.collective, slot.values, result, devices, outs or None)
-        return (yield from self._threads.call(work.carry_out))
+        return (yield from self.threads.call(work.carry_out))
 
     def _devices_of(self, group: Group) -> tuple[str, ...]:
-        return tuple(self._device_of[member.replica_id] for member in group.members)
+        own, devices = self._layout.own, self._layout.devices[self._layout.rank]
+        return tuple(devices[own.index(member.replica_id)] for member in group.members)
 
 
 class Agreed(NamedTuple):
@@ -309,18 +305,17 @@ class Agreed(NamedTuple):
 
     communicator: Communicator
     accumulate: Any  # what the first worker says
-    plans: Plans
-    threads: Threads
+    moving: Moving
 
     def move(self, collective: Collective, values: Sequence[Any]) -> Steps[Any]:
         """Move values that all replicas contribute, by local position; return the result, on the host."""
-        crossing = self.plans.plan(collective, self.accumulate).begin(values)
-        yield from carry_out(crossing, self.communicator, self.threads)
+        crossing = self.moving.begin_for_all(collective, self.accumulate, values)
+        yield from _carry_out(crossing, self.communicator, self.moving.threads)
         return crossing.result()
 
     def gather(self, own: Any) -> Steps[list[Any]]:
         """Return what each worker has, by rank."""
-        return gather_objects(self.communicator, own, self.threads)
+        return gather_objects(self.communicator, own, self.moving.threads)
 
 
 def _collective(slot: Rendezvous) -> Collective:
@@ -355,7 +350,7 @@ def accumulate_of(found: Found) -> Any:
 # What is moved.
 
 
-def carry_out(crossing: Crossing, communicator: Communicator, threads: Threads) -> Steps[None]:
+def _carry_out(crossing: Crossing, communicator: Communicator, threads: Threads) -> Steps[None]:
     """Move the values of a step, and make the results of them."""
     for rows in crossing.rows:
         yield from _reduce(rows, communicator, threads)

@@ -21,7 +21,7 @@ class Layout:
 
     Attributes:
         workers, replicas: how many there are in all.
-        counts, ids, positions: by worker, how many replicas it has, and their ids, as ranges and as tuples.
+        counts, ids: by worker, how many replicas it has, and their ids.
         names: by replica id, its device as a report names it.
     """
 
@@ -33,8 +33,7 @@ class Layout:
         self.counts = tuple(map(len, self.devices))
         self._offsets = (0, *accumulate(self.counts))
         self.replicas = self._offsets[-1]
-        self.ids: tuple[range, ...] = tuple(range(begin, end) for begin, end in pairwise(self._offsets))
-        self.positions = tuple(map(tuple, self.ids))
+        self.ids = tuple(tuple(range(begin, end)) for begin, end in pairwise(self._offsets))
         self.names = tuple(
             device if self.workers == 1 else f"worker {worker} {device}"
             for worker, devices in enumerate(self.devices)
@@ -50,7 +49,7 @@ class Layout:
     @property
     def own(self) -> range:
         """The ids of this worker's replicas."""
-        return self.ids[self.rank]
+        return range(self._offsets[self.rank], self._offsets[self.rank + 1])
 
     @property
     def local(self) -> int:

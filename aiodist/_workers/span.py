@@ -26,7 +26,7 @@ from aiodist._core.call import Call, OrderCheck, Post, path_of
 from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Group
 from aiodist._core.snapshot import GroupKey, Overdue
-from aiodist._workers.exchange import Moving, contributed
+from aiodist._workers.exchange import contributed
 from aiodist._workers.messages import Ask, Failure, GroupTag, OpenGroup, Query, Trouble, Waiting
 from aiodist._workers.record import FLOAT64, NO_FLAGS, Agreement, Found, callers_of, digest_of
 from aiodist._workers.session import Carrier, Route, Session, Step
@@ -49,9 +49,7 @@ class RunSpan(Carrier):
         error: what has ended the run; None while all is well.
     """
 
-    def __init__(
-        self, team: Team, number: int, channel: int, communicator: Communicator, run: Run, moving: Moving
-    ) -> None:
+    def __init__(self, team: Team, number: int, channel: int, communicator: Communicator, run: Run) -> None:
         self.number = number
         self.takes_all = team.ordered
         self.is_over = self._finishing = self._left = False
@@ -63,7 +61,6 @@ class RunSpan(Carrier):
         self._groups: dict[GroupKey, _SpannedGroup] = {}
         self._doomed: dict[GroupKey, int] = {}
         self._routes: dict[Any, Route] = {}
-        self._moving = moving
         self._blocked: tuple[int, ...] = ()
         self._seen: Any = None
         team.enter(number, self)
@@ -110,8 +107,8 @@ class RunSpan(Carrier):
                 digest_of(order_check, post),
                 session.site((slot.code, slot.offset)),
                 callers_of(post) if counts else None,
-                self._moving.small(session, slot),
-                self._moving.plan(slot),
+                self._team.moving.small(session, slot),
+                self._team.moving.plan(slot),
                 (slot.call, slot.code),
             )
         return route
@@ -209,7 +206,7 @@ class RunSpan(Carrier):
     def move(self, session: Session, step: Step | None, found: Found, prepared: Any) -> Steps[None] | None:
         """Return what moves the values of a step that all workers have agreed on, and makes its result."""
         if step is None:
-            return self._team.outcome(self._moving.gather(session, None), lambda *_: None)
+            return self._team.outcome(self._team.moving.gather(session, None), lambda *_: None)
         slot: Rendezvous = step.what
         if step.small is not None and found.agreement is Agreement.ALIKE and step.small.is_whole:
             try:
@@ -218,12 +215,12 @@ class RunSpan(Carrier):
                 self._run.complete(slot, None, error)
             return None
         if found.agreement is Agreement.WITHOUT_SOME:
-            steps = self._moving.gather(session, slot)
+            steps = self._team.moving.gather(session, slot)
         elif slot.request.kind is kinds.MERGE_CALL:
             self._run.start_merge(slot)
             return None
         else:
-            steps = self._moving.move(session, slot, found, prepared)
+            steps = self._team.moving.move(session, slot, found, prepared)
         return self._team.outcome(steps, partial(self._run.complete, slot))
 
     def finish_join(self, session: Session) -> Steps[None]:

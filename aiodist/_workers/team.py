@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from typing import Any, Final, Protocol
@@ -30,16 +29,17 @@ from aiodist._core.call import Call, OrderCheck
 from aiodist._core.errors import CollectiveError, StallWarning, WorkerLostError
 from aiodist._core.ledger import Ledger, Path, Slot
 from aiodist._core.report import CollectiveReport, ReplicaReport
-from aiodist._core.snapshot import Overdue, ReplicaFacts, Snapshot
+from aiodist._core.snapshot import Overdue, ReplicaFacts
 from aiodist._core.terms import Reason, ReplicaState
 from aiodist._core.text import ids
+from aiodist._workers.coordinator import not_begun
 from aiodist._workers.driver import Driver
-from aiodist._workers.exchange import Agreed, Plans, accumulate_of
+from aiodist._workers.exchange import Agreed, Moving, accumulate_of
 from aiodist._workers.layout import Layout
 from aiodist._workers.messages import OUTSIDE, Ask, GroupTag, Lost, Message, Query, Report, Stalled, Trouble
 from aiodist._workers.record import FLOAT64, NO_FLAGS, Found, digest_of, resolved
 from aiodist._workers.session import Carrier, Route, Session, Step
-from aiodist._workers.transport import OF_VALUES, Communicator, Steps, Threads
+from aiodist._workers.transport import OF_VALUES, Communicator, Steps
 from aiodist_kernels import ReduceOp
 
 Move = Callable[[Agreed], Steps[Any]]
@@ -95,8 +95,7 @@ class Team:
         order_check: what calls are compared by.
         ordered: reductions give the same bits for every layout.
         driver: carries steps out.
-        threads: fold and copy what would hold up the event loop.
-        plans: what workers exchange for collectives.
+        moving: moves the values of collectives.
         error: what has ended the strategy; None while all is well.
     """
 
@@ -114,8 +113,7 @@ class Team:
         self.ordered = ordered
         self.communicator = communicator
         self.driver = Driver(self._failed)
-        self.threads = Threads()
-        self.plans = Plans(layout, ordered=ordered)
+        self.moving = Moving(layout, ordered=ordered)
         self.error: CollectiveError | None = None
         self.outside = Outside(self)
         self._carriers: WeakValueDictionary[int, Carrier] = WeakValueDictionary({OUTSIDE: self.outside})
@@ -254,16 +252,11 @@ class Team:
         if self.error is not None or (carrier is not None and carrier.told):
             return
         if carrier is None:
-            ledger = Ledger(self.layout.own, self.order_check, total=self.layout.replicas)
-            self.control.send(Trouble(run, ledger.snapshot(self.facts()), note=note))
+            self.control.send(Trouble(run, not_begun(self.layout, self.layout.rank, self.order_check), note=note))
         elif run != OUTSIDE and not note and self.driver.is_waited_for:  # the loop turns
             self.driver.call(carrier.tell)
         else:
             carrier.tell(note=note)
-
-    def facts(self, refusal: str = "") -> tuple[ReplicaFacts, ...]:
-        """Return what is known of this worker's replicas outside of runs."""
-        return tuple(ReplicaFacts(i, self.layout.names[i], refusal=refusal) for i in self.layout.own)
 
     def close(self, why: str = "") -> None:
         """Leave the other workers."""
@@ -271,7 +264,7 @@ class Team:
             self.error = _lost(self.layout, (), f"worker {self.layout.rank} has closed the strategy")
         self._fail_all(self.error)
         self.control.close(why)
-        self.threads.close()
+        self.moving.threads.close()
 
 
 class Outside(Carrier):
@@ -279,7 +272,6 @@ class Outside(Carrier):
 
     def __init__(self, team: Team) -> None:
         self._team = team
-        self._refusal = ""
         self._tell_at: int | None = None
         layout = team.layout
         self._ledger = Ledger(layout.own, team.order_check, total=layout.replicas, slot_type=Pending)
@@ -296,27 +288,18 @@ class Outside(Carrier):
         slot, *_ = [group.post(member, call, code, offset, path) for member in group.members]  # one for all of them
         assert isinstance(slot, Pending)
         slot.move = move
+        slot.waiters = list(group.members)  # which are all waited for here
         route = Route(digest_of(team.order_check, slot.post_of(0)))
         self.session.post(Step(route, slot, FLOAT64 if float64 else NO_FLAGS))
         team.start(self.session)
         return slot
 
-    def refuse(self, call: Call, code: Any, offset: int, error: Exception | None) -> None:
-        """Note that a call which the others make has raised for its arguments here, or was cancelled before that."""
-        group = self._ledger.root
-        slot, *_ = [group.post(member, call, code, offset) for member in group.members]
-        self._refusal = "" if error is None else f"{type(error).__name__}: {error}"
-        self._leave(slot)
-
     def abandon(self, pending: Pending) -> None:
         """Note that the caller was cancelled out of a call, unless it is complete."""
         if not pending.complete:
-            self._leave(pending)
-
-    def _leave(self, slot: Slot) -> None:
-        for member in slot.group.members:
-            slot.group.abandon(member, slot)
-        self.tell(number=slot.number)
+            for member in pending.group.members:
+                pending.group.abandon(member, pending)
+            self.tell(number=pending.number)
 
     def warn(self, pending: Pending, seconds: float) -> None:
         """Warn that the other workers do not come to a call."""
@@ -336,7 +319,7 @@ class Outside(Carrier):
         """Move the values of a call that all workers make."""
         assert step is not None
         pending: Pending = step.what
-        agreed = Agreed(session.communicator, accumulate_of(found), self._team.plans, self._team.threads)
+        agreed = Agreed(session.communicator, accumulate_of(found), self._team.moving)
         yield from self._team.outcome(pending.move(agreed), partial(self._end, pending))
         if session.number + 1 == self._tell_at:
             self.tell()
@@ -364,7 +347,8 @@ class Outside(Carrier):
         if not self.told:
             self.told = True
             self.session.freeze(number)
-            snapshot = _as_waiting(self._ledger.snapshot(self._team.facts(self._refusal)))
+            layout = self._team.layout
+            snapshot = self._ledger.snapshot([ReplicaFacts(i, layout.names[i]) for i in layout.own])
             self._team.control.send(Trouble(OUTSIDE, snapshot, self._ledger.root.key, number, overdue, note=note))
 
     def fail(self, error: BaseException) -> None:
@@ -381,16 +365,6 @@ def warn_of_stall(text: str, file: str, line: int) -> None:
         warnings.warn_explicit(text, StallWarning, file or "aiodist", line)
     except Exception:  # noqa: BLE001  (a filter makes errors of warnings; who waits is not to be ended by that)
         logging.getLogger("aiodist").error(text)  # noqa: TRY400  (which has no place of its own to show)
-
-
-def _as_waiting(snapshot: Snapshot) -> Snapshot:
-    """Return a snapshot of calls whose callers wait for them."""
-    groups = [
-        replace(group, open=tuple(slot._replace(waiting=tuple(sorted(i for _, own in slot.posts for i in own)))
-                                  for slot in group.open))
-        for group in snapshot.groups
-    ]  # fmt: skip
-    return replace(snapshot, groups=tuple(groups))
 
 
 def lost_worker(layout: Layout, rank: int, why: str) -> WorkerLostError:

@@ -18,7 +18,6 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ from aiodist import (
 )
 from aiodist._arrays import environment
 from aiodist._strategy.scope import replicas_of
-from aiodist._workers.journal import Journal
+from aiodist._workers.ending import Journal
 from aiodist._workers.transport import Communicator, Steps
 from tests.workers.conformance import CASES, go_through, wait
 
@@ -302,25 +301,12 @@ def main() -> None:
     asyncio.run(all_faults(MultiWorkerMirroredStrategy(), kinds))
 
 
-async def refused(strategy: MultiWorkerMirroredStrategy) -> None:
-    """Let all reduce a value; the last worker's is none, and the error is caught there."""
-    offset, replicas = replicas_of(strategy).share.mine.start, replicas_of(strategy).share.replicas
-    if offset < replicas - 1:
-        await strategy.reduce("SUM", np.ones(3), None)
-    else:
-        with suppress(TypeError):
-            await strategy.reduce("SUM", "three", None)
-
-
 async def all_faults(strategy: MultiWorkerMirroredStrategy, kinds: list[str]) -> None:
     """Let all these faults happen, and print the error of each; raise the last."""
     for kind in kinds:
         if kind != kinds[0]:  # which has ended the strategy
             strategy = MultiWorkerMirroredStrategy()
         try:
-            if kind == "argument":
-                await refused(strategy)
-                continue
             await strategy.run(lambda kind=kind: faulty(aiodist.get_replica_context(), kind))
         except Exception as error:
             say(f"{kind}: worker {replicas_of(strategy).share.mine.start} {type(error).__name__} {str(error)!r}")

@@ -318,7 +318,8 @@ class PlainJob:
             layout = Layout(rank, devices)
             team = Team(layout, communicator, partial(PlainControl, self))
             run: Any = PlainRun(layout.own, layout.replicas, program)
-            run.span = RunSpan(team, 0, 0, communicator, run, mover)
+            team.moving = mover
+            run.span = RunSpan(team, 0, 0, communicator, run)
             self.teams.append(team)
             self.runs.append(run)
         self._ended: set[int] = set()

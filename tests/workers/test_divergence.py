@@ -14,6 +14,8 @@ from aiodist import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
     IncompleteCollectiveError,
+    MultiWorkerMirroredStrategy,
+    PerReplica,
     Reason,
     ReplicaContext,
     WorkerLostError,
@@ -152,6 +154,21 @@ async def test_concurrent_runs_do_not_disturb_each_other() -> None:
         return [strategy.experimental_local_results(found[k])[0] for k in (1, 2, 3)]
 
     assert await job.everywhere(program) == [[15, 30, 45]] * 2
+
+
+async def test_errors_name_replicas_by_their_ids_over_all_workers() -> None:
+    job = Job(2, 2)
+
+    async def one(strategy: MultiWorkerMirroredStrategy) -> None:
+        if strategy is job.strategies[1]:  # whose replicas are 2 and 3, while the other one does nothing
+            await strategy.reduce("SUM", PerReplica([np.ones(2), np.ones((2, 2))]), None)
+
+    assert "replica 2's is (2,), replica 3's is (2, 2)" in str((await job.everywhere(one))[1])
+
+    async def run(strategy: MultiWorkerMirroredStrategy) -> None:
+        await strategy.run(lambda: {get_replica_context().replica_id_in_sync_group: 1})
+
+    assert "value[2] is on replica 2 only" in str((await Job(2, 2).everywhere(run))[1])
 
 
 # Calls in a helper.

@@ -45,17 +45,12 @@ async def _caller_leaves_a_run(strategy: Any) -> None:
         await strategy.run(program)
 
 
-async def _call_is_refused(strategy: Any) -> None:
-    with pytest.raises(TypeError):
-        await strategy.run(lambda: None, args=3)
-
-
 async def _variable_is_made(strategy: Any) -> None:
     with strategy.scope():
         Variable(np.zeros(3), aggregation="mean")
 
 
-SCENARIOS = [_replica_fails, _caller_leaves_a_run, _call_is_refused, _variable_is_made]
+SCENARIOS = [_replica_fails, _caller_leaves_a_run, _variable_is_made]
 
 
 async def _works(strategy: Any) -> None:

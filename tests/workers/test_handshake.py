@@ -23,10 +23,21 @@ from aiodist._core.call import Call, OrderCheck, Place
 from aiodist._core.ledger import Ledger
 from aiodist._core.snapshot import Snapshot
 from aiodist._core.terms import ReplicaState
-from aiodist._workers import ending, handshake
-from aiodist._workers.control import MOST_BYTES, Peer, TcpControl, packed
+from aiodist._workers import control as control_module
+from aiodist._workers import ending
+from aiodist._workers.control import (
+    MOST_BYTES,
+    MOST_UNPROVEN,
+    Address,
+    Door,
+    Peer,
+    TcpControl,
+    connect,
+    own_address,
+    packed,
+    proof,
+)
 from aiodist._workers.coordinator import Coordinator
-from aiodist._workers.handshake import MOST_UNPROVEN, Address, Door, connect, own_address, proof
 from aiodist._workers.layout import Hello, Layout, layout_of
 from aiodist._workers.messages import Ask, Lost, Message, Query, Trouble, Waiting
 from aiodist._workers.record import resolved
@@ -113,7 +124,7 @@ async def test_star_is_made_at_the_address_that_is_set(monkeypatch: pytest.Monke
 async def test_workers_on_one_machine_use_loopback_alone(
     machines: Sequence[str], expected: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handshake, "CONNECT_SECONDS", 0.0)
+    monkeypatch.setattr(control_module, "CONNECT_SECONDS", 0.0)
     opened = Door(hellos(*machines))
     assert opened.address.host in expected
     assert opened._socket.getsockname()[0] not in {"0.0.0.0", "::"}
@@ -191,7 +202,7 @@ async def test_captured_handshake_is_worth_nothing_the_second_time() -> None:
 async def test_worker_does_not_believe_who_listens_without_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = Address("127.0.0.1", server.getsockname()[1], b"s" * 32)
-        monkeypatch.setattr(handshake, "CONNECT_SECONDS", 0.0)
+        monkeypatch.setattr(control_module, "CONNECT_SECONDS", 0.0)
         coming = asyncio.create_task(connect(address, 1))
         with (await asyncio.to_thread(server.accept))[0] as impostor:
             impostor.sendall(bytes(36) + b"p" * 32)
@@ -215,7 +226,7 @@ async def test_many_half_open_connections_are_few_at_a_time_and_keep_nobody_out(
 
 @pytest.mark.anyio
 async def test_who_says_nothing_is_turned_away_after_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake, "PROOF_SECONDS", 0.01)
+    monkeypatch.setattr(control_module, "PROOF_SECONDS", 0.01)
     async with door() as opened:
         stranger = await Stranger.at(opened.address)
         await stranger.is_turned_away()

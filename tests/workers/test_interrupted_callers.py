@@ -112,10 +112,6 @@ async def reduce_much(strategy: MultiWorkerMirroredStrategy) -> Any:
     return await strategy.reduce("SUM", np.ones(200_000), None)
 
 
-async def update(strategy: MultiWorkerMirroredStrategy) -> Any:
-    return await strategy.extended.update(_variables[strategy], lambda v: v.assign(np.ones(3)))
-
-
 async def assign(strategy: MultiWorkerMirroredStrategy) -> Any:
     return await strategy.run(lambda: _variables[strategy].assign_add(np.ones(3)))
 
@@ -129,7 +125,7 @@ async def _make_variable(strategy: MultiWorkerMirroredStrategy) -> None:
     await strategy.reduce("SUM", 1, None)  # which carries its initial value over
 
 
-OPERATIONS = [run, run_with_a_group_of_two, run_with_a_join, reduce_much, update, assign]
+OPERATIONS = [run, run_with_a_group_of_two, run_with_a_join, reduce_much, assign]
 
 
 async def _outcomes(job: Job, operation: Operation, victim: int, shift: int, caller: Caller) -> list[Any]:
@@ -149,7 +145,7 @@ async def _sweep(operation: Operation, workers: int, victim: int, shift: int, ho
     at, interrupted = 0, True
     while interrupted:
         job = Job(*[1] * workers, answer_seconds=0.5)
-        if operation in (update, assign):
+        if operation is assign:
             assert await job.everywhere(_make_variable) == [None] * workers
         if at % 2:
             await job.check_that_it_works()  # so that there is a lane for runs already

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aiodist._workers.journal import Journal, noted_rendezvous
+from aiodist._workers.ending import Journal, noted_rendezvous
 
 
 def journal(folder: Path, *lines: str) -> Journal:

@@ -29,7 +29,7 @@ def faults() -> Mapping[str, tuple[int, str]]:
     """Faults that end the job, each in a job of its own, and the others in one, all at once: most of it is waiting."""
     jobs: dict[str, Any] = {
         "killed": [3, "fault"], "stopped": [2, "fault"], "exits": [2, "fault"],
-        "argument raises shape blocked": [3, "fault"], "stalls": [3],
+        "raises shape blocked": [3, "fault"], "stalls": [3],
     }  # fmt: skip
     with ThreadPoolExecutor() as pool:
         ended = pool.map(lambda kinds: job(*jobs[kinds], *kinds.split()), jobs)
@@ -41,7 +41,6 @@ def faults() -> Mapping[str, tuple[int, str]]:
     [
         ("killed", 3, "WorkerLostError 'worker 2 of 3 has died"),
         ("stopped", 2, "WorkerLostError 'worker 1 of 2 is stopped"),
-        ("argument", 3, "IncompleteCollectiveError 'replica 2 "),
         ("exits", 2, "IncompleteCollectiveError 'replica 1 ended without collective #1"),
         ("raises", 3, "IncompleteCollectiveError 'replica 2 ended without collective #1"),
         ("shape", 3, "CollectiveMismatchError 'replicas disagree at collective #1"),

@@ -2,7 +2,7 @@
 
     python agent.py NOTES WORKERS RANK COMMAND...
 
-NOTES is the folder of the job's journal (`aiodist._workers.journal`), and RANK the variable in which mpiexec says which
+NOTES is the folder of the job's journal (`aiodist._workers.ending`), and RANK the variable in which mpiexec says which
 worker this is. The agent is a script that imports nothing but the standard library, so that it starts at once.
 
 The worker has a session of its own, so that it can be killed with everything that it has started, and on Linux it dies
