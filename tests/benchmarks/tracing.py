@@ -54,6 +54,17 @@ def ring() -> None:
     print(f"\nThe recorder's ring: {(took - empty) * 1e9:.0f} ns a collective, whatever the number of replicas.")
 
 
+def memory() -> None:
+    """Print what a trace keeps of a call until it ends."""
+    recording = Recording()
+    tracemalloc.start()
+    with observing(recording):
+        asyncio.run(cpus(8).run(barrier, (2_000,)))
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    print(f"\nA trace keeps {kept / (8 * 2_000):.0f} bytes a call.")
+
+
 def files(folder: Path) -> None:
     """Print what a large trace takes to write, to read and to show as a page."""
 
@@ -65,11 +76,8 @@ def files(folder: Path) -> None:
     rows = []
     for size, rounds in ((8, 12_500), (1_000, 100), (10_000, 90)):
         recording = Recording()
-        tracemalloc.start()
         with observing(recording):
             asyncio.run(cpus(size).run(program, (rounds,)))
-        kept, _ = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
         recording.close()
         wrote, _ = timed(lambda kept=recording: write_trace(kept, folder / "run.json"))  # type: ignore[misc]
         read, trace = timed(lambda: read_trace(folder / "run.json"))
@@ -77,10 +85,9 @@ def files(folder: Path) -> None:
         made, page = timed(lambda trace=trace: page_of(trace, "run.json"))  # type: ignore[misc]
         file = (folder / "run.json").stat().st_size
         times = [f"{took:.1f} s" for took in (wrote, read, counted, made)]
-        sizes = [f"{nbytes / MIB:.0f} MiB" for nbytes in (kept, file)]
         page_size = f"{len(page) / MIB:.1f} MiB"
-        rows.append([f"{size:,} × {rounds:,}", sizes[0], times[0], sizes[1], *times[1:], page_size])
-    kinds = ("kept in memory", "written", "file", "read", "statistics", "page", "page's size")
+        rows.append([f"{size:,} × {rounds:,}", times[0], f"{file / MIB:.0f} MiB", *times[1:], page_size])
+    kinds = ("written", "file", "read", "statistics", "page", "page's size")
     show(("replicas × collectives", *kinds), rows)
 
 
@@ -96,4 +103,5 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
         costs(Path(name))
         ring()
+        memory()
         files(Path(name))

@@ -9,6 +9,7 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -86,27 +87,23 @@ def test_times_and_sizes_have_three_digits() -> None:
     assert {value: size(value) for value in nbytes} == nbytes
 
 
-def parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    """Return a parser, and those of its commands."""
-    below = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    return [parser, *(found for action in below for inner in action.choices.values() for found in parsers(inner))]
+def parsers(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, list[argparse.Action]]]:
+    """Yield a parser and those of its commands, each with its arguments."""
+    commands = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    yield parser, [action for action in parser._actions if action not in commands]
+    for inner in (choice for action in commands for choice in action.choices.values()):
+        yield from parsers(inner)
 
 
-def test_every_command_describes_itself_and_each_option_of_it() -> None:
-    for parser in parsers(build_parser()):
-        assert parser.description, parser.prog
-        actions = (a for a in parser._actions if not isinstance(a, argparse._SubParsersAction))
-        assert [action.dest for action in actions if not action.help] == []
-
-
-def test_options_mean_the_same_in_every_command() -> None:
+def test_every_command_and_option_describes_itself_and_options_mean_the_same_in_all() -> None:
     meanings: dict[str, set[str]] = {}
-    for parser in parsers(build_parser()):
-        for action in parser._actions:
+    for parser, actions in parsers(build_parser()):
+        assert parser.description, parser.prog
+        assert [action.dest for action in actions if not action.help] == []
+        for action in actions:
             for option in action.option_strings:
-                if option.startswith("--"):
-                    meanings.setdefault(option, set()).add(str((action.metavar, type(action).__name__)))
-    assert {option: found for option, found in meanings.items() if len(found) > 1} == {}
+                meanings.setdefault(option, set()).add(f"{action.metavar} {type(action).__name__}")
+    assert {option: found for option, found in meanings.items() if len(found) > 1 and option.startswith("--")} == {}
     assert {"--replicas", "--workers", "--ranks", "--seed", "--json"} <= set(meanings)
 
 

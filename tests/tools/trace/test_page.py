@@ -9,12 +9,11 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 
 import aiodist
-from aiodist import CollectiveError
+from aiodist import CollectiveError, ReplicaContext
 from aiodist._tools.trace.file import read_trace
 from aiodist._tools.trace.show import page_of
 from aiodist.testing import run_replicas
@@ -22,7 +21,6 @@ from tests.tools.trace.browser import CHROMIUM, Browser
 from tests.workers.simulated import Job
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: apt install chromium)")
-
 
 _FOLDER = TemporaryDirectory()
 """For pages that several tests look at; it goes when the process ends."""
@@ -41,10 +39,15 @@ def page(replicas: int, rounds: int = 4, *, name: str = "x", parts_ways: bool = 
             await ctx.all_reduce("SUM", 1.0)
         await ctx.all_reduce("MAX", 1.0)
 
-    written = Path(_FOLDER.name) / f"{replicas}-{rounds}-{len(name)}-{parts_ways}.html"
-    with suppress(CollectiveError), aiodist.trace(written.with_suffix(".json")):
+    traced = Path(_FOLDER.name) / f"{replicas}-{rounds}-{len(name)}-{parts_ways}.json"
+    with suppress(CollectiveError), aiodist.trace(traced):
         run_replicas(step, replicas)
-    written.write_text(page_of(read_trace(written.with_suffix(".json")), "run.json"))
+    return page_beside(traced)
+
+
+def page_beside(traced: Path) -> Path:
+    written = traced.with_suffix(".html")
+    written.write_text(page_of(read_trace(traced), "run.json"))
     return written
 
 
@@ -59,9 +62,9 @@ def text(browser: Browser, selector: str) -> str:
     return str(browser.js(f"document.querySelector({selector!r}).innerText"))
 
 
-def view(browser: Browser) -> tuple[float, float]:
-    begin, end = browser.js("[aiodistPage.view.begin, aiodistPage.view.end]")
-    return begin, end
+def span(browser: Browser) -> float:
+    """Return how many microseconds are seen."""
+    return float(browser.js("aiodistPage.view.end - aiodistPage.view.begin"))
 
 
 def place(browser: Browser, collective: int, replica: int) -> tuple[float, float]:
@@ -78,6 +81,7 @@ def place(browser: Browser, collective: int, replica: int) -> tuple[float, float
 
 
 def color_at(browser: Browser, x: float, y: float) -> list[int]:
+    """Return red, green and blue of a point in the window."""
     found: list[int] = browser.js(
         f"""(() => {{
           const page = aiodistPage, box = page.canvas.getBoundingClientRect();
@@ -89,21 +93,17 @@ def color_at(browser: Browser, x: float, y: float) -> list[int]:
 
 
 def test_page_needs_nothing_from_elsewhere_and_data_cannot_end_its_script() -> None:
-    made = page(2, name="</script><script>alert(1)</script><!--").with_suffix(".json")
-    written = page_of(read_trace(made), "<b>run</b>.json")
+    written = page(2, name="</script><script>alert(1)</script><!--").read_text()
     assert re.findall(r"""(?:src|href)\s*=|url\(|@import|https?://|fetch\(|import\(""", written) == []
     assert written.count("<script") == 2
     assert "<!--" not in written
-    assert "\\u003c/script>" in written
 
 
 @needs_chromium
 def test_trace_without_a_run_says_so(browser: Browser, tmp_path: Path) -> None:
-    with aiodist.trace(tmp_path / "run.json"):
+    with aiodist.trace(tmp_path / "run.json") as path:
         pass
-    (tmp_path / "page.html").write_text(page_of(read_trace(tmp_path / "run.json"), "run.json"))
-    browser.open(tmp_path / "page.html")
-    assert text(browser, "body").split("\n")[0] == "run.json"
+    browser.open(page_beside(path))
     assert "This trace has no run" in text(browser, "body")
     assert browser.js("document.querySelector('main').offsetHeight") == 0
 
@@ -129,10 +129,6 @@ def test_waits_are_shaded_and_the_disagreement_is_red_in_every_size(browser: Bro
     browser.open(page(replicas, 2, parts_ways=True))
     red, green, blue = color_at(browser, *place(browser, 1, 0))
     assert red > green > blue
-    x, y = place(browser, 1, 1 if replicas < 100 else 0)
-    browser.js("document.querySelector('#fit').click()")
-    assert browser.js("aiodistPage.view.track.lanes") == replicas
-    assert color_at(browser, x - 250, y) != [red, green, blue] or replicas > 100
     browser.press("e")
     browser.press("Escape")
     red, green, blue = color_at(browser, *place(browser, 2, 0))
@@ -141,24 +137,17 @@ def test_waits_are_shaded_and_the_disagreement_is_red_in_every_size(browser: Bro
     assert browser.js("aiodistPage.state.lane") == 1
 
 
-async def part() -> None:
-    ctx = aiodist.get_replica_context()
-    await ctx.barrier()
-    await ctx.all_reduce("SUM" if ctx.replica_id_in_sync_group == 2 else "MAX", 1.0)
-
-
 @needs_chromium
 def test_lanes_of_a_worker_are_counted_from_its_first_replica(browser: Browser, tmp_path: Path) -> None:
+    async def part(ctx: ReplicaContext) -> None:
+        await ctx.all_reduce("SUM" if ctx.replica_id_in_sync_group == 2 else "MAX", 1.0)
+
     with aiodist.trace(tmp_path / "run.json") as path:
-        asyncio.run(Job(1, 2).run(lambda _: part()))
-    written = tmp_path / "page.html"
-    written.write_text(page_of(read_trace(path), "run.json"))
-    browser.open(written)
-    assert sorted(browser.js("aiodistPage.trace.tracks.map(one => [one.base, one.lanes])")) == [[0, 1], [1, 2]]
-    assert sorted(browser.js("aiodistPage.trace.runs.map(one => [one.base, one.report.suspects])")) == [
-        [0, []],
-        [1, [1]],
-    ]
+        asyncio.run(Job(1, 2).run(part))
+    browser.open(page_beside(path))
+    lanes = "aiodistPage.trace.tracks.map(one => [one.base, one.lanes])"
+    suspects = "aiodistPage.trace.runs.map(one => [one.base, one.report.suspects])"
+    assert (sorted(browser.js(lanes)), sorted(browser.js(suspects))) == ([[0, 1], [1, 2]], [[0, []], [1, [1]]])
 
 
 @needs_chromium
@@ -173,28 +162,20 @@ def test_pointer_tells_what_is_under_it(browser: Browser) -> None:
 
 
 @needs_chromium
-def test_click_selects_and_keys_go_on(browser: Browser) -> None:
+def test_click_selects_keys_go_on_and_search_finds(browser: Browser) -> None:
     browser.open(page(4))
     browser.click(*place(browser, 1, 0))
     assert "barrier(name='x') #1" in text(browser, "#chosen")
     assert "replica 1, 1.00 s later" in text(browser, "#chosen")
     browser.press("]")
     assert "#2" in text(browser, "#chosen b")
-    assert "#2" in text(browser, "#said")
     browser.press("Enter")
-    begin, end = view(browser)
-    assert end - begin < 2e6
+    assert span(browser) < 2e6
     browser.press("Escape")
     assert browser.js("document.querySelector('#chosen').hidden") is True
     browser.press("0")
-    assert view(browser)[1] - view(browser)[0] > 8e6
-
-
-@needs_chromium
-def test_search_marks_hits_and_enter_goes_on(browser: Browser) -> None:
-    browser.open(page(4))
+    assert span(browser) > 8e6
     browser.press("/")
-    assert browser.js("document.activeElement.id") == "search"
     browser.js("document.activeElement.value = 'BARRIER'; document.activeElement.dispatchEvent(new Event('input'))")
     assert text(browser, "#found") == "4 hits"
     assert "barrier(name='x') #0" in text(browser, "#chosen")
@@ -206,14 +187,10 @@ def test_search_marks_hits_and_enter_goes_on(browser: Browser) -> None:
 def test_wheel_zooms_at_the_pointer_and_drag_and_arrows_move(browser: Browser) -> None:
     browser.open(page(4))
     x, y = place(browser, 2, 0)
-    before = view(browser)
+    before = span(browser)
     browser.mouse("mouseWheel", x, y, deltaX=0, deltaY=-300)
-    after = view(browser)
-    assert (after[1] - after[0]) / (before[1] - before[0]) == pytest.approx(1 / 2.718, rel=0.01)
+    assert span(browser) / before == pytest.approx(1 / 2.718, rel=0.01)
     assert place(browser, 2, 0)[0] == pytest.approx(x, abs=1)
-    browser.press("+")
-    browser.js("document.querySelector('#timeline').focus(); document.querySelector('#zoom-in').click()")
-    x, _ = place(browser, 2, 0)
     browser.mouse("mousePressed", 400, 400, button="left", buttons=1)
     browser.mouse("mouseMoved", 460, 400, button="left", buttons=1)
     browser.mouse("mouseReleased", 460, 400, button="left")
@@ -229,44 +206,26 @@ def test_disagreement_is_marked_and_found(browser: Browser) -> None:
     assert "> replica 1           CPU:1       all_reduce(SUM, float)" in text(browser, "#trouble pre")
     browser.js("document.querySelector('#trouble summary button').click()")
     browser.frame()
-    chosen = text(browser, "#chosen")
-    assert "replicas 0 and 2-7\nall_reduce(MAX, float) at" in chosen
-    assert "replica 1\nall_reduce(SUM, float) at" in chosen
-    assert browser.js("document.activeElement.id") == "timeline"
+    assert "replicas 0 and 2-7\nall_reduce(MAX, float) at" in text(browser, "#chosen")
+    assert "replica 1\nall_reduce(SUM, float) at" in text(browser, "#chosen")
 
 
 @needs_chromium
 def test_lanes_of_thousands_scroll(browser: Browser) -> None:
     browser.open(page(2000, 2, parts_ways=True))
-    drawn: Any = "(() => { const [a, b] = aiodistPage.view.lanes; return [a, b]; })()"
-    assert browser.js(drawn) == [0, 2000]
+    assert browser.js("aiodistPage.view.lanes") == [0, 2000]
     browser.js("document.querySelector('#stragglers tbody tr').click()")
     browser.js("document.querySelector('#timeline').focus()")
     for _ in range(3):
         browser.press("PageDown")
-    first, end = browser.js(drawn)
+    first, end = browser.js("aiodistPage.view.lanes")
     assert first > 10
     assert end - first < 200
 
 
 @needs_chromium
-def test_everything_has_a_name_and_can_be_reached_by_keys(browser: Browser) -> None:
-    browser.open(page(2))
-    named = "[...document.querySelectorAll('button, canvas:not([aria-hidden]), section, select, [role]')]"
-    has_name = "one => one.innerText || one.ariaLabel || one.closest('label')"
-    nameless = f"{named}.filter(one => !({has_name})(one)).map(one => one.outerHTML)"
-    assert browser.js(f"{nameless}.filter(html => !html.includes('hidden'))") == []
-    assert browser.js("document.querySelector('#timeline').ariaLabel").startswith("Timeline of 2 replicas, ")
-    assert browser.js("[...document.querySelectorAll('tbody tr')].every(row => row.tabIndex === 0)") is True
-    browser.js("document.querySelector('#sites tbody tr').focus()")
-    browser.press("Enter")
-    assert browser.js("aiodistPage.trace.texts.filter(aiodistPage.state.marked).length") == 1
-
-
-@needs_chromium
-@pytest.mark.parametrize(("scheme", "paper"), [("dark", [20, 23, 29]), ("light", [251, 251, 250])])
-def test_colour_scheme_is_followed(browser: Browser, scheme: str, paper: list[int]) -> None:
+@pytest.mark.parametrize(("scheme", "paper"), [("dark", "#14171d"), ("light", "#fbfbfa")])
+def test_colour_scheme_is_followed(browser: Browser, scheme: str, paper: str) -> None:
     browser.prefer(scheme)
     browser.open(page(2))
-    assert browser.js("getComputedStyle(document.body).backgroundColor") == f"rgb({', '.join(map(str, paper))})"
-    assert browser.js("aiodistPage.painter.colors.paper") == f"#{bytes(paper).hex()}"
+    assert browser.js("aiodistPage.painter.colors.paper") == paper
