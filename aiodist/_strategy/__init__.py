@@ -8,6 +8,5 @@ Modules, in order; each imports only from those above it and from lower floors:
 - `extended`: `StrategyExtended`, and hints by TensorFlow's names.
 - `warmup`: kernels compiled before they are needed.
 - `strategy`: `Strategy`, `MirroredStrategy`, the default one, and which is in force.
-- `across_workers`: what all workers do together outside of replicas, and for variables.
-- `multi_worker`: `MultiWorkerMirroredStrategy`.
+- `multi_worker`: `MultiWorkerMirroredStrategy`, and what its workers do together outside of replicas.
 """

@@ -255,9 +255,10 @@ class StrategyExtended:
         Raises:
             ReplicaContextError, TypeError, ValueError, DeviceNotFoundError: as `reduce_to`.
         """
-        return await self._reduce("extended.batch_reduce_to", reduce_op, value_destination_pairs, options)
+        results: list[Any] = await self._reduce("extended.batch_reduce_to", reduce_op, value_destination_pairs, options)
+        return results
 
-    async def _reduce(self, what: str, reduce_op: Any, pairs: Any, options: Any) -> list[Any]:
+    async def _reduce(self, what: str, reduce_op: Any, pairs: Any, options: Any) -> Any:
         def make() -> Any:
             chosen = self.communication_options.merge(arguments.options(options, None))
             operation = reduction(arguments.reduce_op(reduce_op), None, chosen.accumulate)

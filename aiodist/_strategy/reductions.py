@@ -11,9 +11,8 @@ to other workers, by way of page-locked memory (`on_host`), so results have the 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 import anyio.to_thread
@@ -27,10 +26,9 @@ from aiodist._arrays.device import DeviceType
 from aiodist._arrays.frameworks import device_type_of
 from aiodist._arrays.host import Array, HostType, host_type_of
 from aiodist._arrays.leaves import LeafMark, LeafType, Spec, describe_leaf
-from aiodist._arrays.slices import IndexedSlices
 from aiodist._arrays.values import DistributedValues, Mirrored, check_awaited
 from aiodist._collectives.execution import executor
-from aiodist._collectives.host import copied, frozen, in_native_order
+from aiodist._collectives.host import frozen, in_native_order
 from aiodist._collectives.kinds import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -42,6 +40,7 @@ from aiodist._collectives.kinds import (
     normalized_axis,
 )
 from aiodist._collectives.work import Work
+from aiodist._core.call import leaf_text
 from aiodist._runtime import requests as arguments
 from aiodist._strategy.scope import is_in_group_of_this_worker, replicas_here, replicas_of, require_cross_replica
 from aiodist._strategy.variable import Variable, as_distributed
@@ -71,9 +70,7 @@ class Operation(NamedTuple):
     """What is made of each leaf of a nest: by a collective of a kind, of leaves that ``operand`` describes."""
 
     kind: Kind
-    operand: Callable[
-        [Any, Sequence[int], bool], Operand | None
-    ]  # of a leaf, see `Combination`; None: it stays as it is
+    operand: Callable[[Any, Sequence[int], bool], Operand | None]  # of a leaf, see `Combination`; None: it stays
     op: ReduceOp | None = None
     accumulate: Accumulate = "native"
     along_axes: bool = False  # beside over the replicas
@@ -206,27 +203,32 @@ def _described(
     columns: list[Sequence[Any]] = list(zip(*map(describe_leaf, parts), strict=True))
     shapes, dtypes, marks, arrays = columns
     mark = marks[0]
-    if not _alike(marks):
-        raise _difference("must have the same type", marks, replicas, list(map(_text, marks)))
-    if not _alike(dtypes) or not getattr(dtypes[0], "isnative", True):
+    if not (_alike(dtypes) and getattr(dtypes[0], "isnative", True)):
         dtypes = [dtype.newbyteorder("=") if isinstance(dtype, np.dtype) else dtype for dtype in dtypes]
         arrays = list(map(in_native_order, arrays))
     axes = along(dtypes[0], mark, len(shapes[0]))
-    if axes is None:
-        if not _alike(shapes):
-            hint = "; to reduce ragged batches, give the axis that they differ along"
-            raise _difference("must have the same shape", shapes, replicas, shapes, hint)
-        if not _alike(dtypes):
-            raise _difference("must have the same dtype", dtypes, replicas, dtypes)
-        return Operand(arrays, shapes[0], dtypes[0], mark)
-    if not _alike(dtypes) and {np.dtype(dtype).kind for dtype in dtypes} in ({"U"}, {"S"}):
-        dtypes = [np.result_type(*dtypes)] * len(dtypes)  # strings may differ in width
-    rest = [tuple([None if place in axes else size for place, size in enumerate(shape)]) for shape in shapes]
-    if not (_alike(rest) and _alike(dtypes)):
-        rule = f"may differ along axis {axes[0] if len(axes) == 1 else axes} only"
-        shown = [f"{dtype}{list(shape)}" for dtype, shape in zip(dtypes, shapes, strict=True)]
-        raise _difference(rule, list(zip(rest, dtypes, strict=True)), replicas, shown)
-    if isinstance(mark, DeviceType):
+    rest = shapes
+    if axes is not None:
+        rest = [tuple([None if place in axes else size for place, size in enumerate(shape)]) for shape in shapes]
+        if not _alike(dtypes) and {np.dtype(dtype).kind for dtype in dtypes} in ({"U"}, {"S"}):
+            dtypes = [np.result_type(*dtypes)] * len(dtypes)  # strings may differ in width
+    if not (_alike(marks) and _alike(rest) and _alike(dtypes)):
+        kinds = list(zip(marks, rest, dtypes, strict=True))
+        other = next(place for place, kind in enumerate(kinds) if kind != kinds[0])
+        but = "; to reduce ragged batches, give the axis that they differ along"
+        if axes is not None:
+            but = f", and may differ along axis {axes[0] if len(axes) == 1 else axes} only"
+        first, second = (
+            leaf_text(
+                shapes[place], arguments.dtype_text(dtypes[place], ALL_REDUCE), arguments.array_text(marks[place])
+            )
+            for place in (0, other)
+        )
+        raise ValueError(
+            f"the components must have the same type, dtype and shape{but}; replica {replicas[0]}'s is {first}, "
+            f"replica {replicas[other]}'s is {second}"
+        )
+    if axes is None or isinstance(mark, DeviceType):
         return Operand(arrays, rest[0], dtypes[0], mark, axes)
     mark = mark if isinstance(mark, HostType) else LeafType.NUMPY_ARRAY
     return Operand(list(map(np.asarray, arrays)), rest[0], np.dtype(dtypes[0]), mark, axes)
@@ -234,28 +236,6 @@ def _described(
 
 def _alike(column: Sequence[Any]) -> bool:
     return column.count(column[0]) == len(column)
-
-
-def _difference(
-    rule: str, column: Sequence[Any], replicas: Sequence[int], shown: Sequence[Any], hint: str = ""
-) -> ValueError:
-    other = next(place for place, found in enumerate(column) if found != column[0])
-    return ValueError(
-        f"the components {rule}; replica {replicas[0]}'s is {shown[0]}, replica {replicas[other]}'s is "
-        f"{shown[other]}{hint}"
-    )
-
-
-def _text(mark: LeafMark) -> str:
-    if isinstance(mark, DeviceType):
-        return f"{mark.name} array on a GPU"
-    if isinstance(mark, HostType):
-        return f"{mark.name} array"
-    return mark or "NumPy array"
-
-
-_LOOKS = 3
-"""Turns of the event loop in which it looks whether the devices are done, before a thread waits for them."""
 
 
 # Carrying out.
@@ -272,8 +252,6 @@ class Leaf:
     def __init__(self, leaf: Any, operand: Any, goals: Sequence[str] | None) -> None:
         self.operand: Any = operand
         self._count = 1 if goals is None or leaf is None else len(goals)
-        if operand is None and goals is not None and isinstance(leaf, IndexedSlices):
-            leaf = IndexedSlices(frozen(copied(leaf.values)), frozen(copied(leaf.indices)), leaf.dense_shape)
         self._results: Sequence[Any] = [leaf] * self._count
         self.targets: tuple[int, ...] | None = None
         if operand is not None and operand.on_gpus:
@@ -302,11 +280,11 @@ def _gpu(name: str) -> int:
 
 
 class Combination:
-    """An operation on nests, checked and described, before anything is done.
+    """An operation on a nest, checked and described, before anything is done.
 
     Args:
         operation: what is made of each leaf.
-        values: the nests.
+        value: the nest; with ``destinations`` a list of nests.
         replicas: the ids of the replicas that have the components here.
         devices: the strategy's, on whose replicas' streams arrays may have been made.
         destinations: for each nest, the devices that get a result; None: the host, or the GPU of the first component.
@@ -319,7 +297,7 @@ class Combination:
     def __init__(
         self,
         operation: Operation,
-        values: Sequence[Any],
+        value: Any,
         replicas: Sequence[int],
         devices: tuple[str, ...],
         destinations: Sequence[Sequence[str]] | None = None,
@@ -328,13 +306,14 @@ class Combination:
     ) -> None:
         self._operation = operation
         self._devices = devices
-        self._leaves: list[Leaf] = []
-        self._structures: list[nests.Structure] = []
-        for number, value in enumerate(values):
-            leaves, structure = nests.flatten_with_none(value)
-            goals = None if destinations is None else destinations[number]
-            self._leaves += [Leaf(leaf, operation.operand(leaf, replicas, bare), goals) for leaf in leaves]
-            self._structures.append(structure)
+        leaves, self._structure = nests.flatten_with_none(value)
+        goals: Sequence[Sequence[str] | None] = [None] * len(leaves)
+        if destinations is not None:
+            of_nests = zip(destinations, self._structure.children(), strict=True)
+            goals = [each for each, structure in of_nests for _ in range(structure.num_leaves)]
+        self._leaves = [
+            Leaf(leaf, operation.operand(leaf, replicas, bare), each) for leaf, each in zip(leaves, goals, strict=True)
+        ]
         self.taken = [leaf for leaf in self._leaves if leaf.operand is not None]
 
     async def carry_out(self, leaves: Sequence[Leaf]) -> None:
@@ -348,7 +327,7 @@ class Combination:
             groups.setdefault((len(leaf.operand.arrays), leaf.targets), []).append(leaf)
         works: list[tuple[Work, Callable[[Any], object]]] = []
         # What is made here at once comes before devices are put to work, for it may raise.
-        for size, targets in sorted(groups, key=lambda group: group[1] is not None) if len(groups) > 1 else groups:
+        for size, targets in sorted(groups, key=lambda group: group[1] is not None):
             among = groups[size, targets]
             operands = [leaf.operand for leaf in among]
             collective, devices = self._operation.collective(operands), () if targets is None else self._devices
@@ -361,21 +340,19 @@ class Combination:
         if works:
             with CancelScope(shield=True):
                 for work, finish in reversed(works):  # devices are at work already, threads are not
-                    finish(await _waited(work))
+                    finish(await finished(work))
             await checkpoint_if_cancelled()
 
     async def _reduce_along(self, leaves: Sequence[Leaf]) -> None:
         op, accumulate = self._operation.op, self._operation.accumulate
         assert op is not None
-        operands, down = on_host([leaf.operand for leaf in leaves], self._devices)
+        operands: Sequence[Operand] = [leaf.operand for leaf in leaves]
+        down = on_host(operands, self._devices)
         if down is not None:
-            await down()
-
-        def totals() -> list[Array]:
-            return [combine_parts(op, each, parts_along(op, each, accumulate)) for each in operands]
-
-        arrays = [array for each in operands for array in each.arrays]
-        await self.lift(leaves, await _called(totals, arrays))
+            operands = await finished(down)
+        work = Work((), lambda: [combine_parts(op, each, parts_along(op, each, accumulate)) for each in operands])
+        blocks = policy.blocks(sum(array.nbytes for each in operands for array in each.arrays))
+        await self.lift(leaves, await finished(work) if blocks else work.result())
 
     async def lift(self, leaves: Sequence[Leaf], results: Sequence[Any]) -> None:
         """Give leaves their results, which are on the host; those of operands on GPUs are copied there."""
@@ -388,19 +365,17 @@ class Combination:
         if there:
             from aiodist._collectives.device import staged, transfer  # loaded where there are arrays on GPUs
 
-            arrays = [array for _, array in there]
-            columns = [[array] for array in await _called(partial(staged, arrays), arrays)]
+            columns = [[array] for array in await anyio.to_thread.run_sync(staged, [array for _, array in there])]
             marks: Any = [leaf.operand.mark for leaf, _ in there]
             targets: Any = [leaf.targets for leaf, _ in there]
-            run = transfer(marks, columns, targets, self._devices)
-            for (leaf, _), found in zip(there, await _finished(run), strict=True):
+            up = transfer(marks, columns, targets, self._devices).work(list)
+            for (leaf, _), found in zip(there, await finished(up), strict=True):
                 leaf.give(found)
             await checkpoint_if_cancelled()
 
-    def results(self) -> list[Any]:
-        """Return the nests of results."""
-        results = (leaf.result() for leaf in self._leaves)
-        return [each.unflatten(islice(results, each.num_leaves)) for each in self._structures]
+    def results(self) -> Any:
+        """Return the nest of results."""
+        return self._structure.unflatten([leaf.result() for leaf in self._leaves])
 
 
 def _give(leaves: Sequence[Leaf], result: Any) -> None:
@@ -413,79 +388,56 @@ def _give(leaves: Sequence[Leaf], result: Any) -> None:
         leaf.give(one)
 
 
-Make: TypeAlias = Callable[[], tuple[Operation, Sequence[Any], Sequence[Sequence[str]] | None]]
-"""Checks arguments, and returns an operation, nests and destinations, as `Combination` takes them."""
+Make: TypeAlias = Callable[[], tuple[Operation, Any, Sequence[Sequence[str]] | None]]
+"""Checks arguments, and returns an operation, a nest and destinations, as `Combination` takes them."""
 
 
-async def combine(strategy: Any, kind: str, make: Make, site: Any = None) -> list[Any]:
-    """Return what an operation makes of nests, over the replicas of all workers; ``site`` is where it was called."""
+async def combine(strategy: Any, kind: str, make: Make, site: Any = None) -> Any:
+    """Return what an operation makes of a nest, over the replicas of all workers; ``site`` is where it was called."""
     require_cross_replica(strategy, kind)
-    replicas = replicas_here(strategy)
-    workers: Any = replicas_of(strategy)
-    if workers.combine is None or is_in_group_of_this_worker():
-        operation, values, destinations = make()
-        combination = Combination(operation, values, replicas, strategy.extended.devices, destinations)
-        if destinations is None and not combination.taken:
-            arguments.check_not_all_none(values[0], 4)
-        await combination.carry_out(combination.taken)
-        return combination.results()
-    site = site or workers.caller()
-    doing: Awaitable[list[Any]] = workers.combine(kind, site, *make(), replicas)
-    return await doing
+    replicas, workers = replicas_here(strategy), replicas_of(strategy)
+    if workers.combine is not None and not is_in_group_of_this_worker():
+        return await workers.combine(kind, make, site, replicas)
+    operation, value, destinations = make()
+    combination = Combination(operation, value, replicas, strategy.extended.devices, destinations)
+    if destinations is None and not combination.taken:
+        arguments.check_not_all_none(value, 4)
+    await combination.carry_out(combination.taken)
+    return combination.results()
 
 
-# Waiting.
+_LOOKS = 3
+"""Turns of the event loop in which it looks whether the devices are done, before a thread waits for them."""
 
 
-async def _called(fn: Callable[[], Any], arrays: Sequence[Array]) -> Any:
-    """Call a function that reads arrays, in a worker thread where that holds up the event loop."""
-    return await anyio.to_thread.run_sync(fn) if policy.blocks(sum(array.nbytes for array in arrays)) else fn()
-
-
-async def _waited(work: Work) -> Any:
-    """Return what devices make: looked for a few times, before a thread waits for it."""
-    for _ in range(_LOOKS if work.ready is not None else 0):
-        await checkpoint()
-        if work.ready is not None and work.ready():
-            return work.result()
-    return await anyio.to_thread.run_sync(work.carry_out)
-
-
-async def _finished(run: Any) -> list[list[Any]]:
-    """Return results by leaf and taker; the devices are waited for, whoever is cancelled."""
-    found: list[list[Any]] = []
+async def finished(work: Work) -> Any:
+    """Return what a worker thread or devices make; they are waited for, whoever is cancelled."""
     with CancelScope(shield=True):
-        found.extend(await _waited(run.work(lambda by_leaf: by_leaf)))
-    return found
+        for _ in range(_LOOKS if work.ready is not None else 0):
+            await checkpoint()
+            if work.ready is not None and work.ready():
+                return work.result()
+        return await anyio.to_thread.run_sync(work.carry_out)
 
 
-def on_host(
-    operands: Sequence[Operand], devices: tuple[str, ...]
-) -> tuple[list[Operand], Callable[[], Awaitable[None]] | None]:
-    """Return operands as on the host, and what is awaited first, if any are on GPUs: it copies those.
-
-    The memory on the host is there before anything is in it: so what is wrong with it is found at the call.
-    """
+def on_host(operands: Sequence[Operand], devices: tuple[str, ...]) -> Work | None:
+    """Return the work that gives operands as on the host; None where they are there."""
     there = [operand for operand in operands if operand.on_gpus]
     if not there:
-        return list(operands), None
+        return None
     from aiodist._collectives.device import transfer  # loaded where there are arrays on GPUs
     from aiodist._gpu.steps import HOST
 
+    def landed(arrays: list[list[Any]]) -> list[Operand]:
+        found = (array for (array,) in arrays)
+        return [
+            operand._replace(arrays=[next(found) for _ in operand.arrays], mark=None) if operand.on_gpus else operand
+            for operand in operands
+        ]
+
     marks: Any = [operand.mark for operand in there for _ in operand.arrays]
-    run = transfer(marks, [[array] for operand in there for array in operand.arrays], [[HOST]] * len(marks), devices)
-    landed = (array for (array,) in run.results())
-
-    def here(operand: Operand) -> Operand:
-        if not operand.on_gpus:
-            return operand
-        return operand._replace(arrays=list(islice(landed, len(operand.arrays))), mark=LeafType.NUMPY_ARRAY)
-
-    async def down() -> None:
-        await _finished(run)
-        await checkpoint_if_cancelled()
-
-    return list(map(here, operands)), down
+    columns = [[array] for operand in there for array in operand.arrays]
+    return transfer(marks, columns, [[HOST]] * len(columns), devices).work(landed)
 
 
 # Along axes.
@@ -500,15 +452,15 @@ def parts_along(op: ReduceOp, operand: Operand, accumulate: Accumulate) -> list[
     axes, result = operand.axes, kernels.result_dtype(op, operand.dtype)
     assert axes is not None
     rule = rule_for(op, result, accumulate)
-    ordered, wide = op in (ReduceOp.MIN, ReduceOp.MAX), rule.accumulator
-    if op is ReduceOp.MEAN:
-        wide = np.promote_types(result, np.float64)
+    wide = np.promote_types(result, np.float64) if op is ReduceOp.MEAN else rule.accumulator
     parts: list[Part] = []
     for array in operand.arrays:
         count = math.prod(array.shape[axis] for axis in axes)
+        if not count and op in (ReduceOp.MIN, ReduceOp.MAX):
+            parts.append((None, 0))
+            continue
         with np.errstate(all="ignore"):  # infinities and NaN are values like others
-            empty = ordered and not count
-            parts.append((None if empty else np.asarray(rule.ufunc.reduce(array, axis=axes, dtype=wide), wide), count))
+            parts.append((np.asarray(rule.ufunc.reduce(array, axis=axes, dtype=wide), wide), count))
     return parts
 
 

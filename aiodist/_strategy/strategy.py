@@ -219,12 +219,11 @@ class Strategy(HasReplicas):
             ValueError: an unknown op; different shapes or dtypes; an axis out of range; a plain value with SUM or
                 PRODUCT on several replicas.
         """
-        (result,) = await combine(self, "strategy.reduce", self._reduction(reduce_op, value, axis))
-        return result
+        return await combine(self, "strategy.reduce", self._reduction(reduce_op, value, axis))
 
     def _reduction(self, reduce_op: Any, value: Any, axis: Any) -> Make:
         accumulate = self._extended.communication_options.accumulate
-        return lambda: (reduction(arguments.reduce_op(reduce_op, value), axis, accumulate), [value], None)
+        return lambda: (reduction(arguments.reduce_op(reduce_op, value), axis, accumulate), value, None)
 
     async def gather(self, value: Any, axis: int) -> Any:
         """Concatenate the components of a per-replica value along an axis, in replica order.
@@ -242,8 +241,7 @@ class Strategy(HasReplicas):
             TypeError: a component is not an array.
             ValueError: the axis is out of range, or the components differ in more than their size along it.
         """
-        (result,) = await combine(self, "strategy.gather", lambda: (gathering(axis), [value], None))
-        return result
+        return await combine(self, "strategy.gather", lambda: (gathering(axis), value, None))
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return the components of a nest of per-replica values: a tuple with a nest for each replica.

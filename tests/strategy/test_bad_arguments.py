@@ -84,9 +84,13 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     # reduce
     (reduced("AVG", ONE), ValueError, "expected a reduce op"),
     (reduced("SUM", both(1, 2, 3)), ValueError, "expected 2 components, one for each replica, got 3"),
-    (reduced("SUM", both(np.ones(2), np.ones(3))), ValueError, "same shape.*give the axis"),
-    (reduced("SUM", both(np.ones(2), np.ones(2, "f4"))), ValueError, "same dtype"),
-    (reduced("SUM", both(np.ones(()), np.float64(1))), ValueError, "same type"),
+    (
+        reduced("SUM", both(np.ones(2), np.ones(3))),
+        ValueError,
+        r"same type, dtype and shape.*give the axis.*replica 0's is float64\[2\], replica 1's is float64\[3\]",
+    ),
+    (reduced("SUM", both(np.ones(2), np.ones(2, "f4"))), ValueError, "must have the same type, dtype and shape"),
+    (reduced("SUM", both(np.ones(()), np.float64(1))), ValueError, r"is float64\[\], replica 1's is np.float64"),
     (reduced("SUM", both(True, False)), TypeError, "SUM of bool"),
     (reduced("MEAN", both(A > 0, B > 0), 0), TypeError, "MEAN of bool"),
     (reduced("MAX", both(1j, 2j)), TypeError, "MAX of complex"),

@@ -163,7 +163,7 @@ async def test_errors_name_replicas_by_their_ids_over_all_workers() -> None:
         if strategy is job.strategies[1]:  # whose replicas are 2 and 3, while the other one does nothing
             await strategy.reduce("SUM", PerReplica([np.ones(2), np.ones((2, 2))]), None)
 
-    assert "replica 2's is (2,), replica 3's is (2, 2)" in str((await job.everywhere(one))[1])
+    assert "replica 2's is float64[2], replica 3's is float64[2, 2]" in str((await job.everywhere(one))[1])
 
     async def run(strategy: MultiWorkerMirroredStrategy) -> None:
         await strategy.run(lambda: {get_replica_context().replica_id_in_sync_group: 1})
