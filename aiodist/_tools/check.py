@@ -99,8 +99,10 @@ def _run_check(arguments: Namespace) -> Exit:
         return _run_ranks(arguments)
     if arguments.cpu:
         raise UsageError("--cpu needs --ranks")
+    from aiodist._checking import text
     from aiodist._checking.check import Outcome, Request, check
     from aiodist._checking.target import TargetError
+    from aiodist._tools.output import print_json
 
     request = Request(
         arguments.target, arguments.replicas, arguments.schedules, arguments.seed, arguments.replay,
@@ -110,7 +112,10 @@ def _run_check(arguments: Namespace) -> Exit:
         checked = check(request, output=sys.stderr if arguments.json else None)
     except TargetError as error:
         raise UsageError(str(error)) from error
-    _print(checked, as_json=arguments.json)
+    if arguments.json:
+        print_json(text.as_json(checked))
+    else:
+        _print(checked)
     return {Outcome.AGREED: Exit.DONE, Outcome.DISAGREED: Exit.FAILED, Outcome.FAILED: Exit.RAISED}[checked.outcome]
 
 
@@ -156,13 +161,10 @@ def _print_found(text: str, fields: dict[str, Any], *, as_json: bool, is_wrong: 
         print(text)
 
 
-def _print(checked: Checked, *, as_json: bool) -> None:
+def _print(checked: Checked) -> None:
     from aiodist._checking import text
-    from aiodist._tools.output import open_console, print_json, print_report, print_table
+    from aiodist._tools.output import open_console, print_report, print_table
 
-    if as_json:
-        print_json(text.as_json(checked))
-        return
     out = open_console()
     if checked.error is not None:
         print_report(out, text.failure_text(checked))

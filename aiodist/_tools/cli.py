@@ -32,12 +32,7 @@ is 1 if the replicas end with different weights.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return the exit code: 0, 1 if what it checks does not hold, 2 for bad usage, 130 after Ctrl-C.
-
-    `check` returns 3 if the program raised an exception of its own.
-
-    Args:
-        argv: the arguments; None: those of the process.
+    """Run a command with these arguments, or the process's own; return the exit code.
 
     Raises:
         SystemExit: from argparse: code 2 with a line on what is wrong, or 0 after `--help` and `--version`.

@@ -10,8 +10,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_WIDE = 200
-
 
 class _Console(Console):
     def on_broken_pipe(self) -> NoReturn:
@@ -27,7 +25,7 @@ def open_console(*, quiet: bool = False) -> Console:
     """
     found = _Console(highlight=False, markup=False, emoji=False, quiet=quiet)
     if not found.is_terminal:
-        found.width = _WIDE
+        found.width = 200
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ import pytest
 import threadpoolctl  # type: ignore[import-untyped]
 
 import aiodist
-from aiodist._demos.language import LanguageModel, Weights, build, cross_entropy, load_topics, windows
+from aiodist._demos.language import LanguageModel, Weights, build
 from aiodist._demos.training import Adam, Clock, Learner, Plan, learning_rate, mean_times, one_blas_thread, train_on
 
 RNG = np.random.default_rng(11)
@@ -54,21 +53,7 @@ def test_gradients_are_those_of_finite_differences() -> None:
         np.testing.assert_allclose(gradients[name], value, rtol=1e-5, atol=1e-7, err_msg=name)
 
 
-def test_nats_are_minus_the_logarithm_of_the_softmax() -> None:
-    logits, targets = RNG.normal(size=(9, 5)), RNG.integers(0, 5, 9)
-    surprise, _ = cross_entropy(logits + 1e4, targets)  # whose exponentials would overflow
-    for row, target, found in zip(logits.tolist(), targets.tolist(), surprise.tolist(), strict=True):
-        assert found == pytest.approx(-math.log(math.exp(row[target]) / sum(map(math.exp, row))))
-
-
 # The text.
-
-
-def test_topics_are_a_real_text() -> None:
-    corpus = load_topics()
-    assert corpus.characters > len(corpus.train) + len(corpus.held_out) > 300_000
-    assert 80 < len(corpus.symbols) < 256
-    assert 0.08 < len(corpus.held_out) / len(corpus.train) < 0.14
 
 
 def test_every_tenth_block_is_held_out_and_repeated_paragraphs_are_dropped() -> None:
@@ -80,12 +65,6 @@ def test_every_tenth_block_is_held_out_and_repeated_paragraphs_are_dropped() -> 
     assert corpus.held_out.tolist() == blocks[9].tolist()
     assert corpus.train.tolist() == np.concatenate(blocks[:9]).tolist()
     assert corpus.decode(corpus.encode("Paragraph 7")) == "Paragraph 7"
-
-
-def test_windows_precede_their_targets() -> None:
-    inputs, targets = windows(np.arange(6), 3)
-    assert inputs.tolist() == [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
-    assert targets.tolist() == [3, 4, 5]
 
 
 # The loop.
@@ -131,30 +110,6 @@ def test_replicas_follow_the_run_without_them(replicas: int) -> None:
 def test_loss_goes_down() -> None:
     losses = trained_on(2, replace(PLAN, steps=150))[0].losses
     assert np.mean(losses[-20:]) < 0.3 * np.mean(losses[:20])
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.5])
-def test_adam_is_the_algorithm_of_its_paper(decay: float) -> None:
-    """Adam's Algorithm 1, with the decay of AdamW's Algorithm 2, one number at a time."""
-    start, history = RNG.normal(), RNG.normal(size=20).tolist()
-    optimiser, weights = Adam(np.array([decay])), np.array([start])
-    optimiser.rate = 0.01
-    weight, first, second = start, 0.0, 0.0
-    for step, gradient in enumerate(history, 1):
-        weights = weights - optimiser.change(weights, np.array([gradient]))
-        first = 0.9 * first + 0.1 * gradient
-        second = 0.999 * second + 0.001 * gradient**2
-        weight *= 1 - 0.01 * decay
-        weight -= 0.01 * (first / (1 - 0.9**step)) / (math.sqrt(second / (1 - 0.999**step)) + 1e-8)
-    assert weights.item() == pytest.approx(weight, rel=1e-12)
-
-
-@pytest.mark.parametrize("steps", [1, 2, 10, 1000])
-def test_rate_goes_up_and_down_in_straight_lines_and_is_never_zero(steps: int) -> None:
-    rates = [learning_rate(step, steps, 0.5) for step in range(steps)]
-    assert all(0 < rate <= 0.5 for rate in rates)
-    if steps == 1000:
-        assert [rates[step] for step in (0, 24, 500)] == pytest.approx([0.01, 0.25, 0.25])
 
 
 def test_last_to_arrive_tells_what_reducing_takes() -> None:

@@ -26,11 +26,10 @@ def trace(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Write the timeline of all runs that begin inside the block to a file, for Perfetto, Chrome and ``aiodist trace``.
 
     The block may enclose ``asyncio.run`` or ``trio.run``, any number of runs, or a part of a coroutine. It records the
-    runs of its own task or thread and of tasks started there; concurrent runs may have traces of their own. The file
-    is written when the block ends, also by an exception, and is complete; if it cannot be written, there is none. Read
-    it with ``aiodist trace show`` and ``aiodist trace html``, or open it in https://ui.perfetto.dev. The environment
-    variable ``AIODIST_TRACE`` with a path does the same for every run of a process. Over several workers a trace has
-    the replicas of its own process.
+    runs of its own task or thread and of tasks started there. The file is written when the block ends, also by an
+    exception, and is complete or absent. Read it with ``aiodist trace show`` and ``aiodist trace html``, or open it in
+    https://ui.perfetto.dev. The environment variable ``AIODIST_TRACE`` with a path does the same for every run of a
+    process. Over several workers a trace has the replicas of its own process.
 
     Args:
         path: the file, usually ``….json``; an existing file is replaced.

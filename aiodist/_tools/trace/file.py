@@ -27,8 +27,7 @@ from aiodist._tools.trace.recording import Arrival, Collective, Function, Record
 
 Event: TypeAlias = dict[str, Any]
 
-FORMAT = 2
-"""The version of what a trace file tells beyond the Trace Event format."""
+FORMAT = 2  # the version of what a trace file tells beyond the Trace Event format
 
 
 def check_place(path: str | os.PathLike[str]) -> Path:

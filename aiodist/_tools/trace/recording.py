@@ -107,8 +107,7 @@ class Run:
 
 # Recording it.
 
-Key: TypeAlias = tuple[int, int | None]
-"""A group's serial number, and a collective's number there, or None in place of one not known yet, a join's."""
+Key: TypeAlias = tuple[int, int | None]  # a group's serial number, and a number in it; a join has none at first
 
 
 @dataclass(eq=False, slots=True)
@@ -141,27 +140,22 @@ class Recording(Observer):
         self._closed = False
 
     def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:
-        """Begin a run."""
         with self._lock:
             if self._closed:
                 return
-            if run.clock not in self._shifts:
-                ahead = 0.0 if run.clock is time.monotonic else run.clock() - time.monotonic()
-                self._shifts[run.clock] = -ahead - self._zero
+            shift = self._shifts.setdefault(run.clock, time.monotonic() - self._zero - run.clock())
             name: str = getattr(fn, "__qualname__", type(fn).__qualname__).rpartition("<locals>.")[2]
-            begun = run.clock() + self._shifts[run.clock]
+            begun = run.clock() + shift
             begins = Run(len(self.runs) + 1, name, run.ledger.replicas[0].id, run.devices, begun, begun)
             self.runs.append(begins)
-            self._in_progress[run.ledger] = _RunInProgress(begins, run.clock, self._shifts[run.clock])
+            self._in_progress[run.ledger] = _RunInProgress(begins, run.clock, shift)
 
     def started(self, member: Member) -> None:
-        """Note when a replica's function is called."""
         found = self._in_progress.get(member.group.ledger)
         if found is not None:
             found.run.functions[member.replica_id] = Function(found.now())
 
     def reported(self, run: ObservedRun, error: CollectiveError) -> None:
-        """Note the report."""
         found = self._in_progress.get(run.ledger)
         if found is not None:
             found.run.report = {
@@ -173,7 +167,6 @@ class Recording(Observer):
             }
 
     def ended(self, member: Member, end: ReplicaState, error: BaseException | None) -> None:
-        """Note when and how a replica ended."""
         found = self._in_progress.get(member.group.ledger)
         function = None if found is None else found.run.functions.get(member.replica_id)
         if found is not None and function is not None:
@@ -181,7 +174,6 @@ class Recording(Observer):
             function.error = None if error is None else f"{type(error).__name__}: {error}"
 
     def run_ended(self, run: ObservedRun) -> None:
-        """End a run."""
         found = self._in_progress.pop(run.ledger, None)
         if found is not None:
             found.run.over = found.now()
@@ -197,7 +189,6 @@ class Recording(Observer):
     # Collectives.
 
     def posted(self, member: Member, slot: Slot) -> None:
-        """Note when a replica called a collective."""
         found = self._in_progress.get(member.group.ledger)
         if found is None or slot.number < 0:  # a group that is being made
             return
@@ -225,25 +216,22 @@ class Recording(Observer):
         return self._described.setdefault((id(call), id(code), offset), (kept, texts, _bytes_of(call)))
 
     def waits(self, member: Member, slot: Slot) -> None:
-        """Note when a replica first awaited a collective."""
         found = self._in_progress.get(slot.group.ledger)
         arrival = None if found is None else found.find(member, slot)
         if found is not None and arrival is not None and arrival.awaited is None:
             arrival.awaited = found.clock() + found.shift
 
     def resumed(self, member: Member, slot: Slot) -> None:
-        """Note when a replica resumed from a collective."""
         found = self._in_progress.get(slot.group.ledger)
         arrival = None if found is None else found.find(member, slot)
         if found is not None and arrival is not None and arrival.resumed is None:
             arrival.resumed = found.clock() + found.shift
 
     def completed(self, slot: Slot) -> None:
-        """Note when a collective was complete, and with what error; a join gets its number."""
         found = self._in_progress.get(slot.group.ledger)
         if found is None:
             return
-        key, joined = _key(slot), (slot.group.serial, None)
+        key, joined = _key(slot), (slot.group.serial, None)  # a join gets its number
         if slot.call.kind == "join" and key not in found.met and joined in found.met:
             found.met[key] = found.met.pop(joined)
             if slot.error is None:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _MOST_ROWS = 12
+# What a file that is not a trace, or a damaged one, leads to while it is read or shown:
 _BAD_FILE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-"""What a file that is not a trace, or a damaged one, leads to while it is read or shown."""
 
 
 # The commands.

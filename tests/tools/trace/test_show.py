@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import aiodist
-from aiodist import CollectiveError
+from aiodist import CollectiveError, ReplicaContext
 from aiodist._tools.cli import main
 from aiodist._tools.trace.file import read_trace
-from aiodist._tools.trace.show import ReplicaRow, count_up
+from aiodist._tools.trace.show import count_up
 from aiodist.testing import run_replicas
-from tests.tools.trace.traced import run_with_clock
+from tests.runtime.programs import mirrored, run
 
 
 @pytest.fixture
@@ -58,26 +58,27 @@ def test_terminal_gets_runs_calls_stragglers_and_the_disagreement(
     assert ["> replica 2", "CPU:2", "barrier()"] in [re.split(r"  +", line)[:3] for line in text.splitlines()]
 
 
-def rows_of(tmp_path: Path, program: Callable[[list[float]], Awaitable[None]]) -> list[ReplicaRow]:
-    """Trace a program of three replicas, each of which advances a clock while it computes."""
-    with aiodist.trace(tmp_path / "run.json"):
-        run_with_clock(program, 3)
-    return count_up(read_trace(tmp_path / "run.json")).replicas
-
-
 @pytest.mark.parametrize(("seconds", "held_up"), [((1, 1, 1), 0), ((5, 1, 1), 24)])
 def test_straggler_is_who_computes_longest_and_not_who_comes_last(
     tmp_path: Path, seconds: tuple[float, ...], held_up: float
 ) -> None:
     """Replicas compute without awaiting: the last in turn comes last."""
 
-    async def program(now: list[float]) -> None:
-        ctx = aiodist.get_replica_context()
+    now = 0.0
+
+    class Loop(asyncio.SelectorEventLoop):
+        def time(self) -> float:
+            return now
+
+    async def program(ctx: ReplicaContext) -> None:
+        nonlocal now
         for _ in range(3):
-            now[0] += seconds[ctx.replica_id_in_sync_group]
+            now += seconds[ctx.replica_id_in_sync_group]
             await ctx.barrier()
 
-    rows = {row.replica: row for row in rows_of(tmp_path, program)}
+    with aiodist.trace(tmp_path / "run.json") as path, asyncio.Runner(loop_factory=Loop) as runner:
+        runner.run(run(mirrored(3), program))
+    rows = {row.replica: row for row in count_up(read_trace(path)).replicas}
     assert {replica: row.last for replica, row in rows.items()} == {0: 0, 1: 0, 2: 3}
     assert [rows[i].held_up_seconds for i in range(3)] == pytest.approx([held_up, 0, 0])
     assert [rows[i].own_seconds for i in range(3)] == pytest.approx([3 * each for each in seconds])

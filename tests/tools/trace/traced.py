@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
@@ -76,15 +75,3 @@ def check_slices(events: list[Event]) -> None:
 def collectives(events: list[Event]) -> list[Event]:
     """Return the slices of collectives."""
     return [event for event in events if event["ph"] == "X" and event["cat"] == "collective"]
-
-
-def run_with_clock(program: Callable[[list[float]], Awaitable[None]], replicas: int) -> None:
-    """Run a replica function on a loop whose time is in the list that it gets, and which it may advance."""
-    now = [0.0]
-
-    class Loop(asyncio.SelectorEventLoop):
-        def time(self) -> float:
-            return now[0]
-
-    with asyncio.Runner(loop_factory=Loop) as runner:
-        runner.run(mirrored(replicas).run(program, (now,)))
