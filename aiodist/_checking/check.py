@@ -220,16 +220,13 @@ class Checked:
         return Outcome.DISAGREED if isinstance(self.error, CollectiveError) else Outcome.FAILED
 
 
-def check(
-    request: Request, *, output: TextIO | None = None, before: Callable[[int], object] = lambda _: None
-) -> Checked:
+def check(request: Request, *, output: TextIO | None = None) -> Checked:
     """Check a target.
 
     Args:
         request: what to check, and how.
         output: where what the target prints in its first schedule goes, its other schedules being silent; None:
             where it would go.
-        before: called with the number of each schedule before it is run.
 
     Raises:
         TargetError: it cannot be checked as requested.
@@ -240,7 +237,7 @@ def check(
             exploration = replay(subject.run, request.replay, seconds=request.seconds)
         else:
             schedules, seed, seconds = request.most_schedules(), request.seed, request.seconds
-            exploration = explore(subject.run, schedules=schedules, seed=seed, seconds=seconds, before=before)
+            exploration = explore(subject.run, schedules=schedules, seed=seed, seconds=seconds)
     held_up = tuple(sorted(subject.held_up.found.values(), reverse=True))
     checked = Checked(request, exploration, subject.statistics, held_up)
     if isinstance(checked.error, TargetError):

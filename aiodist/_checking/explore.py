@@ -272,12 +272,10 @@ def explore(
     schedules: int,
     seed: int,
     seconds: float | None,
-    before: Callable[[int], object] = lambda _: None,
 ) -> Exploration:
     """Run a program under up to that many schedules, and stop at the first that fails.
 
-    The seed is what they, and the program's own random numbers, are drawn from; ``before`` is called with the number of
-    each schedule before it is run.
+    The seed is what they, and the program's own random numbers, are drawn from.
     """
     points: defaultdict[object, list[int]] = defaultdict(list)
     swaps: defaultdict[object, list[Change]] = defaultdict(list)
@@ -290,12 +288,10 @@ def explore(
         if behind is not None:
             swaps[place].append(Change(point, behind))
 
-    before(0)
     default = run(program, Order(), seed=seed, seconds=seconds, on_point=note if schedules > 1 else None)
     if default.error is not None or not points:
         return Exploration(1, default)
     for number in range(1, schedules):
-        before(number)
         rng = random.Random(f"{seed}.{number}")  # noqa: S311
         result = run(program, _order(number, rng, points.values(), swaps.values()), seed=seed, seconds=seconds)
         if result.error is not None:

@@ -136,7 +136,6 @@ class Checked:
 def check(
     request: Request,
     schedules: int,
-    before: Callable[[int], object] = lambda _: None,
     output: IO[str] | None = None,
 ) -> Checked:
     """Run a script under some schedules until one fails; a script that leaves no choice has one.
@@ -146,11 +145,9 @@ def check(
     """
     if request.replay is not None:
         return Checked(request, _run(request, Replayed(request.replay.changes), output), 1)
-    before(0)
     outcome, number = _run(request, Order(), output), 0
     while outcome.kind == "agreed" and outcome.points and number < schedules - 1:
         number += 1
-        before(number)
         chance = random.Random(f"{request.seed} {number}")  # noqa: S311  (a schedule is no secret)
         outcome = _run(request, LastFirst() if number == 1 else Random(chance), silent=True)
     if number and outcome.kind != "agreed":

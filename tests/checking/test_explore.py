@@ -104,11 +104,9 @@ async def overlapping() -> None:
 
 
 def test_correct_program_passes_under_every_schedule() -> None:
-    announced: list[int] = []
-    found = explore(coroutine_program(overlapping), schedules=60, seed=0, seconds=20, before=announced.append)
+    found = explore(coroutine_program(overlapping), schedules=60, seed=0, seconds=20)
     assert found.error is None
     assert found.schedules == 60
-    assert announced == list(range(60))
 
 
 def test_program_without_a_choice_or_with_a_failure_in_the_default_order_has_one_schedule() -> None:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import signal
-import subprocess
 import sys
 
 import pytest
 
 from aiodist._demos import text
 from aiodist._tools.cli import main
-from tests.tools.command import behind_pipe, exit_code, in_terminal
+from tests.tools.command import exit_code, interrupt_command, run_command
 
 DIGEST = re.compile(r"\b([0-9a-f]{16})  replica (\d+)")
-LONG_RUN = ["demo", "text", "--steps", "1000000"]
-SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
@@ -79,15 +75,11 @@ def test_mismatch_shows_the_report_with_the_lines_of_the_program(capsys: pytest.
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals are POSIX here")
 def test_ctrl_c_ends_a_run_in_one_line_and_gives_the_cursor_back() -> None:
-    def interrupt(process: subprocess.Popen[bytes]) -> None:
-        process.send_signal(signal.SIGINT)
-
-    ended = in_terminal(LONG_RUN, when="bits/char", act=interrupt)
-    assert ended.code == 130
-    assert ended.last_line == "interrupted"
-    assert "\x1b[36m" in ended.output
-    assert "Error" not in ended.output
-    assert ended.output.rindex(SHOW_CURSOR) > ended.output.rindex(HIDE_CURSOR)
+    code, output, last_line = interrupt_command("demo", "text", "--steps", "1000000", when="bits/char")
+    assert (code, last_line) == (130, "interrupted")
+    assert "\x1b[36m" in output
+    assert "Error" not in output
+    assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")  # the cursor is shown again
 
 
 # On several workers.
@@ -95,11 +87,12 @@ def test_ctrl_c_ends_a_run_in_one_line_and_gives_the_cursor_back() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed")
 def test_workers_of_unequal_numbers_of_replicas_end_with_equal_weights() -> None:
-    ended = behind_pipe(["demo", "text", "--steps", "2", "--workers", "2", "--replicas", "3"])
-    assert ended.code == 0, ended.output
-    assert len(set(re.findall(r"([0-9a-f]{16})  replica \d", ended.output))) == 1
-    assert ended.output.count("  replica ") == 3
-    assert "equal in every bit" in ended.output
+    ended = run_command("demo", "text", "--steps", "2", "--workers", "2", "--replicas", "3")
+    assert ended.returncode == 0, ended.stdout
+    digests = DIGEST.findall(ended.stdout)
+    assert [replica for _, replica in digests] == ["0", "1", "2"]
+    assert len({digest for digest, _ in digests}) == 1
+    assert "equal in every bit" in ended.stdout
 
 
 def test_job_of_another_size_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

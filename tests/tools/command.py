@@ -1,34 +1,16 @@
-"""The command line as a person starts it: in this process, or in one of its own behind a pipe or in a terminal."""
+"""The command line as a person starts it: in this process, or in one of its own, and there in a terminal."""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from aiodist._tools.cli import main
 from tests.project.paths import SOURCES
-
-ESCAPES = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
-
-Action: TypeAlias = Callable[[subprocess.Popen[bytes]], None]
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a process ended, and what it had printed, standard error too."""
-
-    code: int
-    output: str
-
-    @property
-    def last_line(self) -> str:
-        """The last line with anything on it, without what moves a cursor or colours."""
-        return ESCAPES.sub("", self.output).rstrip().splitlines()[-1]
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -46,35 +28,33 @@ def exit_code(*arguments: str) -> Any:
         return end.code
 
 
-def behind_pipe(arguments: Sequence[str], *, when: str = "", act: Action | None = None) -> Ended:
-    """Run `aiodist` with its output in a pipe; `act` on the process once `when` has been printed."""
-    ours, its = os.pipe()
-    return _follow(arguments, ours, when, act, stdout=its, stderr=its)
+def run_command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `aiodist` in a process of its own, with these environment variables; all that it prints is its output."""
+    command = [sys.executable, "-m", "aiodist", *arguments]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.run(command, env=environment(**variables), text=True, check=False, **streams)  # type: ignore[call-overload, no-any-return]
 
 
-def in_terminal(arguments: Sequence[str], *, when: str = "", act: Action | None = None) -> Ended:
-    """Do the same in a terminal."""
+def interrupt_command(*arguments: str, when: str) -> tuple[int, str, str]:
+    """Run `aiodist` in a terminal, with Ctrl-C once `when` has been printed.
+
+    Returns:
+        The exit code, all that it printed, and the last line without what moves a cursor or colours.
+    """
     import pty
 
     ours, its = pty.openpty()
-    return _follow(arguments, ours, when, act, stdin=its, stdout=its, stderr=its)
-
-
-def _follow(arguments: Sequence[str], ours: int, when: str, act: Action | None, **streams: int) -> Ended:
-    command, output = [sys.executable, "-m", "aiodist", *arguments], b""
-    with subprocess.Popen(command, env=environment(), start_new_session=True, **streams) as process:  # type: ignore[call-overload]
-        os.close(streams["stdout"])
-        while chunk := _read(ours):
-            output += chunk
-            if act and when.encode() in output:
-                act(process)
-                act = None
+    output = b""
+    command = [sys.executable, "-m", "aiodist", *arguments]
+    with subprocess.Popen(command, env=environment(), stdin=its, stdout=its, stderr=its) as process:
+        os.close(its)
+        try:
+            while chunk := os.read(ours, 4096):
+                if when.encode() not in output and when.encode() in output + chunk:
+                    process.send_signal(signal.SIGINT)
+                output += chunk
+        except OSError:  # so Linux says that the last process has closed its side of a terminal
+            pass
     os.close(ours)
-    return Ended(process.returncode, output.decode())
-
-
-def _read(source: int) -> bytes:
-    try:
-        return os.read(source, 4096)
-    except OSError:  # so Linux says that the last process has closed its side of a terminal
-        return b""
+    plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", output.decode())
+    return process.returncode, output.decode(), plain.rstrip().splitlines()[-1]

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import shlex
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aiodist._tools.cli import main
-from tests.tools.command import behind_pipe, exit_code, in_terminal
+from tests.tools.command import exit_code, interrupt_command, run_command
 
 PROGRAM = '''
 """Programs to check."""
@@ -318,16 +316,12 @@ def test_process_starts_again_with_string_hashes_of_the_seed(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals are POSIX here")
 def test_interruption_ends_in_one_line() -> None:
-    def interrupt(process: subprocess.Popen[bytes]) -> None:
-        process.send_signal(signal.SIGINT)
-
-    ended = in_terminal(["check", "program.py:endless"], when="spinning", act=interrupt)
-    assert ended.code == 130
-    assert ended.last_line == "interrupted"
-    assert "Traceback" not in ended.output
+    code, output, last_line = interrupt_command("check", "program.py:endless", when="spinning")
+    assert (code, last_line) == (130, "interrupted")
+    assert "Traceback" not in output
 
 
 def test_thread_that_never_ends_does_not_keep_the_process() -> None:
-    ended = behind_pipe(["check", "program.py:waits_in_a_thread", "--replicas", "2"])
-    assert ended.code == 1
-    assert ended.output.startswith("DeadlockError: nothing can run any more")
+    ended = run_command("check", "program.py:waits_in_a_thread", "--replicas", "2")
+    assert ended.returncode == 1
+    assert ended.stdout.startswith("DeadlockError: nothing can run any more")

@@ -17,7 +17,7 @@ import pytest
 import aiodist
 from aiodist._core.text import duration, size
 from aiodist._tools.cli import build_parser, main
-from tests.tools.command import environment, exit_code
+from tests.tools.command import environment, exit_code, run_command
 from tests.torch.recorded import Job
 
 
@@ -161,8 +161,7 @@ def test_reports_are_coloured_unless_they_must_not_be(
 @pytest.mark.skipif(importlib.util.find_spec("argcomplete") is None, reason="argcomplete is not installed")
 def test_shell_completes_words() -> None:
     asked = {"COMP_LINE": "aiodist trace s", "COMP_POINT": "15", "_ARGCOMPLETE_STDOUT_FILENAME": "/dev/stdout"}
-    variables = environment(_ARGCOMPLETE="1", **asked)
-    assert subprocess.check_output([sys.executable, "-m", "aiodist"], env=variables, text=True).strip() == "show"
+    assert run_command(_ARGCOMPLETE="1", **asked).stdout.strip() == "show"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes are POSIX here")
