@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from aiodist._runtime.current import current
 from aiodist._runtime.participant import Participant
 from aiodist._strategy.reductions import COPY, Combination, combine, is_foreign_array, reduction
 from aiodist._strategy.scope import HasReplicas, Scope, replicas_here, replicas_of, require_cross_replica
-from aiodist._strategy.variable import Variable, check_equal, state_of, update_differs, updated
+from aiodist._strategy.variable import Variable, check_equal, state_of, updated
 
 # Cross-device ops by their TensorFlow names. In TensorFlow they choose an algorithm, and with it an order of additions;
 # here every reduction is a left fold in replica-id order, so they are hints, which never change a result.
@@ -154,7 +153,7 @@ class Update:
         self._check_unchanged()
         components, state = self.components, state_of(self._variable)
         if state.mirrored:
-            check_equal(components, partial(update_differs, state.spec.name))
+            check_equal(state.spec.name, components)
             components = components[:1] * len(components)
         state.put(components)
 

@@ -51,7 +51,7 @@ from aiodist._strategy.reductions import (
 )
 from aiodist._strategy.scope import Replicas, Share, require_all_workers
 from aiodist._strategy.strategy import Strategy
-from aiodist._strategy.variable import Site, State, Variable, VariableAggregation, differ, state_of, update_differs
+from aiodist._strategy.variable import Site, State, Variable, VariableAggregation, differ, state_of
 from aiodist._workers.bootstrap import in_one_thread, rendezvous
 from aiodist._workers.exchange import Agreed
 from aiodist._workers.span import RunSpan
@@ -196,7 +196,7 @@ class Workers(Replicas):
             return OverWorkers(_broadcast(state), list, lambda _, first: apply(first))
 
         def finish(values: Sequence[Array], digests: Any) -> Any:
-            _check_equal(digests, partial(differ, spec.name))
+            _check_equal(digests, spec.name)
             return apply(values[0])
 
         return OverWorkers(_OF_DIGESTS, _digests, finish)
@@ -276,11 +276,11 @@ def _put(state: State, local: int, values: Sequence[Array], result: Any) -> None
     state.put([frozen(first)] * local)
 
 
-def _check_equal(digests: Any, error: Callable[[int], Exception]) -> None:
+def _check_equal(digests: Any, name: str) -> None:
     each = np.asarray(digests).reshape(-1, _DIGEST)
     odd = np.flatnonzero((each != each[0]).any(axis=1))
     if odd.size:
-        raise error(int(odd[0]))
+        raise differ(name, int(odd[0]))
 
 
 def _digests(values: Sequence[Array | None]) -> list[Array | None]:
@@ -298,7 +298,7 @@ def _digest(value: Array) -> Array:
 
 def _compare(name: str, components: Sequence[Array], agreed: Agreed) -> Steps[None]:
     digests = yield from agreed.move(_OF_DIGESTS, _digests(components))
-    _check_equal(digests, partial(update_differs, name))
+    _check_equal(digests, name)
 
 
 # Steps of a dataset, of which each worker has a pipeline of its own.

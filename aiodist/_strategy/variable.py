@@ -34,7 +34,7 @@ from aiodist._collectives.execution import executor
 from aiodist._collectives.host import copied, fold, frozen
 from aiodist._collectives.kinds import ALL_REDUCE, Collective
 from aiodist._collectives.work import Work
-from aiodist._core.call import Call, OrderCheck, place
+from aiodist._core.call import Call, OrderCheck, leaf_text, place
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.ledger import Group, Member
 from aiodist._runtime import requests as arguments
@@ -106,25 +106,27 @@ def _initial(value: Any, dtype: Any) -> Array:
     wanted = (given.dtype if dtype is None else np.dtype(dtype)).newbyteorder("=")
     if wanted.kind != "b":
         kernels.result_dtype(ReduceOp.SUM, wanted)  # whatever can be summed can be held
-    _check_kind("a variable", value, given, wanted)
-    return frozen(copied(_as_array(value, "a variable", wanted)))
+    return frozen(copied(_cast("a variable", value, given, wanted)))
 
 
-def _as_array(value: Any, what: str, dtype: np.dtype[Any] | None = None) -> Array:
+def _as_array(value: Any, what: str) -> Array:
     check_unmasked(value, "for a variable")
     foreign = host_type_of(value)
-    array = np.asarray(value if foreign is None else foreign.view(value), dtype)
+    array = np.asarray(value if foreign is None else foreign.view(value))
     if array.dtype.kind not in _LADDER:
         raise TypeError(f"{what} expects an array of numbers, or a number, got {array.dtype}: {reprlib.repr(value)}")
     return array
 
 
-def _check_kind(what: str, value: Any, given: Array, dtype: np.dtype[Any]) -> None:
-    """Allow what NumPy allows in place, a Python int for an unsigned variable, and bfloat16 among floats."""
+def _cast(what: str, value: Any, given: Array, dtype: np.dtype[Any]) -> Array:
+    """Cast as NumPy does in place; a Python int to an unsigned integer, too, and bfloat16 like other floats."""
+    if given.dtype == dtype and given.dtype.isnative:
+        return given
     rank, wanted = _LADDER[given.dtype.kind], _LADDER.get(dtype.kind, -1)
-    to_unsigned = (given.dtype.kind, dtype.kind) == ("i", "u") and isinstance(value, (np.ndarray, np.generic))
-    if rank > wanted or to_unsigned:
+    is_python = not isinstance(value, (np.ndarray, np.generic))
+    if rank > wanted or ((given.dtype.kind, dtype.kind) == ("i", "u") and not is_python):
         raise TypeError(f"{what} expects values that fit {dtype}, got {given.dtype}; cast them: value.astype(...)")
+    return np.asarray(value if given.dtype.kind == "i" and is_python and host_type_of(value) is None else given, dtype)
 
 
 _CHANGES = {"assign_add": np.add, "assign_sub": np.subtract}
@@ -147,19 +149,16 @@ def updated(method: str, old: Array, value: Array, *, fresh: bool = False) -> Ar
 def _check_aggregation(aggregation: VariableAggregation, dtype: np.dtype[Any]) -> None:
     op = aggregation.reduce_op
     if op is ReduceOp.MEAN and dtype.kind in "iu":
-        raise ValueError(
-            f"aggregation MEAN needs a variable of floating-point numbers, got {dtype}: integers have no exact mean; "
-            "pass dtype=np.float64, or aggregate by SUM and divide where it is read"
-        )
+        raise ValueError(f"aggregation MEAN needs a variable of floating-point numbers, got {dtype}: pass dtype=...")
     if op is not None:
         kernels.result_dtype(op, dtype)
 
 
-def check_equal(values: Sequence[Array], error: Callable[[int], Exception]) -> None:
-    """Check that arrays of one shape hold the same values; one NaN is like another."""
+def check_equal(name: str, values: Sequence[Array], first: int = 0) -> None:
+    """Check that a variable's replicas, of which ``first`` is the first, get the same; one NaN is like another."""
     for position, value in enumerate(values):
         if not _equal(value, values[0]):
-            raise error(position)
+            raise differ(name, first + position, first)
 
 
 def _equal(a: Array, b: Array) -> bool:
@@ -167,20 +166,12 @@ def _equal(a: Array, b: Array) -> bool:
 
 
 def differ(name: str, replica_id: int, first: int = 0) -> ValueError:
-    """Return the error for replicas that assign different values to a mirrored variable without an aggregation."""
+    """Return the error for an assignment that would give a mirrored variable different components."""
     return ValueError(
-        f"replicas assigned different values to the mirrored variable {name!r}, whose aggregation is NONE: "
-        f"replica {replica_id}'s is not replica {first}'s. Give the variable an aggregation ('sum', 'mean' or "
-        "'only_first_replica'), assign what a collective returned, or make it synchronization='on_read'"
-    )
-
-
-def update_differs(name: str, replica_id: int) -> ValueError:
-    """Return the error for an update that would give a mirrored variable different components."""
-    return ValueError(
-        f"the update gives the components of the mirrored variable {name!r} different values: component "
-        f"{replica_id} is not component 0; reduce its arguments first, e.g. with `await "
-        "extended.reduce_to(op, value, variable)`, or make the variable synchronization='on_read'"
+        f"the mirrored variable {name!r} would get different values: replica {replica_id}'s is not replica {first}'s. "
+        "Assign what a collective or `await extended.reduce_to(op, value, variable)` returned; give the variable an "
+        "aggregation ('sum', 'mean' or 'only_first_replica') for what replicas assign; or make it "
+        "synchronization='on_read'"
     )
 
 
@@ -208,6 +199,17 @@ class Spec(NamedTuple):
     aggregation: VariableAggregation
 
     @property
+    def mirrored(self) -> bool:
+        """Whether it has the same value on every replica."""
+        return self.synchronization is VariableSynchronization.ON_WRITE
+
+    def __str__(self) -> str:
+        how = "mirrored" if self.mirrored else "sync-on-read"
+        what = leaf_text(self.shape, self.dtype.name, "array")
+        trainable = "" if self.trainable else ", not trainable"
+        return f"{self.name!r}: {what}, {how}, aggregation {self.aggregation.name}{trainable}"
+
+    @property
     def value(self) -> ValueSpec:
         """What a value of it is to a collective."""
         return ValueSpec((self.shape,), (self.dtype,), (None,), single=True)
@@ -224,7 +226,7 @@ class Spec(NamedTuple):
         if op is not None:
             return frozen(fold(op, values, None, accumulate))
         if self.aggregation is VariableAggregation.NONE:
-            check_equal(values, lambda position: differ(self.name, first + position, first))
+            check_equal(self.name, values, first)
         return values[0]
 
 
@@ -247,39 +249,28 @@ class _Creations:
     def __init__(self, group: Group) -> None:
         self.counts = [0] * len(group.members)
         self._compares_places = group.ledger.order_check is not OrderCheck.SIGNATURE
-        self._unfinished: dict[int, list[Any]] = {}  # the variable, its spec and site; how many have not created it yet
+        self._made: list[tuple[Any, Spec, Site]] = []
 
     def next(self, spec: Spec, site: Site, make: Callable[[], Any]) -> Any:
         """Return the next variable of a replica, made here unless another replica has created it already."""
         number = self.counts[site.position]
-        found = self._unfinished.get(number)
-        if found is None:
-            found = self._unfinished[number] = [make(), spec, site, len(self.counts)]
-        elif difference := self._difference(found[1], found[2], spec, site):
+        if number == len(self._made):
+            self._made.append((make(), spec, site))
+        variable, theirs, there = self._made[number]
+        apart = (
+            self._compares_places
+            and not site.named
+            and (place(site.code, site.offset)[:3] != place(there.code, there.offset)[:3])
+        )
+        if apart or spec != theirs:
             raise ValueError(
-                f"replicas create different variables as their #{number}: {difference}. Every replica must create the "
-                "same variables in the same order; create them under strategy.scope(), or outside of branches on a "
-                "replica's own data"
+                f"replicas create different variables as their #{number}: {there} creates {theirs}; {site} creates "
+                f"{spec}. Every replica must create the same variables in the same order: create them under "
+                "strategy.scope(), or outside of branches on a replica's own data. Where two places are meant to be "
+                "one variable, give both the same name"
             )
         self.counts[site.position] += 1
-        found[3] -= 1
-        if not found[3]:
-            del self._unfinished[number]
-        return found[0]
-
-    def _difference(self, theirs: Spec, their_site: Site, mine: Spec, my_site: Site) -> str | None:
-        for field, own, other in zip(Spec._fields, mine, theirs, strict=True):
-            if own != other:
-                return f"{field} is {_text(other)} for {their_site}, {_text(own)} for {my_site}"
-        if my_site.named or not self._compares_places:
-            return None
-        if place(my_site.code, my_site.offset)[:3] == place(their_site.code, their_site.offset)[:3]:
-            return None
-        return f"{their_site}, {my_site}; where the places are meant to be one variable, give both the same name"
-
-
-def _text(value: object) -> str:
-    return repr(value) if type(value) is str else str(value)
+        return variable
 
 
 _creations: WeakKeyDictionary[Group, _Creations] = WeakKeyDictionary()
@@ -323,7 +314,7 @@ class State:
 
     def __init__(self, spec: Spec, strategy: Any, components: Sequence[Array]) -> None:
         self.spec = spec
-        self.mirrored = spec.synchronization is VariableSynchronization.ON_WRITE
+        self.mirrored = spec.mirrored
         self.strategy = strategy
         self.subject = str(next(_numbers))
         self.requests: dict[tuple[str, str | None], Request] = {}
@@ -338,11 +329,10 @@ class State:
     def present(self) -> list[Array]:
         """Return the components."""
         if not self._components:
-            inside = isinstance(current.get(), Participant)
-            how = "with any awaited call of the strategy, e.g. `await strategy.run(fn)`"
             raise ReplicaContextError(
                 f"the variable {self.spec.name!r} gets replica 0's initial value, which has not come yet; wait for it "
-                f"before the variable is used, {'e.g. with `await ctx.barrier()`' if inside else how}"
+                "before the variable is used: in a replica e.g. with `await ctx.barrier()`, outside with any awaited "
+                "call, e.g. `await strategy.run(fn)`"
             )
         return self._components
 
@@ -352,8 +342,7 @@ class State:
         if not self.mirrored and self._replicas.sharing is not None:
             raise ValueError(
                 f"the sync-on-read variable {self.spec.name!r} has components on other workers, which a read cannot "
-                "wait for; outside a replica write `await strategy.reduce(op, variable, axis=None)`, or look at "
-                "variable.values"
+                "wait for; write `await strategy.reduce(op, variable, axis=None)`"
             )
         if self.mirrored or len(components) == 1:
             return components[0]
@@ -366,16 +355,16 @@ class State:
 
     def converted(self, value: Any) -> Array:
         """Return a value that is assigned, as an array of the variable's shape and dtype; maybe the value itself."""
-        shape, dtype, what = self.spec.shape, self.spec.dtype, f"the variable {self.spec.name!r}"
+        shape, dtype = self.spec.shape, self.spec.dtype
         if type(value) is np.ndarray and value.shape == shape and value.dtype is dtype:
             return value
+        what = f"the variable {self.spec.name!r}"
         given = _as_array(value, what)
         if given.shape != shape:
             raise ValueError(
                 f"{what} has the shape {shape}, and nothing is broadcast; got a value of shape {given.shape}"
             )
-        _check_kind(what, value, given, dtype)
-        return given if given.dtype == dtype and given.dtype.isnative else _as_array(value, what, dtype)
+        return _cast(what, value, given, dtype)
 
     # Assignments in replicas.
 
@@ -439,9 +428,15 @@ class State:
 
     def assign_outside(self, variable: Variable, method: str, value: Any) -> None:
         """Assign outside of replicas, at once; see `Variable.assign`."""
-        spec, size = self.spec, len(self.present())
+        spec, size, share = self.spec, len(self.present()), self._replicas.share
         if self.mirrored and self._replicas.sharing is not None:
-            self._check_same_everywhere(method, value)
+            require_all_workers()
+            if isinstance(value, PerReplica):
+                raise ValueError(
+                    f"{method} outside a replica takes no per-replica value where the mirrored variable {spec.name!r} "
+                    "has components on other workers, which it cannot wait for: write "
+                    f"`variable.{method}(await strategy.reduce(op, value, axis=None))`"
+                )
         if isinstance(value, DistributedValues) and len(value.values) != size:
             raise ValueError(
                 f"the variable {spec.name!r} has {size} components, one for each replica, got a "
@@ -450,35 +445,21 @@ class State:
         if isinstance(value, Mirrored):
             value = value.values[0]  # a copy for each replica of one value, not what each of them would assign
         is_one = not isinstance(value, DistributedValues)
-        if self.mirrored and is_one:
-            self._apply(variable, method, self.converted(value))
-            return
-        each, share = [self.converted(one) for one in ((value,) if is_one else value.values)], self._replicas.share
+        each = [self.converted(one) for one in ((value,) if is_one else value.values)]
         if self.mirrored:
-            self._apply(variable, method, spec.aggregate(each, first=share.mine.start))
+            self._apply(variable, method, each[0] if is_one else spec.aggregate(each, first=share.mine.start))
             return
         if method != "assign" and spec.aggregation is VariableAggregation.SUM and self.strategy is not None:
             raise ValueError(
                 f"{method} outside a replica is not for the sync-on-read variable {spec.name!r}, whose aggregation is "
-                f"SUM: with {size} components it is not clear whether the value counts once or for each. Call "
-                f"{method} in a replica, or assign(variable.read_value() ± value)"
+                f"SUM: it is not clear whether the value counts once or for each component. Call {method} in a "
+                "replica, or assign(variable.read_value() ± value)"
             )
         if is_one and method == "assign":
             each = _parts(spec.aggregation, each[0], share.replicas)[share.mine.start : share.mine.stop]
         elif is_one:
             each *= size
         self.put([updated(method, *pair) for pair in zip(self.present(), each, strict=True)])
-
-    def _check_same_everywhere(self, method: str, value: Any) -> None:
-        """Check that what is assigned can be the same on all workers."""
-        require_all_workers()
-        if isinstance(value, PerReplica):
-            raise ValueError(  # noqa: TRY004  (the type is right elsewhere, and this value is not)
-                f"{method} outside a replica is not for a per-replica value where the mirrored variable "
-                f"{self.spec.name!r} has components on other workers, which it cannot wait for: the other replicas' "
-                f"values are there. Write `variable.{method}(await strategy.reduce(op, value, axis=None))`, or "
-                f"{method} in a replica"
-            )
 
 
 _numbers = itertools.count()
@@ -492,19 +473,14 @@ class Variable(ArrayLike):
     """State of a strategy, with one component for each replica. It can be used as an array.
 
     A **mirrored** variable (``synchronization`` "auto" or "on_write") has the same value on every replica. A
-    **sync-on-read** variable ("on_read") has a value on each replica, and reading it outside of replicas combines them
-    by ``aggregation``.
+    **sync-on-read** variable ("on_read") has a value on each replica. A read in a replica gives the replica's own
+    component, elsewhere the aggregate. An assignment in a replica is awaited, elsewhere it is not::
 
-    A read in a replica gives the replica's own component, elsewhere the aggregate. An assignment in a replica is
-    awaited, elsewhere it is not::
-
-        await variable.assign_add(x)      # in a replica; for a mirrored variable this is a collective, which
-                                          # aggregates the replicas' values
+        await variable.assign_add(x)      # in a replica; for a mirrored variable a collective
         variable.assign_add(x)            # anywhere else
 
-    A variable that is created under a scope belongs to that strategy; without a scope it belongs to the default
-    strategy, and has one component. In a replica function every replica creates the same variables in the same order;
-    each is made once, with replica 0's initial value, and all replicas get the same object.
+    A variable belongs to the strategy under whose scope it is created. In a replica function every replica creates the
+    same variables in the same order; each is made once, with replica 0's initial value, for all replicas.
 
     Args:
         initial_value: an array or number, or a function that returns one. It is copied.
@@ -541,9 +517,7 @@ class Variable(ArrayLike):
         value = _initial(initial_value() if callable(initial_value) else initial_value, dtype)
         how, combined = VariableSynchronization(synchronization), VariableAggregation(aggregation)
         if how is VariableSynchronization.NONE:
-            raise ValueError(
-                "synchronization NONE is for variables of no strategy; use 'auto', 'on_write' or 'on_read'"
-            )
+            raise ValueError("synchronization NONE is for variables of no strategy; use 'on_write' or 'on_read'")
         if how is VariableSynchronization.AUTO:
             how = VariableSynchronization.ON_WRITE
         _check_aggregation(combined, value.dtype)
@@ -578,9 +552,7 @@ class Variable(ArrayLike):
         return variable
 
     def __repr__(self) -> str:
-        shape = ", ".join(map(str, self.shape))
-        how = "mirrored" if self._state.mirrored else "sync-on-read"
-        return f"<Variable {self.name!r}: {self.dtype.name}[{shape}], {how}, aggregation {self.aggregation.name}>"
+        return f"<Variable {self._state.spec}>"
 
     @property
     def name(self) -> str:
@@ -655,13 +627,13 @@ class Variable(ArrayLike):
     def assign(self, value: Any, *, name: str | None = None) -> Any:
         """Assign a value.
 
-        In a replica the call returns an awaitable, whose await gives the variable. For a mirrored variable this is a
-        collective: the replicas' values are aggregated; with aggregation NONE they must be equal. For a sync-on-read
-        variable the call changes the replica's own component at once.
+        In a replica the call returns an awaitable, which gives the variable. For a mirrored variable it is a collective
+        that aggregates the replicas' values; with aggregation NONE they must be equal. For a sync-on-read variable the
+        call changes the replica's own component at once.
 
-        Outside of replicas the call takes effect at once and returns the variable, which may be awaited: a step that
-        was written for replicas can be called directly. A sync-on-read variable with SUM gets components that add up to
-        the value. A `Mirrored` is one value; a `PerReplica` stands for what the replicas would assign.
+        Outside of replicas the call takes effect at once and returns the variable, which may be awaited. A sync-on-read
+        variable with SUM gets components that add up to the value. A `Mirrored` is one value; a `PerReplica` stands for
+        what the replicas would assign.
 
         Args:
             value: an array or number of the variable's shape; nothing is broadcast.
@@ -677,12 +649,11 @@ class Variable(ArrayLike):
         return self._assign("assign", value, name, _getframe(1))
 
     def assign_add(self, value: Any, *, name: str | None = None) -> Any:
-        """Add a value; to a mirrored variable, the aggregate of the replicas' values. Otherwise as `assign`.
+        """Add a value; to a mirrored variable, the aggregate of the replicas' values.
 
         Raises:
-            ValueError: as `assign`; also outside of replicas for a sync-on-read variable with SUM, because it is not
-                clear whether the value counts once or for each replica.
-            CollectiveError, OverflowError, ReplicaContextError, TypeError: as `assign`.
+            ValueError: as `assign`; also outside of replicas for a sync-on-read variable with SUM.
+            Exception: as `assign`.
         """
         return self._assign("assign_add", value, name, _getframe(1))
 
@@ -712,28 +683,10 @@ class Variable(ArrayLike):
         yield from ()
         return self
 
-    # Copying.
-
-    def __copy__(self) -> Self:
-        """Return another variable of the same strategy with the same value, as `copy.deepcopy` does.
-
-        Raises:
-            ReplicaContextError: called in a replica, where each would make a variable of its own.
-        """
-        if isinstance(current.get(), Participant):
-            raise ReplicaContextError(
-                f"the variable {self.name!r} was copied in a replica, where each replica would make another variable; "
-                "copy it outside, or write Variable(variable.read_value()), which replicas make together"
-            )
-        return self._made(State(self._state.spec, self._state.strategy, self._state.present()))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self.__copy__()
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:  # copies, too, come by here
         raise TypeError(
-            f"the variable {self.name!r} cannot be pickled: it belongs to a strategy, which lives in one process. "
-            "Pickle its value, variable.numpy(), and create a variable of that, or assign it, under a scope"
+            f"the variable {self.name!r} cannot be copied or pickled: it belongs to a strategy. Copy its value, "
+            "variable.numpy(), and create a variable of that under a scope"
         )
 
 

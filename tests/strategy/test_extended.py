@@ -130,7 +130,7 @@ async def test_update_that_raises_changes_nothing() -> None:
 
     calls: list[Any] = [
         (fn, (PerReplica([2.0, 3.0]),), pytest.raises(LookupError)),
-        (fn, (PerReplica([2.0, 4.0]),), pytest.raises(ValueError, match="different values: component 1")),
+        (fn, (PerReplica([2.0, 4.0]),), pytest.raises(ValueError, match="different values: replica 1's")),
         (lambda _: v.assign(1.0) and None, (), pytest.raises(RuntimeError, match="was assigned to while it was upd")),
     ]
     for update, arguments, error in calls:

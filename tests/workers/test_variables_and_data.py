@@ -106,7 +106,7 @@ async def test_different_values_without_aggregation_are_refused_everywhere() -> 
     for layout in [(2, 1, 1), (1, 3), (4,)]:
         for outcome in await Job(*layout).run(program):
             assert isinstance(outcome, ValueError)
-            assert "mirrored variable 'v', whose aggregation is NONE: replica 2's is not replica 0's" in str(outcome)
+            assert "mirrored variable 'v' would get different values: replica 2's is not replica 0's" in str(outcome)
 
 
 async def test_sync_on_read_variable_is_reduced_and_not_read_outside() -> None:
@@ -190,7 +190,9 @@ async def test_update_of_a_mirrored_variable_is_the_same_on_all_workers_or_an_er
         v = await _variable(strategy)
         await strategy.extended.update(v, lambda component, x: component.assign_add(x), (np.ones(2),))
         own = PerReplica([np.full(2, i) for i in range(first_of(strategy), first_of(strategy) + len(v.values))])
-        with pytest.raises(ValueError, match="mirrored variable 'v' different values: component 1 is not component 0"):
+        with pytest.raises(
+            ValueError, match="mirrored variable 'v' would get different values: replica 1's is not replica 0's"
+        ):
             await strategy.extended.update(v, lambda component, x: component.assign(x), (own,))
         return v.numpy().tolist(), int(await strategy.reduce("MAX", 3, None))
 
