@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
@@ -35,11 +36,8 @@ program raised an exception of its own, 130 after Ctrl-C.
 _EXPLAIN = """\
 Read the dumps that PyTorch's flight recorder has written, one per rank, and say which rank is at which collective of
 which process group, and where they differ. A dump is a pickle or JSON, and its name ends in the rank, as in
-nccl_trace_rank_3 and 3.json. PyTorch is not needed, and nothing in a dump is run.
-"""
-_EXPLAIN_CODES = """\
-Exit codes: 0 if the ranks agree and none waits, 1 if they do not or some wait, 2 for bad usage or a file that is not a
-dump.
+nccl_trace_rank_3 and 3.json. PyTorch is not needed, and nothing in a dump is run. Exit codes: 0 if the ranks agree and
+none waits, 1 if they do not or some wait, 2 for bad usage or a file that is not a dump.
 """
 
 
@@ -68,9 +66,8 @@ def add_check(commands: _SubParsersAction[ArgumentParser]) -> None:
 def add_explain(commands: _SubParsersAction[ArgumentParser]) -> None:
     """Add the `explain` command."""
     explain = commands.add_parser(
-        "explain", help="say why a torch.distributed job hangs, from its flight recorder dumps",
-        description=_EXPLAIN, epilog=_EXPLAIN_CODES,
-    )  # fmt: skip
+        "explain", help="say why a torch.distributed job hangs, from its flight recorder dumps", description=_EXPLAIN
+    )
     explain.add_argument("dumps", metavar="DUMP", nargs="+", type=Path, help="a dump, or a folder of them")
     explain.add_argument(
         "--ranks", "--world-size", type=positive, metavar="N", dest="world_size",
@@ -102,7 +99,6 @@ def _run_check(arguments: Namespace) -> Exit:
     from aiodist._checking import text
     from aiodist._checking.check import Outcome, Request, check
     from aiodist._checking.target import TargetError
-    from aiodist._tools.output import print_json
 
     request = Request(
         arguments.target, arguments.replicas, arguments.schedules, arguments.seed, arguments.replay,
@@ -113,7 +109,7 @@ def _run_check(arguments: Namespace) -> Exit:
     except TargetError as error:
         raise UsageError(str(error)) from error
     if arguments.json:
-        print_json(text.as_json(checked))
+        print(json.dumps(text.as_json(checked), indent=2))
     else:
         _print(checked)
     return {Outcome.AGREED: Exit.DONE, Outcome.DISAGREED: Exit.FAILED, Outcome.FAILED: Exit.RAISED}[checked.outcome]
@@ -151,10 +147,10 @@ def _run_explain(arguments: Namespace) -> Exit:
 
 
 def _print_found(text: str, fields: dict[str, Any], *, as_json: bool, is_wrong: bool) -> None:
-    from aiodist._tools.output import open_console, print_json, print_report
+    from aiodist._tools.output import open_console, print_report
 
     if as_json:
-        print_json(fields)
+        print(json.dumps(fields, indent=2))
     elif is_wrong:
         print_report(open_console(), text)
     else:

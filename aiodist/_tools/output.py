@@ -1,10 +1,9 @@
-"""What commands print: on one console, with one style of tables, reports and JSON."""
+"""What commands print: on one console, with one style of tables and reports."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rich.console import Console
 from rich.table import Table
@@ -52,8 +51,3 @@ def print_report(console: Console, text: str) -> None:
     for number, line in enumerate(text.splitlines()):
         style = "bold red" if number == 0 else "red" if line.startswith(">") else ""
         console.print(Text(line, style), soft_wrap=True)
-
-
-def print_json(value: Any) -> None:
-    """Print a value as JSON."""
-    print(json.dumps(value, indent=2))

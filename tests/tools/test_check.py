@@ -159,7 +159,6 @@ def check(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str]:
     [
         ("program.py:train --replicas 4", 0, "4 replicas agreed in 4 collectives, in 20 schedules."),
         ("program.py:Trainer.step --replicas 2", 0, "2 replicas agreed in 1 collective, in 20 schedules."),
-        ("program.py:main", 0, "2 replicas agreed in 8 collectives in 2 runs, in 20 schedules."),
         ("package.module:inner --replicas 2", 0, "2 replicas agreed in 4 collectives"),
         ("program.py:train --replicas 1", 0, "1 replica agreed in 4 collectives, in 1 schedule (it leaves no choice)."),
         ("script.py:step --schedules 2", 0, "2 replicas agreed in 8 collectives in 2 runs, in 2 schedules."),
@@ -176,7 +175,7 @@ def check(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str]:
         ),
         ("program.py:fails --replicas 3", 3, "LookupError: no such key"),
         ("program.py:exits -- 7", 3, "SystemExit: 7\nthe target ended with exit code 7\n\nFound"),
-        ("broken.py:main", 3, "ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
+        ("broken:main", 3, "import no_such_module_anywhere\nModuleNotFoundError: No module named"),
     ],
 )
 def test_check_ends_with_a_code(capsys: pytest.CaptureFixture[str], line: str, code: int, said: str) -> None:
@@ -270,11 +269,6 @@ def test_own_exception_is_shown_as_python_shows_it_without_our_frames(
     assert output.startswith(
         f'  File "{folder}/unfinished.py", line 1\n    def main(:\n             ^\nSyntaxError: invalid syntax\n'
     )
-    _, output = check(capsys, "broken:main")
-    assert output.startswith(
-        f'Traceback (most recent call last):\n  File "{folder}/broken.py", line 1, in <module>\n'
-        "    import no_such_module_anywhere\nModuleNotFoundError"
-    )
 
 
 def test_json_tells_the_same(capsys: pytest.CaptureFixture[str]) -> None:
@@ -282,8 +276,7 @@ def test_json_tells_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr()
     assert printed.err == "rate 0.5\n" * 2
     agreed = json.loads(printed.out)
-    assert agreed["outcome"] == "agreed"
-    assert [agreed[key] for key in ("replicas", "runs", "seed", "schedules")] == [2, 1, 0, 4]
+    assert [agreed[key] for key in ("outcome", "replicas", "runs", "seed", "schedules")] == ["agreed", 2, 1, 0, 4]
     assert [site["kind"] for site in agreed["collectives"]] == ["all_reduce", "all_gather"]
     assert agreed["collectives"][0]["last_to_come"] == {"1": 3}
 

@@ -64,10 +64,7 @@ def test_help_and_version_are_printed(capsys: pytest.CaptureFixture[str], argume
 
 def test_command_line_loads_nothing_heavy_before_it_knows_what_to_do() -> None:
     program = "import aiodist._tools.cli, sys; print({'rich', 'sklearn', 'numba', 'trio'} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment(), stdout=subprocess.PIPE, text=True, check=True
-    )
-    assert done.stdout == "set()\n"
+    assert subprocess.check_output([sys.executable, "-c", program], env=environment()) == b"set()\n"
 
 
 def test_characters_that_the_encoding_lacks_become_question_marks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,8 +73,7 @@ def test_characters_that_the_encoding_lacks_become_question_marks(monkeypatch: p
     monkeypatch.setattr("aiodist._demos.mismatch.BEFORE", "→")
     assert main(["demo", "mismatch"]) == 0
     out.seek(0)
-    printed = out.read()
-    assert printed.startswith("?\n")
+    assert out.read().startswith("?\n")
 
 
 def test_times_and_sizes_have_three_digits() -> None:
@@ -123,39 +119,25 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture
-def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return commands that print a report."""
+def test_reports_are_coloured_unless_they_must_not_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "program.py").write_text(PROGRAM)
+    Path("program.py").write_text(PROGRAM)
     runpy.run_path("program.py", run_name="__main__")
     job = Job(2)
     job.call(0, "barrier")
-    (tmp_path / "dumps").mkdir()
-    job.write(tmp_path / "dumps")
-    return ["check program.py:parts -n 2", "explain dumps", "demo mismatch", "trace show run.json"]
-
-
-@pytest.mark.parametrize(
-    ("variables", "coloured"),
-    [({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False), ({}, False)],
-)
-def test_reports_are_coloured_unless_they_must_not_be(
-    commands: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    variables: dict[str, str],
-    coloured: bool,
-) -> None:
-    for name in ("FORCE_COLOR", "NO_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {"TERM": "xterm-256color", **variables}.items():
-        monkeypatch.setenv(name, value)
-    for command in commands:
-        exit_code(*command.split())
-        said = capsys.readouterr().out
-        assert "collective #" in said, command
-        assert ("\x1b[1;31m" in said) is coloured, command
+    Path("dumps").mkdir()
+    job.write(Path("dumps"))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for forced, forbidden in (("1", ""), ("1", "1"), ("", "")):
+        monkeypatch.setenv("FORCE_COLOR", forced)
+        monkeypatch.setenv("NO_COLOR", forbidden)
+        for command in ("check program.py:parts -n 2", "explain dumps", "demo mismatch", "trace show run.json"):
+            exit_code(*command.split())
+            said = capsys.readouterr().out
+            assert "collective #" in said, command
+            assert ("\x1b[1;31m" in said) is (forced > forbidden), command
 
 
 @pytest.mark.skipif(importlib.util.find_spec("argcomplete") is None, reason="argcomplete is not installed")

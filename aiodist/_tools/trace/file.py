@@ -211,6 +211,8 @@ class _Reader:
     def take(self, found: Event) -> Event | None:
         """Read an event, which is then done with, since there can be millions; return other objects as they are."""
         if "ph" not in found:
+            if found.get("aiodist_trace", FORMAT) != FORMAT:
+                raise ValueError(f"its version is {found['aiodist_trace']}, and this aiodist reads version {FORMAT}")
             return found
         args, pid, name = found["args"], found["pid"], found["name"]
         begin = found.get("ts", 0.0) / 1e6
@@ -249,8 +251,6 @@ def read_trace(path: str | Path) -> Trace:
     """Read a trace file; one that cannot be read raises an OSError, and one that aiodist did not write any other."""
     reader = _Reader()
     about = json.loads(Path(path).read_text(encoding="utf-8"), object_hook=reader.take)["otherData"]
-    if about["aiodist_trace"] != FORMAT:
-        raise ValueError(f"its version is {about['aiodist_trace']}, and this aiodist reads version {FORMAT}")
     for run in reader.runs.values():
         run.collectives.sort(key=lambda collective: collective.first)
     return Trace(about, list(reader.runs.values()))

@@ -97,7 +97,7 @@ BAD = {
     "\udcff": "UnicodeDecodeError",
     "[" * 100_000: "RecursionError",
     '{"traceEvents": []}': "those of other programs open in https://ui.perfetto.dev",
-    '{"traceEvents": [], "otherData": {"aiodist_trace": 99}}': "its version is 99",
+    '{"otherData": {"aiodist_trace": 1}, "traceEvents": [{"ph": "X"}]}': "its version is 1, and",
     '{"traceEvents": [{"ph": "X", "cat": "run"}], "otherData": {"aiodist_trace": 2}}': "KeyError: 'args'",
 }
 
