@@ -6,12 +6,13 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
 from anyio.lowlevel import checkpoint
 
-from aiodist._arrays.devices import canonical, resolve
+from aiodist._arrays.devices import resolve
 from aiodist._arrays.host import Array, ArrayLike
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, regroup, split
@@ -46,41 +47,27 @@ class ReductionToOneDevice(CrossDeviceOps):
         accumulation_fn: None; the reduce op determines how values are combined.
 
     Raises:
-        TypeError: ``reduce_to_device`` is not a string.
-        ValueError: ``reduce_to_device`` is misspelled, or ``accumulation_fn`` is not None.
+        ValueError: ``accumulation_fn`` is not None.
     """
 
     def __init__(self, reduce_to_device: str | None = None, accumulation_fn: None = None) -> None:
         if accumulation_fn is not None:
-            raise ValueError(
-                f"accumulation_fn must be None, got {accumulation_fn!r}; replicas' values are combined by the reduce "
-                "op alone. For a way of your own, gather them and combine what you get"
-            )
-        self.reduce_to_device: str | None = None if reduce_to_device is None else canonical(reduce_to_device)
+            raise ValueError(f"accumulation_fn must be None, the reduce op combines values; got {accumulation_fn!r}")
+        self.reduce_to_device: str | None = reduce_to_device
 
 
-class _InPacks(CrossDeviceOps):
-    def __init__(self, num_packs: int = 1) -> None:
-        if isinstance(num_packs, bool) or not isinstance(num_packs, int):
-            raise TypeError(f"num_packs must be an int, got {num_packs!r}")
-        if num_packs < 0:
-            raise ValueError(f"num_packs must be 0 or more, got {num_packs}")
-        self.num_packs: int = num_packs
-
-
-class HierarchicalCopyAllReduce(_InPacks):
+class HierarchicalCopyAllReduce(CrossDeviceOps):
     """A hint by its TensorFlow name: reduce inside groups of devices, then across the groups.
 
     Args:
-        num_packs: how many packs to put small values into, 0 or more.
-
-    Raises:
-        TypeError: ``num_packs`` is not an int.
-        ValueError: ``num_packs`` is negative.
+        num_packs: how many packs to put small values into.
     """
 
+    def __init__(self, num_packs: int = 1) -> None:
+        self.num_packs: int = num_packs
 
-class NcclAllReduce(_InPacks):
+
+class NcclAllReduce(HierarchicalCopyAllReduce):
     """A hint by its TensorFlow name; aiodist does not use NCCL. Arguments are those of `HierarchicalCopyAllReduce`."""
 
 
@@ -112,22 +99,14 @@ class VariableComponent(ArrayLike):
         """Return the component, a read-only array."""
         return self._components[self._replica_id]
 
-    def assign(self, value: Any) -> VariableComponent:
-        """Give the component another value."""
-        return self._assign("assign", value)
-
-    def assign_add(self, value: Any) -> VariableComponent:
-        """Add a value to the component."""
-        return self._assign("assign_add", value)
-
-    def assign_sub(self, value: Any) -> VariableComponent:
-        """Subtract a value from the component."""
-        return self._assign("assign_sub", value)
-
-    def _assign(self, method: str, value: Any) -> VariableComponent:
+    def assign(self, value: Any, method: str = "assign") -> VariableComponent:
+        """Give the component another value, or change its value as a method of variables does."""
         new = state_of(self.variable).converted(value)
         self._components[self._replica_id] = updated(method, self.read_value(), new)
         return self
+
+    assign_add = partialmethod(assign, method="assign_add")
+    assign_sub = partialmethod(assign, method="assign_sub")
 
 
 class Update:
@@ -145,19 +124,20 @@ class Update:
         for replica_id, (own_args, own_kwargs) in enumerate(each):
             result = fn(VariableComponent(self._variable, self.components, replica_id), *own_args, **own_kwargs)
             self.results.append(await result if inspect.isawaitable(result) else result)
-        self._check_unchanged()
+        self.check_unchanged()
         return self
 
     def apply(self) -> None:
         """Change the variable."""
-        self._check_unchanged()
+        self.check_unchanged()
         components, state = self.components, state_of(self._variable)
         if state.mirrored:
             check_equal(state.spec.name, components)
             components = components[:1] * len(components)
         state.put(components)
 
-    def _check_unchanged(self) -> None:
+    def check_unchanged(self) -> None:
+        """Check that nobody has assigned to the variable meanwhile."""
         if any(now is not then for now, then in zip(self._variable.values, self._before, strict=True)):
             raise RuntimeError(
                 f"the variable {self._variable.name!r} was assigned to while it was updated; in the function of an "
@@ -241,15 +221,7 @@ class StrategyExtended:
         value_destination_pairs: Iterable[tuple[Any, Any]],
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
-        """Reduce several values, each onto its destinations; see `reduce_to`.
-
-        Args:
-            reduce_op: SUM, MEAN, MIN, MAX or PRODUCT, or its name.
-            value_destination_pairs: pairs of a value and its destinations.
-            options: how to carry it out.
-
-        Returns:
-            A list of the results, in the order of the pairs.
+        """Reduce the values of pairs, each onto its destinations, and return a list of the results; see `reduce_to`.
 
         Raises:
             ReplicaContextError, TypeError, ValueError, DeviceNotFoundError: as `reduce_to`.
@@ -390,8 +362,7 @@ def _devices_of(destinations: Any, replicas: Sequence[str]) -> tuple[str, ...]:
     if isinstance(destinations, (DistributedValues, Variable)):
         if len(destinations.values) != len(replicas):
             raise ValueError(
-                f"expected as destination a value with {len(replicas)} components, one for each replica, got "
-                f"{len(destinations.values)}"
+                f"expected as destination a value with {len(replicas)} components, got {len(destinations.values)}"
             )
         return tuple(replicas)
     if isinstance(destinations, str):
@@ -416,8 +387,7 @@ def new_extended(
         raise TypeError(
             f"cross_device_ops must be CrossDeviceOps or None, got {ops!r}; e.g. aiodist.HierarchicalCopyAllReduce()"
         )
-    hint = CommunicationOptions(implementation="nccl" if isinstance(ops, NcclAllReduce) else "auto")
-    return StrategyExtended(resolve(devices), hint.merge(options), OrderCheck.parse(order_check))
+    return StrategyExtended(resolve(devices), options or CommunicationOptions(), OrderCheck.parse(order_check))
 
 
 def bind(extended: StrategyExtended, strategy: HasReplicas) -> None:

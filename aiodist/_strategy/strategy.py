@@ -71,8 +71,8 @@ class Strategy(HasReplicas):
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:  # copies, too, come by here
         raise TypeError(
-            f"a {type(self).__name__} cannot be copied or pickled: variables, contexts and runs belong to this very "
-            "one. Pass it on, or make another strategy of the same devices, extended.worker_devices"
+            f"a {type(self).__name__} cannot be copied or pickled, for variables and runs belong to this very one: "
+            "pass it on, or make another strategy of the same devices"
         )
 
     @property
@@ -165,26 +165,21 @@ class Strategy(HasReplicas):
             raise TypeError(f"strategy.run expects a function, got {fn!r}{arguments.uncalled(fn)}")
         if inspect.isasyncgenfunction(fn) or inspect.isasyncgenfunction(type(fn).__call__):
             raise TypeError(
-                f"strategy.run expects a function that returns its result, got the async generator function {fn!r}, "
-                "which nobody would iterate; is `return` missing where it says `yield`?"
+                f"strategy.run got the async generator function {fn!r}, which nobody would iterate; "
+                "is `return` missing where it says `yield`?"
             )
         args, kwargs = arguments.call_arguments(args, kwargs)
         size = self._replicas.local
-        of_args, of_kwargs = [split(value, size) for value in args], [split(value, size) for value in kwargs.values()]
+        of_args, of_kwargs = ([split(value, size) for value in given] for given in (args, kwargs.values()))
         return [
-            (
-                fn,
-                tuple([each[place] for each in of_args]),
-                dict(zip(kwargs, [each[place] for each in of_kwargs], strict=True)),
-            )
-            for place in range(size)
+            (fn, tuple([each[i] for each in of_args]), dict(zip(kwargs, [each[i] for each in of_kwargs], strict=True)))
+            for i in range(size)
         ]
 
     async def warmup(self, *specs: Any) -> None:
         """Compile the kernels that reductions will need, in a worker thread.
 
-        Otherwise the first large reduction waits for its kernel, which takes some tenths of a second. Small values
-        need none. Results have the same bits in any case. For replicas on GPUs, the GPU kernels are compiled.
+        Otherwise the first large reduction waits some tenths of a second for its kernel. Results do not change.
 
         Args:
             *specs: nests like those that will be reduced with SUM or MEAN; only their dtypes matter. Without any,
@@ -211,8 +206,7 @@ class Strategy(HasReplicas):
 
         Returns:
             A nest of reduced values, with the dtypes of `ReplicaContext.all_reduce`; arrays are read-only. Values on
-            GPUs become arrays of the same framework, on the GPU of replica 0's component; with an ``axis`` they go
-            through the host.
+            GPUs become arrays of the same framework, on the GPU of replica 0's component.
 
         Raises:
             TypeError: the op does not take a dtype.
@@ -264,8 +258,8 @@ class Strategy(HasReplicas):
         """Return a dataset that gives each replica its part of every global batch.
 
         A global batch of m examples is cut along the first axis into n consecutive parts of ceil(m/n), the last ones
-        short or empty. With one replica the batches are passed on unchanged. Over several workers each iterates over
-        the same global batches, and takes the parts of its own replicas.
+        short or empty. Over several workers each iterates over the same global batches, and takes the parts of its own
+        replicas.
 
         Args:
             dataset: an iterable or async iterable of global batches: nests of arrays with equal sizes along the first
@@ -273,9 +267,9 @@ class Strategy(HasReplicas):
             options: None.
 
         Raises:
-            ReplicaContextError, TypeError, ValueError: while iterating, this is inside a replica; a leaf of a batch is
-                not an array; the arrays of a batch have different sizes along the first axis, or one has no axis.
-            TypeError: the dataset is not iterable, or ``options`` is not None.
+            ReplicaContextError: while iterating, this is inside a replica.
+            TypeError: the dataset is not iterable; ``options`` is not None; a leaf of a batch is not an array.
+            ValueError: the arrays of a batch have different sizes along the first axis, or one has no axis.
         """
         require_cross_replica(self, "strategy.experimental_distribute_dataset")
         _check_none("options", options)
@@ -291,12 +285,10 @@ class Strategy(HasReplicas):
         """Return a dataset of the per-replica batches that a function's dataset yields. Each step takes n of them.
 
         The k-th batch of a step is replica k's. If fewer than n are left for the last step, the other replicas get
-        arrays without rows that are otherwise like replica 0's: nothing is dropped, and a MEAN along the first axis
-        divides by the true count.
+        arrays without rows: nothing is dropped, and a MEAN along the first axis divides by the true count.
 
         Over several workers the function makes this worker's pipeline, and a step takes a batch for each local replica.
-        The workers agree at every step whether any of them has a batch left, so all end together. Iterate
-        asynchronously there.
+        All workers end together, when none has a batch left. Iterate asynchronously there.
 
         Args:
             dataset_fn: called once, at this call, on every worker, with an `InputContext` that says which pipeline to
@@ -304,10 +296,9 @@ class Strategy(HasReplicas):
             options: None.
 
         Raises:
-            CollectiveError, ReplicaContextError, ValueError: while iterating, the workers disagree; this is inside a
-                replica; the batches of a step differ in structure.
-            TypeError: ``dataset_fn`` is not a plain function or does not return an iterable, or ``options`` is not
-                None.
+            ReplicaContextError: while iterating, this is inside a replica.
+            TypeError: ``dataset_fn`` is not a plain function or does not return an iterable; ``options`` is not None.
+            ValueError: while iterating, the batches of a step differ in structure.
         """
         require_cross_replica(self, "strategy.distribute_datasets_from_function")
         _check_none("options", options)
@@ -366,11 +357,7 @@ class Strategy(HasReplicas):
     # The names of TensorFlow 1, each of which calls its successor.
 
     async def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
-        """Run a function on every replica, with the next element of an iterator if there is one; now `run`.
-
-        Args:
-            fn: a function of no argument, or of one argument with ``input_iterator``.
-            input_iterator: an iterator or asynchronous iterator of per-replica values.
+        """Call `run`, with the next element of a plain or asynchronous iterator of per-replica values if there is one.
 
         Raises:
             StopAsyncIteration: the iterator is exhausted.
@@ -390,11 +377,7 @@ class Strategy(HasReplicas):
         return self.experimental_local_results(value)
 
     async def group(self, value: Any, name: str | None = None) -> None:
-        """Await all awaitables in a value, component by component.
-
-        Args:
-            value: a nest of per-replica values.
-            name: a label without effect.
+        """Await all awaitables in a nest of per-replica values, component by component; ``name`` has no effect.
 
         Raises:
             Exception: what an await raises.
@@ -428,17 +411,11 @@ class Strategy(HasReplicas):
         if settings is not None:
             self._use_cluster(settings)
 
-    def _use_cluster(self, settings: ClusterSettings) -> None:
-        raise ValueError(
-            f"{type(self).__name__} is for one process and cannot use {settings.task_type!r} {settings.task_id} of a "
-            "cluster; MultiWorkerMirroredStrategy is for several"
-        )
+    def _use_cluster(self, settings: ClusterSettings) -> None:  # noqa: ARG002  (see MultiWorkerMirroredStrategy)
+        raise ValueError(f"{type(self).__name__} is for one process; MultiWorkerMirroredStrategy is for a cluster")
 
     def update_config_proto(self, config_proto: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a copy of a configuration with this strategy's devices and collective settings filled in.
-
-        Args:
-            config_proto: a mapping, which is copied deeply.
+        """Return a deep copy of a configuration with this strategy's devices and collective settings filled in.
 
         Raises:
             TypeError: ``config_proto`` is not a mapping.
@@ -461,9 +438,8 @@ def _refuse_inside_replica() -> None:
     here = current.get()
     if isinstance(here, Participant) and strategy_in_force(here) is not None:
         raise ReplicaContextError(
-            f"a distributed dataset was iterated inside replica {here.member.rank}; "
-            "each of its batches is one step for all replicas, so a replica that takes one takes the others' parts "
-            "away: iterate outside, and pass the batch, "
+            f"a distributed dataset was iterated inside replica {here.member.rank}; each of its batches is one step for "
+            "all replicas: iterate outside, and pass the batch, "
             "`async for batch in dataset: await strategy.run(step, args=(batch,))`"
         )
 

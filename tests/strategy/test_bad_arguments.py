@@ -10,10 +10,8 @@ import pytest
 
 from aiodist import (
     DeviceNotFoundError,
-    HierarchicalCopyAllReduce,
     IndexedSlices,
     MirroredStrategy,
-    NcclAllReduce,
     NumpyDataset,
     PerReplica,
     ReductionToOneDevice,
@@ -119,8 +117,8 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (reduced_to("TPU:0"), ValueError, "unknown kind of device"),
     (reduced_to(["CPU:0", "cpu:0"]), ValueError, "twice"),
     (reduced_to([]), ValueError, "at least one"),
-    (reduced_to(both(1, 2, 3)), ValueError, "expected as destination a value with 2 components"),
-    (reduced_to(Variable(0.0)), ValueError, "expected as destination a value with 2 components"),
+    (reduced_to(both(1, 2, 3)), ValueError, "expected as destination a value with 2 components, got"),
+    (reduced_to(Variable(0.0)), ValueError, "expected as destination a value with 2 components, got"),
     (reduced_to("GPU:99"), DeviceNotFoundError, "GPU:99"),
     (reduced_to(None), TypeError, "destinations must be"),
     (reduced_to([7]), TypeError, "7"),
@@ -146,9 +144,6 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (lambda s: s.extended.variable_created_in_scope(3), TypeError, r"expected an aiodist\.Variable"),
     (lambda s: s.colocate_vars_with(Variable(1.0)), ReplicaContextError, "was not created under"),
     # settings
-    (lambda _: HierarchicalCopyAllReduce(-1), ValueError, "num_packs must be 0 or more"),
-    (lambda _: NcclAllReduce(True), TypeError, "num_packs must be an int"),
-    (lambda _: ReductionToOneDevice("nowhere"), ValueError, "expected a device"),
     (lambda _: ReductionToOneDevice(accumulation_fn=len), ValueError, "accumulation_fn must be None"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     (lambda _: MirroredStrategy(1, "nccl"), TypeError, "must be CrossDeviceOps or None, got 'nccl'"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     (lambda _: Strategy(3), TypeError, r"expected a StrategyExtended.*MirroredStrategy"),  # type: ignore[arg-type]
@@ -166,7 +161,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (configured(CLUSTER, "worker", True), TypeError, "task_id must be an int"),
     (configured(["a:1"], "worker", 0), TypeError, "cluster_spec must be a mapping"),
     (configured({"worker": "a:1"}, "worker", 0), TypeError, "lists of addresses"),
-    (configured(CLUSTER, "worker", 1), ValueError, "for one process .* MultiWorkerMirroredStrategy is for"),
+    (configured(CLUSTER, "worker", 1), ValueError, "for one process; MultiWorkerMirroredStrategy is for"),
     (lambda s: s.update_config_proto(None), TypeError, "expects a mapping"),
     (lambda s: s.warmup(["text"]), TypeError, "anything with a dtype, got 'text'"),
     (lambda s: s.warmup(np.ones(2, bool)), TypeError, "bool"),
