@@ -438,8 +438,8 @@ def _refuse_inside_replica() -> None:
     here = current.get()
     if isinstance(here, Participant) and strategy_in_force(here) is not None:
         raise ReplicaContextError(
-            f"a distributed dataset was iterated inside replica {here.member.rank}; each of its batches is one step for "
-            "all replicas: iterate outside, and pass the batch, "
+            f"a distributed dataset was iterated inside replica {here.member.rank}; each of its batches is one step "
+            "for all replicas: iterate outside, and pass the batch, "
             "`async for batch in dataset: await strategy.run(step, args=(batch,))`"
         )
 
