@@ -1,9 +1,11 @@
-"""What workers take from launchers."""
+"""What workers take from launchers, and what `aiodist run` hears of its workers."""
 
 from __future__ import annotations
 
 import json
+import os
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,7 @@ from aiodist import MultiWorkerMirroredStrategy
 from aiodist._arrays import environment
 from aiodist._arrays.environment import Launched
 from aiodist._workers.bootstrap import check
+from aiodist._workers.ending import Journal, noted_rendezvous
 
 VARIABLES = ("AIODIST_WORKERS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE", "TF_CONFIG")
 
@@ -100,3 +103,43 @@ def test_cluster_of_tf_config_is_the_strategys(monkeypatch: pytest.MonkeyPatch) 
     assert len(strategy.cluster_resolver.spec["worker"]) == 1
     with pytest.raises(RuntimeError, match="TF_CONFIG names a cluster of 2 workers"):
         MultiWorkerMirroredStrategy()
+
+
+# The journal of a job.
+
+
+def journal(folder: Path, *lines: str) -> Journal:
+    (folder / "journal").write_text("".join(f"{line}\n" for line in lines))
+    return Journal(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        ([], 0),
+        (["ended 7 0"], 0),
+        (["ended 7 0", "ended 8 1"], 1),
+        (["ended 7 0", "ended 8 1", "ended 10 5", "ended 9 6"], 5),
+    ],
+)
+def test_exit_code_is_that_of_the_first_that_has_failed_by_itself(tmp_path: Path, lines: list[str], code: int) -> None:
+    assert journal(tmp_path, *lines).failure() == code
+
+
+def test_workers_run_until_their_agents_say_that_they_have_ended(tmp_path: Path) -> None:
+    started = "started 7 70 0", "started 8 80 1"
+    found = journal(tmp_path, *started, "waits 7", "waits 8", "goes-on 8", "ended 7 0")
+    assert found.running() == {8: 80}
+    assert found.missing().startswith("; worker 1 (process 8 on ")
+    assert not found.waits_in_vain()
+    assert journal(tmp_path, *started, "ended 7 0", "waits 8").waits_in_vain()
+    assert journal(tmp_path, "started 7 70 0", "waits 7").missing() == ""
+
+
+def test_workers_note_their_rendezvous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with noted_rendezvous():  # where there is no launcher, nobody is to know
+        pass
+    monkeypatch.setenv("AIODIST_NOTES", str(tmp_path))
+    with noted_rendezvous():
+        assert Journal(str(tmp_path)).waiting == {os.getpid()}
+    assert Journal(str(tmp_path)).waiting == set()
