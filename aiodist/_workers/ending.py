@@ -4,10 +4,10 @@ The journal is a file to which the job's processes append what the launcher must
 does so in its own code, and tells nobody who has not come. Each line is a kind, the process of a worker, and what
 belongs to it:
 
-    started PROCESS AGENT RANK    by its agent, as `aiodist._tools.launch.agent` has it
-    ended PROCESS CODE            likewise
-    waits PROCESS                 for the others, to make a strategy
-    goes-on PROCESS               it waits no more
+    started PROCESS RANK    by its agent, as `aiodist._tools.launch.agent` has it
+    ended PROCESS CODE      likewise
+    waits PROCESS           for the others, to make a strategy
+    goes-on PROCESS         it waits no more
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Journal:
     """What a job's journal says by now; all by process.
 
     Attributes:
-        started: each worker's agent and rank.
+        started: the ranks.
         ended: the exit codes, in the order in which the workers have ended.
         waiting: who waits to make a strategy.
     """
 
     def __init__(self, folder: str | None) -> None:
-        self.started: dict[int, tuple[int, int]] = {}
+        self.started: dict[int, int] = {}
         self.ended: dict[int, int] = {}
         self.waiting: set[int] = set()
         text = ""
@@ -67,8 +67,7 @@ class Journal:
             process, *numbers = map(int, words)
             match kind:
                 case "started":
-                    agent, rank = numbers
-                    self.started[process] = agent, rank
+                    (self.started[process],) = numbers
                 case "ended":
                     (self.ended[process],) = numbers
                 case "waits":
@@ -76,9 +75,9 @@ class Journal:
                 case "goes-on":
                     self.waiting.discard(process)
 
-    def running(self) -> dict[int, int]:
-        """Return the agents of the workers that have started and not ended, by the worker's process."""
-        return {process: agent for process, (agent, _) in self.started.items() if process not in self.ended}
+    def running(self) -> list[int]:
+        """Return the workers that have started and not ended."""
+        return [process for process in self.started if process not in self.ended]
 
     def failure(self) -> int:
         """Return the exit code of the first worker that has failed by itself; 0 where none has.
@@ -94,7 +93,7 @@ class Journal:
 
     def missing(self) -> str:
         """Return which workers have not come to a rendezvous, for the end of a sentence."""
-        absent = sorted((rank, process) for process, (_, rank) in self.started.items() if process not in self.waiting)
+        absent = sorted((rank, process) for process, rank in self.started.items() if process not in self.waiting)
         who = ", ".join(f"worker {rank} (process {process} on {platform.node()})" for rank, process in absent)
         return f"; {who} has not come" if who else ""
 

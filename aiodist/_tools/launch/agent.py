@@ -9,8 +9,7 @@ The worker has a session of its own, so that it can be killed with everything th
 with its agent. The agent of a failed worker stays for some seconds: mpiexec ends the whole job when the first of its
 processes fails, and the other workers have a report to print; or, after Ctrl-C, something to save.
 
-SIGINT and SIGTERM are passed on, and the worker is killed if it has not ended some seconds later. SIGHUP, and the end
-of the agent's parent, kill it at once.
+Ctrl-C and SIGTERM reach the worker from the launcher. Any signal to the agent, and the end of its parent, kill it.
 
 Of several workers, whole lines of output are passed on, each with the worker's rank in front.
 """
@@ -30,7 +29,6 @@ from pathlib import Path
 from typing import IO, Final
 
 OTHERS_SECONDS: Final = 3.0
-ENDING_SECONDS: Final = 3.0
 _POLL_SECONDS: Final = 0.05
 _KILL_SECONDS: Final = 2.0
 _LAST_LINES_SECONDS: Final = 1.0
@@ -63,7 +61,7 @@ def main(notes: Path, workers: int, rank: int, command: Sequence[str]) -> int:
             stream = source, target, f"[{rank}] ".encode()
             output.append(threading.Thread(target=_pass_lines, args=stream, daemon=True))
             output[-1].start()
-    _note(notes, f"started {worker.pid} {os.getpid()} {rank}")
+    _note(notes, f"started {worker.pid} {rank}")
     code = _follow(worker, parent, asked)
     _note(notes, f"ended {worker.pid} {0 if asked else code}")  # what was asked to end has not failed
     kill_descendants()
@@ -92,25 +90,13 @@ def _pass_lines(source: IO[bytes], target: int, prefix: bytes) -> None:
 
 def _follow(worker: subprocess.Popen[bytes], parent: int, asked: list[int]) -> int:
     """Wait for a worker's end, or bring it about when that is asked for; return its exit code."""
-    passed_on, kill_at = 0, float("inf")
     while worker.poll() is None:
-        if os.getppid() != parent or signal.SIGHUP in asked or time.monotonic() > kill_at:
-            _signal_group(worker, signal.SIGKILL)
-        for number in asked[passed_on:]:
-            passed_on += 1
-            kill_at = min(kill_at, time.monotonic() + ENDING_SECONDS)
-            if number == signal.SIGINT:  # as a terminal does: Ctrl-C is for all of a session
-                _signal_group(worker, number)
-            else:
-                worker.send_signal(number)
+        if asked or os.getppid() != parent:
+            with suppress(ProcessLookupError):
+                os.killpg(worker.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             worker.wait(_POLL_SECONDS)
     return worker.returncode if worker.returncode >= 0 else 128 - worker.returncode
-
-
-def _signal_group(worker: subprocess.Popen[bytes], number: int) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(worker.pid, number)
 
 
 def _wait_for_others(notes: Path, workers: int, asked: list[int]) -> None:
@@ -118,7 +104,7 @@ def _wait_for_others(notes: Path, workers: int, asked: list[int]) -> None:
     until = time.monotonic() + OTHERS_SECONDS
     with suppress(OSError):
         while time.monotonic() < until and (notes / "journal").read_text().count("\nended ") < workers:
-            if signal.SIGHUP in asked or len(asked) > 1:
+            if asked:
                 return
             time.sleep(_POLL_SECONDS)
 

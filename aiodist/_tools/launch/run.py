@@ -207,8 +207,8 @@ def _until_over(process: subprocess.Popen[bytes], folder: str, signals: Sequence
         now, journal = time.monotonic(), Journal(folder)
         if len(signals) > passed_on:
             over_at = now if passed_on else now + ENDING_SECONDS
-            passed_on = len(signals)  # SIGHUP would give the workers no time
-            _signal_agents(journal, signal.SIGTERM if signals[0] == signal.SIGHUP else signals[0])
+            passed_on = len(signals)
+            _signal_workers(journal, signal.SIGTERM if signals[0] == signal.SIGHUP else signals[0])
         elif journal.failure():
             over_at = min(over_at, now + LAST_WORDS_SECONDS)
         in_vain_at = min(in_vain_at, now + LAST_WORDS_SECONDS) if journal.waits_in_vain() else float("inf")
@@ -226,8 +226,7 @@ def _end(process: subprocess.Popen[bytes], folder: str, begun: float) -> None:
 
     When the agents have ended, mpiexec ends by itself, and removes its own files.
     """
-    hang_up = partial(_signal_agents, Journal(folder), signal.SIGHUP)
-    for end in (hang_up, process.terminate, process.kill):
+    for end in (partial(_signal_workers, Journal(folder), signal.SIGKILL), process.terminate, process.kill):
         end()
         _wait(process, _FAREWELL_SECONDS)
     agent.kill_descendants()
@@ -255,7 +254,8 @@ def _left_memory(begun: float) -> list[Path]:
     return found
 
 
-def _signal_agents(journal: Journal, number: int) -> None:
-    for its_agent in journal.running().values():
+def _signal_workers(journal: Journal, number: int) -> None:
+    """Signal all workers that run, with what they have started, as a terminal does for Ctrl-C."""
+    for worker in journal.running():
         with suppress(ProcessLookupError):
-            os.kill(its_agent, number)
+            os.killpg(worker, number)
