@@ -99,7 +99,10 @@ def _communicator(given: Any) -> Communicator:
     launched = environment.launched()
     rank, size = (launched.rank, launched.workers) if launched is not None else (0, 1)
     with noted_rendezvous():
-        return _blocking(communicator_of(given), rank, size)
+        found = _blocking(communicator_of(given), rank, size)
+    if given is None:
+        check(found, launched)
+    return found
 
 
 # Which engine.
@@ -115,44 +118,28 @@ _MPIEXEC: Final = "`aiodist run -n {workers} program.py`, which finds the mpiexe
 
 def communicator_of(given: Any) -> Steps[Communicator]:
     """Make the communicator of a strategy's workers."""
-    if given is None:
-        return (yield from _of_launcher())
     mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is None or not isinstance(given, mpi.Comm):
+    if given is not None and (mpi is None or not isinstance(given, mpi.Comm)):
         kind = type(given)
         raise TypeError(
             "communicator must be an mpi4py.MPI.Intracomm, or None for all workers that a launcher has started, got "
             f"{kind.__module__}.{kind.__qualname__}: {given!r}"
         )
-    from aiodist._workers.engines.mpi import MpiCommunicator
-
-    return (yield from MpiCommunicator.of_program(given))
-
-
-def _of_launcher() -> Steps[Communicator]:
     launched = environment.launched()
-    if launched is None or launched.workers == 1:
-        found = yield from _alone()
-    elif launched.by == TORCHRUN:
+    is_launched = launched is not None and launched.workers > 1
+    if given is None and not is_launched and mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        given = mpi.COMM_WORLD  # the program's own MPI may know of others
+    if given is None and not is_launched:
+        found: Communicator = alone()
+    elif given is None and launched is not None and launched.by == TORCHRUN:
         from aiodist._workers.engines.torch import TorchCommunicator
 
         found = yield from TorchCommunicator.of_world()
     else:
         from aiodist._workers.engines.mpi import MpiCommunicator
 
-        found = yield from MpiCommunicator.of_world()
-    check(found, launched)
+        found = yield from (MpiCommunicator.of_world() if given is None else MpiCommunicator.of_program(given))
     return found
-
-
-def _alone() -> Steps[Communicator]:
-    """Return a communicator of this process, unless the program's own MPI knows of others."""
-    mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.Get_size() > 1:
-        from aiodist._workers.engines.mpi import MpiCommunicator
-
-        return (yield from MpiCommunicator.of_program(mpi.COMM_WORLD))
-    return alone()
 
 
 def check(found: Communicator, launched: Launched | None) -> None:

@@ -179,11 +179,9 @@ def _nobody_waits(whole: Snapshot) -> CollectiveReport:
     ended = [each for each in whole.replicas if each.end is not None or each.replica_id in left]
     gone = ", ".join(f"replica {each.replica_id} on {each.device} {each.end or 'was cancelled'}" for each in ended)
     replicas = tuple(
-        ReplicaReport(each.replica_id, each.device, each.end or ReplicaState.RUNNING, stack=each.stack)
-        for each in whole.replicas
+        ReplicaReport(each.replica_id, each.device, each.end or ReplicaState.RUNNING) for each in whole.replicas
     )
-    root = whole.groups[0]
-    number = min((member.sequence for member in root.members), default=0)
-    failed = [each for each in ended if each.end is not ReplicaState.EXITED] or ended
+    number = min((member.sequence for member in whole.groups[0].members), default=0)
+    suspects = tuple(each.replica_id for each in ended if each.end is not ReplicaState.EXITED)
     text = f"the run ended before its end: {gone or 'a worker gave up'}"
-    return CollectiveReport(Reason.EXITED, number, replicas, tuple(each.replica_id for each in failed), text)
+    return CollectiveReport(Reason.EXITED, number, replicas, suspects or tuple(each.replica_id for each in ended), text)

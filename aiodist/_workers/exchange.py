@@ -378,8 +378,8 @@ def _reduce_segment(rows: Rows, begin: int, end: int, communicator: Communicator
     source = rows.own(begin, end)
     if source is None:
         source = pool.empty((size * count,), dtype)
-        slow = policy.blocks(reduction.cost * size // reduction.size)
-        yield from _in_thread(threads if slow else None, _fold, rows, begin, shares, source)
+        cost = reduction.cost * size // reduction.size
+        yield from _by_cost(cost, threads, _fold, rows, begin, shares, source)
     room = rows.room(begin, end)
     total = pool.empty((size,), dtype) if room is None else room
     if by_engine:
@@ -411,7 +411,7 @@ def _fold(rows: Rows, begin: int, shares: Sequence[int], out: Array) -> None:
 def _exchange(transfer: Exchange, communicator: Communicator, threads: Threads) -> Steps[Array]:
     """Return the bytes for this worker, of all by rank."""
     going = coming = transfer.counts
-    send = yield from _by_size(threads, sum(going), transfer.data)
+    send = yield from _by_cost(2 * sum(going), threads, transfer.data)
     whole = np.empty(sum(coming), np.uint8)
     step = max(1, SEGMENT // communicator.size)
     segments = [
@@ -484,7 +484,7 @@ def gather_objects(communicator: Communicator, own: Any, threads: Threads | None
     file.write(bytes(-file.tell() % 16))  # what is behind it is aligned
     head = np.frombuffer(file.getbuffer(), np.uint8)
     nbytes = sum(piece.size for piece in pickler.pieces)
-    body = yield from _by_size(threads, nbytes if len(pickler.pieces) > 1 else 0, joined, pickler.pieces)
+    body = yield from _by_cost(2 * nbytes if len(pickler.pieces) > 1 else 0, threads, joined, pickler.pieces)
 
     lengths = np.empty((communicator.size, 2), np.int64)
     yield communicator.iallgather(as_bytes(np.array([len(head), nbytes])), as_bytes(lengths))
@@ -493,13 +493,9 @@ def gather_objects(communicator: Communicator, own: Any, threads: Threads | None
     return [_Unpickler(head, body).load() for head, body in zip(heads, bodies, strict=True)]
 
 
-def _by_size(threads: Threads | None, nbytes: int, fn: Callable[..., Any], *args: Any) -> Steps[Any]:
-    """Call a function that copies so many bytes, in a worker thread where that would hold up the event loop."""
-    return _in_thread(threads if policy.blocks(2 * nbytes) else None, fn, *args)
-
-
-def _in_thread(threads: Threads | None, fn: Callable[..., Any], *args: Any) -> Steps[Any]:
-    return fn(*args) if threads is None else (yield from threads.call(fn, *args))
+def _by_cost(nbytes: int, threads: Threads | None, fn: Callable[..., Any], *args: Any) -> Steps[Any]:
+    """Call a function that takes as long as moving so many bytes, in a thread where that would hold up the loop."""
+    return fn(*args) if threads is None or not policy.blocks(nbytes) else (yield from threads.call(fn, *args))
 
 
 def _segment(whole: Array, sizes: Sequence[int], at: int, step: int) -> Parts:

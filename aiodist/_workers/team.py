@@ -67,10 +67,11 @@ class Pending(Slot):
         """Whether the result is there, and no error."""
         return self.complete and self.error is None
 
-    def end(self, error: BaseException | None) -> None:
-        """Note that it is complete, with its value, or with an error."""
-        self.error = error
-        self.group.complete(self)
+    def end(self, value: Any, error: BaseException | None) -> None:
+        """Note that it is complete, with its value, or with an error; unless that is known."""
+        if not self.complete:
+            self.value, self.error = value, error
+            self.group.complete(self)
 
     def result(self) -> Any:
         """Return the result."""
@@ -320,14 +321,9 @@ class Outside(Carrier):
         assert step is not None
         pending: Pending = step.what
         agreed = Agreed(session.communicator, accumulate_of(found), self._team.moving)
-        yield from self._team.outcome(pending.move(agreed), partial(self._end, pending))
+        yield from self._team.outcome(pending.move(agreed), pending.end)
         if session.number + 1 == self._tell_at:
             self.tell()
-
-    def _end(self, pending: Pending, value: Any, error: Exception | None) -> None:
-        pending.value = value
-        if not pending.complete:
-            pending.end(error)
 
     def diverged(self, session: Session) -> None:
         """Hear that the workers make different calls."""
@@ -356,7 +352,7 @@ class Outside(Carrier):
         self.session.freeze()
         for slot in list(self._ledger.root.slots()):
             assert isinstance(slot, Pending)
-            slot.end(error)
+            slot.end(None, error)
 
 
 def warn_of_stall(text: str, file: str, line: int) -> None:
