@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import aiodist
-from aiodist import CollectiveError, CommunicationOptions, MultiWorkerMirroredStrategy, ReplicaContext
+from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy, ReplicaContext
 from aiodist._workers.engines.simulated import SimulatedCluster
 
 Program = Callable[[ReplicaContext], Awaitable[Any]]
@@ -46,12 +46,6 @@ class Job:
             )
             for communicator, count in zip(self.cluster.communicators, counts, strict=True)
         ]
-
-    def limit(self, seconds: float | None) -> None:
-        """Give what begins from now on so long, or as long as it takes."""
-        options = CommunicationOptions(timeout_seconds=seconds)
-        for strategy in self.strategies:
-            object.__setattr__(strategy.extended, "communication_options", options)
 
     async def everywhere(self, fn: Callable[[MultiWorkerMirroredStrategy], Awaitable[Any]]) -> list[Any]:
         """Call a function with every worker's strategy; return what it returns, or the exceptions."""
@@ -107,15 +101,6 @@ class Job:
             found += outcome
         return found
 
-    async def check_that_it_has_ended(self) -> None:
-        """Check that after an error nobody can use the strategies any more, and that all get the reason."""
-
-        async def program(ctx: ReplicaContext) -> None:
-            await ctx.barrier()
-
-        for outcome in await self.run(program):
-            assert isinstance(outcome, CollectiveError)
-
     async def check_that_it_works(self) -> None:
         """Check that the next run gives the right result."""
 
@@ -124,11 +109,6 @@ class Job:
 
         n = self.strategies[0].num_replicas_in_sync
         assert await self.values(program) == [n * (n - 1) // 2] * n
-
-
-def unwrapped(error: BaseException) -> str:
-    """An error's text without its line breaks, which come where lines would be too long."""
-    return " ".join(str(error).split())
 
 
 def _replica(program: Program) -> Awaitable[Any]:

@@ -273,18 +273,3 @@ async def test_a_merge_function_of_a_group_has_this_workers_values() -> None:
         return repr(await program(ctx))
 
     assert await Job(2, 2, 2).values(as_text) == ["(3.0, 2)", "(3.0, 2)", "2", "3", "4", "5"]
-
-
-async def test_what_needs_a_value_of_every_replica_is_refused() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group != 1:
-            ones = np.ones(3)
-            for kind, arguments in (
-                ("reduce_scatter", ("SUM", ones)), ("all_to_all", (ones,)), ("merge_call", (print,)),
-                ("broadcast", (ones, 1)),
-            ):  # fmt: skip
-                with pytest.raises(ValueError, match=f"{kind} needs .* replica 1 has joined"):
-                    await getattr(ctx, kind)(*arguments)
-        await ctx.join()
-
-    await Job(2, 1).values(program)

@@ -156,27 +156,6 @@ async def test_host_and_device_arrays_of_different_workers_do_not_meet(plant: Pl
         assert "all_reduce(SUM, planted.float32[3] on a GPU)" in str(outcome)
 
 
-async def test_event_loop_runs_on_while_a_device_works(plant: Plant) -> None:
-    machine = planted(plant)
-    gate = machine.driver.gate = threading.Event()
-    job = DeviceJob(machine, 2, 1)
-    done: list[Any] = []
-
-    async def program(ctx: ReplicaContext) -> Any:
-        me = ctx.replica_id_in_sync_group
-        return await ctx.all_reduce("SUM", machine.put(np.full(9, me, SINGLE), job.ordinal_of(me)))
-
-    async def run() -> None:
-        done.extend(await job.values(program))
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run)
-        await anyio.to_thread.run_sync(machine.driver.waited_for.wait)
-        assert not done
-        gate.set()
-    assert [set(result.numpy()) for result in done] == [{3.0}] * 3
-
-
 # reduce, gather and reduce_to.
 
 ROWS = [range(1), range(1, 3)]

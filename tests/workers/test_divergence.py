@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import anyio
@@ -23,7 +22,7 @@ from aiodist import (
 )
 from aiodist._strategy.scope import replicas_of
 from tests.runtime.programs import mirrored, run
-from tests.workers.simulated import Job, Program, on_uvloop_too
+from tests.workers.simulated import Job, on_uvloop_too
 from tests.workers.test_as_on_one_machine import without_workers
 
 elements = 3  # of the programs' arrays
@@ -51,31 +50,6 @@ async def test_exception_comes_out_as_itself_where_it_was_raised_and_as_the_caus
         assert outcome.report.suspects == (1,)
 
 
-async def test_cancelled_run_is_reported_elsewhere() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group == 0:
-            await anyio.wait_all_tasks_blocked()
-            scope.cancel()
-            await anyio.sleep_forever()
-        await ctx.barrier()
-
-    job, scope = Job(1, 2), anyio.CancelScope()
-
-    async def one(strategy: Any) -> Any:
-        with scope if replicas_of(strategy).share.mine.start == 0 else nullcontext():
-            return await strategy.run(_call, (program,))
-        return "cancelled"
-
-    first, second = await job.everywhere(one)
-    assert first == "cancelled"
-    assert isinstance(second, IncompleteCollectiveError)
-    assert second.report.suspects == (0,)
-
-
-def _call(program: Program) -> Any:
-    return program(get_replica_context())
-
-
 async def test_different_calls_outside_of_replicas() -> None:
     async def program(strategy: Any) -> Any:
         if replicas_of(strategy).share.mine.start == 0:
@@ -98,7 +72,6 @@ async def test_run_that_a_worker_never_calls_times_out_everywhere() -> None:
     first, _ = await job.everywhere(program)
     assert isinstance(first, CollectiveTimeoutError)
     assert "replica 1 has not arrived" in str(first)
-    job.limit(None)
 
 
 @on_uvloop_too
