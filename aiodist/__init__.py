@@ -3,8 +3,7 @@
 import typing
 
 from aiodist._arrays.options import CommunicationOptions
-from aiodist._arrays.slices import IndexedSlices
-from aiodist._arrays.values import DistributedValues, Mirrored, PerReplica
+from aiodist._arrays.values import DistributedValues, IndexedSlices, Mirrored, PerReplica
 from aiodist._core.errors import (
     CollectiveError,
     CollectiveMismatchError,

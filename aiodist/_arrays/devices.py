@@ -1,18 +1,117 @@
-"""Device names: the spellings of TensorFlow and CUDA, and the one canonical form, ``CPU:0`` or ``GPU:0``.
+"""Devices: their names, which GPUs this machine has, and logical devices.
 
-``CPU:k`` is a logical device and exists for every k; each has a worker thread of its own while it is used. ``GPU:k`` is
-a physical one, or one of several that a physical one was split into.
+A name has the spellings of TensorFlow and CUDA, and one canonical form, ``CPU:0`` or ``GPU:0``. ``CPU:k`` is a logical
+device and exists for every k; each has a worker thread of its own while it is used. ``GPU:k`` is a physical one, or one
+of several that a physical one was split into.
+
+GPUs are asked of the driver's library alone; nothing of CUDA is imported. Where there is no driver, finding that out
+costs one failed look-up of a library, once in a process; where there is one, the driver starts, which a program that
+uses its GPUs needs in any case.
 """
 
 from __future__ import annotations
 
+import ctypes
 import re
+import sys
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+from functools import cache
+from typing import Any, Final, NamedTuple
 
-from aiodist._arrays import gpus
 from aiodist._core.errors import DeviceNotFoundError
+
+INSTALL: Final = "pip install 'aiodist[cuda]'"
+
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+
+
+class Gpu(NamedTuple):
+    """One physical GPU."""
+
+    ordinal: int  # the driver's number for it
+    name: str  # what its maker calls it
+    capability: tuple[int, int]  # its compute capability, e.g. (9, 0)
+
+
+class Found(NamedTuple):
+    """What the driver says."""
+
+    gpus: tuple[Gpu, ...] = ()  # in its order
+    driver: str | None = None  # the CUDA version that it supports, e.g. "13.0"; None where there is no driver
+    missing: str = ""  # why there are no GPUs, for a person
+
+
+@cache
+def find_gpus() -> Found:
+    """Ask the driver, at the first call."""
+    try:
+        library: Any = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return Found(missing="no NVIDIA driver is installed (its library, libcuda, was not found)")
+    return ask(library)
+
+
+def ask(library: Any) -> Found:
+    """Return what the driver's library says."""
+    version = ctypes.c_int()
+    library.cuDriverGetVersion(ctypes.byref(version))
+    driver = f"{version.value // 1000}.{version.value % 1000 // 10}"
+    error = library.cuInit(0)
+    if error == _NO_DEVICE:
+        missing = "the NVIDIA driver sees no GPU (does CUDA_VISIBLE_DEVICES hide it?)"
+        return Found(driver=driver, missing=missing)
+    if error:
+        return Found(driver=driver, missing=f"the NVIDIA driver does not start (cuInit returns error {error})")
+    count = ctypes.c_int()
+    library.cuDeviceGetCount(ctypes.byref(count))
+    return Found(tuple(_describe(library, ordinal) for ordinal in range(count.value)), driver)
+
+
+def _describe(library: Any, ordinal: int) -> Gpu:
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    name = ctypes.create_string_buffer(256)
+    library.cuDeviceGet(ctypes.byref(device), ordinal)
+    library.cuDeviceGetName(name, len(name), device)
+    library.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, device)
+    library.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, device)
+    return Gpu(ordinal, name.value.decode(), (major.value, minor.value))
+
+
+class LogicalGpus:
+    """The devices ``GPU:0``, ``GPU:1`` …: each a physical GPU, or one of several on the same."""
+
+    def __init__(self) -> None:
+        self.split: dict[int, int] = {}
+        self.in_use = False
+
+    def ordinals(self) -> tuple[int, ...]:
+        """Return the physical GPU of each logical device, by the logical device's index."""
+        return tuple(gpu.ordinal for gpu in find_gpus().gpus for _ in range(self.split.get(gpu.ordinal, 1)))
+
+    def names(self) -> tuple[str, ...]:
+        """Return the devices' canonical names."""
+        return tuple(f"GPU:{index}" for index in range(len(self.ordinals())))
+
+
+logical = LogicalGpus()
+
+
+def gpu_number(name: str) -> int:
+    """Return the driver's number for the physical GPU of a device that exists."""
+    return logical.ordinals()[int(name.removeprefix("GPU:"))]
+
+
+def why_absent() -> str:
+    """Return why there are no, or no more, GPUs, and what to do, as a sentence."""
+    found = find_gpus()
+    if found.gpus:
+        return 'one GPU serves as several devices after set_logical_devices("GPU:0", count)'
+    return f"{found.missing}; replicas run on CPU:k, and on GPUs with a driver and {INSTALL}"
+
+
+# Names.
 
 _SPELLING = re.compile(
     r"""
@@ -51,7 +150,7 @@ def canonical(device: str) -> str:
 
 def available() -> tuple[str, ...]:
     """Return the devices of this machine, in canonical form; of the logical CPU devices, the first stands for all."""
-    return ("CPU:0", *gpus.logical.names())
+    return ("CPU:0", *logical.names())
 
 
 def resolve(devices: int | Sequence[str] | None) -> tuple[str, ...]:
@@ -59,35 +158,35 @@ def resolve(devices: int | Sequence[str] | None) -> tuple[str, ...]:
 
     For n that is CPU:0 to CPU:n-1, for None all GPUs, or CPU:0 without any.
     """
-    if devices is None:
-        return _used(gpus.logical.names()) or ("CPU:0",)
     given: Any = devices
-    if isinstance(given, float) or hasattr(given, "__index__"):
+    if given is None:
+        names = logical.names() or ("CPU:0",)
+    elif isinstance(given, float) or hasattr(given, "__index__"):
         if isinstance(given, (bool, float)) or int(given) < 1:
             raise ValueError(f"devices must be a number of replicas, at least 1, or a list of devices, got {given!r}")
-        return tuple(f"CPU:{k}" for k in range(int(given)))
-    if isinstance(devices, str):
-        raise TypeError(f"devices must be a sequence of strings, got the string {devices!r}; write [{devices!r}]")
-    if isinstance(devices, AbstractSet):
-        raise TypeError(f"devices must be a sequence of strings, for replicas have an order, got {devices!r}")
-    names = tuple(canonical(device) for device in given)
+        names = tuple(f"CPU:{k}" for k in range(int(given)))
+    else:
+        names = _checked(given)
+    if any(name.startswith("GPU") for name in names):
+        logical.in_use = True
+    return names
+
+
+def _checked(devices: Any) -> tuple[str, ...]:
+    if isinstance(devices, (str, AbstractSet)):  # a set has no order, and replicas have one
+        raise TypeError(f"devices must be a sequence of strings, such as ['CPU:0'], got {devices!r}")
+    names = tuple(map(canonical, devices))
     if not names:
         raise ValueError("devices must name at least one device, got none; write ['CPU:0']")
     if len(set(names)) < len(names):
         name = next(name for i, name in enumerate(names) if name in names[:i])
-        raise ValueError(f"each replica needs a device of its own, got {name!r} twice in {list(given)}")
-    absent = [name for name in names if name.startswith("GPU:") and name not in gpus.logical.names()]
+        raise ValueError(f"each replica needs a device of its own, got {name!r} twice in {list(devices)}")
+    absent = [name for name in names if name.startswith("GPU:") and name not in logical.names()]
     if absent:
         raise DeviceNotFoundError(
             f"there is no device {absent[0]!r} here; these exist: {', '.join(available())} (and CPU:k for every k); "
-            f"{gpus.why_absent()}"
+            f"{why_absent()}"
         )
-    return _used(names)
-
-
-def _used(names: tuple[str, ...]) -> tuple[str, ...]:
-    if any(name.startswith("GPU") for name in names):
-        gpus.logical.in_use = True
     return names
 
 
@@ -105,26 +204,23 @@ def set_logical_devices(device: str, count: int) -> None:
     Raises:
         DeviceNotFoundError: there is no such GPU.
         RuntimeError: a strategy uses GPUs already.
-        TypeError: ``device`` is not a string, or ``count`` is not an int.
+        TypeError: ``device`` is not a string.
         ValueError: ``device`` is misspelled or not a GPU, or ``count`` is less than 1.
     """
     name = canonical(device)
     if not name.startswith("GPU:"):
         raise ValueError(f"expected a GPU, got {device!r}: CPU:k exists for every k, with nothing to set")
-    if isinstance(count, bool) or not isinstance(count, int):
-        raise TypeError(f"count must be an int, got {count!r}")
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}")
-    if gpus.logical.in_use:
+    if logical.in_use:
         raise RuntimeError(
             "the GPUs are already in use under their present names; call set_logical_devices before the first strategy"
         )
-    ordinal = int(name.removeprefix("GPU:"))
-    physical = [gpu.ordinal for gpu in gpus.find().gpus]
+    ordinal, physical = int(name.removeprefix("GPU:")), [gpu.ordinal for gpu in find_gpus().gpus]
     if ordinal not in physical:
         exist = ", ".join(f"GPU:{k}" for k in physical) or "none"
-        raise DeviceNotFoundError(f"there is no GPU {name!r} to split; these exist: {exist}; {gpus.why_absent()}")
-    gpus.logical.split[ordinal] = count
+        raise DeviceNotFoundError(f"there is no GPU {name!r} to split; these exist: {exist}; {why_absent()}")
+    logical.split[ordinal] = count
 
 
 set_logical_devices.__module__ = "aiodist"

@@ -85,9 +85,6 @@ class ArrayLike(NDArrayOperatorsMixin):
     def __float__(self) -> float:
         return float(self.read_value())
 
-    def __complex__(self) -> complex:
-        return complex(self.read_value())
-
     def __index__(self) -> int:
         return self.read_value().__index__()
 
@@ -138,14 +135,11 @@ def host_type_of(leaf: Any) -> HostType | None:
     if framework is None:
         return None
     try:
-        device = int(leaf.__dlpack_device__()[0])
-    except ValueError as error:  # PyTorch's "meta" tensors, which have no memory
-        raise TypeError(f"expected an array in memory, got a {class_name(leaf)}: {error}") from error
+        device = leaf.__dlpack_device__()[0]
+    except ValueError:  # PyTorch's "meta" tensors, which have no memory
+        device = None
     if device != CPU:
-        raise TypeError(
-            f"expected an array in host memory, got a {class_name(leaf)} on device type {device} of DLPack; copy it "
-            "to the host first"
-        )
+        raise TypeError(f"expected an array in host memory, got a {class_name(leaf)} elsewhere; copy it first")
     return HostType(framework)
 
 
@@ -155,16 +149,11 @@ def is_foreign(value: Any) -> bool:
 
 
 def _framework_of(leaf: Any) -> ModuleType | None:
+    """Return the module with ``from_dlpack``: the most basic package of its class, or else the array API's own way."""
     kind: Any = type(leaf)
-    namespace = getattr(leaf, "__array_namespace__", None)  # the standard's way, which PyTorch does not have
-    return _package_of(kind) or (None if namespace is None else namespace())
-
-
-@cache
-def _package_of(kind: type) -> ModuleType | None:
-    """Return the package of a class, or of one of its bases, that has `from_dlpack`; the most basic one."""
-    found = (sys.modules.get(name) for name in reversed(packages(kind)))
-    return next((package for package in found if hasattr(package, "from_dlpack")), None)
+    found = [sys.modules[name] for name in reversed(packages(kind)) if hasattr(sys.modules.get(name), "from_dlpack")]
+    namespace = getattr(leaf, "__array_namespace__", None)
+    return found[0] if found else None if namespace is None else namespace()
 
 
 @cache

@@ -9,10 +9,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from aiodist._arrays import nests
-from aiodist._arrays.device import DeviceType
-from aiodist._arrays.frameworks import device_type_of, framework_of, views_on_gpu
-from aiodist._arrays.host import ArrayLike, HostType, host_type_of, is_foreign
-from aiodist._arrays.slices import IndexedSlices
+from aiodist._arrays.device import DeviceType, device_type_of
+from aiodist._arrays.host import ArrayLike, HostType, host_type_of
+from aiodist._arrays.values import IndexedSlices
 
 
 class LeafType:
@@ -41,23 +40,8 @@ def describe(value: Any) -> tuple[Any, Any, Any, Any, Any]:
     item for each leaf in the rest, except that the marks are None where all leaves are NumPy arrays. The leaves are
     what takes part in the collective: see `describe_leaf`.
     """
-    if isinstance(value, (np.ndarray, np.generic, int, float, complex)) or _is_framework_array(value):
+    if isinstance(value, (np.ndarray, np.generic, int, float, complex)):
         return None, *describe_leaf(value)
-    try:
-        return _describe_nest(value)
-    except TypeError:
-        if not nests.register_dicts(value):  # asked only now, so that nests of other kinds do not pay for it
-            raise
-    return _describe_nest(value)
-
-
-def _is_framework_array(value: Any) -> bool:
-    """Return whether a value is known at a glance as a framework's array; frameworks have nests of their own, too."""
-    framework = framework_of(type(value))
-    return framework is not None and (is_foreign(value) or framework.is_on_gpu(value))
-
-
-def _describe_nest(value: Any) -> tuple[Any, Any, Any, Any, Any]:
     leaves, structure = nests.flatten(value)
     if len(leaves) == 1 and leaves[0] is value:
         return None, *describe_leaf(value)
@@ -66,16 +50,6 @@ def _describe_nest(value: Any) -> tuple[Any, Any, Any, Any, Any]:
             break
     else:  # also where there are none
         return structure, tuple([a.shape for a in leaves]), tuple([a.dtype for a in leaves]), None, leaves
-    on_gpus = views_on_gpu(leaves)
-    if on_gpus is not None:  # nests of hundreds of tensors are common
-        mark, arrays = on_gpus
-        shapes, dtypes = tuple([a.shape for a in arrays]), tuple([a.dtype for a in arrays])
-        return structure, shapes, dtypes, (mark,) * len(leaves), arrays
-    shapes, dtypes, marks, taking_part = zip(*_described(structure, leaves), strict=True)
-    return structure, shapes, dtypes, marks if any(marks) else None, list(taking_part)
-
-
-def _described(structure: nests.Structure, leaves: Sequence[Any]) -> list[Leaf]:
     found = []
     for index, leaf in enumerate(leaves):
         try:
@@ -83,7 +57,8 @@ def _described(structure: nests.Structure, leaves: Sequence[Any]) -> list[Leaf]:
         except TypeError as error:
             path = nests.leaf_paths(structure, "value")[index]
             raise TypeError(f"{path}: {error}") from None
-    return found
+    shapes, dtypes, marks, taking_part = zip(*found, strict=True)
+    return structure, shapes, dtypes, marks if any(marks) else None, list(taking_part)
 
 
 def describe_leaf(leaf: Any) -> Leaf:  # noqa: PLR0911  (one return a type)

@@ -3,25 +3,23 @@
 optree sorts dict keys, so two dicts filled in different orders are the same nest, and a result's keys come back in the
 order of the nest that it came from. Types are registered with optree, globally or in the namespace ``"aiodist"``.
 
-Subclasses of dict are nests too, as in TensorFlow, without being registered by their author. optree knows dict,
-`OrderedDict` and `defaultdict` by their exact types; a subclass of theirs is registered when it is first met, in our
-namespace alone. One that somebody has registered is a nest already and never gets here.
+Subclasses of dict are nests too, as in TensorFlow, without being registered by their author: one is registered when it
+is first met, in our namespace alone. It is made anew by calling it with a mapping.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import optree
 from optree.utils import total_order_sorted
 
+from aiodist._core.text import shortened
+
 NAMESPACE = "aiodist"
-_MOST_DIFFERENCES = 4
 _MOST_CHARACTERS = 80
 _MOST_TEMPLATE_LEAVES = 512
 Structure = optree.PyTreeSpec
@@ -29,28 +27,19 @@ Build: TypeAlias = Callable[[Iterable[Any]], Any]
 """Makes a nest of leaves."""
 
 
-def flatten(value: Any) -> tuple[list[Any], Structure]:
-    """Return the leaves and the structure of a nest where None is empty, as in a collective; see `register_dicts`."""
-    leaves, structure = optree.tree_flatten(value, namespace=NAMESPACE)
+def flatten(value: Any, *, none_is_leaf: bool = False) -> tuple[list[Any], Structure]:
+    """Return the leaves and the structure of a nest where None is empty, as in a collective."""
+    leaves, structure = optree.tree_flatten(value, none_is_leaf=none_is_leaf, namespace=NAMESPACE)
+    for leaf in leaves:
+        if isinstance(leaf, dict):  # of a class that is not registered yet
+            _register(type(leaf))
+            return flatten(value, none_is_leaf=none_is_leaf)
     return leaves, structure
 
 
 def flatten_with_none(value: Any) -> tuple[list[Any], Structure]:
     """Return the leaves and the structure of a nest in which None is a leaf, as it is in arguments and results."""
-    leaves, structure = optree.tree_flatten(value, none_is_leaf=True, namespace=NAMESPACE)
-    for leaf in leaves:
-        if isinstance(leaf, dict):
-            _register_dicts_in(leaves)
-            return flatten_with_none(value)
-    return leaves, structure
-
-
-def register_dicts(value: Any) -> bool:
-    """Register the subclasses of dict in a nest as nests; return whether there was a new one."""
-    found = False
-    while _register_dicts_in(flatten(value)[0]):
-        found = True
-    return found
+    return flatten(value, none_is_leaf=True)
 
 
 def builder(structure: Structure | None) -> Build | None:
@@ -69,31 +58,21 @@ def leaf_paths(structure: Structure, root: str) -> list[str]:
     return [accessor.codify(root) for accessor in structure.accessors()]
 
 
-def difference(a: Structure, b: Structure, root: str, here: str, there: str) -> str:
-    """Say briefly where structures first differ, ``a`` of ``here`` and ``b`` of ``there``, and which keys one lacks.
+def difference(a: Structure, b: Structure, path: str, here: str, there: str) -> str:
+    """Say where structures first differ, ``a`` of ``here`` and ``b`` of ``there``.
 
-    E.g. ``value['w'] is on replica 1 only, value['b'][0] is (*, *) on replica 0 and * on replica 1``, where ``root`` is
-    "value", ``here`` is "replica 0" and ``there`` is "replica 1".
+    E.g. ``value['w'] is on replica 1 only``, or ``value['b'][0] is (*, *) on replica 0 and * on replica 1``, where
+    ``path`` is "value", ``here`` is "replica 0" and ``there`` is "replica 1".
     """
-    found = [*islice(_differences(a, b, root, here, there), _MOST_DIFFERENCES + 1)]
-    more = ", …" if len(found) > _MOST_DIFFERENCES else ""
-    return ", ".join(found[:_MOST_DIFFERENCES]) + more
-
-
-def _differences(a: Structure, b: Structure, path: str, here: str, there: str) -> Iterator[str]:
-    if a == b:
-        return
-    mine, theirs = _children(a, path), _children(b, path)
-    common = [entry for entry in mine if entry in theirs]
-    if a.type is not b.type or (len(mine) == len(theirs) == len(common) and all(mine[e] == theirs[e] for e in common)):
-        yield f"{_brief(path)} is {_brief(text(a))} on {here} and {_brief(text(b))} on {there}"
-        return
-    for children, others, side in ((mine, theirs, here), (theirs, mine, there)):
-        for entry in children:
-            if entry not in others:
-                yield f"{_brief(entry)} is on {side} only"
-    for entry in common:
-        yield from _differences(mine[entry], theirs[entry], entry, here, there)
+    if a.type is b.type:
+        mine, theirs = _children(a, path), _children(b, path)
+        for child in [*mine, *theirs]:
+            if child not in mine or child not in theirs:
+                return f"{shortened(child, _MOST_CHARACTERS)} is on {here if child in mine else there} only"
+            if mine[child] != theirs[child]:
+                return difference(mine[child], theirs[child], child, here, there)
+    one, other = (shortened(text(structure), _MOST_CHARACTERS) for structure in (a, b))
+    return f"{shortened(path, _MOST_CHARACTERS)} is {one} on {here} and {other} on {there}"
 
 
 def _children(structure: Structure, path: str) -> dict[str, Structure]:
@@ -104,54 +83,24 @@ def _children(structure: Structure, path: str) -> dict[str, Structure]:
     return dict(zip(leaf_paths(level, path), structure.children(), strict=True))
 
 
-def _brief(shown: str) -> str:
-    return shown if len(shown) <= _MOST_CHARACTERS else f"{shown[: _MOST_CHARACTERS - 2]} …"
+class _Keys(dict[Any, None]):
+    """The keys of a dict in its order; equal to the same keys in any other order."""
 
-
-class _Form:
-    """A dict without its values. Two forms with the same keys are equal, whatever their order."""
-
-    __slots__ = ("factory", "keys", "order")
-
-    def __init__(self, value: dict[Any, Any]) -> None:
-        self.order = tuple(value)
-        self.keys = tuple(total_order_sorted(self.order))
-        self.factory = (value.default_factory,) if isinstance(value, defaultdict) else ()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Form) and (self.keys, self.factory) == (other.keys, other.factory)
-
-    def __hash__(self) -> int:
-        return hash((self.keys, self.factory))
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self))
 
     def __repr__(self) -> str:
-        return repr(list(self.keys))
-
-
-def _register_dicts_in(leaves: Iterable[Any]) -> bool:
-    """Register the types of those leaves that are dicts; return whether there were any: then flatten again."""
-    kinds = {type(leaf) for leaf in leaves if isinstance(leaf, dict)}
-    for kind in kinds:
-        _register(kind)
-    return bool(kinds)
+        return repr(total_order_sorted(self))
 
 
 def _register(kind: Any) -> None:
-    def flatten_dict(value: Any) -> tuple[list[Any], _Form, Sequence[Any]]:
-        form = _Form(value)
-        return [value[key] for key in form.keys], form, form.keys
+    def flatten_dict(value: Any) -> tuple[list[Any], Any, Sequence[Any]]:
+        keys = total_order_sorted(value)
+        return [value[key] for key in keys], _Keys.fromkeys(value), keys
 
-    def unflatten_dict(form: Any, children: Iterable[Any]) -> Any:
-        values = dict(zip(form.keys, children, strict=True))
-        try:
-            return kind(*form.factory, {key: values[key] for key in form.order})
-        except TypeError as error:
-            error.add_note(
-                f"a {kind.__qualname__} with other values is made by {kind.__qualname__}(mapping); where that is not "
-                f"how it is made, register it: optree.register_pytree_node({kind.__qualname__}, …, "
-                f"namespace={NAMESPACE!r})"
-            )
-            raise
+    def unflatten_dict(order: Any, children: Iterable[Any]) -> Any:
+        values = dict(zip(total_order_sorted(order), children, strict=True))
+        return kind({key: values[key] for key in order})
 
     with suppress(ValueError):  # another thread has just registered it
         optree.register_pytree_node(
@@ -211,22 +160,19 @@ class _Writer:
             self._unless(f"type({variable}) is ndarray and {variable}.dtype is {dtype} and {variable}.shape == {shape}")
             self.leaves.append(variable)
             return variable
-        if kind not in (dict, list, tuple):
+        if kind not in (dict, list, tuple) or (kind is dict and set(map(type, part)) - {str}):  # for 1 equals True
             return None
         self._unless(f"type({variable}) is {kind.__name__} and len({variable}) == {len(part)}")
         inner = [f"{variable}_{index}" for index in range(len(part))]
         if kind is dict:
-            self._unless(f"[*{variable}] == {self._name([*part])}")
-            if not all(type(key) is str for key in part):  # True equals 1
-                self._unless(f"[*map(type, {variable})] == {self._name([*map(type, part)])}")
+            self._unless(f"[*{variable}] == {[*part]!r}")
         if inner:
             self.lines.append(f"    {', '.join(inner)}, = {variable}{'.values()' if kind is dict else ''}")
         made = [self.write(*each) for each in zip(inner, part.values() if kind is dict else part, strict=True)]
         if None in made:
             return None
         if kind is dict:
-            items = zip(map(self._name, part), made, strict=True)
-            return f"{{{', '.join(f'{key}: {value}' for key, value in items)}}}"
+            return f"{{{', '.join(f'{key!r}: {value}' for key, value in zip(part, made, strict=True))}}}"
         return f"[{', '.join(map(str, made))}]" if kind is list else f"({''.join(f'{each}, ' for each in made)})"
 
     def _unless(self, condition: str) -> None:

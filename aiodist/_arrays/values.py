@@ -1,19 +1,19 @@
-"""Per-replica values: one component for each replica, and how results become them and arguments come out of them."""
+"""Values that are no arrays: per-replica values, how results become them and arguments come out, and sparse ones."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Coroutine, Sequence
+from itertools import groupby, islice
 from numbers import Number
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
+from typing import Any, Final, Generic, NoReturn, TypeVar
 
 import numpy as np
 
 from aiodist._arrays import nests
-from aiodist._arrays.host import is_foreign
-from aiodist._arrays.slices import IndexedSlices
+from aiodist._arrays.host import Array, is_foreign
 from aiodist._core.text import ids_briefly
-
-_ALWAYS_OWN: Final = (np.ndarray, np.generic, IndexedSlices, Number, str, bytes)
+from aiodist_kernels.arguments import check_unmasked
 
 T = TypeVar("T")
 _MOST_SHOWN = 20
@@ -45,92 +45,17 @@ class DistributedValues(Generic[T]):
         """The components, in replica-id order."""
         return self._values
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The components' shape.
-
-        Raises:
-            AttributeError: they have no shape, or not the same one.
-        """
-        shape: tuple[int, ...] = self._common("shape")
-        return shape
-
-    @property
-    def dtype(self) -> Any:
-        """The components' dtype.
-
-        Raises:
-            AttributeError: they have no dtype, or not the same one.
-        """
-        return self._common("dtype")
-
-    def _common(self, name: str) -> Any:
-        kind, first = type(self).__name__, getattr(self._values[0], name, None)
-        for replica_id, component in enumerate(self._values):
-            one = getattr(component, name, None)
-            if one is None:
-                raise AttributeError(
-                    f"this {kind} has no {name}: component {replica_id} is of type {type(component).__name__}"
-                )
-            if one != first:
-                raise AttributeError(
-                    f"the components of this {kind} have no common {name}: component 0's is {first}, component "
-                    f"{replica_id}'s is {one}; look at value.values"
-                )
-        return first
-
-    def _lines(self, show: Callable[[str, T], str], cut: str) -> list[str]:
-        """Return a line for each component, equal neighbours in one; of many those of the first."""
-        lines: list[str] = []
-        begin, size = 0, len(self._values)
-        while begin < size and len(lines) < _MOST_SHOWN:
-            first, end = self._values[begin], begin + 1
-            while end < size and _alike(first, self._values[end]):
-                end += 1
-            lines.append(show(f"{begin}" if end == begin + 1 else f"{begin}-{end - 1}", first))
-            begin = end
-        return [*lines, cut.format(size - begin)] if begin < size else lines
-
     def __repr__(self) -> str:
-        lines = self._lines("  {}: {!r}".format, "  … {} more")
-        return "\n".join([f"{type(self).__name__}:{{", *lines, "}"])
+        """Return a line for each component, for equal neighbours one, and at most twenty."""
+        runs = [[*run] for _, run in islice(groupby(range(len(self._values)), self._shown), _MOST_SHOWN)]
+        lines = [f"  {run[0]}{f'-{run[-1]}' * (len(run) > 1)}: {self._values[run[0]]!r}" for run in runs]
+        left = len(self._values) - 1 - runs[-1][-1]
+        return "\n".join([f"{type(self).__name__}:{{", *lines, *[f"  … {left} more"] * bool(left), "}"])
 
-    def __format__(self, spec: str) -> str:
-        if not spec:
-            return str(self)
-        shown = [_formatted(component, spec) for component in self._values[:_MOST_SHOWN]]
-        rest = [f"… {len(self._values) - _MOST_SHOWN} more"] if len(self._values) > _MOST_SHOWN else []
-        return f"{type(self).__name__}({', '.join([*shown, *rest])})"
-
-    def _repr_html_(self) -> str:
-        """Return a table for notebooks."""
-        from html import escape
-
-        rows = self._lines(
-            lambda ids, component: f"<tr><th>{ids}</th><td><pre>{escape(repr(component))}</pre></td></tr>",
-            "<tr><th>…</th><td>{} more</td></tr>",
-        )
-        head = f"<tr><th>replica</th><th>{type(self).__name__}</th></tr>"
-        return f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
-
-    # Type checkers find these uses by themselves.
-    if not TYPE_CHECKING:
-
-        def _refuse(self, *_: object, **__: object) -> NoReturn:
-            raise TypeError(
-                f"a {type(self).__name__} of {len(self._values)} components is not one array; pass it to strategy.run "
-                "as an argument, combine it with `await strategy.reduce(op, value, axis)` or `await "
-                "strategy.gather(value, axis)`, or look at its components: value.values"
-            )
-
-        __iter__ = __array__ = __array_ufunc__ = _refuse
-        __len__ = __getitem__ = __contains__ = __bool__ = __float__ = __int__ = __index__ = _refuse
-        __neg__ = __pos__ = __abs__ = __invert__ = __round__ = _refuse
-        __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = __matmul__ = _refuse
-        __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rpow__ = __rmatmul__ = _refuse
-        __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = __divmod__ = _refuse
-        __rand__ = __ror__ = __rxor__ = __rlshift__ = __rrshift__ = __rdivmod__ = _refuse
-        __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    def _shown(self, replica_id: int) -> tuple[str, bytes]:
+        """Return what tells a component from its neighbour; a long array's repr leaves most of it out."""
+        component = self._values[replica_id]
+        return repr(component), component.tobytes() if isinstance(component, np.ndarray) else b""
 
 
 class PerReplica(DistributedValues[T]):
@@ -145,30 +70,116 @@ class Mirrored(DistributedValues[T]):
     __slots__ = ()
 
 
+def _refuse(value: DistributedValues[Any], *_: object, **__: object) -> NoReturn:
+    raise TypeError(
+        f"a {type(value).__name__} of {len(value.values)} components is not one array; pass it to strategy.run as an "
+        "argument, combine it with `await strategy.reduce(op, value, axis)` or `await strategy.gather(value, axis)`, "
+        "or look at its components: value.values"
+    )
+
+
+# Set here, not defined in the class: type checkers find such uses by themselves.
+_UNARY = ("iter", "len", "getitem", "contains", "array", "array_ufunc", "bool", "int", "float", "index", "neg", "pos")
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+for _name in (*_UNARY, *_BINARY, *(f"r{name}" for name in _BINARY), "lt", "le", "gt", "ge"):
+    setattr(DistributedValues, f"__{_name}__", _refuse)
 for _class in (DistributedValues, PerReplica, Mirrored):
     _class.__module__ = "aiodist"
-del _class
+del _name, _class
 
 
-def _alike(a: Any, b: Any) -> bool:
-    """Whether two components are shown as one; what is no host array or plain value is so only if it is one object."""
-    if a is b:
-        return True
-    if type(a) is not type(b) or not isinstance(a, (np.ndarray, np.generic, int, float, complex, str, bytes)):
-        return False
-    if not isinstance(a, np.ndarray):
-        return bool(a == b or (a != a and b != b))  # noqa: PLR0124  (NaN is like NaN)
-    if a.dtype != b.dtype or a.shape != b.shape or a.dtype.hasobject:
-        return False
-    return bool(((a == b) | ((a != a) & (b != b))).all())  # noqa: PLR0124
+class IndexedSlices:
+    """Rows of an array with their indices; all other rows are zero. An index may occur several times.
+
+    `ReplicaContext.all_reduce`, `Strategy.reduce` and `StrategyExtended.reduce_to` add rows with the same index, and
+    return `IndexedSlices` whose indices are ascending and distinct. Replicas may have different numbers of rows. It is
+    never made dense implicitly; do that with `np.add.at(dense, slices.indices, slices.values)`.
+
+    Args:
+        values: the rows, an array with at least one axis. It is not copied.
+        indices: an index of 0 or more for each row, one-dimensional, of an integer dtype.
+        dense_shape: the shape of the whole array; None if it is not known.
+
+    Raises:
+        TypeError: ``indices`` are not integers, or ``values`` is masked.
+        ValueError: the numbers of indices and rows differ; an index is negative or beyond the shape; the rows have
+            another shape than those of ``dense_shape``.
+    """
+
+    __slots__ = ("_dense_shape", "_indices", "_values")
+
+    def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
+        check_unmasked(values, "as the values of IndexedSlices")
+        self._values: Array = np.asarray(values)
+        self._indices = _indices(indices, self._values)
+        self._dense_shape = None if dense_shape is None else _dense_shape(dense_shape, self._values, self._indices)
+
+    @property
+    def values(self) -> Array:
+        """The rows."""
+        return self._values
+
+    @property
+    def indices(self) -> Array:
+        """The index of each row, int64."""
+        return self._indices
+
+    @property
+    def dense_shape(self) -> tuple[int, ...] | None:
+        """The shape of the whole array; None if it is not known."""
+        return self._dense_shape
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """The shape of the whole array; its first size is None if it is not known."""
+        return self._dense_shape or (None, *self._values.shape[1:])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the rows."""
+        dtype: np.dtype[Any] = self._values.dtype
+        return dtype
+
+    def __repr__(self) -> str:
+        return f"IndexedSlices(values={self._values!r}, indices={self._indices!r}, dense_shape={self._dense_shape})"
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError(
+            "IndexedSlices do not turn into an array by themselves: pass .values and .indices, or write "
+            "dense = np.zeros(slices.dense_shape, slices.dtype); np.add.at(dense, slices.indices, slices.values)"
+        )
+
+    __array_ufunc__ = __array__
 
 
-def _formatted(component: Any, spec: str) -> str:
-    if not isinstance(component, np.ndarray):
-        return format(component, spec)
-    if component.ndim == 0:
-        return format(component.item(), spec)
-    return np.array2string(component, separator=", ", formatter={"all": lambda item: format(item, spec)})
+def _indices(indices: Any, values: Array) -> Array:
+    given = np.asarray(indices)
+    if given.size == 0:
+        given = given.astype(np.int64)
+    if given.dtype.kind not in "iu":
+        raise TypeError(f"indices must be integers, got {given.dtype}")
+    if values.ndim == 0 or given.shape != values.shape[:1]:
+        raise ValueError(
+            f"expected one index for each row, got indices of shape {given.shape} for values of shape {values.shape}"
+        )
+    if given.size and given.min() < 0:
+        raise ValueError(f"indices must be 0 or more, got {given.min()}")
+    return given.astype(np.int64, copy=False)
+
+
+def _dense_shape(shape: Any, values: Array, indices: Array) -> tuple[int, ...]:
+    sizes = tuple(map(operator.index, shape))
+    if not sizes or sizes[1:] != values.shape[1:]:
+        raise ValueError(f"dense_shape {sizes} must end with the shape of a row, {values.shape[1:]}")
+    if indices.size and indices.max() >= sizes[0]:
+        raise ValueError(f"indices must be below {sizes[0]}, the first size of dense_shape, got {indices.max()}")
+    return sizes
+
+
+IndexedSlices.__module__ = "aiodist"
+
+
+# Per replica, and back.
 
 
 def split(value: Any, num_replicas: int) -> Sequence[Any]:
@@ -200,6 +211,9 @@ def _components(value: DistributedValues[Any], num_replicas: int) -> tuple[Any, 
             f"got a {type(value).__name__} with {len(value.values)}"
         )
     return value.values
+
+
+_ALWAYS_OWN: Final = (np.ndarray, np.generic, IndexedSlices, Number, str, bytes)
 
 
 def _result(components: tuple[Any, ...]) -> Any:

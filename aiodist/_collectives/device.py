@@ -18,8 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from aiodist._arrays.device import DeviceArray, DeviceType
-from aiodist._arrays.frameworks import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM
+from aiodist._arrays.device import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM, DeviceArray, DeviceType
 from aiodist._arrays.leaves import Spec
 from aiodist._collectives.device_plan import PAGE_LOCKED, Column, Leaf, Leaves, Planner, Where
 from aiodist._collectives.host import HostExecutor, given

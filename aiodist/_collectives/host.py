@@ -19,7 +19,7 @@ import numpy as np
 import aiodist_kernels as kernels
 from aiodist._arrays.host import HostType
 from aiodist._arrays.leaves import LeafMark, LeafType, Spec, is_array
-from aiodist._arrays.slices import IndexedSlices
+from aiodist._arrays.values import IndexedSlices
 from aiodist._collectives import out
 from aiodist._collectives.kinds import Collective, Cut, LeafPlan, Result
 from aiodist._collectives.out import Outs

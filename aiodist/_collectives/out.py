@@ -14,8 +14,7 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 import aiodist_kernels as kernels
-from aiodist._arrays.device import DeviceArray, DeviceType, lies_apart
-from aiodist._arrays.frameworks import device_type_of
+from aiodist._arrays.device import DeviceArray, DeviceType, device_type_of, lies_apart
 from aiodist._arrays.host import class_name
 from aiodist._arrays.leaves import LeafMark, LeafType, describe_leaf, is_array
 from aiodist._collectives.kinds import Collective

@@ -114,7 +114,6 @@ class NumpyDataset:
     """
 
     def __init__(self, arrays: Any) -> None:
-        nests.register_dicts(arrays)
         self._leaves, self._structure = nests.flatten(arrays)
         self._size = common_size(self._leaves, self._structure, "numpy_input")
         for leaf, path in zip(self._leaves, nests.leaf_paths(self._structure, "numpy_input"), strict=True):

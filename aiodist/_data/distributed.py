@@ -12,8 +12,7 @@ from typing import Any, Final, Self
 from anyio.lowlevel import checkpoint
 
 from aiodist._arrays import nests
-from aiodist._arrays.slices import IndexedSlices
-from aiodist._arrays.values import DistributedValues, PerReplica, regroup_data
+from aiodist._arrays.values import DistributedValues, IndexedSlices, PerReplica, regroup_data
 
 _END: Final = object()
 

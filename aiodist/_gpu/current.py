@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
-from aiodist._arrays import gpus
-from aiodist._arrays.frameworks import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM, TYPES
+from aiodist._arrays.device import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM, TYPES
+from aiodist._arrays.devices import gpu_number
 from aiodist._gpu import enqueue
 from aiodist._gpu.cuda_core import CudaCore, DeviceStream
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 def streams(device: str) -> frozenset[int]:
     """Return the streams on which this thread's frameworks work now on a replica's GPU, by their handles."""
-    ordinal = gpus.logical.ordinal(device)
+    ordinal = gpu_number(device)
     loaded = [name for name, module in (("torch", "torch"), ("cupy", "cupy"), ("numba", "numba.cuda")) if _has(module)]
     handles = {TYPES[name].stream(ordinal) or LEGACY_DEFAULT_STREAM for name in loaded}
     return frozenset(handles - {PER_THREAD_DEFAULT_STREAM})  # in another thread, that is another stream
@@ -34,7 +34,7 @@ def call_on(device: str, callers: frozenset[int], fn: Callable[..., T], *args: A
     What it enqueues comes behind what its caller's streams had been given, and before what they are given afterwards:
     values go in and out as if there were one stream. `callers` are the caller's `streams`.
     """
-    ordinal = gpus.logical.ordinal(device)
+    ordinal = gpu_number(device)
     driver = enqueue.queue().driver
     with ExitStack() as stack:
         with enqueue.enqueuing, driver.using():

@@ -508,8 +508,6 @@ def _out_buffers(given: Any, request: Request, leaves: Any) -> OutBuffers:
         buffers, found = [given], None
     else:
         buffers, found = nests.flatten(given)
-        if found != structure and nests.register_dicts(given):
-            buffers, found = nests.flatten(given)
         found = None if len(buffers) == 1 and buffers[0] is given else found
     if found != structure:
         expected, got = ("a single array" if each is None else nests.text(each) for each in (structure, found))

@@ -21,9 +21,9 @@ from anyio import CancelScope
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 import aiodist_kernels as kernels
-from aiodist._arrays import gpus, nests
-from aiodist._arrays.device import DeviceType
-from aiodist._arrays.frameworks import device_type_of
+from aiodist._arrays import nests
+from aiodist._arrays.device import DeviceType, device_type_of
+from aiodist._arrays.devices import gpu_number
 from aiodist._arrays.host import Array, HostType, host_type_of
 from aiodist._arrays.leaves import LeafMark, LeafType, Spec, describe_leaf
 from aiodist._arrays.values import DistributedValues, Mirrored, check_awaited
@@ -276,7 +276,7 @@ def _gpu(name: str) -> int:
             f"an array on a GPU can only go to GPUs, got the destination {name!r}; copy the array to the host first, "
             "or the result afterwards"
         )
-    return gpus.logical.ordinal(name)
+    return gpu_number(name)
 
 
 class Combination:

@@ -8,7 +8,8 @@ from typing import Any
 import anyio.to_thread
 import numpy as np
 
-from aiodist._arrays import gpus, nests
+from aiodist._arrays import nests
+from aiodist._arrays.devices import gpu_number
 from aiodist._arrays.leaves import describe_leaf
 from aiodist_kernels import Accumulate, KernelSpec, ReduceOp, warm
 from aiodist_kernels.rules import rule_for
@@ -16,12 +17,10 @@ from aiodist_kernels.rules import rule_for
 
 async def compile_kernels(values: Sequence[Any], devices: Sequence[str], accumulate: Accumulate) -> None:
     """Compile what SUM and MEAN of these nests over replicas on these devices need, in a worker thread."""
-    for value in values:
-        nests.register_dicts(value)
     leaves = [leaf for value in values for leaf in nests.flatten(value)[0]] if values else [np.float32(), np.float64()]
     dtypes, ops = dict.fromkeys(map(_dtype, leaves)), (ReduceOp.SUM, ReduceOp.MEAN)
     specs = [KernelSpec(op, dtype, len(devices), accumulate) for dtype in dtypes for op in ops]
-    ordinals = sorted({gpus.logical.ordinal(device) for device in devices if device.startswith("GPU:")})
+    ordinals = sorted({gpu_number(device) for device in devices if device.startswith("GPU:")})
     if len(devices) > 1 and any(device.startswith("CPU:") for device in devices):
         try:
             await anyio.to_thread.run_sync(warm, specs)

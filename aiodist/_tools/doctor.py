@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 import aiodist
-from aiodist._arrays import gpus
+from aiodist._arrays import devices
 from aiodist._core.text import size
 from aiodist._tools.launch.run import WHEELS, find_mpiexec
 from aiodist._tools.usage import Exit, UsageError
@@ -93,8 +93,8 @@ def this_machine() -> Iterator[Row]:
 
 def gpu_rows() -> Iterator[Row]:
     """Yield the GPUs, and the packages with which arrays on them are reduced."""
-    found = gpus.find()
-    remedy = f"{gpus.INSTALL} to reduce arrays on GPUs" + ("" if found.gpus else ", where there are any")
+    found = devices.find_gpus()
+    remedy = f"{devices.INSTALL} to reduce arrays on GPUs" + ("" if found.gpus else ", where there are any")
     if not found.gpus:
         yield Row("GPUs", f"none: {found.missing}")
     for gpu in found.gpus:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aiodist import DeviceNotFoundError, MirroredStrategy, set_logical_devices
-from aiodist._arrays import gpus
+from aiodist._arrays import devices
 from aiodist._arrays.devices import available, canonical, resolve
 from tests.project.paths import run_python
 
@@ -54,8 +54,8 @@ TASK = "/job:worker/replica:0/task:1/device:CPU:0"
         (["CPU:0", "TPU:0"], ValueError, "unknown kind of device 'TPU' in 'TPU:0'; the kinds are CPU and GPU"),
         ([None], TypeError, "a device is named by a string"),
         ([("CPU", 0)], TypeError, "a device is named by a string"),
-        ("CPU:0", TypeError, r"write \['CPU:0'\]"),
-        ({"CPU:0", "CPU:1"}, TypeError, "for replicas have an order"),
+        ("CPU:0", TypeError, r"a sequence of strings, such as \['CPU:0'\]"),
+        ({"CPU:0", "CPU:1"}, TypeError, "a sequence of strings"),
         ([], ValueError, "at least one device"),
         (["CPU:1", "CPU:0", "/cpu:1"], ValueError, r"each replica needs a device of its own, got 'CPU:\d' twice"),
         (["CPU:0", "cuda:63"], DeviceNotFoundError, r"no device 'GPU:63' here; these exist: .*CPU:k for every k"),
@@ -94,9 +94,6 @@ class PlantedDriver:
     def cuDeviceGet(self, device: Any, ordinal: int) -> None:  # noqa: N802
         device._obj.value = ordinal
 
-    def cuDeviceGetUuid(self, uuid: Any, device: ctypes.c_int) -> None:  # noqa: N802
-        ctypes.memset(uuid, 0xA0 + device.value, 16)
-
     def cuDeviceGetName(self, name: Any, size: int, device: ctypes.c_int) -> None:  # noqa: N802
         name.value = self.names[device.value]
 
@@ -107,19 +104,19 @@ class PlantedDriver:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that gives this machine GPUs of these names, or an error of the driver's."""
-    monkeypatch.setattr(gpus, "logical", gpus.LogicalGpus())
+    monkeypatch.setattr(devices, "logical", devices.LogicalGpus())
 
     def plant(*names: bytes, error: int = 0) -> None:
-        found = gpus.ask(PlantedDriver(list(names), error))
-        monkeypatch.setattr(gpus, "find", lambda: found)
+        found = devices.ask(PlantedDriver(list(names), error))
+        monkeypatch.setattr(devices, "find_gpus", lambda: found)
 
     return plant
 
 
 def test_gpus_of_a_driver(machine: Any) -> None:
     machine(b"H200", b"H100")
-    both = gpus.Gpu(0, "H200", (9, 0), "a0" * 16), gpus.Gpu(1, "H100", (9, 0), "a1" * 16)
-    assert gpus.find() == gpus.Found(both, "13.0")
+    both = devices.Gpu(0, "H200", (9, 0)), devices.Gpu(1, "H100", (9, 0))
+    assert devices.find_gpus() == devices.Found(both, "13.0")
     assert available() == ("CPU:0", "GPU:0", "GPU:1")
     assert resolve(None) == ("GPU:0", "GPU:1")
     assert MirroredStrategy().num_replicas_in_sync == 2
@@ -137,11 +134,11 @@ def test_machine_without_a_driver(machine: Any, monkeypatch: pytest.MonkeyPatch)
     def no_library(name: str) -> None:
         raise OSError(name)
 
-    find = gpus.find
+    find = devices.find_gpus
     monkeypatch.setattr(ctypes, "CDLL", no_library)
     find.cache_clear()
     try:
-        assert find() == gpus.Found(missing="no NVIDIA driver is installed (its library, libcuda, was not found)")
+        assert find() == devices.Found(missing="no NVIDIA driver is installed (its library, libcuda, was not found)")
     finally:
         find.cache_clear()
 
@@ -150,7 +147,7 @@ def test_logical_devices_are_numbered_through(machine: Any) -> None:
     machine(b"A", b"B")
     set_logical_devices("cuda:0", 3)
     assert available() == ("CPU:0", "GPU:0", "GPU:1", "GPU:2", "GPU:3")
-    assert [gpus.logical.ordinal(f"GPU:{k}") for k in range(4)] == [0, 0, 0, 1]
+    assert [devices.gpu_number(f"GPU:{k}") for k in range(4)] == [0, 0, 0, 1]
     set_logical_devices("GPU:0", 1)
     assert resolve(None) == ("GPU:0", "GPU:1")
 
@@ -179,8 +176,6 @@ def test_more_gpus_than_there_are(machine: Any) -> None:
         ("GPU", 2, ValueError, "expected a device such as"),
         (0, 2, TypeError, "named by a string"),
         ("GPU:0", 0, ValueError, "at least 1"),
-        ("GPU:0", 1.5, TypeError, "must be an int"),
-        ("GPU:0", True, TypeError, "must be an int"),
     ],
 )
 def test_bad_splits(machine: Any, device: Any, count: Any, kind: type[Exception], message: str) -> None:

@@ -13,9 +13,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from aiodist._arrays import frameworks
-from aiodist._arrays.device import CUDA, Exported, address_in, write_strides
-from aiodist._arrays.frameworks import CuPy, Jax, Numba, Torch, device_type_of
+from aiodist._arrays import device as frameworks
+from aiodist._arrays.device import CUDA, CuPy, Exported, Jax, Numba, Torch, address_in, device_type_of, write_strides
 from aiodist._arrays.host import CPU
 
 if TYPE_CHECKING:
@@ -258,12 +257,10 @@ def test_owner_is_released_once_behind_the_consumer(name: str, dtype: np.dtype, 
     assert settled(freed) == [1]
 
 
-@pytest.mark.parametrize("version", [None, (0, 8), (1, 0), (1, 3)])
-def test_capsule_that_nobody_takes_lets_go_too(version: tuple[int, int] | None) -> None:
+def test_capsule_that_nobody_takes_lets_go_too() -> None:
     freed: list[int] = []
     memory = exported(np.ones(3), freed)
-    capsule = memory.__dlpack__(max_version=version)
-    assert ("versioned" in repr(capsule)) is (version is not None and version[0] >= 1)
+    capsule = memory.__dlpack__(max_version=(1, 3))
     del memory
     assert not freed
     del capsule
@@ -274,10 +271,6 @@ def test_memory_on_a_gpu_says_so_and_is_not_looked_at() -> None:
     memory = Exported(0x7F00_0000_1000, (2, 3), BFLOAT16, (CUDA, 3), None)
     assert memory.__dlpack_device__() == (CUDA, 3)
     assert address_in(memory.__dlpack__(stream=1))[0] == 0x7F00_0000_1000
-    with pytest.raises(BufferError, match="cannot be copied"):
-        memory.__dlpack__(copy=True)
-    with pytest.raises(BufferError, match="cannot be copied"):
-        memory.__dlpack__(dl_device=(CPU, 0))
 
 
 def test_address_and_strides_of_a_foreign_capsule() -> None:

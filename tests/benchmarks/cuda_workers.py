@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from aiodist import MultiWorkerMirroredStrategy, PerReplica, ReplicaContext, get_replica_context
-from aiodist._arrays import environment, gpus
+from aiodist._arrays import devices, environment
 from aiodist._workers.engines.simulated import SimulatedCluster
 from tests.benchmarks.timing import least
 
@@ -142,7 +142,7 @@ async def measure(
     leaves: tuple[int, int, int] = LEAVES,
 ) -> list[Row]:
     """Measure all on one worker, whose strategy has one replica."""
-    ordinal = gpus.logical.ordinal(strategy.extended.worker_devices[0])
+    ordinal = devices.gpu_number(strategy.extended.worker_devices[0])
     (rows,) = strategy.experimental_local_results(await strategy.run(replica, (lab, ordinal, sizes, leaves)))
     return [*rows, await outside(lab, strategy, rank, ordinal, min(1 << 18, max(size for size, _ in sizes.values())))]
 
@@ -169,9 +169,9 @@ async def simulated(
 
 def main() -> int:
     """Run the benchmark; return 1 where a value is wrong, else 0."""
-    found = gpus.find().gpus
+    found = devices.find_gpus().gpus
     if not found:
-        print(f"There is no GPU to measure: {gpus.why_absent()}.")
+        print(f"There is no GPU to measure: {devices.why_absent()}.")
         return 0
     gc.disable()
     rank = environment.worker_rank()

@@ -40,10 +40,6 @@ class Ordered(OrderedDict[str, Any]):
     """One of OrderedDict."""
 
 
-class Grouped(defaultdict[str, Any]):
-    """One of defaultdict."""
-
-
 def numbers(replica_id: int, *shape: int, dtype: Any = np.float32) -> np.ndarray:
     """Small numbers, others on each replica, in whose sums no bit is lost."""
     count = int(np.prod(shape))
@@ -76,7 +72,6 @@ ARRAYS: dict[str, Callable[[int], Any]] = {
     "defaultdict": lambda r: defaultdict(list, z=numbers(r, 6), a=numbers(r, 6)),
     "dict subclass": lambda r: [Fields(z=(Fields(x=numbers(r, 6)),), a=numbers(r, 6))],
     "OrderedDict subclass": lambda r: Ordered(z=numbers(r, 6), a=numbers(r, 6)),
-    "defaultdict subclass": lambda r: Grouped(list, z=numbers(r, 6), a=numbers(r, 6)),
     "dataclass": lambda r: Point(numbers(r, 6), {"deep": [numbers(r, 6)]}),
     "None": lambda r: None,
     "None inside": lambda r: {"a": None, "b": (numbers(r, 6), None)},

@@ -10,7 +10,8 @@ import anyio
 import numpy as np
 import pytest
 
-from aiodist._arrays import frameworks, gpus
+from aiodist._arrays import device as frameworks
+from aiodist._arrays import devices
 from aiodist._arrays.device import DeviceArray, DeviceType, write_strides
 from aiodist._gpu import enqueue
 from aiodist._gpu.enqueue import Queue
@@ -103,9 +104,9 @@ class Planted(DeviceType):
 def planted_machine(patch: pytest.MonkeyPatch, count: int, **options: Any) -> Machine:
     """Give this machine GPUs with a driver, made with the given options."""
     machine = Machine(FakeDriver(**options))
-    found = gpus.Found(tuple(gpus.Gpu(k, "planted", (9, 0), f"{k:032x}") for k in range(count)), "13.0")
-    patch.setattr(gpus, "logical", gpus.LogicalGpus())
-    patch.setattr(gpus, "find", lambda: found)
+    found = devices.Found(tuple(devices.Gpu(k, "planted", (9, 0)) for k in range(count)), "13.0")
+    patch.setattr(devices, "logical", devices.LogicalGpus())
+    patch.setattr(devices, "find_gpus", lambda: found)
     queue = Queue(machine.driver)
     patch.setattr(enqueue, "queue", lambda: queue)
     patch.setitem(frameworks.TYPES, PlantedArray.__module__.partition(".")[0], Planted(machine))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aiodist import MirroredStrategy, get_replica_context
-from aiodist._arrays import frameworks as frameworks_of
+from aiodist._arrays import device as frameworks_of
 from tests.gpu.fake_driver import FakeDriver
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from aiodist import MirroredStrategy, PerReplica, ReduceOp, get_replica_context
-from aiodist._arrays import gpus
+from aiodist._arrays import devices
 from tests.kernels import arrays
 from tests.kernels.arrays import assert_same_bits
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aiodist import ReplicaContext
 
 pytestmark = [
-    pytest.mark.skipif(not gpus.find().gpus, reason=f"no GPU: {gpus.find().missing}"),
+    pytest.mark.skipif(not devices.find_gpus().gpus, reason=f"no GPU: {devices.find_gpus().missing}"),
 ]
 
 CYCLES = 100_000_000
@@ -117,8 +117,8 @@ def torch() -> Any:
 @pytest.fixture
 def strategy(monkeypatch: pytest.MonkeyPatch) -> MirroredStrategy:
     """Two logical devices on the first GPU."""
-    monkeypatch.setattr(gpus, "logical", gpus.LogicalGpus())
-    gpus.logical.split[0] = 2
+    monkeypatch.setattr(devices, "logical", devices.LogicalGpus())
+    devices.logical.split[0] = 2
     return MirroredStrategy(["GPU:0", "GPU:1"])
 
 

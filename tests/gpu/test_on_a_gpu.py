@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from aiodist._arrays import gpus
+from aiodist._arrays import devices
 from aiodist._gpu.enqueue import Queue
 from tests.benchmarks.cuda_reductions import Gpu
 from tests.gpu.problem import Problem
 from tests.kernels.arrays import assert_same_bits
 from tests.kernels.cuda.cases import CASES, Case
 
-pytestmark = pytest.mark.skipif(not gpus.find().gpus, reason=f"no GPU: {gpus.find().missing}")
+pytestmark = pytest.mark.skipif(not devices.find_gpus().gpus, reason=f"no GPU: {devices.find_gpus().missing}")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from aiodist._arrays import gpus
+from aiodist._arrays import devices
 from tests.benchmarks import cuda_workers
 from tests.gpu.conftest import Machine, PlantedArray
 
@@ -48,7 +48,7 @@ def test_every_line_is_measured_and_compared(
     assert ("WRONG: 1 values, first 2.0 for 1.0 at 0 of leaf 0" in told) is spoils
 
 
-@pytest.mark.skipif(bool(gpus.find().gpus), reason="there is a GPU")
+@pytest.mark.skipif(bool(devices.find_gpus().gpus), reason="there is a GPU")
 def test_it_says_that_there_is_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert cuda_workers.main() == 0
     assert capsys.readouterr().out.startswith("There is no GPU to measure: ")

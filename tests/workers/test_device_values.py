@@ -19,7 +19,7 @@ from aiodist import (
     ReplicaContext,
     set_logical_devices,
 )
-from aiodist._arrays import gpus
+from aiodist._arrays import devices
 from tests.gpu.conftest import Machine, PlantedArray, plant
 from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, assert_same_bits
@@ -249,7 +249,7 @@ async def test_cancelled_call_is_held_back_until_devices_are_done(plant: Plant) 
         assert await job.everywhere(one) == [True, True]
 
 
-@pytest.mark.skipif(not gpus.find().gpus, reason=f"no GPU: {gpus.find().missing}")
+@pytest.mark.skipif(not devices.find_gpus().gpus, reason=f"no GPU: {devices.find_gpus().missing}")
 async def test_on_a_gpu() -> None:
     cuda: Any = importlib.import_module("numba.cuda")
     job = DeviceJob(None, 1, 1)
