@@ -241,7 +241,8 @@ class StrategyExtended:
             goals = [_devices_of(destinations, self.devices) for _, destinations in found]
             return operation, [value for value, _ in found], goals
 
-        return await combine(self._required(what), what, make)
+        strategy = self._required(what)
+        return await combine(strategy, what, make, replicas_of(strategy).caller())
 
     async def broadcast_to(self, value: Any, destinations: Any) -> Any:
         """Copy a value onto devices.

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from sys import _getframe
 from types import CodeType, CoroutineType, FrameType
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import anyio
 import numpy as np
@@ -41,10 +41,7 @@ from aiodist._strategy.reductions import (
     Make,
     Operand,
     Operation,
-    combine,
     combine_parts,
-    finished,
-    gathering,
     on_host,
     parts_along,
     values_of,
@@ -141,27 +138,24 @@ class Workers(Replicas):
         pending = self.begin(call, site, move)
         return await self.team.awaited(pending, self._extended.communication_options.timeout_seconds)
 
-    async def combine(self, kind: str, make: Make, site: CallSite | None, replicas: Sequence[int]) -> Any:
+    async def combine(self, kind: str, make: Make, site: CallSite, replicas: Sequence[int]) -> Any:
         """Return what an operation makes of a nest over the replicas of all workers; see `reductions.combine`.
 
         With several local replicas a plain value is that of each, and what is the same everywhere each worker makes by
         itself; unless some worker has a single replica, whose component nothing tells from such a value.
         """
-        site, devices, local = site or self.caller(), self._extended.devices, len(replicas)
+        devices, local = self._extended.devices, len(replicas)
         operation, value, destinations = make()
         combination = Combination(operation, value, replicas, devices, destinations, bare=local == 1)
+        if destinations is None and not combination.taken:
+            arguments.check_not_all_none(value, 4)
         bare = 1 in self.team.layout.counts
         alone = [leaf for leaf in combination.taken if len(leaf.operand.arrays) < local and not bare]
         together = [leaf for leaf in combination.taken if leaf not in alone]
         operands = [_of_each(leaf.operand, local) for leaf in together]
         down = on_host(operands, devices)
         call = _call(kind, operation, [leaf.operand for leaf in together])
-        try:
-            totals = await self._perform(call, site, partial(_move, operation, operands, down))
-        except BaseException:
-            if down is not None:  # the caller's arrays are its own again when devices do not read them any more
-                await finished(Work(down.phases, list))
-            raise
+        totals = await self._perform(call, site, partial(_move, operation, operands, down))
         await combination.lift(together, totals)
         if alone:
             await combination.carry_out(alone)
@@ -423,7 +417,9 @@ class MultiWorkerMirroredStrategy(Strategy):
             WorkerLostError: a worker is gone.
             Exception: as `Strategy.run`.
         """
-        return _as_method(self._run_from(self._workers.caller(), fn, args, kwargs, options))
+        # Checkers know the result of an ``async`` method, which this overrides, as a more special type.
+        doing: Any = self._run_from(self._workers.caller(), fn, args, kwargs, options)
+        return doing  # type: ignore[no-any-return]
 
     async def _run_from(self, site: CallSite, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
         calls = self._calls(fn, args, kwargs)
@@ -475,35 +471,6 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._workers.run_numbers[run.ledger] = pending.number
         return span
 
-    # Per-replica values.
-
-    def reduce(self, reduce_op: Any, value: Any, axis: Any) -> CoroutineType[Any, Any, Any]:
-        """Reduce a per-replica value over the replicas of all workers, as `Strategy.reduce`.
-
-        The value has this worker's components; a plain one counts for each of its replicas. Every worker gets the same
-        nest. Values on GPUs go through the host, and become arrays on the GPU of this worker's first component.
-
-        Raises:
-            CollectiveError: the workers disagree, or one is gone.
-            Exception: as `Strategy.reduce`.
-        """
-        arguments.check_not_all_none(value, 3)
-        make, site = self._reduction(reduce_op, value, axis), self._workers.caller()
-        return _as_method(combine(self, "strategy.reduce", make, site))
-
-    def gather(self, value: Any, axis: int) -> CoroutineType[Any, Any, Any]:
-        """Concatenate the components of a per-replica value over all workers, as `Strategy.gather`.
-
-        The value has this worker's components; with one local replica it is plain. For values on GPUs see `reduce`.
-
-        Raises:
-            CollectiveError: the workers disagree, or one is gone.
-            Exception: as `Strategy.gather`.
-        """
-        arguments.check_not_all_none(value, 3)
-        make, site = lambda: (gathering(axis), value, None), self._workers.caller()
-        return _as_method(combine(self, "strategy.gather", make, site))
-
     def close(self) -> None:
         """Leave the other workers without waiting for them, as the end of the process does.
 
@@ -511,11 +478,6 @@ class MultiWorkerMirroredStrategy(Strategy):
         this call leaves them, too.
         """
         self._workers.close()
-
-
-def _as_method(doing: Coroutine[Any, Any, Any]) -> CoroutineType[Any, Any, Any]:
-    """Return a coroutine as checkers know the result of an ``async`` method, which these override."""
-    return cast("CoroutineType[Any, Any, Any]", doing)
 
 
 MultiWorkerMirroredStrategy.__module__ = "aiodist"

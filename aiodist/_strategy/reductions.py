@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import CoroutineType
 from typing import Any, NamedTuple, TypeAlias
 
 import anyio.to_thread
@@ -108,12 +109,7 @@ def reduction(op: ReduceOp, axis: Any, accumulate: Accumulate) -> Operation:
     def operand(leaf: Any, replicas: Sequence[int], _: object) -> Operand | None:
         if leaf is None:
             return None
-        components = _components(op, as_distributed(leaf), replicas)
-        if axis is None and _are_arrays_alike(components):
-            first = components[0]
-            check_reducible(op, first.dtype, LeafType.NUMPY_ARRAY)
-            return Operand(components, first.shape, first.dtype, LeafType.NUMPY_ARRAY)
-        return _described(components, replicas, along)
+        return _described(_components(op, as_distributed(leaf), replicas), replicas, along)
 
     return Operation(ALL_REDUCE, operand, op, accumulate, axis is not None)
 
@@ -200,6 +196,11 @@ def _described(
 
     ``along`` returns the axes, of a dtype, a mark and a rank, along which their sizes may differ; None where none may.
     """
+    if _are_arrays_alike(parts):
+        first = parts[0]
+        axes = along(first.dtype, LeafType.NUMPY_ARRAY, first.ndim)
+        shape = tuple([None if place in axes else n for place, n in enumerate(first.shape)]) if axes else first.shape
+        return Operand(parts, shape, first.dtype, LeafType.NUMPY_ARRAY, axes)
     columns: list[Sequence[Any]] = list(zip(*map(describe_leaf, parts), strict=True))
     shapes, dtypes, marks, arrays = columns
     mark = marks[0]
@@ -388,12 +389,20 @@ def _give(leaves: Sequence[Leaf], result: Any) -> None:
         leaf.give(one)
 
 
-Make: TypeAlias = Callable[[], tuple[Operation, Any, Sequence[Sequence[str]] | None]]
-"""Checks arguments, and returns an operation, a nest and destinations, as `Combination` takes them."""
+Making: TypeAlias = tuple[Operation, Any, Sequence[Sequence[str]] | None]
+"""An operation, a nest and destinations, as `Combination` takes them."""
+
+Make: TypeAlias = Callable[[], Making]
+"""Checks arguments, and returns what is made of them."""
 
 
-async def combine(strategy: Any, kind: str, make: Make, site: Any = None) -> Any:
+def combine(strategy: Any, kind: str, make: Make, site: Any) -> CoroutineType[Any, Any, Any]:
     """Return what an operation makes of a nest, over the replicas of all workers; ``site`` is where it was called."""
+    doing: Any = _combined(strategy, kind, make, site)
+    return doing  # type: ignore[no-any-return]  # checkers find one that is not awaited by its more special type
+
+
+async def _combined(strategy: Any, kind: str, make: Make, site: Any) -> Any:
     require_cross_replica(strategy, kind)
     replicas, workers = replicas_here(strategy), replicas_of(strategy)
     if workers.combine is not None and not is_in_group_of_this_worker():
@@ -401,7 +410,7 @@ async def combine(strategy: Any, kind: str, make: Make, site: Any = None) -> Any
     operation, value, destinations = make()
     combination = Combination(operation, value, replicas, strategy.extended.devices, destinations)
     if destinations is None and not combination.taken:
-        arguments.check_not_all_none(value, 4)
+        arguments.check_not_all_none(value, 3)
     await combination.carry_out(combination.taken)
     return combination.results()
 

@@ -30,6 +30,10 @@ class Replicas:
         self.local: Final = count
         self.is_default: Final = is_default
 
+    def caller(self) -> Any:
+        """Return where a call stands that all workers make; None where there are no others."""
+        return None
+
     @property
     def share(self) -> Share:
         """Which replicas run in this process."""

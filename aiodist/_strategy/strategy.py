@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import asdict
 from functools import partial
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from aiodist._arrays import nests
@@ -23,7 +24,7 @@ from aiodist._runtime.current import CrossReplica, current
 from aiodist._runtime.participant import Participant
 from aiodist._runtime.scheduler import Call, Run, new_standing_run, run_replicas
 from aiodist._strategy.extended import CrossDeviceOps, StrategyExtended, bind, new_extended
-from aiodist._strategy.reductions import Make, combine, gathering, reduction
+from aiodist._strategy.reductions import Making, combine, gathering, reduction
 from aiodist._strategy.scope import (
     HasReplicas,
     Replicas,
@@ -194,8 +195,10 @@ class Strategy(HasReplicas):
 
     # Per-replica values.
 
-    async def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
-        """Reduce a per-replica value over the replicas and, optionally, along axes.
+    # Plain functions, so that the place of the call is known also where a task of its own awaits it.
+
+    def reduce(self, reduce_op: Any, value: Any, axis: Any) -> CoroutineType[Any, Any, Any]:
+        """Reduce a per-replica value over the replicas, of all workers, and, optionally, along axes.
 
         Args:
             reduce_op: SUM, MEAN, MIN, MAX or PRODUCT, or its name.
@@ -209,18 +212,20 @@ class Strategy(HasReplicas):
             GPUs become arrays of the same framework, on the GPU of replica 0's component.
 
         Raises:
+            CollectiveError: the workers disagree, or one is gone.
             TypeError: the op does not take a dtype.
             ValueError: an unknown op; different shapes or dtypes; an axis out of range; a plain value with SUM or
                 PRODUCT on several replicas.
         """
-        return await combine(self, "strategy.reduce", self._reduction(reduce_op, value, axis))
-
-    def _reduction(self, reduce_op: Any, value: Any, axis: Any) -> Make:
         accumulate = self._extended.communication_options.accumulate
-        return lambda: (reduction(arguments.reduce_op(reduce_op, value), axis, accumulate), value, None)
 
-    async def gather(self, value: Any, axis: int) -> Any:
-        """Concatenate the components of a per-replica value along an axis, in replica order.
+        def make() -> Making:
+            return reduction(arguments.reduce_op(reduce_op, value), axis, accumulate), value, None
+
+        return combine(self, "strategy.reduce", make, self._replicas.caller())
+
+    def gather(self, value: Any, axis: int) -> CoroutineType[Any, Any, Any]:
+        """Concatenate the components of a per-replica value, of all workers, along an axis, in replica order.
 
         Args:
             value: a nest of per-replica arrays of equal dtype (strings may differ in width); their sizes along ``axis``
@@ -232,10 +237,11 @@ class Strategy(HasReplicas):
             become arrays of the same framework, on the GPU of replica 0's component.
 
         Raises:
+            CollectiveError: the workers disagree, or one is gone.
             TypeError: a component is not an array.
             ValueError: the axis is out of range, or the components differ in more than their size along it.
         """
-        return await combine(self, "strategy.gather", lambda: (gathering(axis), value, None))
+        return combine(self, "strategy.gather", lambda: (gathering(axis), value, None), self._replicas.caller())
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return the components of a nest of per-replica values: a tuple with a nest for each replica.

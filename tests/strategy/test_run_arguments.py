@@ -135,14 +135,16 @@ async def test_value_of_nothing_but_none_is_warned_of() -> None:
     async def program() -> Any:
         return await here().all_reduce("SUM", {"w": None, "b": [None]})
 
+    async def both(strategy: Any) -> None:
+        await strategy.reduce("SUM", [None], None)
+        await strategy.gather([None], 0)
+
     strategy = mirrored(2)
     with warned() as told:
         assert await strategy.run(program) == {"w": None, "b": [None]}
-        await strategy.reduce("SUM", [None], None)
-        await strategy.gather([None], 0)
+        await both(strategy)
         await strategy.reduce("SUM", [], None)
-        await Job(1, 1).everywhere(lambda s: s.reduce("SUM", [None], None))
-        await Job(1, 1).everywhere(lambda s: s.gather([None], 0))
+        await Job(1, 1).everywhere(both)
     assert [(one.category, one.file) for one in told] == [(RuntimeWarning, __file__)] * 8
 
 
