@@ -18,23 +18,23 @@ def told(calls: tuple[RecordedCall, ...]) -> list[tuple[int, str, bool]]:
     return [(call.sequence_number, call.call, call.complete) for call in calls]
 
 
-async def two_calls(ctx: ReplicaContext) -> None:
-    await ctx.all_reduce("SUM", np.ones(3, np.float32))
-    await ctx.barrier()
-
-
 async def test_last_run_is_recorded_for_every_replica() -> None:
     strategy = mirrored(3)
     recorder = strategy.recorder
     assert (recorder.running, recorder.last, str(recorder)) == ((), None, "no run yet")
-    await run(strategy, two_calls)
-    record = recorder.last
+
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group != 1:
+            await ctx.new_group([0, 2], name="pair").barrier()
+        await ctx.all_reduce("SUM", np.ones(3, np.float32))
+
+    await run(strategy, program)
+    record, label = recorder.last, "group 'pair' of replicas 0 and 2"
     assert record is not None
-    assert record.devices == ("CPU:0", "CPU:1", "CPU:2")
-    assert not record.in_progress
-    for replica_id in range(3):
-        assert told(record.calls(replica_id)) == [(0, "all_reduce(SUM, float32[3])", True), (1, "barrier()", True)]
-    assert record.calls(0)[0].location.function == "two_calls"
+    assert (record.devices, record.in_progress) == (("CPU:0", "CPU:1", "CPU:2"), False)
+    assert [[call.group for call in record.calls(i)] for i in range(3)] == [[None, label], [None], [None, label]]
+    assert told(record.calls(1)) == [(0, "all_reduce(SUM, float32[3])", True)]
+    assert record.calls(0)[0].location.function == "program"
     with pytest.raises(IndexError, match="replica_id must be from 0 to 2, got 3"):
         record.calls(3)
 
@@ -54,20 +54,6 @@ async def test_run_in_progress_is_recorded_as_it_stands() -> None:
     await run(strategy, program)
     assert seen == [[(0, "barrier()", True), (1, "all_reduce(SUM, float)", False)], [(0, "barrier()", True)]]
     assert strategy.recorder.running == ()
-
-
-async def test_groups_are_recorded_by_their_names() -> None:
-    strategy = mirrored(3)
-
-    async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group != 1:
-            await ctx.new_group([0, 2], name="pair").barrier()
-        await ctx.barrier()
-
-    await run(strategy, program)
-    record, label = strategy.recorder.last, "group 'pair' of replicas 0 and 2"
-    assert record is not None
-    assert [[call.group for call in record.calls(i)] for i in range(3)] == [[None, label], [None], [None, label]]
 
 
 async def test_record_is_written_for_a_person() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aiodist import CollectiveTimeoutError, CommunicationOptions, Mirrored, PerReplica
-from tests.runtime.programs import here, mirrored, on_each, replica
+from tests.runtime.programs import here, mirrored, replica
 from tests.runtime.warned import warned
 from tests.workers.simulated import Job
 
@@ -70,18 +70,6 @@ async def test_results_of_different_structure() -> None:
         await strategy.run(lambda: results[replica()])
     assert caught.value.values == results  # type: ignore[attr-defined]
     assert await strategy.run(lambda: None) is None
-
-
-async def test_coroutine_function_callable_object_and_method() -> None:
-    class Model:
-        async def __call__(self) -> Any:
-            return await here().all_reduce("SUM", 1)
-
-        def method(self) -> Any:
-            return here().all_reduce("SUM", 2)
-
-    assert await on_each(3, Model()) == (3, 3, 3)
-    assert await on_each(3, Model().method) == (6, 6, 6)
 
 
 SWAPPED: Any = (np.ones(1), "SUM")
@@ -146,14 +134,6 @@ async def test_value_of_nothing_but_none_is_warned_of() -> None:
         await strategy.reduce("SUM", [], None)
         await Job(1, 1).everywhere(both)
     assert [(one.category, one.file) for one in told] == [(RuntimeWarning, __file__)] * 8
-
-
-async def test_coroutines_are_not_made_before_arguments_are_known_to_be_good() -> None:
-    async def program(x: Any) -> None: ...
-
-    with warned() as told, pytest.raises(ValueError, match="3 components"):
-        await mirrored(3).run(program, args=(PerReplica([1, 2]),))
-    assert told == []  # of a coroutine that nobody awaited
 
 
 @pytest.mark.parametrize("where", ["run", "strategy"])

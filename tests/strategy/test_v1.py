@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -75,22 +76,12 @@ async def test_group_waits_for_all_there_is_to_await() -> None:
 
 
 def test_update_config_proto_returns_a_copy() -> None:
-    options = CommunicationOptions(bytes_per_pack=32, implementation="ring")
-    strategy = MirroredStrategy(["CPU:0", "CPU:1"], communication_options=options, order_check="signature")
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"], order_check="signature")
     strategy.configure(session_config={"log": True})
     config = {"log": {"flags": ["a"]}, "devices": ["CPU:9"]}
     updated = strategy.update_config_proto(config)
-    assert updated == {
-        "log": {"flags": ["a"]},
-        "devices": ["CPU:0", "CPU:1"],
-        "collectives": {
-            "order_check": "signature",
-            "bytes_per_pack": 32,
-            "timeout_seconds": None,
-            "implementation": "ring",
-            "accumulate": "native",
-        },
-    }
+    collectives = {"order_check": "signature", **asdict(CommunicationOptions())}
+    assert updated == {"log": {"flags": ["a"]}, "devices": ["CPU:0", "CPU:1"], "collectives": collectives}
     updated["log"]["flags"].append("b")
     assert config == {"log": {"flags": ["a"]}, "devices": ["CPU:9"]}
 

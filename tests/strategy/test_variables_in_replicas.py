@@ -115,25 +115,6 @@ async def test_assignments_take_effect_in_order_also_where_nobody_awaits_between
     assert len(threads) == 24
 
 
-async def test_mismatch_names_the_variable_and_the_users_lines() -> None:
-    strategy = mirrored(3)
-    v, w = under(strategy, 0.0, name="v"), under(strategy, 0.0, name="w")
-
-    async def program() -> None:
-        if replica() == 1:
-            await w.assign(1.0)
-        await v.assign(1.0)
-
-    with pytest.raises(CollectiveMismatchError) as caught:
-        await strategy.run(program)
-    report, first = caught.value.report, program.__code__.co_firstlineno
-    assert (report.reason, report.suspects) == (Reason.KIND, (1,))
-    assert [r.call for r in report.replicas] == ["v.assign(float64[])", "w.assign(float64[])", "v.assign(float64[])"]
-    places = [r.location and (r.location.file, r.location.line - first) for r in report.replicas]
-    assert places == [(__file__, 3), (__file__, 2), (__file__, 3)]
-    assert v.read_value() == w.read_value() == 0
-
-
 @pytest.mark.parametrize("order_check", ["call_site", "call_path"])
 async def test_same_assignment_from_two_places_is_told_apart_unless_named(order_check: str) -> None:
     strategy = mirrored(2, order_check=order_check)
