@@ -230,19 +230,16 @@ class StrategyExtended:
         return results
 
     async def _reduce(self, what: str, reduce_op: Any, pairs: Any, options: Any) -> Any:
-        def make() -> Any:
-            chosen = self.communication_options.merge(arguments.options(options, None))
-            operation = reduction(arguments.reduce_op(reduce_op), None, chosen.accumulate)
-            several = isinstance(pairs, Iterable) and not isinstance(pairs, (DistributedValues, Variable))
-            found: list[Any] = list(pairs) if several else [pairs]
-            for pair in found:
-                if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-                    raise TypeError(f"value_destination_pairs must be pairs (value, destinations), got {pair!r}")
-            goals = [_devices_of(destinations, self.devices) for _, destinations in found]
-            return operation, [value for value, _ in found], goals
-
         strategy = self._required(what)
-        return await combine(strategy, what, make, replicas_of(strategy).caller())
+        chosen = self.communication_options.merge(arguments.options(options, None))
+        operation = reduction(arguments.reduce_op(reduce_op), None, chosen.accumulate)
+        several = isinstance(pairs, Iterable) and not isinstance(pairs, (DistributedValues, Variable))
+        found: list[Any] = list(pairs) if several else [pairs]
+        for pair in found:
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise TypeError(f"value_destination_pairs must be pairs (value, destinations), got {pair!r}")
+        goals = [_devices_of(destinations, self.devices) for _, destinations in found]
+        return await combine(strategy, what, operation, [value for value, _ in found], goals)
 
     async def broadcast_to(self, value: Any, destinations: Any) -> Any:
         """Copy a value onto devices.
@@ -304,18 +301,16 @@ class StrategyExtended:
             ValueError: the components of a mirrored variable would differ.
         """
         strategy = self._required("extended.update")
+        self._check_own(variable)
+        if not callable(fn):
+            raise TypeError(f"extended.update expects a function, got {fn!r}")
+        checked = arguments.call_arguments(args, kwargs)
+        await checkpoint()
         workers = replicas_of(strategy).sharing
-
-        async def make() -> Update:
-            self._check_own(variable)
-            if not callable(fn):
-                raise TypeError(f"extended.update expects a function, got {fn!r}")
-            checked = arguments.call_arguments(args, kwargs)
-            await checkpoint()
-            return await Update(variable).call(fn, *checked)
-
         with Scope(strategy):
-            update = await (make() if workers is None else workers.update(make, variable, workers.caller()))
+            update = await Update(variable).call(fn, *checked)
+            if workers is not None and state_of(variable).mirrored:
+                await workers.compare_update(variable, update.components, workers.caller())
             update.apply()
             return regroup(update.results, replicas=replicas_here(strategy)) if group else tuple(update.results)
 

@@ -35,10 +35,9 @@ from aiodist._runtime.participant import Participant
 from aiodist._runtime.requests import OverWorkers, Request, array_text, dtype_text, function_of
 from aiodist._runtime.scheduler import Run
 from aiodist._runtime.stacks import all_callers
-from aiodist._strategy.extended import StrategyExtended, Update, new_extended
+from aiodist._strategy.extended import StrategyExtended, new_extended
 from aiodist._strategy.reductions import (
     Combination,
-    Make,
     Operand,
     Operation,
     combine_parts,
@@ -138,28 +137,24 @@ class Workers(Replicas):
         pending = self.begin(call, site, move)
         return await self.team.awaited(pending, self._extended.communication_options.timeout_seconds)
 
-    async def combine(self, kind: str, make: Make, site: CallSite, replicas: Sequence[int]) -> Any:
-        """Return what an operation makes of a nest over the replicas of all workers; see `reductions.combine`.
+    async def combine(
+        self, kind: str, operation: Operation, combination: Combination, local: int, site: CallSite
+    ) -> None:
+        """Give the leaves of a nest what an operation makes of them over the replicas of all workers.
 
         With several local replicas a plain value is that of each, and what is the same everywhere each worker makes by
         itself; unless some worker has a single replica, whose component nothing tells from such a value.
         """
-        devices, local = self._extended.devices, len(replicas)
-        operation, value, destinations = make()
-        combination = Combination(operation, value, replicas, devices, destinations, bare=local == 1)
-        if destinations is None and not combination.taken:
-            arguments.check_not_all_none(value, 4)
         bare = 1 in self.team.layout.counts
         alone = [leaf for leaf in combination.taken if len(leaf.operand.arrays) < local and not bare]
         together = [leaf for leaf in combination.taken if leaf not in alone]
         operands = [_of_each(leaf.operand, local) for leaf in together]
-        down = on_host(operands, devices)
+        down = on_host(operands, self._extended.devices)
         call = _call(kind, operation, [leaf.operand for leaf in together])
         totals = await self._perform(call, site, partial(_move, operation, operands, down))
         await combination.lift(together, totals)
         if alone:
             await combination.carry_out(alone)
-        return combination.results()
 
     # Variables.
 
@@ -195,16 +190,11 @@ class Workers(Replicas):
 
         return OverWorkers(_OF_DIGESTS, _digests, finish)
 
-    async def update(self, make: Callable[[], Awaitable[Update]], variable: Any, site: CallSite) -> Update:
-        """Make this worker's update of a variable, and compare that of a mirrored one with the other workers'."""
-        if isinstance(variable, Variable) and not state_of(variable).mirrored:
-            return await make()
-        require_all_workers()
-        own = await make()
+    async def compare_update(self, variable: Variable, components: Sequence[Array], site: CallSite) -> None:
+        """Compare the components that an update gives a mirrored variable here with the other workers'."""
         state = state_of(variable)
-        move = partial(_compare, state.spec.name, own.components)
+        move = partial(_compare, state.spec.name, components)
         await self._perform(state.spec.call("extended.update", state.subject, None), site, move)
-        return own
 
 
 # Reductions, gatherings.

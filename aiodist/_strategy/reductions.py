@@ -389,29 +389,33 @@ def _give(leaves: Sequence[Leaf], result: Any) -> None:
         leaf.give(one)
 
 
-Making: TypeAlias = tuple[Operation, Any, Sequence[Sequence[str]] | None]
-"""An operation, a nest and destinations, as `Combination` takes them."""
-
-Make: TypeAlias = Callable[[], Making]
-"""Checks arguments, and returns what is made of them."""
-
-
-def combine(strategy: Any, kind: str, make: Make, site: Any) -> CoroutineType[Any, Any, Any]:
-    """Return what an operation makes of a nest, over the replicas of all workers; ``site`` is where it was called."""
-    doing: Any = _combined(strategy, kind, make, site)
+def combine(
+    strategy: Any, kind: str, operation: Operation, value: Any, destinations: Sequence[Sequence[str]] | None = None
+) -> CoroutineType[Any, Any, Any]:
+    """Return what an operation makes of a nest, over the replicas of all workers; for arguments see `Combination`."""
+    doing: Any = _combined(strategy, kind, operation, value, destinations, replicas_of(strategy).caller())
     return doing  # type: ignore[no-any-return]  # checkers find one that is not awaited by its more special type
 
 
-async def _combined(strategy: Any, kind: str, make: Make, site: Any) -> Any:
+async def _combined(
+    strategy: Any,
+    kind: str,
+    operation: Operation,
+    value: Any,
+    destinations: Sequence[Sequence[str]] | None,
+    site: Any,
+) -> Any:
     require_cross_replica(strategy, kind)
     replicas, workers = replicas_here(strategy), replicas_of(strategy)
-    if workers.combine is not None and not is_in_group_of_this_worker():
-        return await workers.combine(kind, make, site, replicas)
-    operation, value, destinations = make()
-    combination = Combination(operation, value, replicas, strategy.extended.devices, destinations)
+    together = workers.combine is not None and not is_in_group_of_this_worker()
+    bare = together and len(replicas) == 1
+    combination = Combination(operation, value, replicas, strategy.extended.devices, destinations, bare=bare)
     if destinations is None and not combination.taken:
         arguments.check_not_all_none(value, 3)
-    await combination.carry_out(combination.taken)
+    if together:
+        await workers.combine(kind, operation, combination, len(replicas), site)
+    else:
+        await combination.carry_out(combination.taken)
     return combination.results()
 
 

@@ -24,7 +24,7 @@ from aiodist._runtime.current import CrossReplica, current
 from aiodist._runtime.participant import Participant
 from aiodist._runtime.scheduler import Call, Run, new_standing_run, run_replicas
 from aiodist._strategy.extended import CrossDeviceOps, StrategyExtended, bind, new_extended
-from aiodist._strategy.reductions import Making, combine, gathering, reduction
+from aiodist._strategy.reductions import combine, gathering, reduction
 from aiodist._strategy.scope import (
     HasReplicas,
     Replicas,
@@ -193,9 +193,7 @@ class Strategy(HasReplicas):
         options = self._extended.communication_options
         await compile_kernels(specs, self._extended.devices, options.accumulate)
 
-    # Per-replica values.
-
-    # Plain functions, so that the place of the call is known also where a task of its own awaits it.
+    # Per-replica values: plain functions, so that the place of a call is known also where another task awaits it.
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> CoroutineType[Any, Any, Any]:
         """Reduce a per-replica value over the replicas, of all workers, and, optionally, along axes.
@@ -218,11 +216,8 @@ class Strategy(HasReplicas):
                 PRODUCT on several replicas.
         """
         accumulate = self._extended.communication_options.accumulate
-
-        def make() -> Making:
-            return reduction(arguments.reduce_op(reduce_op, value), axis, accumulate), value, None
-
-        return combine(self, "strategy.reduce", make, self._replicas.caller())
+        operation = reduction(arguments.reduce_op(reduce_op, value), axis, accumulate)
+        return combine(self, "strategy.reduce", operation, value)
 
     def gather(self, value: Any, axis: int) -> CoroutineType[Any, Any, Any]:
         """Concatenate the components of a per-replica value, of all workers, along an axis, in replica order.
@@ -241,7 +236,7 @@ class Strategy(HasReplicas):
             TypeError: a component is not an array.
             ValueError: the axis is out of range, or the components differ in more than their size along it.
         """
-        return combine(self, "strategy.gather", lambda: (gathering(axis), value, None), self._replicas.caller())
+        return combine(self, "strategy.gather", gathering(axis), value)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return the components of a nest of per-replica values: a tuple with a nest for each replica.
