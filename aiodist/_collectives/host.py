@@ -19,8 +19,12 @@ import numpy as np
 import aiodist_kernels as kernels
 from aiodist._arrays.host import HostType
 from aiodist._arrays.leaves import LeafMark, LeafType, Spec, is_array
+<<<<<<< HEAD
 from aiodist._arrays.values import IndexedSlices
 from aiodist._collectives import out
+=======
+from aiodist._arrays.slices import IndexedSlices
+>>>>>>> b478e72d (Collectives: an exchange is part of its crossing; results on the host are copied into buffers, from memory that is used again)
 from aiodist._collectives.kinds import Collective, Cut, LeafPlan, Result
 from aiodist._collectives.out import Outs
 from aiodist._collectives.work import Call, Work, thread_count
@@ -108,13 +112,12 @@ def copied(leaf: Any) -> Any:
 def put_together(arrays: Sequence[Array], axis: int) -> Array:
     """Return arrays one behind the other along an axis, in this machine's byte order; strings in the widest's width."""
     dtypes = [array.dtype for array in arrays]
-    native = dtypes[0].newbyteorder("=")
-    if native.kind in "US":
-        native = np.result_type(*dtypes)
+    native = dtypes[0]
+    if not native.isnative or dtypes.count(native) < len(dtypes):
+        native = np.result_type(*dtypes) if native.kind in "US" else native.newbyteorder("=")
+        arrays = [array.astype(native, copy=False) for array in arrays]
     if sum([array.nbytes for array in arrays]) < pool.POOLED_FROM:
-        if dtypes.count(native) == len(dtypes):
-            return np.concatenate(arrays, axis)
-        return np.concatenate([array.astype(native, copy=False) for array in arrays], axis)
+        return np.concatenate(arrays, axis)
     shape = list(arrays[0].shape)
     shape[axis] = sum([array.shape[axis] for array in arrays])
     return np.concatenate(arrays, axis, out=pool.results.empty(shape, native))
@@ -156,6 +159,12 @@ def given(mark: LeafMark, results: Sequence[Any], count: int) -> Sequence[Any]:
     if isinstance(mark, HostType):
         return mark.give_each(results[0], count) if shared else [mark.give(result) for result in results]
     return [results[0]] * count if shared else results
+
+
+def _cheapest(op: ReduceOp, dtypes: Sequence[Any], size: int) -> ReduceOp:
+    """Return an op that gives the same: the mean of one value is the value, unless it is one of integers."""
+    floats = all(isinstance(dtype, np.dtype) and dtype.kind in "fc" for dtype in dtypes)
+    return ReduceOp.SUM if size == 1 and op is ReduceOp.MEAN and floats else op
 
 
 class HostExecutor:
@@ -204,6 +213,8 @@ class HostExecutor:
         elif self.folds_alone and not absent and _QUICK.issuperset(marks):
             self._quick = self._quick_way(collective)
             self.run = self._quick if self._is_small else self._quick_or_not
+        elif self.shared and not absent and self.op is None and set(marks) == {LeafType.NUMPY_ARRAY}:
+            self.run = self._copied
 
     def _quick_way(self, collective: Collective) -> Callable[..., Any]:
         """Return the way of folds of arrays and numbers, the commonest: straight to the kernels."""
@@ -212,6 +223,7 @@ class HostExecutor:
         assert spec is not None
         shapes: Any = spec.shapes  # all of them are known
         arrays_alone = not any(spec.marks)
+        op = _cheapest(op, spec.dtypes, self.size)
         if self.single and arrays_alone:
             reduce = kernels.reduction(op, spec.dtypes[0], shapes[0], self.size, self.accumulate)
 
@@ -258,6 +270,15 @@ class HostExecutor:
         if self._quick is None or self._cost is None or policy.blocks(self._cost):
             return self.general(values, outs)
         return self._quick(values, outs)
+
+    def _copied(self, values: Sequence[Any], outs: Outs | None = None) -> Any:
+        """Carry out an all_gather or a broadcast of arrays."""
+        columns = [values] if self.single else list(zip(*values, strict=True))
+        if sum([array.nbytes for column in columns for array in column]) >= LOOK_FROM:
+            return self.general(values, outs)
+        pairs = zip(self.leaves, columns, strict=True)
+        leaves = [frozen(made(leaf.plan.results[0], column, self.size)) for leaf, column in pairs]
+        return leaves[0] if self.single else leaves
 
     def general(self, values: Sequence[Any], outs: Outs | None = None) -> Any:
         """Carry it out.
@@ -341,24 +362,8 @@ class _Run:
     def __init__(self, executor: HostExecutor, columns: Sequence[Column], outs: Outs) -> None:
         self._executor, self._columns, self._outs = executor, columns, outs
         self._totals: list[list[Any]] = [[None] * len(leaf.plan.folds) for leaf in executor.leaves]
-        self._targets = self._straight() if outs else None
-        self._results = self._totals
+        self._results: list[list[Any]] = []
         self._handed_out: Any = None
-
-    def _straight(self) -> Sequence[Array] | None:
-        """Return the first replica's buffers, if results may be written straight into them: nobody takes others."""
-        executor, columns = self._executor, self._columns
-        if len(self._outs) < len(executor.positions):
-            return None
-        if not all(leaf.whole and is_array(leaf.mark) for leaf in executor.leaves):
-            return None
-        targets = self._outs[executor.positions[0]]
-        if len(targets) > 1:  # kernels deal with what overlaps in one leaf
-            inputs = {out.span(array, place) for place, column in enumerate(columns) for array in column}
-            written = [out.span(array, place) for place, array in enumerate(targets)]
-            if out.entangled(inputs.difference(written), written):
-                return None
-        return targets
 
     def now(self) -> Any:
         """Return the result, made in this thread."""
@@ -371,45 +376,33 @@ class _Run:
 
     def work(self, due: Sequence[KernelSpec]) -> Work:
         """Return the calls that make the result, once the kernels that are due have been compiled."""
-        executor = self._executor
         phases: list[Sequence[Call]] = [[partial(kernels.warm_if_possible, due)]] if due else []
-        if executor.op is not None:
-            phases.append(self._folds())
-        if executor.folds_alone:
-            if self._outs:
-                phases.append(self._copies())
+        phases.append(self._folds())
+        if self._executor.folds_alone and not self._outs:
             return Work(phases, self._make)
         return Work([*phases, [self._make], self._copies()], lambda: self._handed_out)
-
-    # Folds.
 
     def _fold(self, place: int) -> None:
         executor, column, leaf = self._executor, self._columns[place], self._executor.leaves[place]
         for number, inputs in enumerate(leaf.plan.folds):
             assert executor.op is not None
-            if self._targets is not None:
-                target = self._targets[place]
-                total = kernels.reduce(executor.op, column, out=target, accumulate=executor.accumulate)
-            else:
-                of = column if leaf.whole else [column[i] for i in inputs]
-                total = fold(executor.op, of, leaf.mark, executor.accumulate, len(self._columns) > 1)
-            self._totals[place][number] = total
+            of = column if leaf.whole else [column[i] for i in inputs]
+            self._totals[place][number] = fold(executor.op, of, leaf.mark, executor.accumulate, len(self._columns) > 1)
 
     def _folds(self) -> list[Call]:
         """Return the calls that fold: large leaves in pieces."""
         executor = self._executor
         calls: list[Call] = []
-        assert executor.op is not None
         for place, (leaf, column) in enumerate(zip(executor.leaves, self._columns, strict=True)):
             cost, folds = executor.cost(leaf, column), leaf.plan.folds
             if cost < policy.LEAST_MOVED_BY_A_THREAD or not is_array(leaf.mark):
                 calls.append(partial(self._fold, place))
                 continue
             for number, inputs in enumerate(folds):
+                assert executor.op is not None
                 pieces = kernels.cut(
                     executor.op,
                     [column[i] for i in inputs],
-                    out=None if self._targets is None else self._targets[place],
                     accumulate=executor.accumulate,
                     parts=policy.parts(cost // len(folds), thread_count()),
                 )
@@ -417,12 +410,9 @@ class _Run:
                 calls += pieces.calls
         return calls
 
-    # What comes of them.
-
     def _make(self) -> Any:
         """Make the results of inputs and folds; return them as they are handed out."""
-        if self._targets is None:
-            self._results = [self._results_of(place) for place in range(len(self._columns))]
+        self._results = [self._results_of(place) for place in range(len(self._columns))]
         self._handed_out = self._executor.handed_out(self._results, self._outs)
         return self._handed_out
 
@@ -437,11 +427,10 @@ class _Run:
 
     def _copies(self) -> list[Call]:
         """Return what copies results into the buffers that are wanted, once they are there."""
-        wanted = [pair for pair in enumerate(self._executor.positions) if pair[1] in self._outs]
         return [
             partial(self._copy, buffer, leaf, place)
-            for place, position in wanted[0 if self._targets is None else 1 :]
-            for leaf, buffer in enumerate(self._outs[position])
+            for place, position in enumerate(self._executor.positions)
+            for leaf, buffer in enumerate(self._outs.get(position, ()))
         ]
 
     def _copy(self, buffer: Array, leaf: int, place: int) -> None:

@@ -1,8 +1,8 @@
 """``out=``: callers' own buffers for results, and what memory may be written while other memory is read.
 
-Each replica's buffers are checked at its call: there is one for each leaf, and no two share memory. What other replicas
-contribute is not known before all have come. Then memory is compared by its bounds: a result is written straight into a
-buffer unless that could change what another result is made of; else it is made apart, and copied.
+Each replica's buffers are checked at its call: there is one for each leaf, and no two share memory. On the host results
+are made apart, in memory that is used again, and copied. On GPUs they are written straight into buffers unless that
+could change what another result is made of; what replicas contribute is compared by its bounds, once all have come.
 """
 
 from __future__ import annotations

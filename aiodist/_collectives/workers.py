@@ -24,7 +24,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import chain
+from itertools import chain, product
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,7 +35,6 @@ from aiodist._arrays.leaves import LeafMark, LeafType
 from aiodist._collectives import host
 from aiodist._collectives.host import HostExecutor, frozen, part
 from aiodist._collectives.kinds import ALL_TO_ALL, Collective, LeafPlan, Result
-from aiodist._collectives.work import Work
 from aiodist_kernels import Accumulate, ReduceOp
 from aiodist_kernels.numpy_tier import finished, quietly
 from aiodist_kernels.pool import results as pool
@@ -88,7 +87,7 @@ class Reduction:
         sizes: by leaf, how many elements it has.
         rows: by rank, how many rows a worker contributes.
         own_rows: how many this one does.
-        engine_may_reduce: the order in which rows become one does not matter.
+        ordered: the order in which rows become one matters.
         cost: about how many bytes could be moved in the time that it takes to fold this worker's rows.
     """
 
@@ -108,7 +107,6 @@ class Reduction:
         self.size = sum(self.sizes)
         costs = [kernels.cost(self.op, r.dtype, n, len(members.own)) for r, n in zip(rules, self.sizes, strict=True)]
         self.cost = sum(costs)
-        self.engine_may_reduce = not ordered
         self.rows: Sequence[int] = list(map(len, members.ids)) if ordered else _one_each(len(members.ids))
         self.own_rows = self.rows[members.rank]
         self._order: Sequence[int] = range(len(members.ids))  # of all rows
@@ -189,66 +187,6 @@ class Rows:
         return found
 
 
-# Exchanges.
-
-
-class Exchange:
-    """Parts of all replicas' arrays, given to the replicas whose results are made of them.
-
-    Args:
-        members: who takes part.
-        plans: by leaf; each result takes its own part of every input.
-        specs: by leaf, shape and dtype of an array.
-        columns: by leaf, the arrays of this worker's replicas.
-
-    Attributes:
-        counts: by rank, how many bytes are for that worker, and as many come from it.
-        most: how many any worker has for any other, at most.
-    """
-
-    def __init__(
-        self,
-        members: Members,
-        plans: Sequence[LeafPlan],
-        specs: Sequence[tuple[Sequence[int], DType]],
-        columns: Sequence[Sequence[Array]],
-    ) -> None:
-        self._members, self._plans, self._columns = members, plans, columns
-        self._pieces: list[tuple[Sequence[int], DType, int]] = []
-        for plan, (shape, dtype) in zip(plans, specs, strict=True):
-            axis, _, count = plan.cut(0)
-            piece, native = (*shape[:axis], shape[axis] // count, *shape[axis + 1 :]), dtype.newbyteorder("=")
-            self._pieces.append((piece, native, math.prod(piece) * native.itemsize))
-        nbytes = sum(size for _, _, size in self._pieces)
-        self.counts = [len(ids) * len(members.own) * nbytes for ids in members.ids]
-        self.most = nbytes * max(map(len, members.ids)) ** 2
-
-    def data(self) -> Array:
-        """Return this worker's bytes by rank: by leaf, by its replica, by our source."""
-        of_leaves = list(zip(self._pieces, self._plans, self._columns, strict=True))
-        return joined(
-            [
-                bytes_of(np.asarray(part(np.asarray(array), plan.cut(taker)), dtype))
-                for ids in self._members.ids
-                for (_, dtype, _), plan, column in of_leaves
-                for taker in ids
-                for array in column
-            ]
-        )
-
-    def parts(self, data: Array) -> list[dict[int, list[Array]]]:
-        """Return, by leaf, the parts for each local replica, by position, of the bytes of all workers by rank."""
-        found: list[dict[int, dict[int, Array]]] = [{taker: {} for taker in self._members.own} for _ in self._pieces]
-        at = 0
-        for sources in self._members.ids:
-            for (shape, dtype, nbytes), of_leaf in zip(self._pieces, found, strict=True):
-                for taker in self._members.own:
-                    for source in sources:
-                        of_leaf[taker][source] = np.ndarray(shape, dtype, data[at : at + nbytes] if nbytes else b"")
-                        at += nbytes
-        return [{taker: [of[i] for i in sorted(of)] for taker, of in of_leaf.items()} for of_leaf in found]
-
-
 # A collective.
 
 
@@ -265,7 +203,9 @@ class WorkerPlan:
         shared: one result serves all local replicas; else there is one for each, by local position.
         leaves: by place, what becomes of a leaf, and what it is.
         reductions: the leaves that are reduced, by their accumulator, with their places.
-        exchanged: the places of those of which parts are exchanged.
+        pieces: of those of which parts are exchanged, the place, and a part's shape, dtype and bytes.
+        counts: by rank, how many bytes of parts are for that worker, and as many come from it.
+        most: how many any worker has for any other, at most.
         gathered: the places of all others.
         sources: by rank, the positions of replicas whose values are gathered.
     """
@@ -281,7 +221,7 @@ class WorkerPlan:
         plans = collective.plans(members.replicas)
         self.leaves: list[tuple[LeafPlan, LeafMark]] = list(zip(plans, spec.marks, strict=True))
         self.shared = collective.kind.shared and not any(isinstance(mark, HostType) for mark in spec.marks)
-        self.exchanged: list[int] = []
+        self.pieces: list[tuple[int, Sequence[int], DType, int]] = []
         self.gathered: list[int] = []
         alike: dict[Any, dict[int, Rule]] = {}
         for place, (plan, mark) in enumerate(self.leaves):
@@ -289,8 +229,17 @@ class WorkerPlan:
                 assert op is not None
                 rule = rule_for(op, spec.dtypes[place], accumulate)
                 alike.setdefault((rule.accumulator, rule.result), {})[place] = rule
+            elif collective.kind is ALL_TO_ALL:
+                axis, _, count = plan.cut(0)
+                shape: Any = spec.shapes[place]  # which is known
+                shape = (*shape[:axis], shape[axis] // count, *shape[axis + 1 :])
+                native = spec.dtypes[place].newbyteorder("=")
+                self.pieces.append((place, shape, native, math.prod(shape) * native.itemsize))
             else:
-                (self.exchanged if collective.kind is ALL_TO_ALL else self.gathered).append(place)
+                self.gathered.append(place)
+        nbytes = sum(nbytes for *_, nbytes in self.pieces)
+        self.counts = [len(ids) * len(members.own) * nbytes for ids in members.ids]
+        self.most = nbytes * max(map(len, members.ids)) ** 2
         self.reductions: list[tuple[Reduction, list[int]]] = []
         for rules in alike.values():
             assert op is not None
@@ -303,10 +252,6 @@ class WorkerPlan:
             self.sources = [[position for position in ids if position in needed] for ids in members.ids]
         self._host = HostExecutor(collective, len(members.own))
 
-    def begin(self, values: Sequence[Any]) -> Crossing:
-        """Take what the local replicas contribute, in their order, on the host; nothing is folded or copied yet."""
-        return Crossing(self, values)
-
     def hand_out(self, result: Any) -> Any:
         """Return `Crossing.result` as replicas get it: other frameworks' arrays as such."""
         if self.shared:
@@ -315,50 +260,56 @@ class WorkerPlan:
         by_leaf = list(zip(*([row] if self.single else row for row in rows), strict=True))
         return self._host.handed_out(by_leaf, {})
 
-    def on_host(self, values: Sequence[Any], devices: Sequence[str] = ()) -> Work:
-        """Return the work that gives values with arrays on GPUs as `begin` takes them."""
-        from aiodist._collectives.device import to_host  # loaded where there are arrays on GPUs
-
-        return to_host(self.collective, values, devices)
-
 
 class Crossing:
-    """One collective's values on their way.
+    """One collective's values on their way: what the local replicas contribute, in their order, on the host.
 
     Attributes:
         plan: what is exchanged for it.
         rows: what is to be reduced.
-        exchange: what is to be exchanged; None for nothing.
         given: by gathered leaf, the values of those local replicas that all workers need.
     """
 
     def __init__(self, plan: WorkerPlan, values: Sequence[Any]) -> None:
         self.plan = plan
-        columns: list[Sequence[Any]] = [values] if plan.single else list(zip(*values, strict=True))
+        self._columns: list[Sequence[Any]] = [values] if plan.single else list(zip(*values, strict=True))
         self.rows = [
-            Rows(reduction, [list(map(np.asarray, columns[place])) for place in places])
+            Rows(reduction, [list(map(np.asarray, self._columns[place])) for place in places])
             for reduction, places in plan.reductions
         ]
-        self.exchange: Exchange | None = None
-        self.given: list[list[Any]] = []
-        if plan.exchanged:
-            spec = plan.collective.spec
-            assert spec is not None
-            specs: Any = [(spec.shapes[place], spec.dtypes[place]) for place in plan.exchanged]
-            plans = [plan.leaves[place][0] for place in plan.exchanged]
-            self.exchange = Exchange(plan.members, plans, specs, [columns[place] for place in plan.exchanged])
-        if plan.gathered:
-            own, sources = plan.members.own, plan.sources[plan.members.rank]
-            self.given = [[columns[place][own.index(position)] for position in sources] for place in plan.gathered]
+        own, sources = plan.members.own, plan.sources[plan.members.rank]
+        self.given: list[list[Any]] = [
+            [self._columns[place][own.index(position)] for position in sources] for place in plan.gathered
+        ]
         self._results: list[list[Any]] = [[] for _ in plan.leaves]
 
-    def take_exchanged(self, data: Array) -> None:
-        """Take the bytes of the exchange, of all workers by rank."""
-        assert self.exchange is not None
-        for place, of_leaf in zip(self.plan.exchanged, self.exchange.parts(data), strict=True):
-            for result, parts in zip(self._own_results(place), of_leaf.values(), strict=True):
+    def parts(self) -> Array:
+        """Return the bytes of the parts that this worker has for all, by rank: by leaf, by their replica, by ours."""
+        leaves, columns = self.plan.leaves, self._columns
+        return joined(
+            [
+                bytes_of(np.asarray(part(np.asarray(array), leaves[place][0].cut(taker)), dtype))
+                for ids in self.plan.members.ids
+                for place, _, dtype, _ in self.plan.pieces
+                for taker in ids
+                for array in columns[place]
+            ]
+        )
+
+    def take_parts(self, data: Array) -> None:
+        """Take the bytes of what all workers have for this one, by rank."""
+        members, at = self.plan.members, 0
+        parts: dict[tuple[int, int, int], Array] = {}
+        for sources in members.ids:
+            for place, shape, dtype, nbytes in self.plan.pieces:
+                for taker, source in product(members.own, sources):
+                    parts[place, taker, source] = np.ndarray(shape, dtype, data[at : at + nbytes] if nbytes else b"")
+                    at += nbytes
+        for place, *_ in self.plan.pieces:
+            for taker, result in zip(members.own, self._own_results(place), strict=True):
                 assert result.axis is not None
-                self._results[place].append(frozen(host.put_together(parts, result.axis)))
+                arrays = [parts[place, taker, source] for source in result.sources]
+                self._results[place].append(frozen(host.put_together(arrays, result.axis)))
 
     def take_gathered(self, everyone: Sequence[Sequence[Sequence[Any]]]) -> None:
         """Take what all workers give, by rank, as ``given`` is."""

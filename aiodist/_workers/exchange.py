@@ -34,7 +34,7 @@ from aiodist._arrays.leaves import LeafType, Spec
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import ALL_TO_ALL, Collective
 from aiodist._collectives.work import Work
-from aiodist._collectives.workers import Crossing, Exchange, Members, Rows, WorkerPlan, bytes_of, joined
+from aiodist._collectives.workers import Crossing, Members, Rows, WorkerPlan, bytes_of, joined
 from aiodist._core.ledger import Group
 from aiodist._workers.layout import Layout
 from aiodist._workers.record import FLOAT64, PAYLOAD, Found, RecordBuffers
@@ -198,7 +198,7 @@ class Moving:
 
     def begin_for_all(self, collective: Collective, accumulate_in: Any, values: Sequence[Any]) -> Crossing:
         """Take values that all replicas contribute."""
-        return self._plan_of(collective, self._all, accumulate_in).begin(values)
+        return Crossing(self._plan_of(collective, self._all, accumulate_in), values)
 
     def small(self, session: Session, slot: Rendezvous) -> Small | None:
         """Return how a slot's values travel in the records; None where they do not."""
@@ -224,11 +224,8 @@ class Moving:
             return None
         if crossing is None or crossing.plan.accumulate != accumulate_in:
             plan = self._plan_of(_collective(slot), self._members(slot.group), accumulate_in)
-            values = contributed(slot)
-            if request.on_devices:
-                work = plan.on_host(slot.values, self._devices_of(slot.group))
-                values = yield from self.threads.call(work.carry_out)
-            crossing = plan.begin(values)
+            values = (yield from self._on_host(slot)) if request.on_devices else contributed(slot)
+            crossing = Crossing(plan, values)
         plan = crossing.plan
         yield from _carry_out(crossing, session.communicator, self.threads)
         result = crossing.result()
@@ -354,8 +351,8 @@ def _carry_out(crossing: Crossing, communicator: Communicator, threads: Threads)
     """Move the values of a step, and make the results of them."""
     for rows in crossing.rows:
         yield from _reduce(rows, communicator, threads)
-    if crossing.exchange is not None:
-        crossing.take_exchanged((yield from _exchange(crossing.exchange, communicator, threads)))
+    if crossing.plan.pieces:
+        crossing.take_parts((yield from _exchange(crossing, communicator, threads)))
     if crossing.given:
         crossing.take_gathered((yield from gather_objects(communicator, crossing.given, threads)))
 
@@ -373,7 +370,7 @@ def _reduce(rows: Rows, communicator: Communicator, threads: Threads) -> Steps[N
 def _reduce_segment(rows: Rows, begin: int, end: int, communicator: Communicator, threads: Threads) -> Steps[None]:
     reduction = rows.reduction
     dtype, size, count = reduction.dtype, end - begin, reduction.rows[communicator.rank]
-    by_engine = reduction.engine_may_reduce and communicator.reduces(reduction.op, dtype)
+    by_engine = not reduction.ordered and communicator.reduces(reduction.op, dtype)
     shares = [size] if by_engine else _shares(size, communicator.size)
     source = rows.own(begin, end)
     if source is None:
@@ -408,14 +405,15 @@ def _fold(rows: Rows, begin: int, shares: Sequence[int], out: Array) -> None:
         at += (high - low) * count
 
 
-def _exchange(transfer: Exchange, communicator: Communicator, threads: Threads) -> Steps[Array]:
+def _exchange(crossing: Crossing, communicator: Communicator, threads: Threads) -> Steps[Array]:
     """Return the bytes for this worker, of all by rank."""
-    going = coming = transfer.counts
-    send = yield from _by_cost(2 * sum(going), threads, transfer.data)
+    going = coming = crossing.plan.counts
+    send = yield from _by_cost(2 * sum(going), threads, crossing.parts)
     whole = np.empty(sum(coming), np.uint8)
     step = max(1, SEGMENT // communicator.size)
     segments = [
-        (_segment(send, going, at, step), _segment(whole, coming, at, step)) for at in range(0, transfer.most, step)
+        (_segment(send, going, at, step), _segment(whole, coming, at, step))
+        for at in range(0, crossing.plan.most, step)
     ]
     yield from _in_turns(_waiting(communicator.ialltoallv(to, of)) for to, of in segments)
     return whole

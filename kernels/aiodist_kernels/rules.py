@@ -162,12 +162,6 @@ def rule_for(op: ReduceOp, dtype: DType, accumulate: Accumulate = "native") -> R
     )
 
 
-def part_of(rule: Rule) -> Rule:
-    """Return the rule for a part of the buffers: the fold, in the accumulator, without the last step."""
-    op = ReduceOp.SUM if rule.op is ReduceOp.MEAN else rule.op
-    return rule._replace(op=op, result=rule.accumulator, finish=Finish.NOTHING)
-
-
 def _accumulator(op: ReduceOp, dtype: DType, accumulate: Accumulate) -> DType:
     if op in (ReduceOp.MIN, ReduceOp.MAX):
         return dtype

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiodist._collectives.workers import Crossing, Exchange, Members, Rows, WorkerPlan
+from aiodist._collectives.workers import Crossing, Members, Rows, WorkerPlan
 
 if TYPE_CHECKING:
     import random
@@ -29,7 +29,7 @@ def over_workers(
     """
     members = [Members(rank, tuple(map(tuple, ids))) for rank in range(len(ids))]
     plans = [WorkerPlan(collective, each, **options) for each in members]
-    crossings = [plan.begin([values[i] for i in own]) for plan, own in zip(plans, ids, strict=True)]
+    crossings = [Crossing(plan, [values[i] for i in own]) for plan, own in zip(plans, ids, strict=True)]
     move(crossings, dice)
     results: dict[int, Any] = {}
     for plan, crossing, own in zip(plans, crossings, ids, strict=True):
@@ -42,10 +42,9 @@ def move(crossings: Sequence[Crossing], dice: random.Random) -> None:
     """Move what workers have to exchange."""
     for rows in zip(*(crossing.rows for crossing in crossings), strict=True):
         reduce(rows, dice)
-    exchanges = [crossing.exchange for crossing in crossings if crossing.exchange is not None]
-    if exchanges:
-        for crossing, data in zip(crossings, exchange(exchanges), strict=True):
-            crossing.take_exchanged(data)
+    if crossings[0].plan.pieces:
+        for crossing, data in zip(crossings, exchange(crossings), strict=True):
+            crossing.take_parts(data)
     for rank, crossing in enumerate(crossings):
         everyone = [[list(map(_copy, column)) for column in each.given] for each in crossings]
         if dice.random() < 0.5:
@@ -58,14 +57,14 @@ def _copy(value: Any) -> Any:
     return np.array(value, value.dtype.newbyteorder("="), order="C") if isinstance(value, np.ndarray) else value
 
 
-def exchange(exchanges: Sequence[Exchange]) -> list[np.ndarray]:
+def exchange(crossings: Sequence[Crossing]) -> list[np.ndarray]:
     """Return what each worker receives."""
-    sent = [np.split(each.data(), np.cumsum(each.counts)[:-1]) for each in exchanges]
-    assert max(len(part) for parts in sent for part in parts) <= exchanges[0].most
+    sent = [np.split(each.parts(), np.cumsum(each.plan.counts)[:-1]) for each in crossings]
+    assert max(len(part) for parts in sent for part in parts) <= crossings[0].plan.most
     found = []
-    for rank, each in enumerate(exchanges):
+    for rank, each in enumerate(crossings):
         received = [parts[rank] for parts in sent]
-        assert [len(part) for part in received] == list(each.counts)
+        assert [len(part) for part in received] == each.plan.counts
         found.append(np.concatenate(received))
     return found
 

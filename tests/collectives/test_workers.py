@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from aiodist._collectives import kinds
 from aiodist._collectives.kinds import Collective
-from aiodist._collectives.workers import Members, WorkerPlan
+from aiodist._collectives.workers import Crossing, Members, WorkerPlan
 from aiodist_kernels import ReduceOp, reduce, reduce_numbers
 from tests.collectives.moving import over_workers
 from tests.collectives.reference import spec_of
@@ -102,7 +102,7 @@ def test_nothing_is_copied_that_can_be_moved_from_where_it_lies() -> None:
     array = np.arange(40_000.0).reshape(4, 10_000)
     spec = spec_of(array)
     members = Members(0, ((0,), (1,)))
-    reduced = WorkerPlan(Collective(kinds.ALL_REDUCE, ReduceOp.SUM, None, spec), members).begin([array])
+    reduced = Crossing(WorkerPlan(Collective(kinds.ALL_REDUCE, ReduceOp.SUM, None, spec), members), [array])
     own = reduced.rows[0].own(3, 7)
     assert own is not None
     assert np.shares_memory(own, array)
@@ -115,6 +115,6 @@ def test_nothing_is_copied_that_can_stay_where_it_comes_to() -> None:
     gathered = Collective(kinds.ALL_GATHER, None, (0,), kinds.ragged(spec_of(array), (0,)))
     for asked in (gathered, Collective(kinds.BROADCAST, None, 1, spec_of(array))):
         plan = WorkerPlan(asked, members)
-        crossing = plan.begin([array])
+        crossing = Crossing(plan, [array])
         crossing.take_gathered([[[come[i]] if sources else []] for i, sources in enumerate(plan.sources)])
         assert np.shares_memory(crossing.result(), come)
