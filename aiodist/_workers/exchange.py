@@ -410,11 +410,8 @@ def _exchange(crossing: Crossing, communicator: Communicator, threads: Threads) 
     going = coming = crossing.plan.counts
     send = yield from _by_cost(2 * sum(going), threads, crossing.parts)
     whole = np.empty(sum(coming), np.uint8)
-    step = max(1, SEGMENT // communicator.size)
-    segments = [
-        (_segment(send, going, at, step), _segment(whole, coming, at, step))
-        for at in range(0, crossing.plan.most, step)
-    ]
+    step, most = max(1, SEGMENT // communicator.size), crossing.plan.most
+    segments = [(_segment(send, going, at, step), _segment(whole, coming, at, step)) for at in range(0, most, step)]
     yield from _in_turns(_waiting(communicator.ialltoallv(to, of)) for to, of in segments)
     return whole
 
