@@ -19,12 +19,7 @@ import numpy as np
 import aiodist_kernels as kernels
 from aiodist._arrays.host import HostType
 from aiodist._arrays.leaves import LeafMark, LeafType, Spec, is_array
-<<<<<<< HEAD
 from aiodist._arrays.values import IndexedSlices
-from aiodist._collectives import out
-=======
-from aiodist._arrays.slices import IndexedSlices
->>>>>>> b478e72d (Collectives: an exchange is part of its crossing; results on the host are copied into buffers, from memory that is used again)
 from aiodist._collectives.kinds import Collective, Cut, LeafPlan, Result
 from aiodist._collectives.out import Outs
 from aiodist._collectives.work import Call, Work, thread_count
