@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from aiodist._collectives import kinds
+from aiodist._collectives.workers import Crossing
 from aiodist._core.call import Call, OrderCheck, Post, path_of
 from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Group
@@ -200,7 +201,7 @@ class RunSpan(Carrier):
         """Take values that are to be moved, before the workers have agreed on it."""
         with suppress(*OF_VALUES):  # every worker finds the same when it comes to moving them
             if step.small is None and step.values is not None and step.route.plan is not None:
-                return step.route.plan.begin(step.values)
+                return Crossing(step.route.plan, step.values)
         return None
 
     def move(self, session: Session, step: Step | None, found: Found, prepared: Any) -> Steps[None] | None:
