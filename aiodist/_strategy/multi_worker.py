@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from sys import _getframe
-from types import CodeType, CoroutineType, FrameType
+from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
 import anyio
@@ -349,8 +349,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         if hasattr(devices, "Get_rank"):
             raise TypeError(
                 f"the devices are the first argument, got the communicator {devices!r}; write "
-                "MultiWorkerMirroredStrategy(communicator=comm), or give the devices, too: "
-                'MultiWorkerMirroredStrategy(["CPU:0"], comm)'
+                "MultiWorkerMirroredStrategy(communicator=comm)"
             )
         ordered = choice("reduction", reduction, ("fast", "ordered")) == "ordered"
         extended = new_extended(devices, communication_options, order_check)
@@ -393,25 +392,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     # Runs.
 
-    def run(  # a plain function, so that the place of the call is known also where a task of its own awaits it
-        self,
-        fn: Callable[..., Awaitable[Any] | Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        options: CommunicationOptions | None = None,
-    ) -> CoroutineType[Any, Any, Any]:
-        """Run a function on every replica of every worker, as `Strategy.run`; values are this worker's.
-
-        Raises:
-            CollectiveError: the replicas disagree, or a replica of another worker failed.
-            WorkerLostError: a worker is gone.
-            Exception: as `Strategy.run`.
-        """
-        # Checkers know the result of an ``async`` method, which this overrides, as a more special type.
-        doing: Any = self._run_from(self._workers.caller(), fn, args, kwargs, options)
-        return doing  # type: ignore[no-any-return]
-
-    async def _run_from(self, site: CallSite, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
+    async def _run(self, fn: Any, args: Any, kwargs: Any, options: Any, site: CallSite) -> Any:
         calls = self._calls(fn, args, kwargs)
         run = self._new_run(arguments.options(options, None))
         team = self._team
@@ -462,11 +443,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         return span
 
     def close(self) -> None:
-        """Leave the other workers without waiting for them, as the end of the process does.
-
-        Later calls of the strategy raise, here and on the other workers. A strategy that is garbage-collected without
-        this call leaves them, too.
-        """
+        """Leave the other workers without waiting for them; later calls of the strategy raise, here and there."""
         self._workers.close()
 
 

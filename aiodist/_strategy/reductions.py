@@ -394,6 +394,7 @@ def combine(
 ) -> CoroutineType[Any, Any, Any]:
     """Return what an operation makes of a nest, over the replicas of all workers; for arguments see `Combination`."""
     doing: Any = _combined(strategy, kind, operation, value, destinations, replicas_of(strategy).caller())
+    doing.__qualname__ = kind
     return doing  # type: ignore[no-any-return]  # checkers find one that is not awaited by its more special type
 
 

@@ -106,16 +106,18 @@ class Strategy(HasReplicas):
         """
         return Scope(self)
 
-    # Runs.
+    # Runs. What all workers call is a plain function: so the place is known also where another task awaits the call.
 
-    async def run(
+    def run(
         self,
         fn: Callable[..., Awaitable[Any] | Any],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         options: CommunicationOptions | None = None,
-    ) -> Any:
+    ) -> CoroutineType[Any, Any, Any]:
         """Run a function on every replica, each in a task of its own, and wait for all of them.
+
+        Over several workers it runs on the replicas of all; arguments and results are those of this worker's.
 
         Args:
             fn: a coroutine function, or a plain function, which runs without interruption.
@@ -130,13 +132,18 @@ class Strategy(HasReplicas):
             the identical one. With one replica its own value is returned.
 
         Raises:
-            CollectiveError: the replicas disagree, or a collective can never be complete.
+            CollectiveError: the replicas disagree, or a collective can never be complete; a worker is gone.
             ExceptionGroup: several replicas raised exceptions of several types.
             TypeError: ``args`` is neither a tuple nor a list, ``kwargs`` is not a mapping, or ``fn`` is not callable.
             ValueError: a per-replica value has another number of components; the replicas returned nests of
                 different structure, which the error has in ``.values``, or created different numbers of variables.
             Exception: what a replica raised, with a note that names the replica.
         """
+        doing: Any = self._run(fn, args, kwargs, options, self._replicas.caller())
+        doing.__qualname__ = "Strategy.run"
+        return doing  # type: ignore[no-any-return]
+
+    async def _run(self, fn: Any, args: Any, kwargs: Any, options: Any, site: Any) -> Any:  # noqa: ARG002  (see Workers)
         calls = self._calls(fn, args, kwargs)
         return await self._run_calls(self._new_run(arguments.options(options, None)), calls)
 
@@ -193,7 +200,7 @@ class Strategy(HasReplicas):
         options = self._extended.communication_options
         await compile_kernels(specs, self._extended.devices, options.accumulate)
 
-    # Per-replica values: plain functions, so that the place of a call is known also where another task awaits it.
+    # Per-replica values.
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> CoroutineType[Any, Any, Any]:
         """Reduce a per-replica value over the replicas, of all workers, and, optionally, along axes.

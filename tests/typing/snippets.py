@@ -46,7 +46,7 @@ async def wrong(
     ctx = aiodist.get_replica_context()
     ctx.all_reduce("sum", x)  # type: ignore[unused-awaitable]
     ctx.barrier()  # type: ignore[unused-awaitable]
-    strategy.run(right)  # type: ignore[unused-coroutine]
+    strategy.run(right)  # type: ignore[unused-awaitable]
     several.run(right)  # type: ignore[unused-awaitable]
     several.reduce(ReduceOp.SUM, values, None)  # type: ignore[unused-awaitable]
     several.gather(values, 0)  # type: ignore[unused-awaitable]
