@@ -13,7 +13,6 @@ import numpy as np
 from aiodist._arrays import nests
 from aiodist._arrays.host import Array, is_foreign
 from aiodist._core.text import ids_briefly
-from aiodist_kernels.arguments import check_unmasked
 
 T = TypeVar("T")
 _MOST_SHOWN = 20
@@ -86,6 +85,15 @@ for _name in (*_UNARY, *_BINARY, *(f"r{name}" for name in _BINARY), "lt", "le", 
 for _class in (DistributedValues, PerReplica, Mirrored):
     _class.__module__ = "aiodist"
 del _name, _class
+
+
+def check_unmasked(array: object, where: str) -> None:
+    """Check that an array has no mask: what it hides would count."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(
+            f"expected arrays without a mask, got a MaskedArray {where}, whose masked elements would count; fill them "
+            "first, e.g. x.filled(0)"
+        )
 
 
 class IndexedSlices:

@@ -23,8 +23,8 @@ from aiodist._arrays.values import IndexedSlices
 from aiodist._collectives.kinds import Collective, Cut, LeafPlan, Result
 from aiodist._collectives.out import Outs
 from aiodist._collectives.work import Call, Work, thread_count
-from aiodist_kernels import Accumulate, KernelSpec, ReduceOp, policy, pool
-from aiodist_kernels.arguments import empty_like
+from aiodist_kernels import Accumulate, Plan, ReduceOp, plan_for, policy, pool
+from aiodist_kernels.pool import empty_like
 from aiodist_kernels.rules import Finish, rule_for
 
 Array = np.ndarray[Any, Any]
@@ -44,12 +44,12 @@ _QUICK: Final = {LeafType.NUMPY_ARRAY, LeafType.NUMPY_SCALAR, LeafType.PYTHON_NU
 def fold(op: ReduceOp, column: Column, mark: LeafMark, accumulate: Accumulate = "native", among: bool = False) -> Any:
     """Return a left fold of leaves, in their order, as the type that they have; foreign arrays as NumPy's."""
     if is_array(mark):
-        return kernels.reduce_alike(op, column, accumulate, among)
+        return kernels.reduce(op, column, accumulate=accumulate, among=among)
     if mark == LeafType.PYTHON_NUMBER:
         return kernels.reduce_numbers(op, column)
     if mark == LeafType.INDEXED_SLICES:
         return fold_slices(op, column, accumulate)
-    return kernels.reduce_scalars(op, column, accumulate)
+    return kernels.reduce(op, column, accumulate=accumulate)[()]
 
 
 def fold_slices(op: ReduceOp, column: Sequence[IndexedSlices], accumulate: Accumulate = "native") -> IndexedSlices:
@@ -297,16 +297,16 @@ class HostExecutor:
         self._cost = cost
         return run.now()
 
-    def _due(self, columns: Sequence[Column]) -> list[KernelSpec]:
+    def _due(self, columns: Sequence[Column]) -> list[Plan]:
         """Return the kernels that these folds wait for: each is compiled once in the process, at its first need."""
         if self.op is None or not self._waits:
             return []
-        specs = [
-            (KernelSpec(self.op, column[0].dtype, len(column), self.accumulate), column[0].nbytes)
+        plans = [
+            (plan_for(self.op, column[0].dtype, len(column), self.accumulate), column[0].nbytes)
             for leaf, column in zip(self.leaves, columns, strict=True)
             if is_array(leaf.mark)
         ]
-        due = dict.fromkeys(spec for spec, nbytes in specs if kernels.is_due(spec, nbytes))
+        due = dict.fromkeys(plan for plan, nbytes in plans if plan.is_due(nbytes))
         self._waits = bool(due)
         return list(due)
 
@@ -320,7 +320,7 @@ class HostExecutor:
         cost = 2 * sum([int(column[source].nbytes) for source in moved])
         for inputs in leaf.plan.folds:
             assert self.op is not None
-            cost += kernels.cost(self.op, column[0].dtype, column[0].size, len(inputs), self.accumulate)
+            cost += plan_for(self.op, column[0].dtype, len(inputs), self.accumulate).cost(column[0].size)
         return cost
 
     def handed_out(self, by_leaf: Sequence[Sequence[Any]], outs: Outs) -> Any:
@@ -369,7 +369,7 @@ class _Run:
             call()
         return self._handed_out
 
-    def work(self, due: Sequence[KernelSpec]) -> Work:
+    def work(self, due: Sequence[Plan]) -> Work:
         """Return the calls that make the result, once the kernels that are due have been compiled."""
         phases: list[Sequence[Call]] = [[partial(kernels.warm_if_possible, due)]] if due else []
         phases.append(self._folds())

@@ -35,7 +35,7 @@ from aiodist._arrays.leaves import LeafMark, LeafType
 from aiodist._collectives import host
 from aiodist._collectives.host import HostExecutor, frozen, part
 from aiodist._collectives.kinds import ALL_TO_ALL, Collective, LeafPlan, Result
-from aiodist_kernels import Accumulate, ReduceOp
+from aiodist_kernels import Accumulate, ReduceOp, plan_for
 from aiodist_kernels.numpy_tier import finished, quietly
 from aiodist_kernels.pool import results as pool
 from aiodist_kernels.rules import Finish, Rule, rule_for
@@ -105,8 +105,8 @@ class Reduction:
         self.dtype = self.rule.accumulator
         self.sizes = [math.prod(shape) for shape in shapes]
         self.size = sum(self.sizes)
-        costs = [kernels.cost(self.op, r.dtype, n, len(members.own)) for r, n in zip(rules, self.sizes, strict=True)]
-        self.cost = sum(costs)
+        plans = [plan_for(self.op, rule.dtype, len(members.own), "native") for rule in rules]
+        self.cost = sum(plan.cost(size) for plan, size in zip(plans, self.sizes, strict=True))
         self.rows: Sequence[int] = list(map(len, members.ids)) if ordered else _one_each(len(members.ids))
         self.own_rows = self.rows[members.rank]
         self._order: Sequence[int] = range(len(members.ids))  # of all rows

@@ -27,7 +27,7 @@ from aiodist._arrays.device import DeviceType, device_type_of
 from aiodist._arrays.devices import gpu_number
 from aiodist._arrays.host import Array, HostType, host_type_of
 from aiodist._arrays.leaves import LeafMark, LeafType, Spec, describe_leaf
-from aiodist._arrays.values import DistributedValues, Mirrored, check_awaited
+from aiodist._arrays.values import DistributedValues, Mirrored, check_awaited, check_unmasked
 from aiodist._collectives.execution import executor
 from aiodist._collectives.host import frozen, in_native_order
 from aiodist._collectives.kinds import (
@@ -46,7 +46,6 @@ from aiodist._runtime import requests as arguments
 from aiodist._strategy.scope import is_in_group_of_this_worker, replicas_here, replicas_of, require_cross_replica
 from aiodist._strategy.variable import Variable, as_distributed
 from aiodist_kernels import Accumulate, ReduceOp, policy
-from aiodist_kernels.arguments import check_unmasked
 from aiodist_kernels.rules import rule_for
 
 # What takes part.

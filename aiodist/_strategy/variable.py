@@ -29,7 +29,7 @@ import aiodist_kernels as kernels
 from aiodist._arrays.host import Array, ArrayLike, host_type_of
 from aiodist._arrays.leaves import Spec as ValueSpec
 from aiodist._arrays.options import CommunicationOptions
-from aiodist._arrays.values import DistributedValues, Mirrored, PerReplica
+from aiodist._arrays.values import DistributedValues, Mirrored, PerReplica, check_unmasked
 from aiodist._collectives.execution import executor
 from aiodist._collectives.host import copied, fold, frozen
 from aiodist._collectives.kinds import ALL_REDUCE, Collective
@@ -43,7 +43,7 @@ from aiodist._runtime.participant import Participant
 from aiodist._runtime.requests import Request
 from aiodist._strategy.scope import Replicas, replicas_of, require_all_workers, strategy_in_force
 from aiodist_kernels import Accumulate, ReduceOp, policy, pool
-from aiodist_kernels.arguments import check_unmasked, empty_like
+from aiodist_kernels.pool import empty_like
 
 
 class _NamedChoice(enum.StrEnum):

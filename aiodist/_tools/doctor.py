@@ -21,7 +21,7 @@ from aiodist._arrays import devices
 from aiodist._core.text import size
 from aiodist._tools.launch.run import WHEELS, find_mpiexec
 from aiodist._tools.usage import Exit, UsageError
-from aiodist_kernels import KernelSpec, ReduceOp, is_ready, warm
+from aiodist_kernels import ReduceOp, plan_for, warm
 
 NEEDED: Final = ("anyio", "numba", "numpy", "optree", "rich", "threadpoolctl")
 OPTIONAL: Final = {
@@ -82,11 +82,11 @@ def this_machine() -> Iterator[Row]:
         yield _package(name, remedy)
     if not _version("numba"):
         return
-    spec = KernelSpec(ReduceOp.SUM, np.dtype(np.float32), 4)
+    plan = plan_for(ReduceOp.SUM, np.dtype(np.float32), 4, "native")
     try:
-        warm([spec])
+        warm([plan])
         differ = "not used: on this processor their bits differ from NumPy's, which is used instead"
-        yield Row("kernels", "compile" if is_ready(spec) else differ)
+        yield Row("kernels", "compile" if plan.kernel is not None else differ)
     except ImportError as error:
         yield Row("kernels", f"Numba does not load: {error}", "pip install --upgrade numba", needed=True)
 

@@ -3,7 +3,7 @@
 
 Addresses are arguments, and the fold stays in registers. Kernels hold no lock (`nogil=True`), start no threads, and see
 addresses, never arrays: the caller keeps the memory alive. They are not cached on disk: loading from Numba's cache
-takes over half as long as compiling, and happens on the same thread.
+takes over half as long as compiling, and happens on the same thread. NumPy serves products of complex numbers.
 """
 
 import os
@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Final
 
 from llvmlite import ir
-from numba import config, njit, types
+from numba import njit, types
 from numba.core import codegen
 from numba.extending import intrinsic
 
@@ -41,18 +41,16 @@ def can_compile(rule: Rule) -> bool:
     """
     if not is_half(rule.dtype) or is_bfloat16(rule.dtype) or platform.machine().lower() in {"aarch64", "arm64"}:
         return True
-    forced: str | None = getattr(config, "CPU_FEATURES", None)
-    features = _host_features() if forced is None else forced
-    return {"+avx2", "+f16c"} <= set(features.split(","))
+    return {"+avx2", "+f16c"} <= set(_host_features().split(","))
 
 
 def compile_kernel(rule: Rule, count: int) -> Kernel:  # noqa: C901  (a function for each loop would be compiled apart)
     """Compile the kernel for a number of buffers; it takes a few tenths of a second."""
-    size, grain = lane(rule.result).itemsize, rule.grain
+    size = lane(rule.result).itemsize
     width = VECTOR_BYTES // size
     whole = _fold_all(rule, count, width, streaming=False)
     streamed = _fold_all(rule, count, width, streaming=True)
-    single = _fold_all(rule, count, grain, streaming=False)
+    single = _fold_all(rule, count, 1, streaming=False)
     fence, give_way = _fence(), _give_way()
     turn = max(width, TURN_BYTES // (lane(rule.dtype).itemsize * count) // width * width)
 
@@ -61,7 +59,7 @@ def compile_kernel(rule: Rule, count: int) -> Kernel:  # noqa: C901  (a function
         if streaming:
             while index < stop and (out + index * size) % VECTOR_BYTES:
                 single(out, buffers, index)
-                index += grain
+                index += 1
         while index + width <= stop:
             pause = min(index + turn, stop)
             if streaming:
@@ -78,7 +76,7 @@ def compile_kernel(rule: Rule, count: int) -> Kernel:  # noqa: C901  (a function
             fence()
         while index < stop:
             single(out, buffers, index)
-            index += grain
+            index += 1
 
     buffers = _types.UniTuple(_types.intp, count)
     signature = _types.void(_types.intp, buffers, _types.intp, _types.intp, _types.boolean)
@@ -96,12 +94,10 @@ def _fold_all(rule: Rule, count: int, width: int, *, streaming: bool) -> Any:
             total = None
             for place in range(count):
                 base = builder.extract_value(buffers, place)
-                address = _address(builder, base, index, lane(rule.dtype).itemsize)
-                value = lanes.load(builder, rule, address, width)
+                value = lanes.load(builder, rule, lanes.address(builder, base, index, rule.dtype), width)
                 total = value if total is None else lanes.fold(builder, rule, total, value)
             result = lanes.finish(builder, rule, total, buffer_count)
-            address = _address(builder, out, index, lane(rule.result).itemsize)
-            lanes.store(builder, result, address, streaming=streaming)
+            lanes.store(builder, result, lanes.address(builder, out, index, rule.result), streaming=streaming)
 
         return _types.void(out, buffers, index), generate
 
@@ -133,7 +129,3 @@ def _give_way() -> Any:
         yields()
 
     return njit(give_way)
-
-
-def _address(builder: Any, base: Any, index: Any, size: int) -> Any:
-    return builder.add(base, builder.mul(index, ir.Constant(index.type, size)))

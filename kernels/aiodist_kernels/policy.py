@@ -1,22 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans: what is known of a reduction before its buffers come, found once and kept; and the measured thresholds.
+"""Plans: what is known of a reduction before its buffers come, found once and kept; its kernel; and the thresholds.
 
-The thresholds say which tier serves, when a kernel is worth compiling, and when threads pay. They were measured by
-`tests/benchmarks/cpu_reductions.py` and `cpu_event_loop.py`; docs/benchmarks/cpu-reductions.md has the figures. Bytes
-are those of one buffer unless a name says otherwise.
+A kernel is admitted only after it has given the bits of the NumPy tier for values that tell implementations apart, on
+this machine; else NumPy goes on serving. Nothing is compiled on the way to a result: `warm` does that, in whichever
+thread calls it.
+
+The thresholds say which tier serves, when a kernel is worth compiling, and when threads pay. They were measured;
+docs/benchmarks/cpu-reductions.md has the figures. Bytes are those of one buffer unless a name says otherwise.
 """
 
 import dataclasses
 import functools
 import threading
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from aiodist_kernels import compiled_tier
+from aiodist_kernels.numpy_tier import Array, fold_for, quietly
 from aiodist_kernels.pool import KIB, MIB
-from aiodist_kernels.rules import Accumulate, DType, ReduceOp, Rule, has_kernels, is_half, rule_for
+from aiodist_kernels.rules import (
+    Accumulate,
+    DType,
+    ReduceOp,
+    Rule,
+    components,
+    has_kernels,
+    is_half,
+    lane,
+    rule_for,
+)
 
 if TYPE_CHECKING:
     from aiodist_kernels.kernels_cpu import Kernel
@@ -39,6 +52,10 @@ COMPILED_FROM: Final = 64 * KIB
 
 MOST_BUFFERS: Final = 32
 """Kernels are compiled for each number of buffers up to here; NumPy serves more, of which nobody has large ones."""
+
+STREAMING_FROM: Final = 32 * MIB
+"""Where results are stored past the caches: the reader that follows would not find them there anyway, and the memory
+they replace need not be read first."""
 
 BLOCKING_FROM_MOVED: Final = 64 * MIB
 """Bytes moved by one reduction from which an event loop's thread should not do it: some 3 to 8 milliseconds. A hop to a
@@ -67,11 +84,7 @@ def parts(moved: int, workers: int) -> int:
     return max(1, min(workers, moved // LEAST_MOVED_BY_A_THREAD))
 
 
-def slowness(rule: Rule) -> int:
-    """Return how many times longer than a copy of its bytes NumPy's fold takes."""
-    if is_half(rule.dtype):
-        return SLOWNESS_OF_HALF_FLOATS
-    return 1 if rule.is_native else SLOWNESS_OF_WIDE_FOLDS
+# Plans.
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -96,71 +109,138 @@ class Plan:
         """Return the kernel that should reduce buffers of so many bytes, or None: NumPy."""
         return self.kernel if nbytes >= self.pays_from else None
 
+    def is_due(self, nbytes: int) -> bool:
+        """Return whether a reduction of buffers of `nbytes` should wait until its kernel has been compiled."""
+        return not self.settled and nbytes >= COMPILED_FROM and nbytes >= self.pays_from
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class KernelSpec:
-    """One kernel that a program will need, for so many buffers."""
+    def cost(self, size: int) -> int:
+        """Return how many bytes could be moved in about the time of reducing buffers of `size` elements.
 
-    op: ReduceOp
-    dtype: DType
-    count: int
-    accumulate: Accumulate = "native"
-
-    @property
-    def plan(self) -> Plan:
-        """The plan that the kernel serves."""
-        return plan_for(self.op, self.dtype, self.count, self.accumulate)
+        It is what `blocks` and `parts` are asked with.
+        """
+        nbytes, slowness = size * self.rule.dtype.itemsize, 1
+        if self.kernel_for(nbytes) is None and not self.rule.is_native:
+            slowness = SLOWNESS_OF_HALF_FLOATS if is_half(self.rule.dtype) else SLOWNESS_OF_WIDE_FOLDS
+        return (nbytes * self.count + size * self.rule.result.itemsize) * slowness
 
 
 @functools.cache
 def plan_for(op: ReduceOp, dtype: DType, count: int, accumulate: Accumulate = "native") -> Plan:
-    """Return the plan, made at the first call."""
+    """Return the plan, made at the first call.
+
+    Raises:
+        TypeError: `op` is not defined for `dtype`.
+    """
     rule = rule_for(op, dtype, accumulate)
-    if not 2 <= count <= MOST_BUFFERS or dtype != rule.dtype or not has_kernels(rule):
+    if not 2 <= count <= MOST_BUFFERS or dtype != rule.dtype or rule.contiguous or not has_kernels(rule):
         return Plan(rule, count, NEVER)
     if not rule.is_native or is_half(rule.dtype):  # whose MIN and MAX NumPy takes one by one
         return Plan(rule, count, WIDE_FROM)
     return Plan(rule, count, PAIRS_FROM if count == 2 else NATIVE_FROM)
 
 
+# Kernels.
+
+
 _compiling: Final = threading.Lock()
 
 
-def warm(specs: Iterable[KernelSpec]) -> None:
+def warm(plans: Iterable[Plan]) -> None:
     """Compile kernels, in this thread: some tenths of a second each, and a second more for the first.
 
-    Give it to a worker thread; reductions that run meanwhile are served by NumPy, with the same bits.
-
-    Args:
-        specs: which kernels; those that exist already cost nothing.
+    Give it to a worker thread; reductions that run meanwhile are served by NumPy, with the same bits. Plans whose
+    kernels exist already cost nothing.
 
     Raises:
-        TypeError: an op is not defined for its dtype.
-        ValueError: unknown op or `accumulate`.
         ImportError: Numba is not installed, or does not load.
     """
-    for spec in specs:
-        plan = plan_for(ReduceOp(spec.op), np.dtype(spec.dtype), spec.count, spec.accumulate)
+    for plan in plans:
         with _compiling:
             if not plan.settled and plan.pays_from < NEVER:
-                plan.kernel = compiled_tier.compile_for(plan.rule, plan.count)
+                plan.kernel = compile_for(plan)
             plan.settled = True
 
 
-def warm_if_possible(specs: Iterable[KernelSpec]) -> None:
+def warm_if_possible(plans: Iterable[Plan]) -> None:
     """Compile kernels as `warm` does; where Numba is missing NumPy goes on serving, and nobody tries again."""
-    for spec in specs:
+    for plan in plans:
         try:
-            warm([spec])
+            warm([plan])
         except ImportError:
-            spec.plan.settled = True
+            plan.settled = True
 
 
-def is_due(spec: KernelSpec, nbytes: int) -> bool:
-    """Return whether a reduction of buffers of `nbytes` should wait until its kernel has been compiled."""
-    return nbytes >= COMPILED_FROM and not spec.plan.settled and nbytes >= spec.plan.pays_from
+def compile_for(plan: Plan) -> "Kernel | None":
+    """Compile the kernel of a plan; return None where it would give other bits than NumPy."""
+    try:
+        from aiodist_kernels import kernels_cpu
+    except OSError as error:  # of the LLVM library that Numba loads
+        raise ImportError(str(error)) from error
+    if not kernels_cpu.can_compile(plan.rule):
+        return None
+    kernel = kernels_cpu.compile_kernel(plan.rule, plan.count)
+    return kernel if _agrees(kernel, plan.rule, plan.count) else None
 
 
-def is_ready(spec: KernelSpec) -> bool:
-    """Return whether `warm` has compiled this kernel (never, where NumPy alone serves)."""
-    return spec.plan.kernel is not None
+def bind(plan: Plan, buffers: Sequence[Array], out: Array) -> Callable[[int, int], None] | None:
+    """Return what reduces the elements [start, stop) of `buffers` into those of `out`, which may be one of them.
+
+    All must live as long as the function that is returned. None where NumPy should do it: for small buffers, unless all
+    lie without gaps in one order, and where `out` overlaps a buffer otherwise, for then a write could spoil what is
+    still to be read.
+    """
+    kernel = plan.kernel_for(buffers[0].nbytes)
+    if kernel is None or not same_order((*buffers, out)):
+        return None
+    target = out.ctypes.data
+    places = tuple([buffer.ctypes.data for buffer in buffers])
+    size, end = buffers[0].nbytes, target + out.nbytes
+    if [place for place in places if place < end and target < place + size and (place, size) != (target, out.nbytes)]:
+        return None
+    lanes = components(plan.rule.dtype)
+    streaming = out.nbytes >= STREAMING_FROM and out.flags.aligned
+
+    def run(start: int, stop: int) -> None:
+        kernel(target, places, start * lanes, stop * lanes, streaming)
+
+    return run
+
+
+def same_order(arrays: Sequence[Array]) -> bool:
+    """Say whether all arrays lie without gaps, all in C or all in Fortran order."""
+    for array in arrays:
+        if not array.flags.c_contiguous:
+            return all(array.flags.f_contiguous for array in arrays)
+    return True
+
+
+def _agrees(kernel: "Kernel", rule: Rule, count: int) -> bool:
+    """Compare a kernel with NumPy, for two misalignments and both kinds of store."""
+    buffers = [_probe(rule.dtype, seed) for seed in range(count)]
+    wanted = quietly(fold_for(rule, buffers[0].nbytes, count), rule, buffers, None)
+    given = tuple([buffer.ctypes.data for buffer in buffers])
+    for offset, streaming in ((0, False), (1, False), (0, True), (1, True)):
+        got = np.zeros(len(wanted) + offset, rule.result)[offset:]
+        kernel(got.ctypes.data, given, 0, len(wanted) * components(rule.dtype), streaming)
+        if not _same_bits(got, wanted):
+            return False
+    return True
+
+
+def _probe(dtype: DType, seed: int) -> Array:
+    """Return values of many magnitudes, with zeros, infinities and NaN where there are such."""
+    generator = np.random.default_rng(seed)
+    if dtype.kind in "biu":
+        return np.frombuffer(generator.bytes(782 * dtype.itemsize), dtype)
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 3e38, -1.0])
+    numbers = generator.standard_normal(782) * 2.0 ** generator.integers(-30, 30, 782)
+    numbers = np.where(generator.random(782) < 0.25, generator.choice(special, 782), numbers)
+    return quietly(numbers.astype, lane(dtype)).view(dtype)
+
+
+def _same_bits(one: Array, other: Array) -> bool:
+    """Compare bytes, with every NaN equal to every other."""
+    one, other = one.view(lane(one.dtype)), other.view(lane(other.dtype))
+    kind = f"u{one.dtype.itemsize}"
+    with np.errstate(invalid="ignore"):  # a signaling NaN is invalid to look at
+        return bool(np.all((one.view(kind) == other.view(kind)) | (np.isnan(one) & np.isnan(other))))

@@ -83,7 +83,7 @@ class Pool:
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any], order: Any = "C") -> Array:
         """Return an array of any values, in memory that nobody else sees: in a block, unless it is small."""
         nbytes = dtype.itemsize * math.prod(shape)
-        if nbytes < min(POOLED_FROM, POOLED_AMONG_FROM):
+        if nbytes < POOLED_AMONG_FROM:
             return np.empty(shape, dtype, order)
         with self._lock:
             alike = self._idle.get(nbytes)
@@ -108,3 +108,9 @@ class Pool:
 
 results: Final = Pool()
 """Where results of reductions lie."""
+
+
+def empty_like(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Return memory for a large result: of the shape of `array`, and in Fortran's order if it has that."""
+    fortran = array.flags.f_contiguous and not array.flags.c_contiguous
+    return results.empty(array.shape, dtype, "F" if fortran else "C")

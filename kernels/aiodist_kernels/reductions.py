@@ -1,32 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entry to the array reductions: check, find the plan, run it on a tier; and large ones cut for worker threads."""
+"""The entry to the reductions: find the plan, run it on a tier; large ones cut for worker threads; Python's numbers.
+
+Callers pass what they have checked: at least one buffer, all of one shape and dtype, for which the op is defined, and
+an `out` of the result's.
+"""
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from aiodist_kernels import compiled_tier, policy, pool
-from aiodist_kernels.arguments import (
-    Array,
-    check_alike,
-    check_arrays,
-    check_out,
-    empty_like,
-    flat_views,
-    plain,
-    same_order,
-    spoils,
-)
-from aiodist_kernels.numpy_tier import STEPPED_TO, TINY_COUNT, Fold, finished, fold_for, fold_range, quiet, quietly
+from aiodist_kernels import policy, pool
+from aiodist_kernels.numpy_tier import TINY_COUNT, Array, finished, fold_for, quiet
 from aiodist_kernels.policy import Plan, plan_for
-from aiodist_kernels.rules import FLOAT64, Accumulate, DType, ReduceOp, rule_for
+from aiodist_kernels.rules import FLOAT64, Accumulate, DType, ReduceOp, check_defined, rule_for
 
 GRAIN: Final = 4096
 """Elements to whose multiples pieces are cut, so that two threads never share a cache line."""
+
+STEPPED_TO: Final = 512
+"""Bytes of one buffer up to which a new array for each step costs less than writing in place."""
 
 Reduction = Callable[[Sequence[Array]], Array]
 
@@ -37,40 +34,25 @@ def reduce(
     *,
     out: Array | None = None,
     accumulate: Accumulate = "native",
+    among: bool = False,
 ) -> Array:
     """Reduce n buffers to one by a left fold in their order; see `rules` for what each op means.
 
     Args:
         op: the reduce op.
-        buffers: at least one array, all of one shape and dtype, of any layout and byte order.
-        out: takes the result: same shape, dtype `result_dtype(op, dtype)`, any layout; it may
-            overlap the buffers.
-        accumulate: "float64" accumulates inexact SUM, MEAN and PRODUCT in float64 (complex128) and
-            rounds once.
+        buffers: arrays, or NumPy's scalars, of one shape and dtype, in any layout and byte order.
+        out: takes the result: same shape, dtype `result_dtype(op, dtype)`, any layout; it may overlap the buffers.
+        accumulate: "float64" accumulates inexact SUM, MEAN and PRODUCT in float64 (complex128) and rounds once.
+        among: the result is one of several that come and go together; see `pool`.
 
     Returns:
-        `out`, or an array in fresh memory, of native byte order; of no dimension where
-        the buffers have none. The bits depend on nothing but the arguments (a NaN counts as any
-        other NaN).
+        `out`, or an array in fresh memory, of native byte order; of no dimension where the buffers have none. The bits
+        depend on nothing but the values (a NaN counts as any other NaN).
 
     Raises:
-        TypeError: `op` is not defined for the dtype; dtypes differ; a buffer or `out` is no array,
-            or is masked, or `out` has the wrong dtype.
-        ValueError: no buffers; shapes differ; `out` has the wrong shape or is read-only; unknown
-            `op` or `accumulate`.
+        TypeError: `op` is not defined for the dtype.
     """
-    plan = _checked(op, buffers, out, accumulate)
-    return _reduce(plan, plain(buffers), out)
-
-
-def reduce_alike(
-    op: ReduceOp, buffers: Sequence[Array], accumulate: Accumulate = "native", among: bool = False
-) -> Array:
-    """Reduce as `reduce` does, for a caller that has compared the buffers: one shape, one dtype.
-
-    With `among`, the result is one of several that come and go together; see `pool`.
-    """
-    return _reduce(plan_for(op, buffers[0].dtype, len(buffers), accumulate), buffers, None, among)
+    return _reduce(plan_for(op, buffers[0].dtype, len(buffers), accumulate), buffers, out, among)
 
 
 def reduction(
@@ -81,7 +63,7 @@ def reduction(
     accumulate: Accumulate = "native",
     among: bool = False,
 ) -> Reduction:
-    """Return what reduces that many buffers of one dtype and shape, again and again; see `reduce_alike`."""
+    """Return what reduces that many buffers of one dtype and shape, again and again; see `reduce`."""
     plan = plan_for(op, dtype, count, accumulate)
     rule, ufunc = plan.rule, plan.rule.ufunc
     nbytes = dtype.itemsize * math.prod(shape)
@@ -104,7 +86,7 @@ def nest_reduction(
     """
     rules = [rule_for(op, dtype) for dtype in dtypes]
     nbytes = max([dtype.itemsize * math.prod(shape) for dtype, shape in zip(dtypes, shapes, strict=True)])
-    plain = all(rule.is_native and not rule.contiguous and rule.dtype == rule.result for rule in rules)
+    plain = all(rule.is_native and not rule.contiguous for rule in rules)
     mean = op is ReduceOp.MEAN and all(rule.accumulator == FLOAT64 for rule in rules)
     native = all(dtype.isnative for dtype in dtypes)
     if not 2 <= count < TINY_COUNT or nbytes > STEPPED_TO or not (plain or mean) or not native:
@@ -124,12 +106,6 @@ def nest_reduction(
     return lambda rows: quiet.copy().run(run, rows)
 
 
-def reduce_scalars(op: ReduceOp, scalars: Sequence[np.generic], accumulate: Accumulate = "native") -> Any:
-    """Reduce NumPy's scalars, one or more of one type, to a scalar, as arrays of no dimension are reduced."""
-    numbers: Sequence[Any] = scalars  # which have all that is asked of arrays
-    return _reduce(plan_for(op, scalars[0].dtype, len(scalars), accumulate), numbers, None)[()]
-
-
 def _pooled_from(among: bool) -> int:
     return pool.POOLED_AMONG_FROM if among else pool.POOLED_FROM
 
@@ -137,21 +113,18 @@ def _pooled_from(among: bool) -> int:
 def _reduce(plan: Plan, buffers: Sequence[Array], out: Array | None, among: bool = False) -> Array:
     first, target = buffers[0], out
     if out is None and first.nbytes >= _pooled_from(among):
-        target = empty_like(first, plan.rule.result)
-    kernel = plan.kernel_for(first.nbytes)
-    if kernel is not None:
+        target = pool.empty_like(first, plan.rule.result)
+    if plan.kernel_for(first.nbytes) is not None:
         if target is None:
             target = np.empty_like(first, plan.rule.result, subok=False)
-        run = compiled_tier.bind(kernel, plan.rule, buffers, target)
+        run = policy.bind(plan, buffers, target)
         if run is not None:
             run(0, target.size)
             return target
-    return quiet.copy().run(_fold_of(plan, first.nbytes), plan.rule, buffers, target)
+    return quiet.copy().run(fold_for(plan.rule, first.nbytes, plan.count), plan.rule, buffers, target)
 
 
-@lru_cache(maxsize=4096)
-def _fold_of(plan: Plan, nbytes: int) -> Fold:
-    return fold_for(plan.rule, nbytes, plan.count)
+# In pieces, for worker threads.
 
 
 class Pieces(NamedTuple):
@@ -176,30 +149,41 @@ def cut(
 ) -> Pieces:
     """Prepare the reduction of `reduce` as pieces for worker threads; the same bits for any `parts`.
 
-    The buffers must stay as they are until all pieces have run. There is one piece where their layouts differ.
+    The buffers must stay as they are until all pieces have run. There is one piece where their layouts differ, and
+    where `out` overlaps a buffer but is not that one.
     """
-    plan = _checked(op, buffers, out, accumulate)
-    buffers = plain(buffers)
-    target = empty_like(buffers[0], plan.rule.result) if out is None else out
-    in_one_go = plan.rule.contiguous and not buffers[0].dtype.isnative
-    if in_one_go or not same_order([*buffers, target]) or spoils(target, buffers):
+    plan = plan_for(op, buffers[0].dtype, len(buffers), accumulate)
+    target = pool.empty_like(buffers[0], plan.rule.result) if out is None else out
+    flats = _flat([*buffers, target])
+    if flats is None or plan.rule.contiguous or any(_spoils(flats[-1], flat) for flat in flats[:-1]):
         return Pieces(target, (partial(_reduce, plan, buffers, target),))
-    size = buffers[0].size
-    step = max(GRAIN, -(-size // max(parts, 1) // GRAIN) * GRAIN)
-    starts = range(0, size, step)
-    return Pieces(target, tuple([partial(_piece, plan, buffers, target, i, min(i + step, size)) for i in starts]))
+    step = max(GRAIN, -(-target.size // max(parts, 1) // GRAIN) * GRAIN)
+    starts = range(0, target.size, step)
+    return Pieces(target, tuple([partial(_piece, plan, flats[:-1], flats[-1], i, i + step) for i in starts]))
 
 
-def _piece(plan: Plan, buffers: Sequence[Array], target: Array, start: int, stop: int) -> None:
-    """Reduce the elements [start, stop), by a kernel if one is ready by now."""
-    kernel = plan.kernel_for(buffers[0].nbytes)
-    run = None if kernel is None else compiled_tier.bind(kernel, plan.rule, buffers, target)
+def _piece(plan: Plan, flats: Sequence[Array], target: Array, start: int, stop: int) -> None:
+    """Reduce a range of elements, by a kernel if one is ready by now."""
+    stop = min(stop, target.size)
+    run = policy.bind(plan, flats, target)
     if run is not None:
         run(start, stop)
         return
-    flats = flat_views([*buffers, target])
-    assert flats is not None  # `cut` has seen to that
-    quietly(fold_range, plan.rule, flats[:-1], flats[-1], start, stop)
+    parts = [flat[start:stop] for flat in flats]
+    quiet.copy().run(fold_for(plan.rule, parts[0].nbytes, plan.count), plan.rule, parts, target[start:stop])
+
+
+def _flat(arrays: Sequence[Array]) -> list[Array] | None:
+    """Return views of one dimension in which equal positions are equal elements; None where there is no such order."""
+    if not policy.same_order(arrays):
+        return None
+    order: Any = "C" if all(array.flags.c_contiguous for array in arrays) else "F"
+    return [array.reshape(-1, order=order) for array in arrays]
+
+
+def _spoils(out: Array, buffer: Array) -> bool:
+    """Say whether writing one element of `out` may change another element of a buffer, which is not `out` itself."""
+    return np.may_share_memory(out, buffer) and (out.ctypes.data, out.dtype) != (buffer.ctypes.data, buffer.dtype)
 
 
 def result_dtype(op: ReduceOp, dtype: DType) -> DType:
@@ -211,23 +195,64 @@ def result_dtype(op: ReduceOp, dtype: DType) -> DType:
     return rule_for(op, np.dtype(dtype)).result
 
 
-def cost(op: ReduceOp, dtype: DType, size: int, count: int, accumulate: Accumulate = "native") -> int:
-    """Return how many bytes could be moved in about the time that a reduction takes.
+# Python's numbers. Integers are exact, and floats are added left to right. The builtin `sum` makes no float: from Python
+# 3.12 on it compensates rounding, so its bits depend on the interpreter.
 
-    It is what `policy.blocks` and `policy.parts` are asked with.
+Number = int | float | complex
+
+
+def check_number(op: ReduceOp, kind: type) -> None:
+    """Check that `op` takes Python numbers of a type, one of bool, int, float and complex.
+
+    Raises:
+        TypeError: SUM, MEAN and PRODUCT of bool, MIN and MAX of complex.
     """
-    plan = plan_for(op, dtype, count, accumulate)
-    slowness = 1 if plan.kernel_for(size * dtype.itemsize) else policy.slowness(plan.rule)
-    return size * (count * dtype.itemsize + plan.rule.result.itemsize) * slowness
+    check_defined(op, np.dtype(kind))
 
 
-def _checked(op: ReduceOp, buffers: Sequence[Array], out: Array | None, accumulate: Accumulate) -> Plan:
-    if not len(buffers) or [buffer for buffer in buffers if type(buffer) is not np.ndarray]:
-        check_arrays(buffers)
-    shape, dtype = buffers[0].shape, buffers[0].dtype
-    plan = plan_for(op if type(op) is ReduceOp else ReduceOp(op), dtype, len(buffers), accumulate)
-    if [buffer for buffer in buffers if buffer.dtype is not dtype or buffer.shape != shape]:
-        check_alike(buffers, dtype, shape)
-    if out is not None:
-        check_out(out, plan.rule, shape)
-    return plan
+def reduce_numbers(op: ReduceOp, numbers: Sequence[Number]) -> Number:
+    """Reduce Python numbers of one type, for which `check_number` has passed, by a left fold in their order.
+
+    Returns:
+        SUM and PRODUCT: exact for int, rounded at each step for float and complex. MEAN: the sum divided by the count
+        (by component for complex), a float for int. MIN and MAX: the first NaN where there is one; all and any for
+        bool.
+
+    Raises:
+        OverflowError: the MEAN of ints is beyond the range of float.
+    """
+    result: Number = _FOLDS[op](numbers)
+    return result
+
+
+def _sum(numbers: Sequence[Any]) -> Any:
+    if type(numbers[0]) is int:  # exact, in whatever order
+        return sum(numbers)
+    return functools.reduce(operator.add, numbers)
+
+
+def _mean(numbers: Sequence[Any]) -> Any:
+    total, count = _sum(numbers), len(numbers)
+    if isinstance(total, complex):
+        return complex(total.real / count, total.imag / count)
+    return total / count
+
+
+def _product(numbers: Sequence[Any]) -> Any:
+    return functools.reduce(operator.mul, numbers)
+
+
+def _extreme(choose: Callable[[Sequence[Any]], Any], numbers: Sequence[Any]) -> Any:
+    # a sum is NaN for one NaN, and for two infinities
+    if type(numbers[0]) is float and math.isnan(sum(numbers)):
+        return next(filter(math.isnan, numbers), choose(numbers))
+    return choose(numbers)
+
+
+_FOLDS: Final[dict[ReduceOp, Callable[[Sequence[Any]], Any]]] = {
+    ReduceOp.SUM: _sum,
+    ReduceOp.MEAN: _mean,
+    ReduceOp.MIN: partial(_extreme, min),
+    ReduceOp.MAX: partial(_extreme, max),
+    ReduceOp.PRODUCT: _product,
+}

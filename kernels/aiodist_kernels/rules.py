@@ -21,7 +21,7 @@ every inexact SUM, MEAN and PRODUCT to float64 (complex128).
 
 import enum
 import functools
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -132,34 +132,21 @@ def is_half(dtype: DType) -> bool:
     return dtype.itemsize == 2 and dtype.kind not in "iu"
 
 
-def native_dtype(dtype: DType) -> DType:
-    """Return `dtype` in native byte order: the one object that NumPy has for it, not an equal one."""
-    return np.dtype(dtype.type) if dtype.kind in "iufc" else dtype
-
-
 @functools.cache
 def rule_for(op: ReduceOp, dtype: DType, accumulate: Accumulate = "native") -> Rule:
     """Return the rule for buffers of `dtype`.
 
     Raises:
         TypeError: `op` is not defined for `dtype`.
-        ValueError: `accumulate` is neither "native" nor "float64".
     """
-    if accumulate not in get_args(Accumulate):
-        raise ValueError(f"expected accumulate='native' or 'float64', got {accumulate!r}")
-    native = native_dtype(dtype)
+    native = np.dtype(dtype.type) if dtype.kind in "iufc" else dtype  # the one object that NumPy has for it
     check_defined(op, native)
     accumulator = _accumulator(op, native, accumulate)
     result = accumulator if op is ReduceOp.MEAN and native.kind in "iu" else native
-    return Rule(
-        op=op,
-        dtype=native,
-        accumulator=accumulator,
-        result=result,
-        ufunc=_UFUNCS[op],
-        finish=_finish(op, accumulator, result),
-        contiguous=op is ReduceOp.PRODUCT and native.kind == "c",
-    )
+    finish = Finish.NOTHING
+    if op is ReduceOp.MEAN:
+        finish = Finish.DIVIDE if accumulator == result else Finish.SCALE
+    return Rule(op, native, accumulator, result, _UFUNCS[op], finish, op is ReduceOp.PRODUCT and native.kind == "c")
 
 
 def _accumulator(op: ReduceOp, dtype: DType, accumulate: Accumulate) -> DType:
@@ -174,18 +161,12 @@ def _accumulator(op: ReduceOp, dtype: DType, accumulate: Accumulate) -> DType:
     return dtype
 
 
-def _finish(op: ReduceOp, accumulator: DType, result: DType) -> Finish:
-    if op is not ReduceOp.MEAN:
-        return Finish.NOTHING
-    return Finish.DIVIDE if accumulator == result else Finish.SCALE
-
-
 def check_defined(op: ReduceOp, dtype: DType) -> None:
-    """Check that the table has an entry; else a TypeError says what was expected, what came, and what to do."""
+    """Check that the table has an entry."""
     if not (dtype.kind in "biufc" or is_bfloat16(dtype)):
+        what = "a structured dtype" if dtype.names is not None else f"the dtype {dtype}"
         raise TypeError(
-            f"{op.name} of {dtype}: expected numbers, got {_kind_name(dtype)}; reduce the numbers in it as arrays of "
-            "their own"
+            f"{op.name} of {dtype}: expected numbers, got {what}; reduce the numbers in it as arrays of their own"
         )
     ordered = op in (ReduceOp.MIN, ReduceOp.MAX)
     if dtype.kind == "b" and not ordered:
@@ -198,14 +179,6 @@ def check_defined(op: ReduceOp, dtype: DType) -> None:
             f"{op.name} of {dtype}: expected an ordered dtype, got complex numbers, which have no order; reduce "
             "abs(x), or x.real and x.imag"
         )
-
-
-def _kind_name(dtype: DType) -> str:
-    if dtype.names is not None:
-        return "a structured dtype"
-    names = {"O": "objects", "S": "bytes", "U": "strings", "T": "strings"}
-    times = {"M": "dates", "m": "time differences"}
-    return names.get(dtype.kind) or times.get(dtype.kind) or f"the dtype {dtype}"
 
 
 # Rounding.

@@ -19,7 +19,7 @@ import numpy as np
 
 from aiodist import get_replica_context
 from aiodist._collectives.host import fold
-from aiodist_kernels import KernelSpec, ReduceOp, pool, reduce, reduce_alike, warm
+from aiodist_kernels import ReduceOp, plan_for, pool, reduce, warm
 from tests.benchmarks.cpu_reductions import HALF, SINGLE, SUM, random_buffers
 from tests.benchmarks.timing import MIB, best, cpus, in_units, show
 
@@ -98,7 +98,7 @@ async def whole_calls(nbytes: int, rounds: int) -> tuple[float, float, float]:
             await ctx.barrier()
             if first:
                 begin = time.perf_counter()
-                kept[:1] = [reduce_alike(SUM, arrays)]
+                kept[:1] = [reduce(SUM, arrays)]
                 alone.append(time.perf_counter() - begin)
             await ctx.barrier()
             begin = time.perf_counter()
@@ -157,8 +157,8 @@ def memory() -> None:
 
 def main() -> None:
     """Warm up, measure, print."""
-    warm(KernelSpec(op, SINGLE, n) for op, n in ((SUM, 2), (SUM, 4), (ReduceOp.MEAN, 8)))
-    warm([KernelSpec(SUM, HALF, 8)])  # and none for int16: that one is compiled meanwhile
+    warm(plan_for(op, SINGLE, n) for op, n in ((SUM, 2), (SUM, 4), (ReduceOp.MEAN, 8)))
+    warm([plan_for(SUM, HALF, 8)])  # and none for int16: that one is compiled meanwhile
     tickers()
     rows = []
     for nbytes in (MIB // 4, MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 64 * MIB):

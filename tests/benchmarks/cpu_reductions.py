@@ -24,7 +24,7 @@ import numpy as np
 from aiodist._arrays.leaves import LeafType, Spec
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import ALL_REDUCE, Collective
-from aiodist_kernels import KernelSpec, ReduceOp, reduce, reduction, warm
+from aiodist_kernels import ReduceOp, plan_for, reduce, reduction, warm
 from tests.benchmarks.reduction_limit import compile_limit
 from tests.benchmarks.timing import KIB, MIB, best, fresh_python, in_units, show, versions
 
@@ -89,7 +89,7 @@ def optional(name: str) -> Any:
 def compiled(ops: Sequence[ReduceOp], dtypes: Sequence[Any], counts: Sequence[int]) -> None:
     """Compile what will be measured."""
     started = time.perf_counter()
-    specs = [KernelSpec(op, np.dtype(dtype), count) for op in ops for dtype in dtypes for count in counts]
+    specs = [plan_for(op, np.dtype(dtype), count) for op in ops for dtype in dtypes for count in counts]
     warm(specs)
     print(f"\n{len(specs)} kernels compiled in {time.perf_counter() - started:.1f} s.")
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import aiodist_kernels as kernels
-from aiodist_kernels import KernelSpec, ReduceOp, policy
+from aiodist_kernels import ReduceOp, plan_for, policy
 from tests.project.paths import ROOT
 from tests.runtime.programs import Relay, here, on_each, replica
 
@@ -66,7 +66,7 @@ COMPILED = [case for case in CASES if (DTYPES.index(case[1]) + list(ReduceOp).in
 def test_every_tier_in_any_pieces(op: ReduceOp, dtype: np.dtype) -> None:
     golden = wanted(op, dtype)
     assert digest(kernels.reduce(op, parts(dtype))) == golden
-    kernels.warm([KernelSpec(op, dtype, COUNT)])
+    kernels.warm([plan_for(op, dtype, COUNT)])
     assert digest(kernels.reduce(op, parts(dtype))) == golden
     for pieces in (1, 2, 5):
         cut = kernels.cut(op, parts(dtype), parts=pieces)

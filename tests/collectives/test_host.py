@@ -17,7 +17,7 @@ from aiodist._collectives.execution import Executor, executor
 from aiodist._collectives.host import HostExecutor, fold_slices
 from aiodist._collectives.kinds import Collective
 from aiodist._collectives.work import Work
-from aiodist_kernels import KernelSpec, ReduceOp, compiled_tier, policy
+from aiodist_kernels import ReduceOp, plan_for, policy
 from tests.collectives.reference import CASES, Case, spec_of
 from tests.kernels.arrays import assert_same_bits
 
@@ -95,7 +95,7 @@ def test_first_large_reduction_waits_for_its_kernel_once(
     monkeypatch: pytest.MonkeyPatch, there_is_a_compiler: bool
 ) -> None:
     op, dtype, asked = ReduceOp.MAX, np.dtype(np.int16), []
-    compile_for = compiled_tier.compile_for
+    compile_for = policy.compile_for
 
     def watched(*args: Any) -> Any:
         asked.append(args)
@@ -103,7 +103,7 @@ def test_first_large_reduction_waits_for_its_kernel_once(
             raise ImportError("Numba does not load")
         return compile_for(*args)
 
-    monkeypatch.setattr(compiled_tier, "compile_for", watched)
+    monkeypatch.setattr(policy, "compile_for", watched)
     policy.plan_for.cache_clear()
     values = [[np.full(100_000, i, dtype), np.full(9, i, dtype), np.full(1 << 20, i, dtype)] for i in range(5)]
 
@@ -117,7 +117,7 @@ def test_first_large_reduction_waits_for_its_kernel_once(
         found = again.run(values)
         assert all((leaf == 4).all() for leaf in (found.carry_out() if isinstance(found, Work) else found))
     assert len(asked) == 1
-    assert kernels.is_ready(KernelSpec(op, dtype, 5)) is there_is_a_compiler
+    assert (plan_for(op, dtype, 5).kernel is not None) is there_is_a_compiler
 
 
 def test_small_reduction_waits_for_no_kernel() -> None:
@@ -125,7 +125,7 @@ def test_small_reduction_waits_for_no_kernel() -> None:
     values = [np.full(10_000, i, SINGLE) for i in range(3)]
     found = HostExecutor(Collective(kinds.ALL_REDUCE, ReduceOp.MEAN, None, spec_of(values[0])), 3)
     assert (found.run(values) == 1).all()
-    assert not kernels.is_ready(KernelSpec(ReduceOp.MEAN, SINGLE, 3))
+    assert plan_for(ReduceOp.MEAN, SINGLE, 3).kernel is None
 
 
 # Rows.

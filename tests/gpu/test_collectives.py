@@ -184,7 +184,7 @@ async def test_no_collective_has_to_compile_afterwards(plant: Plant, monkeypatch
     machine = plant(2, unloaded=True)
     set_logical_devices("GPU:0", 2)
     strategy = MirroredStrategy()
-    monkeypatch.setattr(warmup, "warm", lambda specs: pytest.fail("there is no replica on a CPU"))
+    monkeypatch.setattr(warmup, "warm", lambda _: pytest.fail("there is no replica on a CPU"))
     threads: list[int] = []
     load = machine.driver.load
 
@@ -211,7 +211,7 @@ async def test_no_collective_has_to_compile_afterwards(plant: Plant, monkeypatch
 
 
 async def test_replicas_on_cpus_need_no_gpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    warmed: list[kernels.KernelSpec] = []
+    warmed: list[kernels.Plan] = []
     monkeypatch.setattr(warmup, "warm", warmed.extend)
     monkeypatch.setattr(enqueue, "queue", lambda: pytest.fail("there is no replica on a GPU"))
     await MirroredStrategy(["CPU:0", "CPU:1"]).warmup()

@@ -22,7 +22,7 @@ PACKAGES = {*doctor.NEEDED, *doctor.GPU_PACKAGES, "mpi4py", "mpich"}
 MACHINE: dict[str, Any] = {
     "aiodist._tools.doctor.find_mpiexec": Mpiexec("/bin/mpiexec", MPICH),
     "aiodist._tools.doctor.library_of_mpi4py": "MPICH Version: 5.0",
-    "aiodist._tools.doctor.is_ready": True,
+    "aiodist._tools.doctor.plan_for": SimpleNamespace(kernel=print),
     "aiodist._tools.doctor.warm": None,
     "aiodist._arrays.devices.find_gpus": devices.Found(missing="no NVIDIA driver is installed"),
     "shutil.disk_usage": SimpleNamespace(total=1 << 30),
@@ -74,7 +74,7 @@ def test_libraries_are_those_on_which_the_package_depends() -> None:
         (PACKAGES - {"optree"}, {}, "!optree  not installed  pip install optree"),
         (PACKAGES, {}, "kernels  compile"),
         (PACKAGES, {"warm": ImportError("old")}, "!kernels  Numba does not load: old  pip install"),
-        (PACKAGES, {"is_ready": False}, "kernels  not used: on this processor their bits differ"),
+        (PACKAGES, {"plan_for": SimpleNamespace(kernel=None)}, "kernels  not used: on this processor their bits differ"),
         (PACKAGES, {}, "GPUs  none: no NVIDIA driver is installed"),
         (PACKAGES, {"find_gpus": ONE_GPU}, "GPU:0  H200, compute capability 9.0, driver for CUDA 13.0"),
         (PACKAGES - {"cuda-core"}, {"find_gpus": ONE_GPU}, "cuda-core  not installed  pip install 'aiodist[cuda]' to"),
