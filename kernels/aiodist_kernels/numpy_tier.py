@@ -21,6 +21,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Fold = Callable[[Rule, Sequence[Array], Array | None], Array]
 """Folds buffers of a rule's dtype and one shape; returns `out`, which may overlap them, or an array of its own."""
 
+STEPPED_TO: Final = 512
+"""Bytes of one buffer up to which a new array for each step costs less than writing in place: a half."""
+
 TINY_BYTES: Final = 64
 """Bytes of one buffer up to which many are put into one array."""
 
@@ -41,7 +44,13 @@ def fold_for(rule: Rule, nbytes: int, count: int) -> Fold:
         if not rule.is_native:
             single = nbytes == rule.dtype.itemsize and rule.accumulator == FLOAT64
             return _fold_numbers if single else _fold_stacked
-    return _fold_native if rule.is_native else _fold_wide
+    if not rule.is_native:
+        return _fold_wide
+    return _fold_stepped if nbytes <= STEPPED_TO and count > 2 else _fold_native
+
+
+def _fold_stepped(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
+    return _deliver(np.asarray(functools.reduce(rule.ufunc, buffers)), out)
 
 
 def _fold_native(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:

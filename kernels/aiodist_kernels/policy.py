@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -125,7 +125,7 @@ class Plan:
 
 
 @functools.cache
-def plan_for(op: ReduceOp, dtype: DType, count: int, accumulate: Accumulate = "native") -> Plan:
+def plan_for(op: ReduceOp, dtype: DType, count: int, accumulate: Accumulate) -> Plan:
     """Return the plan, made at the first call.
 
     Raises:

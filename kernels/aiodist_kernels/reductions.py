@@ -15,15 +15,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from aiodist_kernels import policy, pool
-from aiodist_kernels.numpy_tier import TINY_COUNT, Array, finished, fold_for, quiet
+from aiodist_kernels.numpy_tier import STEPPED_TO, TINY_COUNT, Array, finished, fold_for, quiet
 from aiodist_kernels.policy import Plan, plan_for
 from aiodist_kernels.rules import FLOAT64, Accumulate, DType, ReduceOp, check_defined, rule_for
 
 GRAIN: Final = 4096
 """Elements to whose multiples pieces are cut, so that two threads never share a cache line."""
-
-STEPPED_TO: Final = 512
-"""Bytes of one buffer up to which a new array for each step costs less than writing in place."""
 
 Reduction = Callable[[Sequence[Array]], Array]
 
@@ -195,8 +192,8 @@ def result_dtype(op: ReduceOp, dtype: DType) -> DType:
     return rule_for(op, np.dtype(dtype)).result
 
 
-# Python's numbers. Integers are exact, and floats are added left to right. The builtin `sum` makes no float: from Python
-# 3.12 on it compensates rounding, so its bits depend on the interpreter.
+# Python's numbers. Integers are exact, and floats are added left to right. The builtin `sum` makes no float: from
+# Python 3.12 on it compensates rounding, so its bits depend on the interpreter.
 
 Number = int | float | complex
 

@@ -164,9 +164,9 @@ def _accumulator(op: ReduceOp, dtype: DType, accumulate: Accumulate) -> DType:
 def check_defined(op: ReduceOp, dtype: DType) -> None:
     """Check that the table has an entry."""
     if not (dtype.kind in "biufc" or is_bfloat16(dtype)):
-        what = "a structured dtype" if dtype.names is not None else f"the dtype {dtype}"
+        found = {"O": "objects", "S": "strings", "U": "strings"}.get(dtype.kind, "another dtype")
         raise TypeError(
-            f"{op.name} of {dtype}: expected numbers, got {what}; reduce the numbers in it as arrays of their own"
+            f"{op.name} of {dtype}: expected numbers, got {found}; reduce the numbers in it as arrays of their own"
         )
     ordered = op in (ReduceOp.MIN, ReduceOp.MAX)
     if dtype.kind == "b" and not ordered:

@@ -157,8 +157,8 @@ def memory() -> None:
 
 def main() -> None:
     """Warm up, measure, print."""
-    warm(plan_for(op, SINGLE, n) for op, n in ((SUM, 2), (SUM, 4), (ReduceOp.MEAN, 8)))
-    warm([plan_for(SUM, HALF, 8)])  # and none for int16: that one is compiled meanwhile
+    warm(plan_for(op, SINGLE, n, "native") for op, n in ((SUM, 2), (SUM, 4), (ReduceOp.MEAN, 8)))
+    warm([plan_for(SUM, HALF, 8, "native")])  # and none for int16: that one is compiled meanwhile
     tickers()
     rows = []
     for nbytes in (MIB // 4, MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 64 * MIB):

@@ -89,7 +89,7 @@ def optional(name: str) -> Any:
 def compiled(ops: Sequence[ReduceOp], dtypes: Sequence[Any], counts: Sequence[int]) -> None:
     """Compile what will be measured."""
     started = time.perf_counter()
-    specs = [plan_for(op, np.dtype(dtype), count) for op in ops for dtype in dtypes for count in counts]
+    specs = [plan_for(op, np.dtype(dtype), count, "native") for op in ops for dtype in dtypes for count in counts]
     warm(specs)
     print(f"\n{len(specs)} kernels compiled in {time.perf_counter() - started:.1f} s.")
 

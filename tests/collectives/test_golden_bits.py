@@ -66,7 +66,7 @@ COMPILED = [case for case in CASES if (DTYPES.index(case[1]) + list(ReduceOp).in
 def test_every_tier_in_any_pieces(op: ReduceOp, dtype: np.dtype) -> None:
     golden = wanted(op, dtype)
     assert digest(kernels.reduce(op, parts(dtype))) == golden
-    kernels.warm([plan_for(op, dtype, COUNT)])
+    kernels.warm([plan_for(op, dtype, COUNT, "native")])
     assert digest(kernels.reduce(op, parts(dtype))) == golden
     for pieces in (1, 2, 5):
         cut = kernels.cut(op, parts(dtype), parts=pieces)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import aiodist_kernels as kernels
 from aiodist import IndexedSlices
 from aiodist._collectives import host, kinds
 from aiodist._collectives.execution import Executor, executor
@@ -117,7 +116,7 @@ def test_first_large_reduction_waits_for_its_kernel_once(
         found = again.run(values)
         assert all((leaf == 4).all() for leaf in (found.carry_out() if isinstance(found, Work) else found))
     assert len(asked) == 1
-    assert (plan_for(op, dtype, 5).kernel is not None) is there_is_a_compiler
+    assert (plan_for(op, dtype, 5, "native").kernel is not None) is there_is_a_compiler
 
 
 def test_small_reduction_waits_for_no_kernel() -> None:
@@ -125,7 +124,7 @@ def test_small_reduction_waits_for_no_kernel() -> None:
     values = [np.full(10_000, i, SINGLE) for i in range(3)]
     found = HostExecutor(Collective(kinds.ALL_REDUCE, ReduceOp.MEAN, None, spec_of(values[0])), 3)
     assert (found.run(values) == 1).all()
-    assert plan_for(ReduceOp.MEAN, SINGLE, 3).kernel is None
+    assert plan_for(ReduceOp.MEAN, SINGLE, 3, "native").kernel is None
 
 
 # Rows.

@@ -14,7 +14,7 @@ COMPLEX: list[np.dtype] = [np.dtype(np.complex64), np.dtype(np.complex128)]
 BOOL = np.dtype(bool)
 ALL = [*FLOATS, *INTEGERS, *COMPLEX, BOOL]
 
-LAYOUTS = ["C", "F", "strided", "reversed", "read-only", "big-endian", "misaligned", "mixed"]
+LAYOUTS = ["C", "F", "strided", "reversed", "read-only", "big-endian", "misaligned", "mixed", "memmap"]
 
 
 def values(seed: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -59,7 +59,7 @@ def laid_out(array: np.ndarray, layout: str, index: int = 0) -> np.ndarray:
         fresh = np.empty(array.shape, array.dtype, order="F" if layout == "F" else "C")
     fresh[...] = array
     fresh.flags.writeable = layout != "read-only"
-    return fresh
+    return fresh.view(np.memmap) if layout == "memmap" else fresh
 
 
 def buffers(seed: int, count: int, shape: tuple[int, ...], dtype: np.dtype, layout: str = "C") -> list[np.ndarray]:

@@ -21,5 +21,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(pool, "_Block", make)
     monkeypatch.setattr(pool, "POOLED_FROM", 1)
+    monkeypatch.setattr(pool, "POOLED_AMONG_FROM", 1)
     monkeypatch.setattr(pool, "results", pool.Pool())
     return sizes

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from numpy.lib.stride_tricks import as_strided
 
-from aiodist_kernels import KernelSpec, ReduceOp, pool, reduce, reduce_alike, warm
+from aiodist_kernels import ReduceOp, plan_for, pool, reduce, warm
 from aiodist_kernels.pool import MIB, Pool
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ class Holding(RuleBasedStateMachine):
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "POOLED_FROM", LEAST)
+    monkeypatch.setattr(pool, "POOLED_AMONG_FROM", LEAST)
     monkeypatch.setattr(pool, "results", Pool())
 
 
@@ -143,7 +144,7 @@ def test_thousands_of_steps_make_a_few_blocks(made: list[int]) -> None:
     buffers = [np.full(MIB // 4, index, np.float32) for index in (1, 2)]
     kept: deque[np.ndarray] = deque(maxlen=3)
     for _ in range(2000):
-        kept.append(reduce_alike(ReduceOp.SUM, buffers, among=True))
+        kept.append(reduce(ReduceOp.SUM, buffers, among=True))
     assert 3 <= len(made) <= 5
     assert (kept[0] == 3).all()
     kept.clear()
@@ -165,7 +166,7 @@ def test_large_results_of_every_kind_lie_in_blocks(op: ReduceOp, dtype: str, cou
 
 
 def test_kernels_write_into_blocks(made: list[int]) -> None:
-    warm([KernelSpec(ReduceOp.MEAN, SINGLE, 3)])
+    warm([plan_for(ReduceOp.MEAN, SINGLE, 3, "native")])
     buffers = [np.full((50, 50), index, SINGLE, order="F") for index in (1, 2, 3)]
     for _ in range(2):
         result = reduce(ReduceOp.MEAN, buffers)
@@ -178,8 +179,8 @@ def test_kernels_write_into_blocks(made: list[int]) -> None:
 def test_results_that_come_and_go_together_lie_in_blocks_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "POOLED_AMONG_FROM", LEAST // 4)
     buffers = [np.ones(LEAST // 8, SINGLE)] * 2
-    assert reduce_alike(ReduceOp.SUM, buffers).flags.owndata
-    assert not reduce_alike(ReduceOp.SUM, buffers, among=True).flags.owndata
+    assert reduce(ReduceOp.SUM, buffers).flags.owndata
+    assert not reduce(ReduceOp.SUM, buffers, among=True).flags.owndata
 
 
 def test_lease_that_the_collector_has_ended_shows_its_block_to_nobody() -> None:

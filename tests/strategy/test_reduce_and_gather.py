@@ -203,7 +203,7 @@ async def test_large_values_leave_the_loop(monkeypatch: pytest.MonkeyPatch, nest
             await strategy.extended.reduce_to("MEAN", value, "CPU:0"),
         ]
 
-    warm([plan_for(op, np.dtype(float), 2) for op in (ReduceOp.SUM, ReduceOp.MEAN)])
+    warm([plan_for(op, np.dtype(float), 2, "native") for op in (ReduceOp.SUM, ReduceOp.MEAN)])
     on_loop = await each()
     assert not seen
     monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 8)

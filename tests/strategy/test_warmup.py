@@ -23,7 +23,7 @@ async def test_warmup_compiles_what_the_nests_need_and_changes_no_bit() -> None:
     value = PerReplica([rng.standard_normal(1 << 18).astype(np.float32) for _ in range(3)])
     before = await _sums(strategy, value)
     await strategy.warmup({"w": value.values[0]})
-    assert plan_for(ReduceOp.SUM, np.dtype(np.float32), 3).kernel is not None
+    assert plan_for(ReduceOp.SUM, np.dtype(np.float32), 3, "native").kernel is not None
     for old, new in zip(before, await _sums(strategy, value), strict=True):
         assert old.tobytes() == new.tobytes()
 
