@@ -44,6 +44,10 @@ def fold_for(rule: Rule, nbytes: int, count: int) -> Fold:
         if not rule.is_native:
             single = nbytes == rule.dtype.itemsize and rule.accumulator == FLOAT64
             return _fold_numbers if single else _fold_stacked
+    return _by_ufuncs(rule, nbytes, count)
+
+
+def _by_ufuncs(rule: Rule, nbytes: int, count: int) -> Fold:
     if not rule.is_native:
         return _fold_wide
     return _fold_stepped if nbytes <= STEPPED_TO and count > 2 else _fold_native
@@ -95,9 +99,10 @@ def _fold_stacked(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Ar
 
 
 def _fold_contiguous(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
-    """Fold copies without gaps, where the buffers have some, and into such a result."""
-    fold = _fold_native if rule.is_native else _fold_wide
-    return _deliver(fold(rule, [np.asarray(buffer, rule.dtype, order="C") for buffer in buffers], None), out)
+    """Fold arrays of one dimension without gaps, copies where the buffers are not such, into such a result."""
+    flats = [np.asarray(buffer, rule.dtype, order="C").reshape(-1) for buffer in buffers]
+    total = _by_ufuncs(rule, flats[0].nbytes, len(flats))(rule, flats, None)
+    return _deliver(total.reshape(buffers[0].shape), out)
 
 
 def finished(rule: Rule, total: Array, count: int) -> Array:

@@ -66,16 +66,15 @@ def expected(op: ReduceOp, buffers: list[np.ndarray], accumulate: str) -> np.nda
     wide = accumulator(op, dtype, accumulate)
     result = wide if dtype.kind in "iu" else dtype
     with np.errstate(all="ignore"):
-        total = np.asarray(buffers[0].astype(wide))
+        total = buffers[0].astype(wide).reshape(-1)
         for buffer in buffers[1:]:
-            total = np.asarray(UFUNCS[op](total, buffer.astype(wide)))
+            total = UFUNCS[op](total, buffer.astype(wide).reshape(-1))
         if op is MEAN:
-            parts = np.ascontiguousarray(total).view(f"f{wide.itemsize // (2 if wide.kind == 'c' else 1)}")
-            parts = parts / count if wide == result else parts * (1 / np.float64(count)).astype(parts.dtype)
-            total = np.ascontiguousarray(parts.astype(parts.dtype)).view(wide).reshape(total.shape)
+            parts = total.view(f"f{wide.itemsize // (2 if wide.kind == 'c' else 1)}")
+            total = (parts / count if wide == result else parts * parts.dtype.type(1 / count)).view(wide)
         if dtype == BFLOAT16 and wide == np.float64:  # by way of float32 it would be rounded twice
-            total = np.array([round_to("bfloat16", float(x)) for x in total.flat]).reshape(total.shape)
-        return total.astype(result)
+            total = np.array([round_to("bfloat16", float(x)) for x in total])
+        return total.astype(result).reshape(buffers[0].shape)
 
 
 def in_pieces(op: ReduceOp, buffers: list[np.ndarray], parts: int, **options: Any) -> np.ndarray:
