@@ -62,6 +62,7 @@ _PROOF_BYTES: Final = 32
 _RANK: Final = struct.Struct("<I")
 _RETRY_SECONDS: Final = 0.05
 _OTHER_FILES: Final = 512
+_MOST_QUEUED: Final = 4096
 
 Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -115,7 +116,7 @@ class Door:
             host = "127.0.0.1" if len({hello.machine for hello in hellos}) == 1 else own_address()
         try:
             found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-            self._socket = socket.create_server(found[4][:2], family=found[0], backlog=4096)
+            self._socket = socket.create_server(found[4][:2], family=found[0])
         except OSError as error:
             raise OSError(
                 error.errno,
@@ -127,7 +128,9 @@ class Door:
     async def admit_all(self) -> dict[int, Streams]:
         """Return the connections of all others, by rank, once they have come; let nobody in after that."""
         with self._socket:
-            server = await asyncio.start_server(self._admit, sock=self._socket)
+            # Few are accepted in one turn of the loop, so that a worker has some turns before others make it leave.
+            server = await asyncio.start_server(self._admit, sock=self._socket, backlog=MOST_UNPROVEN // 4)
+            self._socket.listen(_MOST_QUEUED)
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
                     while len(self.admitted) < self._size - 1:
@@ -154,16 +157,14 @@ class Door:
         task = asyncio.current_task()
         self.unproven[task] = None
         rank = self._size
-        try:
-            with suppress(OSError, EOFError):  # a timeout, too
-                rank = await _prove((reader, writer), self.address.secret, 0)
-        finally:
-            self.unproven.pop(task, None)
-            if rank < self._size:
-                self.admitted[rank] = reader, writer
-                self._changed.set()
-            else:
-                writer.transport.abort()
+        with suppress(OSError, EOFError, asyncio.CancelledError):  # asyncio's server would log a cancellation
+            rank = await _prove((reader, writer), self.address.secret, 0)
+        self.unproven.pop(task, None)
+        if rank < self._size:
+            self.admitted[rank] = reader, writer
+            self._changed.set()
+        else:
+            writer.transport.abort()
 
 
 def own_address() -> str:
@@ -214,7 +215,7 @@ BEAT_SECONDS: Final = 0.25
 MOST_BEATS: Final = 4000
 """How many heartbeats worker 0 hears in a second, each in some 10 µs: with thousands of workers they are rarer."""
 
-ANSWER_SECONDS: Final = 1.0
+ANSWER_SECONDS: Final = 0.5
 FAREWELL_SECONDS: Final = 1.0
 LEAVE_SECONDS: Final = 2.0
 CUT_OFF_SECONDS: Final = 10.0
@@ -450,7 +451,7 @@ class TcpControl:
         self._pulse.beat(now)
         for peer in list(self._peers.values()):
             peer.send(BEAT)
-            self._look_at(peer, now - peer.heard - self._beat_seconds)
+            self._look_at(peer, now - peer.heard - (self._beat_seconds - BEAT_SECONDS))
         if self._is_stalled(self._rank, self._pulse.silent_seconds):
             self._tell_of_stall(self._rank, *self._pulse.silence())
         if self._team() is None:  # nobody has the strategy any more
@@ -501,11 +502,15 @@ class TcpControl:
         if isinstance(message, Ask):
             self._loop.call_later(ANSWER_SECONDS, self._answer, message.run)
 
-    def _answer(self, run: int) -> None:
-        """Tell of a run in the place of an event loop that is blocked, or of a worker that has not begun it."""
-        team = self._team()
-        if team is not None:
-            is_blocked = self._pulse.silent_seconds > 2 * PULSE_SECONDS
+    def _answer(self, run: int, *, again: bool = True) -> None:
+        """Tell of a run in the place of an event loop that is blocked, or of a worker that has not begun it.
+
+        Where the loop turns, its replicas may still be settling: they have twice the time.
+        """
+        team, is_blocked = self._team(), self._pulse.silent_seconds > 2 * PULSE_SECONDS
+        if again and not is_blocked:
+            self._loop.call_later(ANSWER_SECONDS, partial(self._answer, run, again=False))
+        elif team is not None:
             team.answer_for(run, self._pulse.silence()[0] if is_blocked else "")
 
     def _say_farewell(self, why: str, lingers: bool) -> None:

@@ -9,13 +9,13 @@ A group whose members live on several workers needs a communicator of its own. E
 all its members have made the group's first collective; when all have asked, all are given a tag, in one order for all
 groups, so that none waits in the making of one communicator for another that waits in the making of the next. Nobody
 has entered the engine before: a member that never comes makes an ordinary incomplete collective. A program may make a
-group in every run, so communicators of earlier runs are used again: the k-th group of some workers in a run has the
-k-th communicator that these have for groups of the run's channel.
+group in every run, so communicators of earlier runs are used again: the k-th group of some workers in a run, in the
+order of these tags, has the k-th communicator that they have for groups of the run's channel.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import count
@@ -49,7 +49,6 @@ class Coordinator:
         self._cases: dict[int, dict[int, Trouble]] = {}  # by run in trouble, by worker
         self._waiting: defaultdict[int, dict[int, Snapshot]] = defaultdict(dict)
         self._groups: defaultdict[tuple[int, GroupKey], set[int]] = defaultdict(set)
-        self._made: Counter[tuple[int, tuple[int, ...]]] = Counter()  # by run and workers, how many groups
         self._tags = count()
         self.outcome: Report | Lost | None = None
 
@@ -142,9 +141,7 @@ class Coordinator:
         if len(self._groups[key]) < len(message.workers):
             return
         del self._groups[key]
-        number = self._made[message.run, message.workers]
-        self._made[message.run, message.workers] += 1
-        yield message.workers, GroupTag(message.run, message.group, number, next(self._tags))
+        yield message.workers, GroupTag(message.run, message.group, next(self._tags))
 
 
 # What the parts say together.

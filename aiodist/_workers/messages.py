@@ -96,11 +96,10 @@ class Lost(NamedTuple):
 
 
 class GroupTag(NamedTuple):
-    """All workers of a group need its communicator: they make it with that tag, unless they have its `number`."""
+    """All workers of a group need its communicator: they make it with that tag, unless they have one for it."""
 
     run: int
     group: GroupKey
-    number: int  # which of the run's groups of these workers it is
     tag: int
 
 

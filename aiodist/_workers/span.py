@@ -14,6 +14,7 @@ lies before it is carried out as ever, so that every worker's replicas get as fa
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import partial
@@ -60,6 +61,7 @@ class RunSpan(Carrier):
         self._channel = channel
         self._root = Session(f"run {number}", communicator, self)
         self._groups: dict[GroupKey, _SpannedGroup] = {}
+        self._tagged: Counter[tuple[int, ...]] = Counter()  # by workers, how many of their groups have been given tags
         self._doomed: dict[GroupKey, int] = {}
         self._routes: dict[Any, Route] = {}
         self._blocked: tuple[int, ...] = ()
@@ -174,7 +176,9 @@ class RunSpan(Carrier):
 
     def _make_session(self, spanned: _SpannedGroup, tag: GroupTag) -> Steps[None]:
         """Make the communicator of a group, as all its workers do now."""
-        communicator = yield from self._team.communicator_of_group(self._channel, spanned.workers, tag)
+        key = self._channel, spanned.workers, self._tagged[spanned.workers]
+        self._tagged[spanned.workers] += 1
+        communicator = yield from self._team.communicator_of_group(key, tag.tag)
         session = Session(f"run {self.number} group {tag.group} {spanned.creation.hex()}", communicator, self)
         if self.told:
             session.freeze()

@@ -186,11 +186,10 @@ class Team:
         """Let other runs have a channel: this worker's part of what used it is over."""
         self._free[number] = 1
 
-    def communicator_of_group(self, channel: int, workers: tuple[int, ...], tag: GroupTag) -> Steps[Communicator]:
-        """Return the communicator of a group in a run over that channel."""
-        key = channel, workers, tag.number
+    def communicator_of_group(self, key: tuple[int, tuple[int, ...], int], tag: int) -> Steps[Communicator]:
+        """Return the communicator of a group by its run's channel, its workers, and which of such groups it is."""
         if key not in self._groups:
-            self._groups[key] = yield from self.communicator.create_group(workers, tag.tag)
+            self._groups[key] = yield from self.communicator.create_group(key[1], tag)
         return self._groups[key]
 
     # What goes wrong.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import queue
 import socket
 import struct
 import sys
+import weakref
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -216,7 +218,9 @@ async def test_worker_does_not_believe_who_listens_without_the_secret(monkeypatc
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("said", [b"", b"half"], ids=["nothing", "half a proof"])
-async def test_many_half_open_connections_are_few_at_a_time_and_keep_nobody_out(said: bytes) -> None:
+async def test_many_half_open_connections_are_few_at_a_time_and_keep_nobody_out(
+    said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     async with door() as opened:
         strangers = []
         for _ in range(3 * MOST_UNPROVEN):
@@ -226,6 +230,7 @@ async def test_many_half_open_connections_are_few_at_a_time_and_keep_nobody_out(
         await admitted(opened)
     for stranger in strangers:
         await stranger.is_turned_away()
+    assert caplog.records == []
 
 
 @pytest.mark.anyio
@@ -329,6 +334,17 @@ def test_error_of_the_coordinator_ends_the_strategy_and_is_raised_as_its_own(
     assert not first.heard.empty()
     for each in (its_control, control):
         each.close()
+
+
+def test_strategy_that_nobody_has_any_more_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "losses", [])
+    (first, its_control), (second, _) = both(Door(hellos("here", "here")))
+    dropped = weakref.ref(second)
+    del second
+    gc.collect()
+    assert dropped() is None
+    assert first.heard.get(timeout=60) == Lost(1, "has ended")
+    its_control.close()
 
 
 def test_a_replica_that_has_finished_with_a_group_and_ended_is_not_taken_for_one_that_never_made_it() -> None:
