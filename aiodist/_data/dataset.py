@@ -12,9 +12,9 @@ The order depends only on the seed, the number of the iteration and the repetiti
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -27,43 +27,32 @@ from aiodist._data.prefetch import Prefetched, Steps
 Run: TypeAlias = np.ndarray[Any, np.dtype[np.intp]]
 Epoch: TypeAlias = tuple[int, ...]
 Upstream: TypeAlias = Callable[[Epoch], Iterator[Run]]
+Stage: TypeAlias = Callable[[Upstream, Epoch], Iterator[Run]]
+"""Yields the runs of one pass, made of those of the stage before it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shuffle:
-    """All elements in random order."""
-
-    seed: int
-
-    def runs(self, upstream: Upstream, epoch: Epoch) -> Iterator[Run]:
-        """Yield the runs of one pass."""
-        rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=epoch))
-        runs = [run for run in upstream(epoch) if len(run)]
-        if len({run.shape[1:] for run in runs}) == 1:
-            yield rng.permutation(np.concatenate(runs))
-            return
-        elements = [run[k : k + 1] for run in runs for k in range(len(run))]  # a short batch among them
-        yield from (elements[k] for k in rng.permutation(len(elements)))
+def _shuffle(seed: int, upstream: Upstream, epoch: Epoch) -> Iterator[Run]:
+    """Yield all elements in random order."""
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=epoch))
+    runs = [run for run in upstream(epoch) if len(run)]
+    if len({run.shape[1:] for run in runs}) == 1:
+        yield rng.permutation(np.concatenate(runs))
+        return
+    elements = [run[k : k + 1] for run in runs for k in range(len(run))]  # a short batch among them
+    yield from (elements[k] for k in rng.permutation(len(elements)))
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Consecutive elements, stacked; the last batch may be short."""
-
-    size: int
-    drop_remainder: bool
-
-    def runs(self, upstream: Upstream, epoch: Epoch) -> Iterator[Run]:
-        """Yield the runs of one pass."""
-        rest: Run | None = None
-        for run in upstream(epoch):
-            elements = run if rest is None or not len(rest) else _joined(rest, run)
-            whole = len(elements) // self.size
-            if whole:
-                yield elements[: whole * self.size].reshape(whole, self.size, *elements.shape[1:])
-            rest = elements[whole * self.size :]
-        if rest is not None and len(rest) and not self.drop_remainder:
-            yield rest[np.newaxis]
+def _batch(size: int, drop_remainder: bool, upstream: Upstream, epoch: Epoch) -> Iterator[Run]:
+    """Yield consecutive elements, stacked; the last batch may be short."""
+    rest: Run | None = None
+    for run in upstream(epoch):
+        elements = run if rest is None or not len(rest) else _joined(rest, run)
+        whole = len(elements) // size
+        if whole:
+            yield elements[: whole * size].reshape(whole, size, *elements.shape[1:])
+        rest = elements[whole * size :]
+    if rest is not None and len(rest) and not drop_remainder:
+        yield rest[np.newaxis]
 
 
 def _joined(rest: Run, run: Run) -> Run:
@@ -75,24 +64,15 @@ def _joined(rest: Run, run: Run) -> Run:
     return np.concatenate([rest, run])
 
 
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    """The whole again and again; without a count for ever, unless there is nothing to repeat."""
-
-    count: int | None
-
-    def runs(self, upstream: Upstream, epoch: Epoch) -> Iterator[Run]:
-        """Yield the runs of one pass."""
-        for repetition in itertools.count() if self.count is None else range(self.count):
-            found = False
-            for run in upstream((*epoch, repetition)):
-                found = found or bool(len(run))
-                yield run
-            if not found:
-                return
-
-
-Stage: TypeAlias = Shuffle | Batch | Repeat
+def _repeat(count: int | None, upstream: Upstream, epoch: Epoch) -> Iterator[Run]:
+    """Yield the whole again and again; without a count for ever, unless there is nothing to repeat."""
+    for repetition in itertools.count() if count is None else range(count):
+        found = False
+        for run in upstream((*epoch, repetition)):
+            found = found or bool(len(run))
+            yield run
+        if not found:
+            return
 
 
 class NumpyDataset:
@@ -120,14 +100,14 @@ class NumpyDataset:
             if not isinstance(leaf, np.ndarray):
                 raise TypeError(f"{path} must be a NumPy array, got an object of type {type(leaf).__name__}")
         self._stages: tuple[Stage, ...] = ()
+        self._endless = False
         self._ahead = 0
         self._iterations = itertools.count()
 
-    def _with(self, *stages: Stage, ahead: int | None = None) -> NumpyDataset:
-        """Return a dataset with further stages, and so many elements made ahead of time, or as many as here."""
+    def _with(self, *stages: Stage, **changed: Any) -> NumpyDataset:
+        """Return a dataset with further stages, or with attributes changed, and with iterations of its own."""
         made = copy(self)
-        further = {"_stages": (*self._stages, *stages), "_iterations": itertools.count()}
-        vars(made).update(further, _ahead=self._ahead if ahead is None else ahead)
+        vars(made).update(_stages=(*self._stages, *stages), _iterations=itertools.count(), **changed)
         return made
 
     def shuffle(self, seed: int) -> NumpyDataset:
@@ -143,9 +123,9 @@ class NumpyDataset:
             TypeError: ``seed`` is not an int.
             ValueError: ``seed`` is negative, or the dataset is endless.
         """
-        if Repeat(None) in self._stages:
+        if self._endless:
             raise ValueError("an endless dataset cannot be shuffled; write .shuffle(seed) before .repeat()")
-        return self._with(Shuffle(_checked("seed", seed, 0)))
+        return self._with(partial(_shuffle, _checked("seed", seed, 0)))
 
     def batch(self, n: int, drop_remainder: bool = False) -> NumpyDataset:
         """Return a dataset whose elements are n consecutive elements of this one, stacked along a new first axis.
@@ -158,8 +138,7 @@ class NumpyDataset:
             TypeError: ``n`` is not an int.
             ValueError: ``n`` is less than 1; while iterating, batches of different sizes cannot be batched again.
         """
-        stage = Batch(_checked("n", n, 1), bool(drop_remainder))
-        return self._with(stage, ahead=-(-self._ahead // n))  # what was prefetched before, in batches
+        return self._with(partial(_batch, _checked("n", n, 1), drop_remainder))
 
     def repeat(self, k: int | None = None) -> NumpyDataset:
         """Return a dataset that repeats this one k times, or endlessly.
@@ -171,7 +150,8 @@ class NumpyDataset:
             TypeError: ``k`` is not an int.
             ValueError: ``k`` is negative.
         """
-        return self._with(Repeat(None if k is None else _checked("k", k, 0)))
+        count = None if k is None else _checked("k", k, 0)
+        return self._with(partial(_repeat, count), _endless=self._endless or count is None)
 
     def prefetch(self, k: int) -> NumpyDataset:
         """Return a dataset with the same elements, up to k of them made ahead of time in a background thread.
@@ -186,7 +166,7 @@ class NumpyDataset:
             TypeError: ``k`` is not an int.
             ValueError: ``k`` is less than 1.
         """
-        return self._with(ahead=_checked("k", k, 1))
+        return self._with(_ahead=_checked("k", k, 1))
 
     def __iter__(self) -> Steps:
         elements = self._elements(next(self._iterations))
@@ -195,18 +175,13 @@ class NumpyDataset:
     def _elements(self, iteration: int) -> Iterator[Any]:
         upstream: Upstream = lambda _: iter([np.arange(self._size, dtype=np.intp)])  # noqa: E731
         for stage in self._stages:
-            upstream = partial(stage.runs, upstream)
+            upstream = partial(stage, upstream)
         for run in upstream((iteration,)):
             for index in run:
                 yield self._structure.unflatten([_rows(leaf, index) for leaf in self._leaves])
 
     def __aiter__(self) -> Steps:
         return iter(self)
-
-    def __repr__(self) -> str:
-        stages = "".join(f", {stage}" for stage in self._stages)
-        ahead = f", {self._ahead} ahead" if self._ahead else ""
-        return f"<NumpyDataset: {self._size} examples{stages}{ahead}>"
 
 
 def _rows(array: np.ndarray[Any, Any], index: Any) -> Any:
@@ -215,9 +190,7 @@ def _rows(array: np.ndarray[Any, Any], index: Any) -> Any:
 
 
 def _checked(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    number: int = value.__index__()
+    number = operator.index(value)
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {number}")
     return number

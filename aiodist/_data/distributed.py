@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, Self
 
 from anyio.lowlevel import checkpoint
 
 from aiodist._arrays import nests
-from aiodist._arrays.values import DistributedValues, IndexedSlices, PerReplica, regroup_data
+from aiodist._arrays.values import IndexedSlices, PerReplica, regroup_data
 
 _END: Final = object()
 
@@ -51,36 +52,28 @@ def without_rows(batch: Any) -> Any:
 
 def common_size(leaves: Sequence[Any], structure: nests.Structure, root: str) -> int:
     """Return the size along the first axis that all arrays of a nest have in common."""
-
-    def path(index: int) -> str:
-        return nests.leaf_paths(structure, root)[index]
-
-    first, size = -1, 0
+    sizes: dict[int, int] = {}  # with the first leaf that has it
     for index, leaf in enumerate(leaves):
         if leaf is None:
             continue
         shape = getattr(leaf, "shape", None)
-        if not isinstance(shape, tuple) or isinstance(leaf, (DistributedValues, IndexedSlices)):
-            kind = type(leaf)
+        if not isinstance(shape, tuple) or isinstance(leaf, IndexedSlices):
             raise TypeError(
-                f"{path(index)} must be an array, whose rows are examples, got an object of type "
-                f"{kind.__module__}.{kind.__qualname__}; a list of numbers becomes one with np.asarray"
+                f"{nests.leaf_paths(structure, root)[index]} must be an array, whose rows are examples, got an object "
+                f"of type {type(leaf).__qualname__}; a list of numbers becomes one with np.asarray"
             )
         if not shape:
             raise ValueError(
-                f"{path(index)} must have a first axis, along which the examples lie, got a 0-dimensional array; "
-                "is the dataset batched, e.g. with .batch(32)?"
+                f"{nests.leaf_paths(structure, root)[index]} must have a first axis, along which the examples lie, got "
+                "a 0-dimensional array; is the dataset batched, e.g. with .batch(32)?"
             )
-        if first < 0:
-            first, size = index, int(shape[0])
-        elif shape[0] != size:
-            raise ValueError(
-                f"the arrays of {root} must have the same size along their first axis; "
-                f"{path(first)} has {size}, {path(index)} has {int(shape[0])}"
-            )
-    if first < 0:
+        sizes.setdefault(int(shape[0]), index)
+    if not sizes:
         raise ValueError(f"{root} must hold at least one array, got {nests.text(structure)}")
-    return size
+    if len(sizes) > 1:
+        found = [f"{nests.leaf_paths(structure, root)[index]} has {size}" for size, index in sizes.items()]
+        raise ValueError(f"the arrays of {root} must have the same size along their first axis; {', '.join(found)}")
+    return next(iter(sizes))
 
 
 # Datasets.
@@ -155,10 +148,6 @@ class DistributedDataset:
 
     `Strategy.experimental_distribute_dataset` and `Strategy.distribute_datasets_from_function` make one.
 
-    Args:
-        source: an iterable or async iterable of batches.
-        rule: how batches become steps.
-
     Raises:
         TypeError: the source is not iterable.
     """
@@ -189,20 +178,12 @@ class DistributedDataset:
 class DistributedIterator:
     """An iterator over a `DistributedDataset`: ``await anext(iterator)``, or ``next(iterator)`` with a plain source.
 
-    A cancellation in the middle of a step loses no batch: the next call continues there. (An async generator that is
-    cancelled while it waits has ended, as always in Python.) `close` and `aclose` end the source's iterator at
-    once; without them it ends when this one is dropped.
-
-    Args:
-        batches: the source's iterator.
-        rule: how batches become steps.
+    `aclose` ends the source's iterator at once; without it that ends when this one is dropped.
     """
 
     def __init__(self, batches: Any, rule: StepRule) -> None:
         self._batches = batches
         self._rule = rule
-        self._taken: list[Any] = []
-        self._steps = 0
 
     def __iter__(self) -> Self:
         return self
@@ -211,32 +192,24 @@ class DistributedIterator:
         self._rule.check_plain()
         if not hasattr(self._batches, "__next__"):
             raise TypeError("this iterator's source is asynchronous: take the next batch with `await anext(iterator)`")
-        try:
-            while len(self._taken) < self._rule.size and (batch := next(self._batches, _END)) is not _END:
-                self._taken.append(batch)
-        except Exception:
-            self._taken.clear()
-            raise
-        if not self._taken:
+        batches = list(islice(self._batches, self._rule.size))
+        if not batches:
             raise StopIteration
-        return self._step()
+        return self._rule.assemble(batches)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Any:
         self._rule.check()
-        try:
-            while len(self._taken) < self._rule.size and (batch := await self._next_batch()) is not _END:
-                self._taken.append(batch)
-        except Exception:
-            self._taken.clear()
-            raise
+        batches: list[Any] = []
+        while len(batches) < self._rule.size and (batch := await self._next_batch()) is not _END:
+            batches.append(batch)
         if self._rule.fill_up is not None:
-            self._taken = list(await self._rule.fill_up(self._taken))
-        if not self._taken:
+            batches = list(await self._rule.fill_up(batches))
+        if not batches:
             raise StopAsyncIteration
-        return self._step()
+        return self._rule.assemble(batches)
 
     async def _next_batch(self) -> Any:
         if hasattr(self._batches, "__anext__"):
@@ -244,28 +217,12 @@ class DistributedIterator:
         await checkpoint()
         return next(self._batches, _END)
 
-    def _step(self) -> Any:
-        batches, self._taken = self._taken, []
-        number, self._steps = self._steps, self._steps + 1
-        try:
-            return self._rule.assemble(batches)
-        except (TypeError, ValueError) as error:
-            error.add_note(f"at step {number} of a distributed dataset, counted from 0")
-            raise
-
-    def close(self) -> None:
-        """Close the source's iterator if it is a plain one that can be closed, such as a generator."""
-        self._taken.clear()
-        if hasattr(self._batches, "close"):
-            self._batches.close()
-
     async def aclose(self) -> None:
-        """Close the source's iterator, plain or asynchronous, if it can be closed."""
+        """Close the source's iterator if it can be closed, as a generator can."""
         if hasattr(self._batches, "aclose"):
-            self._taken.clear()
             await self._batches.aclose()
-        else:
-            self.close()
+        elif hasattr(self._batches, "close"):
+            self._batches.close()
 
 
 InputContext.__module__ = ValueContext.__module__ = "aiodist"

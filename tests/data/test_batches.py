@@ -53,7 +53,7 @@ def test_array_of_another_library_is_cut() -> None:
         ({"x": np.zeros(4), "y": np.zeros(3)}, ValueError, r"batch\['x'\] has 4, batch\['y'\] has 3"),
         ((np.zeros(4), np.zeros(())), ValueError, r"batch\[1\] must have a first axis.*batched"),
         (np.float32(1), ValueError, "batch must have a first axis"),
-        ([1, 2, 3], TypeError, r"batch\[0\] must be an array.* builtins\.int; .*np\.asarray"),
+        ([1, 2, 3], TypeError, r"batch\[0\] must be an array.* int; .*np\.asarray"),
         (PerReplica([np.zeros(2)] * 2), TypeError, r"batch must be an array.*PerReplica"),
         (None, ValueError, "batch must hold at least one array"),
         (IndexedSlices(np.zeros((1, 2)), [0]), TypeError, "batch must be an array.*IndexedSlices"),
@@ -66,7 +66,7 @@ def test_what_cannot_be_cut_is_named(n: int, batch: Any, error: type[Exception],
 
 def test_group_needs_batches_that_are_alike_and_fills_up_arrays_alone() -> None:
     assert group(["a", "a"], 2).values == ("a", "a")
-    with pytest.raises(TypeError, match=r"batch must be an array.* builtins\.str"):
+    with pytest.raises(TypeError, match=r"batch must be an array.* str"):
         group(["a"], 2)
     with pytest.raises(ValueError, match=r"batches must have the same structure: value\['x'\] is on replica 0"):
         group([{"x": np.arange(2)}, {"y": np.arange(2)}], 2)

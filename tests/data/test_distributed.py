@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING, Any
 
-import anyio
 import numpy as np
 import pytest
 
@@ -64,13 +63,6 @@ async def test_epoch_of_uneven_batches_has_the_mean_of_all_examples() -> None:
         rows = sum(len(part) for part in batch.values)
         total += rows * await strategy.reduce("MEAN", batch, axis=0)
     np.testing.assert_allclose(total / 37, data.mean(axis=0), rtol=1e-12)
-
-
-async def test_bad_batch_is_named_by_its_step() -> None:
-    dataset = mirrored(2).experimental_distribute_dataset([np.zeros(2), {"x": np.zeros(2), "y": np.zeros(1)}])
-    with pytest.raises(ValueError, match="same size along their first axis") as caught:
-        await collected(dataset)
-    assert caught.value.__notes__ == ["at step 1 of a distributed dataset, counted from 0"]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -150,30 +142,6 @@ async def test_incomplete_last_step_is_filled_with_batches_without_rows(source: 
     assert await strategy.reduce("MEAN", steps[-1], axis=0) == 3
 
 
-async def test_cancellation_within_a_step_loses_no_batch() -> None:
-    gate = anyio.Event()
-
-    class Gate:
-        count = 0
-
-        def __aiter__(self) -> Gate:
-            return self
-
-        async def __anext__(self) -> Any:
-            if self.count == 1:
-                await gate.wait()
-            self.count += 1
-            return np.full(1, self.count)
-
-    iterator = aiter(mirrored(2).distribute_datasets_from_function(lambda _: Gate()))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(anext, iterator)
-        await anyio.wait_all_tasks_blocked()
-        tasks.cancel_scope.cancel()
-    gate.set()
-    assert lists(await anext(iterator)) == [[1], [2]]
-
-
 async def test_closing_ends_the_source() -> None:
     ended = []
 
@@ -196,7 +164,6 @@ async def test_closing_ends_the_source() -> None:
         await iterator.aclose()
         assert await anext(iterator, None) is None
     assert ended == ["plain", "asynchronous"]
-    aiter(mirrored(2).experimental_distribute_dataset(BATCHES)).close()
 
 
 async def test_values_from_a_function_are_per_replica() -> None:

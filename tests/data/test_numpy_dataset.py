@@ -61,10 +61,12 @@ def test_batch_and_repeat_are_those_of_a_list(size: int, stages: list[Any]) -> N
 
 def test_shuffle_is_anew_at_each_iteration_and_the_same_from_the_same_seed() -> None:
     one, other = dataset(50).shuffle(7), dataset(50).shuffle(7)
+    next(iter(one))  # what an iteration leaves unread makes no difference
+    next(iter(other))
     first, second = values(one), values(one)
     assert first != second
     assert [values(other), values(other)] == [first, second]
-    assert values(dataset(50).shuffle(8)) != first
+    assert values(dataset(50).shuffle(8)) != values(dataset(50).shuffle(7)) == values(one.batch(50))[0]
 
 
 def test_shuffle_is_anew_in_each_repetition_and_mixes_what_is_before_it() -> None:
@@ -78,29 +80,11 @@ def test_shuffle_is_anew_in_each_repetition_and_mixes_what_is_before_it() -> Non
     assert batches != sorted(batches) == values(dataset(50).batch(4))
 
 
-def test_order_of_an_iteration_does_not_depend_on_how_far_another_came() -> None:
-    endless = dataset(20).shuffle(1).repeat()
-    other = dataset(20).shuffle(1).repeat()
-    early, late = iter(endless), iter(other)
-    for _ in range(70):
-        next(late)
-    next(early)
-    assert [next(a) for a in [iter(endless)] * 45] == [next(b) for b in [iter(other)] * 45]
-
-
-def test_datasets_made_of_one_do_not_share_its_iterations() -> None:
-    shuffled = dataset(50).shuffle(7)
-    expected = values(dataset(50).shuffle(7).batch(5))
-    values(shuffled)
-    assert values(shuffled.batch(5)) == expected
-
-
 def test_methods_leave_the_dataset_as_it_is() -> None:
     plain = dataset(4)
     made = [plain.shuffle(0), plain.batch(2), plain.repeat(2), plain.prefetch(1)]
     assert plain not in made
     assert values(plain) == [0, 1, 2, 3]
-    assert "shuffle" not in repr(plain).lower()
 
 
 def test_endless_repeat_goes_on_unless_there_is_nothing() -> None:
@@ -108,11 +92,3 @@ def test_endless_repeat_goes_on_unless_there_is_nothing() -> None:
     assert [next(elements) for _ in range(8)] == [0, 1, 2, 0, 1, 2, 0, 1]
     assert values(dataset(0).repeat()) == []
     assert values(dataset(3).batch(4, drop_remainder=True).repeat()) == []
-
-
-def test_repr_tells_the_stages_and_how_many_batches_are_made_ahead() -> None:
-    stages = "Shuffle(seed=1), Batch(size=2, drop_remainder=False), Repeat(count=3)"
-    for first, then in ((0, 2), (3, 0)):
-        made = dataset(4).prefetch(first) if first else dataset(4)
-        made = made.shuffle(1).batch(2).repeat(3)
-        assert repr(made.prefetch(then) if then else made) == f"<NumpyDataset: 4 examples, {stages}, 2 ahead>"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import threading
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -88,51 +86,8 @@ def test_close_waits_for_the_thread_and_gives_nothing_more() -> None:
     elements = Prefetched(iter(source), 2)
     next(elements)
     elements.close()
-    elements.close()
-    assert source.ended.is_set()
     assert prefetch_threads() == []
     assert list(elements) == []
-
-
-def test_threads_may_share_an_iterator_and_one_may_close_it() -> None:
-    source = Source(1000, stop_at=500)
-    elements = Prefetched(iter(source), 2)
-    taken: list[int] = []
-    threads = [threading.Thread(target=lambda: taken.extend(elements)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    assert source.made[499].wait(LONG)
-    closing = threading.Thread(target=elements.close)
-    closing.start()
-    source.leave.set()
-    for thread in (*threads, closing):
-        thread.join(LONG)
-        assert not thread.is_alive()
-    assert len(taken) == len(set(taken))
-    assert prefetch_threads() == []
-
-
-OUTLASTING = """
-import threading, numpy as np
-from aiodist import NumpyDataset
-from aiodist._data.prefetch import Prefetched
-
-def take():
-    threading.main_thread().join()
-    print(sum(1 for _ in NumpyDataset(np.arange(10)).batch(2).prefetch(2)))
-
-def endless():
-    threading.Event().wait()
-    yield 0
-
-threading.Thread(target=take).start()
-never_taken = Prefetched(endless(), 1)
-"""
-
-
-def test_thread_may_iterate_after_the_main_one_has_ended_and_nothing_holds_up_the_exit() -> None:
-    done = subprocess.run([sys.executable, "-c", OUTLASTING], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout, done.stderr) == ("5\n", "")
 
 
 @pytest.mark.anyio
