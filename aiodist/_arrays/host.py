@@ -151,9 +151,14 @@ def is_foreign(value: Any) -> bool:
 def _framework_of(leaf: Any) -> ModuleType | None:
     """Return the module with ``from_dlpack``: the most basic package of its class, or else the array API's own way."""
     kind: Any = type(leaf)
-    found = [sys.modules[name] for name in reversed(packages(kind)) if hasattr(sys.modules.get(name), "from_dlpack")]
     namespace = getattr(leaf, "__array_namespace__", None)
-    return found[0] if found else None if namespace is None else namespace()
+    return _package_of(kind) or (None if namespace is None else namespace())
+
+
+@cache
+def _package_of(kind: Any) -> ModuleType | None:
+    found = (sys.modules.get(name) for name in reversed(packages(kind)))
+    return next((package for package in found if hasattr(package, "from_dlpack")), None)
 
 
 @cache

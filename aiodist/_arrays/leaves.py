@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from dataclasses import is_dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -40,7 +41,7 @@ def describe(value: Any) -> tuple[Any, Any, Any, Any, Any]:
     item for each leaf in the rest, except that the marks are None where all leaves are NumPy arrays. The leaves are
     what takes part in the collective: see `describe_leaf`.
     """
-    if isinstance(value, (np.ndarray, np.generic, int, float, complex)):
+    if isinstance(value, (np.ndarray, np.generic, int, float, complex)) or hasattr(value, "__dlpack_device__"):
         return None, *describe_leaf(value)
     leaves, structure = nests.flatten(value)
     if len(leaves) == 1 and leaves[0] is value:
@@ -50,6 +51,13 @@ def describe(value: Any) -> tuple[Any, Any, Any, Any, Any]:
             break
     else:  # also where there are none
         return structure, tuple([a.shape for a in leaves]), tuple([a.dtype for a in leaves]), None, leaves
+    if len(set(map(type, leaves))) == 1:
+        with suppress(TypeError):  # for which the leaves, one by one, find the words
+            mark = device_type_of(leaves[0])
+            if mark is not None and all(map(mark.is_on_gpu, leaves)):  # nests of hundreds of tensors are common
+                arrays = list(map(mark.view, leaves))
+                shapes, dtypes = tuple([a.shape for a in arrays]), tuple([a.dtype for a in arrays])
+                return structure, shapes, dtypes, (mark,) * len(leaves), arrays
     found = []
     for index, leaf in enumerate(leaves):
         try:
@@ -57,8 +65,8 @@ def describe(value: Any) -> tuple[Any, Any, Any, Any, Any]:
         except TypeError as error:
             path = nests.leaf_paths(structure, "value")[index]
             raise TypeError(f"{path}: {error}") from None
-    shapes, dtypes, marks, taking_part = zip(*found, strict=True)
-    return structure, shapes, dtypes, marks if any(marks) else None, list(taking_part)
+    of_shapes, of_dtypes, marks, taking_part = zip(*found, strict=True)
+    return structure, of_shapes, of_dtypes, marks if any(marks) else None, list(taking_part)
 
 
 def describe_leaf(leaf: Any) -> Leaf:  # noqa: PLR0911  (one return a type)

@@ -30,11 +30,10 @@ Build: TypeAlias = Callable[[Iterable[Any]], Any]
 def flatten(value: Any, *, none_is_leaf: bool = False) -> tuple[list[Any], Structure]:
     """Return the leaves and the structure of a nest where None is empty, as in a collective."""
     leaves, structure = optree.tree_flatten(value, none_is_leaf=none_is_leaf, namespace=NAMESPACE)
-    for leaf in leaves:
-        if isinstance(leaf, dict):  # of a class that is not registered yet
-            _register(type(leaf))
-            return flatten(value, none_is_leaf=none_is_leaf)
-    return leaves, structure
+    unregistered = [kind for kind in set(map(type, leaves)) if issubclass(kind, dict)]
+    for kind in unregistered:
+        _register(kind)
+    return flatten(value, none_is_leaf=none_is_leaf) if unregistered else (leaves, structure)
 
 
 def flatten_with_none(value: Any) -> tuple[list[Any], Structure]:
