@@ -392,31 +392,25 @@ def combine(
     strategy: Any, kind: str, operation: Operation, value: Any, destinations: Sequence[Sequence[str]] | None = None
 ) -> CoroutineType[Any, Any, Any]:
     """Return what an operation makes of a nest, over the replicas of all workers; for arguments see `Combination`."""
-    doing: Any = _combined(strategy, kind, operation, value, destinations, replicas_of(strategy).caller())
+    workers = replicas_of(strategy)
+    site = workers.caller()
+
+    async def combined() -> Any:
+        require_cross_replica(strategy, kind)
+        replicas, over_workers = replicas_here(strategy), None if is_in_group_of_this_worker() else workers.combine
+        bare = over_workers is not None and len(replicas) == 1
+        combination = Combination(operation, value, replicas, strategy.extended.devices, destinations, bare=bare)
+        if destinations is None and not combination.taken:
+            arguments.check_not_all_none(value, 3)
+        if over_workers is None:
+            await combination.carry_out(combination.taken)
+        else:
+            await over_workers(kind, operation, combination, len(replicas), site)
+        return combination.results()
+
+    doing: Any = combined()
     doing.__qualname__ = kind
     return doing  # type: ignore[no-any-return]  # checkers find one that is not awaited by its more special type
-
-
-async def _combined(
-    strategy: Any,
-    kind: str,
-    operation: Operation,
-    value: Any,
-    destinations: Sequence[Sequence[str]] | None,
-    site: Any,
-) -> Any:
-    require_cross_replica(strategy, kind)
-    replicas, workers = replicas_here(strategy), replicas_of(strategy)
-    together = workers.combine is not None and not is_in_group_of_this_worker()
-    bare = together and len(replicas) == 1
-    combination = Combination(operation, value, replicas, strategy.extended.devices, destinations, bare=bare)
-    if destinations is None and not combination.taken:
-        arguments.check_not_all_none(value, 3)
-    if together:
-        await workers.combine(kind, operation, combination, len(replicas), site)
-    else:
-        await combination.carry_out(combination.taken)
-    return combination.results()
 
 
 _LOOKS = 3

@@ -239,6 +239,10 @@ class Site(NamedTuple):
     offset: int
     named: bool
 
+    def is_that_of(self, other: Site) -> bool:
+        """Return whether it is the place of another, or need not be."""
+        return self.named or place(self.code, self.offset)[:3] == place(other.code, other.offset)[:3]
+
     def __str__(self) -> str:
         return f"replica {self.replica_id} at {place(self.code, self.offset).location}"
 
@@ -257,12 +261,7 @@ class _Creations:
         if number == len(self._made):
             self._made.append((make(), spec, site))
         variable, theirs, there = self._made[number]
-        apart = (
-            self._compares_places
-            and not site.named
-            and (place(site.code, site.offset)[:3] != place(there.code, there.offset)[:3])
-        )
-        if apart or spec != theirs:
+        if spec != theirs or (self._compares_places and not site.is_that_of(there)):
             raise ValueError(
                 f"replicas create different variables as their #{number}: {there} creates {theirs}; {site} creates "
                 f"{spec}. Every replica must create the same variables in the same order: create them under "
@@ -274,7 +273,7 @@ class _Creations:
 
 
 _creations: WeakKeyDictionary[Group, _Creations] = WeakKeyDictionary()
-"""By the group of a run's replicas."""
+"""By the group of a run's replicas, to which they must not refer."""
 
 
 def check_created(members: Sequence[Member]) -> None:
@@ -539,7 +538,7 @@ class Variable(ArrayLike):
         site = Site(member.replica_id, member.position, frame.f_code, frame.f_lasti, name is not None)
         creations = _creations.get(member.group) or _creations.setdefault(member.group, _Creations(member.group))
         variable: Self = creations.next(spec, site, lambda: cls._made(State(spec, strategy, [])))
-        if site.replica_id == 0:
+        if member.replica_id == 0:
             state_of(variable).put([value] * replicas.local)
         if replicas.sharing is not None:
             replicas.sharing.created_in_replica(state_of(variable), here, value, site, frame)
