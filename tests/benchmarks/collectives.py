@@ -8,9 +8,7 @@ need not be idle. It takes about two minutes.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import statistics
-import threading
 import time
 import tracemalloc
 from collections.abc import Awaitable, Callable
@@ -247,69 +245,9 @@ def cold_start() -> None:
     show(("fresh process", "measured", "to reach"), rows)
 
 
-def peers() -> None:
-    """Print what torch's threaded process group and jax's psum take for one tiny all-reduce, where installed."""
-    rows = [["aiodist", *(f"{seconds(array, n, 4000) * 1e6:.1f} µs" for n in (2, 8))]]
-    for name, timer in (("torch", _torch_threaded), ("jax", _jax_psum)):
-        if importlib.util.find_spec(name) is None:
-            rows.append([name, "not installed", "not installed"])
-        else:
-            rows.append([str(timer.__doc__), *(f"{timer(n) * 1e6:.0f} µs" for n in (2, 8))])
-    show(("one tiny all-reduce, per call", "n = 2", "n = 8"), rows)
-
-
-def _torch_threaded(size: int) -> float:
-    """torch threaded process group"""
-    import torch
-    import torch.distributed as dist
-    from torch.testing._internal.distributed import multi_threaded_pg
-
-    multi_threaded_pg._install_threaded_pg()
-    torch._C._distributed_c10d._set_thread_isolation_mode(True)
-    store, took = dist.HashStore(), []
-
-    def rank(index: int) -> None:
-        dist.init_process_group("threaded", rank=index, world_size=size, store=store)
-        value = torch.ones(1)
-        for _ in range(20):
-            dist.all_reduce(value)
-        begin = time.perf_counter()
-        for _ in range(300):
-            dist.all_reduce(value)
-        took.append((time.perf_counter() - begin) / 300)
-
-    threads = [threading.Thread(target=rank, args=(index,)) for index in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    torch._C._distributed_c10d._set_thread_isolation_mode(False)
-    multi_threaded_pg._uninstall_threaded_pg()
-    return min(took)
-
-
-def _jax_psum(size: int) -> float:
-    """jax psum in a jitted shard_map on CPU devices"""
-    script = f"""
-import os, time
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count={size}"
-import jax, jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec as P
-mesh = Mesh(jax.devices(), "i")
-f = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P()))
-x = jax.device_put(jnp.ones({size}), jax.sharding.NamedSharding(mesh, P("i")))
-for _ in range(50): f(x).block_until_ready()
-b = time.perf_counter()
-for _ in range(1000): f(x).block_until_ready()
-print((time.perf_counter() - b) / 1000)
-"""
-    return float(fresh_python("-c", script))
-
-
 if __name__ == "__main__":
     print(versions())
     collectives_table()
     many_replicas()
     mismatch()
     cold_start()
-    peers()

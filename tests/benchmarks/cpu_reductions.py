@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time the CPU reductions beside NumPy, C, torch and jax, and print tables in Markdown.
+"""Time the CPU reductions beside NumPy and C, and print tables in Markdown.
 
     python -m tests.benchmarks.cpu_reductions           # about four minutes, 2 GiB of memory
-    python -m tests.benchmarks.cpu_reductions native    # one of its parts: tiny, sums, wide, native
+    python -m tests.benchmarks.cpu_reductions native    # one of its parts: tiny, sums, wide, native, whole
 
 Everything that is compared runs in turn in one process, and the least CPU time of each counts: figures differ
 from machine to machine and from hour to hour, ratios less so.
@@ -10,23 +10,27 @@ from machine to machine and from hour to hour, ratios less so.
 
 from __future__ import annotations
 
-import functools
-import importlib
-import operator
+import asyncio
+import ctypes
+import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from functools import partial
+from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
+from aiodist import get_replica_context
 from aiodist._arrays.leaves import LeafType, Spec
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import ALL_REDUCE, Collective
 from aiodist_kernels import ReduceOp, plan_for, reduce, reduction, warm
-from tests.benchmarks.reduction_limit import compile_limit
-from tests.benchmarks.timing import KIB, MIB, best, fresh_python, in_units, show, versions
+from tests.benchmarks.timing import KIB, MIB, best, cpus, in_units, show, versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,31 +63,32 @@ def chain(buffers: Sequence[np.ndarray], out: np.ndarray | None = None) -> np.nd
     return total
 
 
-def peers(buffers: Sequence[np.ndarray]) -> Calls:
-    """Return the same sum in the libraries that are installed."""
-    calls: Calls = {}
-    if torch := optional("torch"):
-        tensors = [torch.from_numpy(buffer) for buffer in buffers]
-        total = torch.empty_like(tensors[0])
-
-        def add_in_place() -> None:
-            total.copy_(tensors[0])
-            for tensor in tensors[1:]:
-                total.add_(tensor)
-
-        calls["torch `add_` chain"] = add_in_place
-    if jax := optional("jax"):
-        arrays = [jax.device_put(buffer) for buffer in buffers]
-        jitted = jax.jit(lambda *xs: functools.reduce(operator.add, xs))
-        calls["jax jit"] = lambda: jitted(*arrays).block_until_ready()
-    return calls
+LIMIT = """
+#include <immintrin.h>
+#include <stddef.h>
+void sum(float *out, const float **buffers, size_t count, size_t size) {
+    for (size_t i = 0; i < size; i += 8) {
+        __m256 total = _mm256_loadu_ps(buffers[0] + i);
+        for (size_t k = 1; k < count; k++) total = _mm256_add_ps(total, _mm256_loadu_ps(buffers[k] + i));
+        _mm256_stream_ps(out + i, total);
+    }
+    _mm_sfence();
+}
+"""
 
 
-def optional(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return None
+def compiled_in_c() -> Callable[..., None] | None:
+    """Return one pass in C with non-temporal stores, what the machine can do; None without a compiler or AVX."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder, "limit.c"), Path(folder, "limit.so")
+        source.write_text(LIMIT)
+        command = ["cc", "-O3", "-march=native", "-shared", "-fPIC", str(source), "-o", str(library)]
+        try:
+            subprocess.run(command, capture_output=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        found: Callable[..., None] = ctypes.CDLL(str(library)).sum
+        return found
 
 
 def compiled(ops: Sequence[ReduceOp], dtypes: Sequence[Any], counts: Sequence[int]) -> None:
@@ -97,20 +102,18 @@ def compiled(ops: Sequence[ReduceOp], dtypes: Sequence[Any], counts: Sequence[in
 def sums() -> None:
     """Print float32 sums by every scheme, and the gate."""
     compiled((SUM,), (SINGLE,), (2, 4, 8))
-    limit = compile_limit()
-    absent = [name for name in ("torch", "jax") if not optional(name)] + ([] if limit else ["a C compiler"])
-    print("".join(f"Not installed: {name}. " for name in absent))
+    limit = compiled_in_c()
     results = {}
     for count in (2, 4, 8):
         for nbytes in (4 * KIB, 256 * KIB, 4 * MIB, 64 * MIB):
             buffers = random_buffers(count, nbytes, SINGLE)
             out = aligned(buffers[0].size, SINGLE)
             calls: Calls = {}
-            if limit:
-                calls["C, non-temporal store"] = limit.sum(buffers, out, "streaming")
-                calls["C, plain store"] = limit.sum(buffers, out, "plain")
+            if limit is not None:
+                places = (ctypes.c_void_p * count)(*(buffer.ctypes.data for buffer in buffers))
+                given = ctypes.c_void_p(out.ctypes.data), places, ctypes.c_size_t(count), ctypes.c_size_t(out.size)
+                calls["C, non-temporal store"] = partial(limit, *given)
             calls["`np.add` chain"] = partial(chain, buffers, out)
-            calls |= peers(buffers)
             calls["**aiodist, `out=`**"] = partial(reduce, SUM, buffers, out=out)
             calls["aiodist, fresh output"] = partial(reduce, SUM, buffers)
             results[count, nbytes] = best(calls)
@@ -169,15 +172,6 @@ def wide() -> None:
     show(("wider accumulator, n = 8", "NumPy chain in its own dtype, µs", "aiodist, µs", "times faster"), rows)
 
 
-START = """
-import time, sys, numpy
-a = time.perf_counter(); import aiodist_kernels as k; b = time.perf_counter()
-k.reduce(k.ReduceOp.SUM, [numpy.ones(4, "f4")] * 2); c = time.perf_counter()
-assert "numba" not in sys.modules
-print(b - a, c - b)
-"""
-
-
 def tiny() -> None:
     """Print reductions of numbers and of arrays of no dimension, as the scheduler calls them, and the first one."""
     counts = (2, 4, 8, 16, 64)
@@ -198,15 +192,53 @@ def tiny() -> None:
                 calls[str(count)] = partial(executor(collective, count).run, leaves)
             rows.append([f"{op.name} of {name}", *(f"{took:.2f}" for took in best(calls, 0.05).values())])
     show(("NumPy and Python alone, µs", *(f"n = {count}" for count in counts)), rows)
-    runs = [fresh_python("-c", START).split() for _ in range(5)]
-    loaded, first = (1e3 * min(map(float, times)) for times in zip(*runs, strict=True))
-    print(f"\nImport of the kernels after NumPy {loaded:.1f} ms, first reduction {first:.2f} ms, no compiler imported.")
+
+
+async def whole_calls(nbytes: int, rounds: int) -> tuple[float, float, float]:
+    """Time all_reduce of two replicas and, between each two, the reduction alone.
+
+    Returns:
+        The medians of both, in microseconds, and that of their ratio.
+    """
+    arrays = random_buffers(2, nbytes, SINGLE)
+    whole: list[float] = []
+    alone: list[float] = []
+
+    async def replica() -> None:
+        ctx = get_replica_context()
+        kept: list[Any] = []
+        first = ctx.replica_id_in_sync_group == 0
+        for _ in range(rounds):
+            await ctx.barrier()
+            if first:
+                begin = time.perf_counter()
+                kept[:1] = [reduce(SUM, arrays)]
+                alone.append(time.perf_counter() - begin)
+            await ctx.barrier()
+            begin = time.perf_counter()
+            kept[1:] = [await ctx.all_reduce(SUM, arrays[ctx.replica_id_in_sync_group])]
+            if first:
+                whole.append(time.perf_counter() - begin)
+
+    await cpus(2).run(replica)
+    ratios = [one / other for one, other in zip(whole, alone, strict=True)]
+    return 1e6 * statistics.median(whole), 1e6 * statistics.median(alone), statistics.median(ratios)
+
+
+def whole() -> None:
+    """Print what a whole all_reduce takes beside the reduction alone; on the clock."""
+    compiled((SUM,), (SINGLE,), (2,))
+    rows = []
+    for nbytes in (MIB // 4, MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 64 * MIB):
+        took, alone, ratio = asyncio.run(whole_calls(nbytes, max(40, 400 * MIB // nbytes)))
+        rows.append((in_units(nbytes), f"{took:.0f}", f"{alone:.0f}", f"{ratio:.2f}"))
+    show(("SUM float32, n = 2", "all_reduce, µs", "the reduction alone, µs", "ratio"), rows)
 
 
 def main() -> None:
     """Measure, print."""
-    parts = {"tiny": tiny, "sums": sums, "wide": wide, "native": native}
-    print(f"{versions()} Numba {optional('numba').__version__}.")
+    parts = {"tiny": tiny, "sums": sums, "wide": wide, "native": native, "whole": whole}
+    print(f"{versions()} Numba {version('numba')}.")
     source, target = np.ones(256 * MIB, np.uint8), np.ones(256 * MIB, np.uint8)
     bandwidth = 2 * source.nbytes / best({"copy": lambda: np.copyto(target, source)}, 1)["copy"] / 1e3
     print(f"A copy of 256 MiB moves {bandwidth:.1f} GB/s, read and written.")

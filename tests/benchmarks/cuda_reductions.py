@@ -3,9 +3,8 @@
 
     python -m tests.benchmarks.cuda_reductions FOLDER         # one call, under eight minutes, 5 GiB of GPU memory
 
-It needs numba, ml_dtypes, cuda-core and a compiler for CUDA: the package numba-cuda with its libraries, or a toolkit
-in /usr/local/cuda or CUDA_HOME. What there is of torch, CuPy and jax is timed beside. The table is written after each
-case, the quick ones first.
+It needs the extra `cuda` and ml_dtypes. What there is of torch, CuPy and jax is timed beside. The table is written
+after each case, the quick ones first.
 
 Every result is poisoned first and then compared with the CPU tier bit by bit, on random inputs. Timed rounds take
 several sets of inputs in turn, larger together than any GPU's cache. The copy that bandwidth is compared with is
@@ -15,7 +14,6 @@ measured in the same call. Without a GPU it says so, and does nothing.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import dataclasses
 import datetime as dt
 import functools
@@ -26,14 +24,12 @@ import operator
 import os
 import platform
 import time
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
-from aiodist import MirroredStrategy, get_replica_context
 from aiodist._arrays import devices
 from aiodist._arrays.device import LEGACY_DEFAULT_STREAM
 from aiodist._gpu.enqueue import Batch, Queue, symbol
@@ -58,9 +54,6 @@ BLOCK = 16 * MIB + 48
 """Bytes of random input that a larger buffer repeats: no power of two, so that no two accesses of a thread agree."""
 
 POISON = 0xA5
-
-TOOLKIT = Path("/usr/local/cuda")
-"""Where CUDA's own installer puts it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,8 +159,8 @@ class Row:
         return found + [f"{name} takes {took:.1f} µs" for name, took in self.others.items() if took < self.device]
 
 
-def write(folder: Path, about: Mapping[str, str], rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
-    """Write the table into a folder, with what it was measured on above it, and below what it lacks."""
+def write(folder: Path, about: Mapping[str, str], rows: Sequence[Row]) -> None:
+    """Write the table into a folder, with what it was measured on above it."""
     names = list(dict.fromkeys(name for row in rows for name in row.others))
     times = ["enqueue", "elsewhere", "device"]
     head = ["reduction", *(f"{name}, µs" for name in times), "of the copy", *(f"{name}, µs" for name in names), "gate"]
@@ -183,8 +176,7 @@ def write(folder: Path, about: Mapping[str, str], rows: Sequence[Row], notes: Se
     ]
     lines = [*(f"- {key}: {value}" for key, value in about.items()), "", *table(head, cells), ""]
     folder.mkdir(parents=True, exist_ok=True)
-    text = "\n".join([*lines, *(f"- {note}" for note in notes)])
-    (folder / "cuda-reductions.md").write_text(text + "\n", encoding="utf-8")
+    (folder / "cuda-reductions.md").write_text("\n".join(lines), encoding="utf-8")
 
 
 # Measuring.
@@ -322,33 +314,15 @@ def copy_speed(gpu: Gpu, nbytes: int) -> float:
     return 2 * nbytes / min(gpu.measure(copy, 20)[1] for _ in range(3))
 
 
-def run(gpu: Gpu, chosen: Sequence[Case], seconds: float, folder: Path, about: Callable[[float], Any]) -> list[Row]:
-    """Measure cases until the time is up; write what there is after each, so that one that ends all leaves the others.
-
-    Args:
-        gpu: the device.
-        chosen: the cases.
-        seconds: after so many, no further case is begun.
-        folder: where the table goes.
-        about: returns what it is measured on, given the speed of a copy.
-    """
-    deadline = time.monotonic() + seconds
+def run(gpu: Gpu, chosen: Sequence[Case], folder: Path) -> list[Row]:
+    """Measure cases; write what there is after each, so that one that ends all leaves the others."""
     queue, copy = Queue(gpu.driver), copy_speed(gpu, max(size for case in chosen for size in case.sizes))
     rows: list[Row] = []
-    notes: list[str] = []
     for case in chosen:
-        if time.monotonic() > deadline:
-            notes.append(f"{case.name} left out, for want of time")
-            continue
-        try:
-            row = dataclasses.replace(measure(gpu, queue, case, copy), others=times_of_others(case))
-        except Exception as error:  # noqa: BLE001  (whatever it is, the other cases are measured)
-            notes.append(f"{case.name} failed: {type(error).__name__}: {error}".splitlines()[0])
-            print(f"{case.name}: failed\n{traceback.format_exc()}", flush=True)
-        else:
-            rows.append(row)
-            print(f"{case.name}: {row.device:.1f} µs, {row.share:.0%} of the copy; {row.failed() or 'met'}", flush=True)
-        write(folder, about(copy), rows, notes)
+        row = dataclasses.replace(measure(gpu, queue, case, copy), others=times_of_others(case))
+        rows.append(row)
+        print(f"{case.name}: {row.device:.1f} µs, {row.share:.0%} of the copy; {row.failed() or 'met'}", flush=True)
+        write(folder, about(copy), rows)
     return rows
 
 
@@ -362,10 +336,7 @@ def times_of_others(case: Case) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, times in (("torch", _torch), ("cupy", _cupy), ("jax", _jax)):
         if importlib.util.find_spec(name) is not None:
-            try:
-                found |= times(case, sum(case.sizes) // case.dtype.itemsize)
-            except Exception as error:  # noqa: BLE001  (whatever ails it, the table goes on without it)
-                print(f"  {name} left out: {type(error).__name__}: {error}"[:200], flush=True)
+            found |= times(case, sum(case.sizes) // case.dtype.itemsize)
     return found
 
 
@@ -431,30 +402,6 @@ def _timed(call: Callable[[], object], settle: Callable[[], object], rounds: int
     return 1e6 * best
 
 
-def whole_way(sizes: tuple[int, ...], replicas: int = 4, rounds: int = 50) -> float:
-    """Return the median microseconds of an ``all_reduce`` of torch's tensors on a GPU, from call to result."""
-    torch: Any = importlib.import_module("torch")
-    times: list[float] = []
-
-    async def replica() -> None:
-        ctx = get_replica_context()
-        value = [torch.full((size,), float(ctx.replica_id_in_sync_group), device="cuda") for size in sizes]
-        result: list[Any] = []
-        for _ in range(rounds):
-            start = time.perf_counter()
-            result = await ctx.all_reduce(ReduceOp.SUM, value)
-            times.append(time.perf_counter() - start)
-        assert all(bool((leaf == sum(range(replicas))).all()) for leaf in result)
-
-    before, devices.logical = devices.logical, devices.LogicalGpus()
-    devices.logical.split[0] = replicas
-    try:
-        asyncio.run(MirroredStrategy([f"GPU:{k}" for k in range(replicas)]).run(replica))
-    finally:
-        devices.logical = before
-    return 1e6 * sorted(times)[len(times) // 2]
-
-
 def about(copy: float) -> dict[str, str]:
     """Return what the figures were measured on."""
     gpu, driver = devices.find_gpus().gpus[0], devices.find_gpus().driver
@@ -470,30 +417,16 @@ def about(copy: float) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; return 1 where a case failed or has other bits than the CPU tier's, else 0."""
+    """Run the benchmark; return 1 where a case has other bits than the CPU tier's, else 0."""
     parser = argparse.ArgumentParser(description="Check and time the GPU reductions.")
     parser.add_argument("folder", type=Path, help="where the table goes")
-    parser.add_argument("--seconds", type=float, default=400, help="after so many no further case is begun")
     given = parser.parse_args(arguments)
     if not devices.find_gpus().gpus:
         print(f"There is no GPU to measure: {devices.why_absent()}.")
         return 0
-    if TOOLKIT.is_dir():
-        os.environ.setdefault("CUDA_HOME", str(TOOLKIT))  # where no package has the compiler's libraries
-    try:
-        gpu = Gpu()
-    except ImportError as error:
-        print(error)
-        return 1
-    try:
-        nests = {"a tensor of 64 KiB": (1 << 14,), "160 tensors of 1000 and more": tuple(range(1000, 1160))}
-        whole = {f"all_reduce of {name}": f"{whole_way(sizes):.0f} µs, 4 replicas" for name, sizes in nests.items()}
-    except Exception as error:  # noqa: BLE001  (whatever ails torch, or if it is missing, the table is made)
-        whole = {"all_reduce of torch's tensors": f"failed, {type(error).__name__}: {error}".splitlines()[0]}
-    chosen = cases()
-    rows = run(gpu, chosen, given.seconds, given.folder, lambda copy: about(copy) | whole)
+    rows = run(Gpu(), cases(), given.folder)
     print(f"\nwritten to {given.folder}")
-    return 0 if len(rows) == len(chosen) and all(row.bits for row in rows) else 1
+    return 0 if all(row.bits for row in rows) else 1
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
     aiodist run -n 2 tests/benchmarks/workers.py              sums beside MPI's own, stalls of the loop, waiting
     aiodist run -n 2 tests/benchmarks/workers.py terms        the terms of the cost model; and with other numbers
-    aiodist run -n 8 tests/benchmarks/workers.py layout       eight replicas on 1, 2, 4 or 8 workers, and their bits
 
 **Sums** are reduced in four ways, one after the other and again: by mpi4py's Allreduce, which blocks (blocking); by its
 Iallreduce, asked at every turn of the event loop (by hand); by `ctx.all_reduce`; and by that with
@@ -13,15 +12,12 @@ waiting takes.
 
 **Terms** are minima over the rounds, as the first worker sees them: `barrier` is a step with nothing but its record;
 `128 B` travels in the record; the larger ones follow.
-
-**Layouts** show a digest of all sums, too: with ``reduction="ordered"`` it is the same for each, and for every engine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import hashlib
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -31,7 +27,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from aiodist import MultiWorkerMirroredStrategy, get_replica_context
-from aiodist._arrays import environment
 from tests.benchmarks.timing import in_units, least
 
 ROUNDS = 9
@@ -217,36 +212,6 @@ def terms() -> None:
             print(f"  {name:22}{micros:12.1f}")
 
 
-# Layouts.
-
-
-async def digested() -> tuple[dict[str, float], str]:
-    """Return the microseconds of a sum by its size, and a digest of the sums."""
-    ctx = get_replica_context()
-    found, bits = {}, hashlib.sha256()
-    for size in (1, 1 << 14, 1 << 18):
-        value: Any = np.random.default_rng(ctx.replica_id_in_sync_group).normal(size=size).astype(np.float32)
-        bits.update((await ctx.all_reduce("SUM", value)).tobytes())
-
-        async def reduce(value: Any = value) -> None:
-            await ctx.all_reduce("SUM", value)
-
-        found[in_units(value.nbytes)] = await least(reduce, repeats_of(4 * value.nbytes) // 4)
-    return found, bits.hexdigest()[:12]
-
-
-def layout(replicas: int = 8) -> None:
-    """Print a line for each way to reduce."""
-    workers = environment.launched_workers() or 1
-    devices = [f"CPU:{i}" for i in range(replicas // workers)]
-    for reduction in ("fast", "ordered"):
-        strategy = MultiWorkerMirroredStrategy(devices, reduction=reduction)
-        found, bits = strategy.experimental_local_results(asyncio.run(strategy.run(digested)))[0]
-        if strategy.cluster_resolver.task_id == 0:
-            shown = "  ".join(f"{name} {micros:.0f}" for name, micros in found.items())
-            print(f"{workers}x{replicas // workers} {reduction:8} {shown}  µs  bits {bits}", flush=True)
-
-
 if __name__ == "__main__":
     gc.disable()
-    {"terms": terms, "layout": layout}.get("".join(sys.argv[1:]), beside_mpi)()
+    {"terms": terms}.get("".join(sys.argv[1:]), beside_mpi)()
