@@ -68,11 +68,7 @@ def add_explain(commands: _SubParsersAction[ArgumentParser]) -> None:
     explain = commands.add_parser(
         "explain", help="say why a torch.distributed job hangs, from its flight recorder dumps", description=_EXPLAIN
     )
-    explain.add_argument("dumps", metavar="DUMP", nargs="+", type=Path, help="a dump, or a folder of them")
-    explain.add_argument(
-        "--ranks", "--world-size", type=positive, metavar="N", dest="world_size",
-        help="how many ranks the job had, where the dumps do not say",
-    )  # fmt: skip
+    explain.add_argument("dumps", metavar="DUMP", nargs="+", type=Path, help="a rank's dump")
     explain.add_argument("--json", action="store_true", help="print the result as JSON")
     explain.set_defaults(command=_run_explain)
 
@@ -139,7 +135,7 @@ def _run_explain(arguments: Namespace) -> Exit:
     from aiodist._torch.explain import explain
 
     try:
-        found = explain(read_all(arguments.dumps), world_size=arguments.world_size)
+        found = explain(read_all(arguments.dumps))
     except DumpError as error:
         raise UsageError(str(error)) from error
     _print_found(str(found), found.to_dict(), as_json=arguments.json, is_wrong=found.report is not None)

@@ -16,55 +16,41 @@ from urllib.parse import parse_qs, urlparse
 
 from aiodist._core.ledger import Member
 from aiodist._torch import private
-from aiodist._torch.job import Job, Pending
+from aiodist._torch.job import Collective, Job
 from aiodist._torch.kinds import Contribution, Tensor, call, op_name, parts
 from aiodist._torch.private import bindings, c10d, torch
 
 _SUM = c10d.ReduceOp.SUM
 
 
-class RankFuture(torch.futures.Future):  # type: ignore[misc]
-    """The future of a collective; a rank that waits for it lets others run."""
-
-    job: Job
-    pending: Pending
-
-    def wait(self) -> Any:
-        self.job.wait(self.pending)
-        return super().wait()
-
-
 class RankWork(bindings.Work):  # type: ignore[misc]
     """A collective that a rank has issued, and the tensors that its future is to have."""
 
-    def __init__(self, job: Job, pending: Pending, outputs: Sequence[Tensor]) -> None:
+    def __init__(self, job: Job, member: Member, slot: Collective, outputs: Sequence[Tensor]) -> None:
         super().__init__()
         self._job = job
-        self._pending = pending
+        self._member = member
+        self._slot = slot
         self._outputs = list(outputs)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        self._job.wait(self._pending)
+        self._job.wait(self._member, self._slot)
         return True
 
     synchronize = wait
 
     def get_future(self) -> Any:
-        slot = self._job.wait(self._pending, for_future=True)
-        future = RankFuture()
-        future.job, future.pending = self._job, self._pending
-        if slot.complete:
-            future.set_result(self._outputs)
-        else:
-            slot.on_complete.append(partial(future.set_result, self._outputs))
+        """Wait at once: who takes a future (DDP) waits for it in C++, where nobody can let other ranks run."""
+        self.wait()
+        future = torch.futures.Future()
+        future.set_result(self._outputs)
         return future
 
     def is_completed(self) -> bool:
         """If not, other ranks get a turn, for a program may ask until it is."""
-        complete = self._pending.slot is not None and self._pending.slot.complete
-        if not complete:
-            self._job.ranks.sleep(0.0)
-        return complete
+        if not self._slot.complete:
+            self._job.ranks.sleep()
+        return self._slot.complete
 
     is_success = is_completed
 
@@ -73,11 +59,6 @@ class RankWork(bindings.Work):  # type: ignore[misc]
 
     def result(self) -> list[Tensor]:
         return self._outputs
-
-    def source_rank(self) -> int:
-        return self._pending.source
-
-    _source_rank = source_rank
 
 
 def _list(tensors: Any) -> list[Tensor]:
@@ -127,8 +108,7 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
     group_name = pg_name = property(attrgetter("_name"))
     group_desc = property(attrgetter("_desc"))
     _device_types = property(lambda _: [torch.device("cpu")])
-    supports_splitting = True
-    supports_coalescing = supports_time_estimate = False
+    supports_splitting = supports_coalescing = supports_time_estimate = False
 
     def _get_backend(self, device: Any) -> Any:
         return self
@@ -144,17 +124,6 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     set_timeout = _set_default_timeout = _set_sequence_number_for_group = shutdown = abort = _nothing
     _start_coalescing = _end_coalescing = _nothing
-
-    def split_group(self, ranks: Sequence[int], *, group_name: str, group_desc: str | None = None, **_: Any) -> Any:
-        ids = self._member.group.key[0]
-        member = self._job.new_group(tuple(ids[rank] for rank in ranks), group_name, by_all=False)
-        if member is None:
-            return None
-        store = c10d.PrefixStore(f"{group_name}/", self._store)
-        return RankGroup(self._job, member, len(ranks), group_name, group_desc or "undefined", self._backend, store)
-
-    def merge_remote_group(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError("aiodist check cannot carry out ProcessGroup.merge_remote_group")
 
     def __repr__(self) -> str:
         return f"<process group {self._name} of {self._size} ranks, checked by aiodist>"
@@ -181,8 +150,8 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         group = self._member.group
         name = None if op is None else op_name(getattr(op, "reduceOp", op))
         asked = call(kind, compared, op=name, root=None if root is None else group.key[0][root], rows=rows)
-        pending = self._job.post(self._member, Contribution(asked, inputs, outputs, -1 if root is None else root))
-        return RankWork(self._job, pending, outputs if result is None else result)
+        slot = self._job.post(self._member, Contribution(asked, inputs, outputs, -1 if root is None else root))
+        return RankWork(self._job, self._member, slot, outputs if result is None else result)
 
     def _cut(self, *tensors: Tensor) -> list[Tensor]:
         """Return as many equal parts of each tensor as there are ranks."""
@@ -279,13 +248,13 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
     # Messages.
 
     def send(self, tensors: Any, to: int, tag: int = 0) -> RankWork:
-        return RankWork(self._job, self._job.send(self._member, to, tag, tensors), ())
+        return RankWork(self._job, *self._job.message(self._member, to, tag, tensors, sends=True), ())
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> RankWork:
-        return RankWork(self._job, self._job.receive(self._member, source, tag, tensors), tensors)
+        return RankWork(self._job, *self._job.message(self._member, source, tag, tensors, sends=False), tensors)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> RankWork:
-        return RankWork(self._job, self._job.receive_any(self._member, tag, tensors), tensors)
+        raise NotImplementedError("aiodist check cannot carry out a recv without src: from any rank")
 
 
 class RankStore(c10d.Store):  # type: ignore[misc]
@@ -310,16 +279,11 @@ class RankStore(c10d.Store):  # type: ignore[misc]
         self.set(key, str(total))
         return total
 
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        if self._values.get(key, b"") == _bytes(expected):
-            self.set(key, desired)
-        return self._values.get(key, _bytes(expected))
-
     def check(self, keys: Sequence[str]) -> bool:
         """If not all are set, other ranks get a turn, for a program may ask until they are."""
         there = all(key in self._values for key in keys)
         if not there:
-            self._job.ranks.sleep(0.0)
+            self._job.ranks.sleep()
         return there
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, reduce
-from itertools import accumulate, chain, pairwise
+from functools import cache, partial, reduce
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
 from aiodist._core.call import MESSAGE, Call
@@ -74,13 +74,11 @@ def _sum(tensors: Sequence[Tensor]) -> Tensor:
 _REDUCTIONS: Final[Mapping[str, Callable[[Sequence[Tensor]], Tensor]]] = {
     "SUM": _sum,
     "AVG": _average,
-    "PRODUCT": lambda tensors: _fold(torch.mul, tensors),
-    "MIN": lambda tensors: _fold(torch.minimum, tensors),
-    "MAX": lambda tensors: _fold(torch.maximum, tensors),
-    "BAND": lambda tensors: _fold(torch.bitwise_and, tensors),
-    "BOR": lambda tensors: _fold(torch.bitwise_or, tensors),
-    "BXOR": lambda tensors: _fold(torch.bitwise_xor, tensors),
-}
+    **{name: partial(_fold, getattr(torch, function)) for name, function in (
+        ("PRODUCT", "mul"), ("MIN", "minimum"), ("MAX", "maximum"), ("BAND", "bitwise_and"), ("BOR", "bitwise_or"),
+        ("BXOR", "bitwise_xor"),
+    )},
+}  # fmt: skip
 
 
 def op_name(op: Any) -> str:
@@ -112,28 +110,26 @@ def compute(members: Sequence[Contribution]) -> None:
                 _write(output, value, f"{kind}: rank {rank} of the group is sent, as part {number},")
 
 
-def _results(kind: str, members: Sequence[Contribution]) -> Sequence[Sequence[Tensor]]:
+def _results(kind: str, members: Sequence[Contribution]) -> Sequence[Sequence[Tensor]]:  # noqa: PLR0911  (one a kind)
     """Return what each member gets; those without outputs take nothing."""
     size, op, root = len(members), members[0].call.op or "SUM", members[0].root
     inputs = [member.inputs for member in members]
-    found: Sequence[Sequence[Tensor]] = [()] * size  # a barrier
     match kind:
         case "all_reduce" | "reduce":
-            found = [_reduced(op, inputs)] * size
+            return [_reduced(op, inputs)] * size
         case "reduce_scatter":  # the inputs are all ranks' first ones, then second, as are the outputs of all_gather
             reduced = _reduced(op, inputs)
-            found = [reduced[rank::size] for rank in range(size)]
+            return [reduced[rank::size] for rank in range(size)]
         case "broadcast":
-            found = [_cloned(inputs[root])] * size
+            return [_cloned(inputs[root])] * size
         case "scatter":
-            found = [[tensor] for tensor in _cloned(inputs[root])]
+            return [[tensor] for tensor in _cloned(inputs[root])]
         case "all_gather" | "gather":
-            found = [_cloned(chain.from_iterable(zip(*inputs, strict=True)))] * size
+            return [_cloned(chain.from_iterable(zip(*inputs, strict=True)))] * size
         case "all_to_all":
-            found = [_cloned(column) for column in zip(*inputs, strict=True)]
-        case _ if kind == MESSAGE:
-            found = [(), _cloned(inputs[0])]
-    return found
+            return [_cloned(column) for column in zip(*inputs, strict=True)]
+        case _:
+            return [(), _cloned(inputs[0])] if kind == MESSAGE else [()] * size  # a barrier
 
 
 def _reduced(op: str, inputs: Sequence[Sequence[Tensor]]) -> list[Tensor]:
@@ -152,17 +148,12 @@ def _write(output: Tensor, value: Tensor, received: str) -> None:
     (output if output.is_sparse else output.detach()).copy_(value)  # autograd must not see the writing
 
 
-def parts(tensor: Tensor, sizes: Iterable[int], size: int) -> list[Tensor]:
+def parts(tensor: Tensor, sizes: Iterable[int], size: int) -> Sequence[Tensor]:
     """Return a tensor's parts along axis 0: of these sizes, or, where there are none, as many equal ones as ranks.
 
     Raises:
-        ValueError: it cannot be cut so.
+        RuntimeError: it cannot be cut so.
     """
     cuts = list(sizes) or [tensor.shape[0] // size] * size
-    if len(cuts) != size or sum(cuts) != tensor.shape[0]:
-        raise ValueError(
-            f"expected {size} sizes that add up to {tensor.shape[0]} rows, got {cuts}"
-            if list(sizes)
-            else f"expected a number of rows that {size} ranks can divide, got {tensor.shape[0]}"
-        )
-    return [tensor[begin:end] for begin, end in pairwise(accumulate(cuts, initial=0))]
+    found: Sequence[Tensor] = tensor.split(cuts)
+    return found

@@ -1,29 +1,58 @@
-"""Ranks: a thread for each, of which one runs at a time, the one that has the baton.
+"""Ranks: a thread for each, of which one runs at a time, the one that has the baton; and what each has for itself.
 
 A rank keeps the baton until it waits, sleeps or ends; then the rank that has been ready longest gets it, or another one
 that the order chooses (a point is such a moment with two or more ranks ready). So which rank does what before which is
 a function of the program and the order alone, and two ranks never touch torch's process-wide state at once.
 
-With no rank ready, the one that sleeps shortest goes on: sleeping costs no time, as on the controlled loop. With none
-asleep either, nobody will ever go on: `on_stuck` is called, which must make somebody ready.
+With no rank ready, the one that sleeps longest goes on, however long it wants to sleep. With none asleep either, nobody
+will ever go on: `on_stuck` is called, which must make somebody ready. What a rank does not do through this module (a
+lock of its own, a socket, a process that it waits for) keeps the baton.
 
-What a rank does not do through this module (a lock of its own, a socket, a process that it waits for) keeps the baton.
+What a process has once and each rank needs for itself is swapped whenever the baton changes hands: the environment (in
+every form, and so for child processes), arguments, standard streams, `print`, loggers, filters of warnings, process
+groups, random state of Python, NumPy and torch, `__main__`, and modules. Modules that are loaded while ranks run are
+loaded for each rank anew, so what they keep (a singleton, a cache, a registry) is each rank's own; but for the standard
+library's, torch's, and those of packages with extension modules, which can be loaded only once.
 """
 
 from __future__ import annotations
 
+import builtins
+import importlib
+import logging
 import os
+import random
+import signal
+import sys
 import threading
 import time
+import warnings
 from collections import deque
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any, TypeAlias
 
 from aiodist._checking.schedule import DEFER, Change, Order
+from aiodist._torch.private import OF_EACH_RANK, torch
 
-_LONGEST_PAUSE = 0.01
+_PAUSE_SECONDS = 0.001
 _pause = time.sleep  # which is another function for a rank
 _STACK_BYTES = 64 << 20
+
+_OF_TORCH = "torch functorch torchgen triton sympy mpmath networkx jinja2 markupsafe fsspec filelock typing_extensions"
+_SHARED = frozenset([*sys.stdlib_module_names, "aiodist", "aiodist_kernels", *_OF_TORCH.split()])
+"""Packages that ranks share; torch's own imports some only when a rank needs them, and keeps what it finds there."""
+_LOCKS: dict[str, Any] = importlib._bootstrap._module_locks  # type: ignore[attr-defined]  # noqa: SLF001
+"""A module's lock while it is imported. A rank that waits for others in the middle of that keeps it to itself."""
+_ENVIRONMENT: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # noqa: SLF001
+"""The environment, which can be copied and compared in microseconds so."""
+_ATTRIBUTES: tuple[tuple[Any, str], ...] = (
+    (sys, "argv"), (sys, "stdout"), (sys, "stderr"), (sys, "excepthook"), (builtins, "print"),
+    (logging.root, "handlers"), (logging.root, "level"), (logging.Logger.manager, "loggerDict"),
+    (warnings, "filters"), (warnings, "showwarning"), (warnings, "_showwarnmsg_impl"),
+    *OF_EACH_RANK,
+)  # fmt: skip
 
 OnSwitch: TypeAlias = Callable[[int | None, int], object]
 """Called with the rank that gives the baton away (None for none) and the one that gets it, between their turns."""
@@ -53,9 +82,8 @@ class Ranks:
         self._on_stuck = on_stuck
         self._ready = deque(range(size))
         self._deferred: list[int] = []
-        self._sleeping: dict[int, float] = {}
+        self._sleeping: deque[int] = deque()
         self._waiting: dict[int, Callable[[], bool]] = {}
-        self._now = 0.0
         self._gates = [threading.Semaphore(0) for _ in range(size)]
         self._all_ended = threading.Event()
         self._own = threading.local()
@@ -98,10 +126,10 @@ class Ranks:
             del self._waiting[rank]
             self._ready.append(rank)
 
-    def sleep(self, seconds: float) -> None:
-        """Let other ranks run for so long, on a clock that stands still while any of them can."""
+    def sleep(self) -> None:
+        """Let other ranks run until none of them is ready, however long it wants to sleep."""
         rank = self._here()
-        self._sleeping[rank] = self._now + max(seconds, 0.0)
+        self._sleeping.append(rank)
         self._give_up(rank)
 
     def _forget(self) -> None:
@@ -173,9 +201,146 @@ class Ranks:
         return chosen
 
     def _wake_up(self) -> int:
-        """Return the rank that sleeps shortest; a short pause lets threads and processes of the program's work on."""
-        rank = min(self._sleeping, key=lambda each: (self._sleeping[each], each))
-        seconds = max(self._sleeping.pop(rank) - self._now, 0.0)
-        _pause(min(seconds, _LONGEST_PAUSE))
-        self._now += seconds
-        return rank
+        """Return the rank that sleeps longest; a short pause lets threads and processes of the program's work on."""
+        _pause(_PAUSE_SECONDS)
+        return self._sleeping.popleft()
+
+
+# What each rank has for itself.
+
+
+class _Finder(PathFinder):
+    """Finds modules as usual, and notes those that each rank loads anew."""
+
+    found: set[str] = set()  # noqa: RUF012  (there is one process)
+    _packages: dict[str, bool] = {}  # noqa: RUF012
+
+    @classmethod
+    def find_spec(
+        cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return where a module is."""
+        spec = super().find_spec(fullname, path, target)
+        if spec is not None and not cls._is_shared(fullname.partition(".")[0], spec):
+            cls.found.add(fullname)
+        return spec
+
+    @classmethod
+    def _is_shared(cls, package: str, spec: ModuleSpec) -> bool:
+        if package not in cls._packages:
+            cls._packages[package] = package in _SHARED or package in sys.modules or _has_extensions(spec)
+        return cls._packages[package]
+
+
+def _has_extensions(spec: ModuleSpec) -> bool:
+    if spec.origin is not None and not spec.origin.endswith(".py"):
+        return True
+    suffixes = tuple(EXTENSION_SUFFIXES)
+    folders = spec.submodule_search_locations or ()
+    return any(name.endswith(suffixes) for folder in folders for _, _, names in os.walk(folder) for name in names)
+
+
+class Process:
+    """What each rank has for itself, and what it does to its process."""
+
+    def __init__(
+        self, ranks: Ranks, argv: Sequence[str], environment: Callable[[int], dict[str, str]], seed: int
+    ) -> None:
+        self._ranks = ranks
+        sys.meta_path[sys.meta_path.index(PathFinder)] = _Finder
+        self._own: list[dict[str, Any]] = [
+            {
+                "attributes": [list(argv), *(_copied(getattr(owner, name)) for owner, name in _ATTRIBUTES[1:])],
+                "environment": {**_ENVIRONMENT, **_encoded(environment(rank))},
+                "modules": {"__main__": ModuleType("__main__")},
+                "locks": {},
+                "random": _random_states(seed * ranks.size + rank),
+            }
+            for rank in range(ranks.size)
+        ]
+        self._replace_functions()
+
+    def main_of(self, rank: int) -> ModuleType:
+        """Return a rank's `__main__`."""
+        main: ModuleType = self._own[rank]["modules"]["__main__"]
+        return main
+
+    def switch(self, leaves: int | None, enters: int) -> None:
+        """Save one rank's own state, and restore another's."""
+        if leaves is not None:
+            own = self._own[leaves]
+            own["attributes"] = [getattr(owner, name) for owner, name in _ATTRIBUTES]
+            own["environment"] = _ENVIRONMENT.copy()
+            own["modules"] = {name: sys.modules[name] for name in _private_modules() if name in sys.modules}
+            own["locks"] = {name: _LOCKS.pop(name) for name in _Finder.found if name in _LOCKS}
+            own["random"] = _random_states()
+        own = self._own[enters]
+        for (owner, name), value in zip(_ATTRIBUTES, own["attributes"], strict=True):
+            setattr(owner, name, value)
+        for key in _ENVIRONMENT.keys() - own["environment"].keys():
+            del os.environb[key]
+        for key, value in own["environment"].items() - _ENVIRONMENT.items():
+            os.environb[key] = value
+        for name in _private_modules():
+            if name not in own["modules"]:
+                sys.modules.pop(name, None)
+        sys.modules.update(own["modules"])
+        _LOCKS.update(own["locks"])
+        _set_random_states(own["random"])
+
+    def _replace_functions(self) -> None:
+        """Take what a script does to its process as done by a rank."""
+        really_set_handler = signal.signal
+
+        def sleep(seconds: float, /) -> None:
+            if self._ranks.owns_thread():
+                self._ranks.sleep()
+            else:
+                _pause(seconds)
+
+        def set_handler(number: Any, handler: Any) -> Any:
+            if self._ranks.current() is None:
+                return really_set_handler(number, handler)
+            return signal.getsignal(number)  # only the main thread can have one, and signals come to all ranks at once
+
+        def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
+            """Let each rank be the process that its own script would start for it."""
+            size = self._ranks.size
+            if nprocs != size:
+                raise RuntimeError(f"the script starts {nprocs} processes: run aiodist check with --ranks {nprocs}")
+            fn(self._ranks.current(), *args)
+
+        time.sleep = sleep  # type: ignore[assignment]
+        signal.signal = set_handler  # type: ignore[assignment]
+        torch.multiprocessing.spawn = torch.multiprocessing.start_processes = spawn
+
+
+def _encoded(variables: dict[str, str]) -> dict[bytes, bytes]:
+    return {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if isinstance(value, (list, dict)) else value
+
+
+def _private_modules() -> tuple[str, ...]:
+    return ("__main__", *_Finder.found)
+
+
+def _random_states(seed: int | None = None) -> tuple[Any, ...]:
+    """Return the states of the random numbers of Python, NumPy and torch, the first two as a seed gives them."""
+    numpy = sys.modules.get("numpy")
+    if seed is not None:
+        random.seed(seed)
+        if numpy is not None:
+            numpy.random.seed(seed % (1 << 32))
+    legacy = None if numpy is None else numpy.random.get_state()
+    return random.getstate(), legacy, torch.random.get_rng_state()
+
+
+def _set_random_states(states: tuple[Any, ...]) -> None:
+    python, legacy, own = states
+    random.setstate(python)
+    if legacy is not None:
+        sys.modules["numpy"].random.set_state(legacy)
+    torch.random.set_rng_state(own)

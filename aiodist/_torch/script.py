@@ -37,7 +37,7 @@ from aiodist._torch.cpu import Door
 from aiodist._torch.group import install
 from aiodist._torch.job import Job, is_plumbing
 from aiodist._torch.private import torch
-from aiodist._torch.process import Ended, Process
+from aiodist._torch.ranks import Process
 
 if not hasattr(os, "fork"):
     raise ImportError("check --ranks needs an operating system with fork, such as Linux or macOS")
@@ -300,7 +300,7 @@ class _ScriptRun:
             try:
                 with self.door.mode() if self.door is not None else nullcontext():
                     exec(self.code, main.__dict__)  # noqa: S102  (it is what the person wants run)
-            except (SystemExit, Ended) as end:
+            except SystemExit as end:
                 if end.code not in {None, 0}:
                     raise
             self.job.settle(rank)
@@ -323,7 +323,7 @@ class _ScriptRun:
     def _failed(self, errors: dict[int, BaseException]) -> Outcome:
         """Tell the first error of the script's own whole, the others in a line each, and then who waited."""
         error = next(iter(errors.values()))
-        exits = isinstance(error, (SystemExit, Ended))
+        exits = isinstance(error, SystemExit)
         text = f"exit code {error.code}" if exits else "".join(_program_traceback(error)).rstrip()  # type: ignore[attr-defined]
         alike = [each for each, other in errors.items() if (type(other), str(other)) == (type(error), str(error))]
         lines = [text, f"On {ids(alike, 'rank')} of {self.request.ranks}."]

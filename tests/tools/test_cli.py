@@ -127,13 +127,14 @@ def test_reports_are_coloured_unless_they_must_not_be(
     runpy.run_path("program.py", run_name="__main__")
     job = Job(2)
     job.call(0, "barrier")
-    Path("dumps").mkdir()
-    job.write(Path("dumps"))
+    dumps = " ".join(str(path) for path in job.write(Path()))
     monkeypatch.setenv("TERM", "xterm-256color")
     for forced, forbidden in (("1", ""), ("1", "1"), ("", "")):
         monkeypatch.setenv("FORCE_COLOR", forced)
         monkeypatch.setenv("NO_COLOR", forbidden)
-        for command in ("check program.py:parts -n 2", "explain dumps", "demo mismatch", "trace show run.json"):
+        for command in (
+            "check program.py:parts -n 2", f"explain {dumps}", "demo mismatch", "trace show run.json",
+        ):  # fmt: skip
             exit_code(*command.split())
             said = capsys.readouterr().out
             assert "collective #" in said, command

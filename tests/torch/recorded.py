@@ -52,15 +52,15 @@ class Job:
         self._numbers: dict[tuple[int, str], int] = {}
         self._capacity = capacity
         self._backend = backend
-        self._open: str | None = None
+        self._as_one = False
 
     def call(
         self, rank: int, kind: str, *sizes: Sequence[int], group: str = "0", line: int = 1, **fields: Any
     ) -> Dumped:
         """Let a rank make a call; its inputs and outputs have the same sizes unless ``fields`` say otherwise."""
-        is_p2p = kind.startswith(("send", "recv")) or self._open == "p2p"
+        is_p2p = kind.startswith(("send", "recv")) or (fields.get("is_p2p") is True)
         number = self._numbers.get((rank, group), 0)
-        if not is_p2p and self._open is None:
+        if not is_p2p and not self._as_one:
             number = self._numbers[rank, group] = number + 1
         entry = {
             "frames": [*_FRAMES, {"name": "step", "filename": "/job/train.py", "line": line}],
@@ -68,7 +68,7 @@ class Job:
             "pg_id": list(self.groups).index(group),
             "process_group": (group, self.groups[group][0]),
             "collective_seq_id": number,
-            "p2p_seq_id": 0,
+            "p2p_seq_id": 1 if is_p2p else 0,
             "op_id": len(self.entries[rank]) + 1,
             "profiling_name": f"{self._backend}:{kind}",
             "time_created_ns": 1_700_000_000_000_000_000 + len(self.entries[rank]),
@@ -76,7 +76,7 @@ class Job:
             "input_dtypes": ["Float"] * len(sizes),
             "output_sizes": [list(each) for each in sizes],
             "output_dtypes": ["Float"] * len(sizes),
-            "state": None,
+            "state": "scheduled" if self._as_one else None,
             "time_discovered_started_ns": None,
             "time_discovered_completed_ns": None,
             "retired": False,
@@ -110,13 +110,13 @@ class Job:
                 self.call(rank, kind, *sizes, group=group, **fields)
 
     @contextmanager
-    def as_one(self, rank: int, group: str = "0") -> Iterator[None]:
-        """Let the calls inside be one collective, as torch's coalescing manager does."""
-        self._numbers[rank, group] = self._numbers.get((rank, group), 0) + 1
-        self._open = group
+    def as_one(self, rank: int, *, state: str | None = None, is_p2p: bool = False) -> Iterator[None]:
+        """Let the calls inside be one, as in torch's coalescing manager: only its end says how far they are."""
+        self._numbers[rank, "0"] = self._numbers.get((rank, "0"), 0) + (not is_p2p)
+        self._as_one = True
         yield
-        self.call(rank, "coalesced", [], group=group, input_dtypes=[], output_dtypes=[])
-        self._open = None
+        self.call(rank, "coalesced", [], input_dtypes=[], output_dtypes=[], state=state, is_p2p=is_p2p)
+        self._as_one = False
 
     def dump(self, rank: int) -> Dumped:
         """Return the dump of a rank."""

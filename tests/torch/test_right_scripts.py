@@ -73,7 +73,7 @@ RIGHT = {
             dist.recv(x, 2)
             assert x.tolist() == [2, 2]
         elif rank == 1:
-            assert dist.recv(x) == 0 and x.tolist() == [0, 0]
+            assert dist.recv(x, 0) == 0 and x.tolist() == [0, 0]
         else:
             dist.send(x, 0, tag=0)
         y = torch.zeros(1)
@@ -92,17 +92,6 @@ RIGHT = {
         doubled = dist.all_reduce(torch.ones(2), async_op=True).get_future().then(lambda f: f.value()[0] * 2)
         assert doubled.wait().tolist() == [6, 6]
     """,
-    "a future that is taken before a message that others need first": """
-        if rank == 0:
-            future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
-            for other in (1, 2):
-                dist.send(torch.ones(1), other)
-        else:
-            dist.recv(torch.ones(1), 0)
-            future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
-        future.wait()
-        assert future.value()[0].item() == 3
-    """,
     "groups": """
         pairs = [dist.new_group([0, 2]), dist.new_group([1, 2])]
         for pair, members in zip(pairs, ([0, 2], [1, 2])):
@@ -113,11 +102,6 @@ RIGHT = {
                 dist.broadcast(x.fill_(rank), src=2, group=pair)
                 assert x.item() == 2 and dist.get_rank(pair) == members.index(rank)
         assert dist.get_backend(pairs[0] if rank != 1 else None) == "gloo"
-        if torch.__version__ >= "2.15":  # before, torch splits groups of GPUs alone
-            part = dist.split_group(split_ranks=[[0, 2], [1]])
-            x = torch.full((1,), float(rank))
-            dist.all_reduce(x, group=part)
-            assert x.item() == (1 if rank == 1 else 2) and dist.get_rank(part) == rank // 2
         only = dist.new_group([0, 1], use_local_synchronization=True)
         if rank < 2:
             dist.monitored_barrier(only)
