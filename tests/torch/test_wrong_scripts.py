@@ -58,7 +58,8 @@ if rank != 2:
     dist.new_group([0, 1])
 both = dist.new_group([0, 1, 2])
 dist.barrier(both)
-""", "group", [2], ["disagree at collective #0 of group 'new_group'", "new_group([0, 1])", "py:6", "new_group([0, 1, 2])", "py:7"]),
+""", "group", [2], ["disagree at collective #0 of group 'new_group'", "new_group([0, 1])", "py:6",
+      "new_group([0, 1, 2])", "py:7"]),
     "groups that a rank does not make": (
         "if rank != 1:\n    for _ in range(2):\n        dist.new_group([0, 1])",
         "group", [1], ["rank 1 ended without collective #0 of group 'new_group'", "Every rank must call new_group"]),
