@@ -120,22 +120,20 @@ class Small:
         return not (self._integers and any(view == _TOO_LARGE for view in self._integers))
 
     def take(self, slot: Rendezvous, found: Found) -> Any:
-        """Return the result of a slot whose values stand in the records."""
-        result = self.result(accumulate_of(found))
-        slot.shared = self.shared
-        over = slot.request.over_workers
-        if over is not None:
-            return over.finish(slot.values, result)
-        return _in_buffers(slot, result) if slot.outs else result
-
-    def result(self, accumulate_in: Any) -> Any:
         """Return what comes of the values in all records on one machine, for the local replicas."""
+        accumulate_in = accumulate_of(found)
         run = self._runs.get(accumulate_in)
         if run is None:
             made = executor(self._collective, self._members.replicas, (), accumulate_in)
             run = self._runs[accumulate_in] = made.run
         result: Any = run([self._as_contributed(row) for row in self._all] if self._has_scalars else self._all)
-        return result if self.shared else [result[position] for position in self._members.own]
+        slot.shared = self.shared
+        if not self.shared:
+            result = [result[position] for position in self._members.own]
+        over = slot.request.over_workers
+        if over is not None:
+            return over.finish(slot.values, result)
+        return _in_buffers(slot, result) if slot.outs else result
 
     def _as_contributed(self, row: Any) -> Any:
         leaves = zip((row,) if self._spec.single else row, self._spec.marks, strict=True)
