@@ -44,6 +44,15 @@ def add(value: Any, op: str = "SUM", **options: Any) -> Call:
     return call("all_reduce", op, value, **options)
 
 
+def gather(shape: tuple[int, ...], axis: int) -> Call:
+    return call("all_gather", zeros(shape), axis)
+
+
+scatter = partial(call, "reduce_scatter", "SUM", WIDE)
+exchange = partial(call, "all_to_all", WIDE)
+merge = partial(call, "merge_call")
+
+
 def merge_one(strategy: Any) -> None:
     pass
 
@@ -56,35 +65,23 @@ R = Reason
 DIVERGENCES = {
     name.replace(" ", "_"): Divergence(*each)
     for name, each in {
-        "kind": (R.KIND, call("all_gather", WIDE, 0), call("all_to_all", WIDE)),
+        "kind": (R.KIND, call("all_gather", WIDE, 0), exchange()),
         "kind before all else": (R.KIND, add(X, name="a"), call("broadcast", {"x": zeros(2)}, name="b")),
-        "reduce op": (R.REDUCE_OP, call("reduce_scatter", "SUM", WIDE), call("reduce_scatter", "max", WIDE)),
-        "axis of a gather": (R.AXIS, call("all_gather", zeros((2, 2)), 0), call("all_gather", zeros((2, 2)), 1)),
-        "axis of a scatter": (
-            R.AXIS,
-            call("reduce_scatter", "SUM", WIDE),
-            call("reduce_scatter", "SUM", WIDE, axis=-1),
-        ),
-        "split axis": (R.AXIS, call("all_to_all", WIDE), call("all_to_all", WIDE, split_axis=1)),
-        "concat axis": (R.AXIS, call("all_to_all", WIDE), call("all_to_all", WIDE, concat_axis=1)),
+        "reduce op": (R.REDUCE_OP, scatter(), call("reduce_scatter", "max", WIDE)),
+        "axis of a gather": (R.AXIS, gather((2, 2), 0), gather((2, 2), 1)),
+        "axis of a scatter": (R.AXIS, scatter(), scatter(axis=-1)),
+        "split axis": (R.AXIS, exchange(), exchange(split_axis=1)),
+        "concat axis": (R.AXIS, exchange(), exchange(concat_axis=1)),
         "list and tuple": (R.STRUCTURE, add([X]), add((X,))),
         "value and nest": (R.STRUCTURE, add(X), add([X])),
         "another key": (R.STRUCTURE, add({"layer": [{"w": X}]}), add({"layer": [{"v": X}]})),
         "a key more": (R.STRUCTURE, add({"w": X}), add({"w": X, "b": {"x": X}})),
         "none for a leaf": (R.STRUCTURE, add({"w": X, "b": X}), add({"w": X, "b": None})),
-        "merge arguments": (R.STRUCTURE, call("merge_call", merge_one, (1,)), call("merge_call", merge_one, (1, 2))),
+        "merge arguments": (R.STRUCTURE, merge(merge_one, (1,)), merge(merge_one, (1, 2))),
         "size": (R.SHAPE, add({"x": zeros((32, 8)), "y": X}), add({"x": zeros((17, 8)), "y": X})),
         "rank": (R.SHAPE, add(X), add(X[None])),
-        "size across the axis of a gather": (
-            R.SHAPE,
-            call("all_gather", zeros((2, 3)), 0),
-            call("all_gather", zeros((2, 4)), 0),
-        ),
-        "rank of a gather along the last axis": (
-            R.SHAPE,
-            call("all_gather", zeros((2, 3)), -1),
-            call("all_gather", X, -1),
-        ),
+        "size across the axis of a gather": (R.SHAPE, gather((2, 3), 0), gather((2, 4), 0)),
+        "rank of a gather along the last axis": (R.SHAPE, gather((2, 3), -1), gather((3,), -1)),
         "dtype": (R.DTYPE, add((X, [zeros(8)])), add((X, [np.zeros(8)]))),
         "signedness": (R.DTYPE, call("broadcast", [X.view("i4")]), call("broadcast", [X.view("u4")])),
         "type of a number": (R.DTYPE, add(1), add(1.0)),
@@ -92,6 +89,6 @@ DIVERGENCES = {
         "array and scalar": (R.DEVICE, add({"loss": np.float32(0)}), add({"loss": zeros(())})),
         "name": (R.NAME, call("barrier", name="epoch 0"), call("barrier", name="epoch 1")),
         "name and none": (R.NAME, add(X), add(X, name="sum")),
-        "merge function": (R.MERGE_FN, call("merge_call", merge_one), call("merge_call", merge_two)),
+        "merge function": (R.MERGE_FN, merge(merge_one), merge(merge_two)),
     }.items()
 }

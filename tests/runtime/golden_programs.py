@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -25,54 +24,10 @@ async def other_kind(ctx: ReplicaContext) -> None:
         await ctx.all_reduce(ReduceOp.MEAN, np.zeros((), np.float32))
 
 
-async def other_source(ctx: ReplicaContext) -> None:
-    await ctx.broadcast(np.zeros(3), ctx.replica_id_in_sync_group)
-
-
-async def other_order(ctx: ReplicaContext) -> None:
-    names = {"weights", "bias"}
-    for name in sorted(names, reverse=ctx.replica_id_in_sync_group == 1):
-        if name == "bias":
-            await ctx.all_reduce(ReduceOp.SUM, np.zeros(3))
-        else:
-            await ctx.all_reduce(ReduceOp.SUM, np.zeros(3))
-
-
 async def tie(ctx: ReplicaContext) -> None:
     if ctx.replica_id_in_sync_group % 2:
         await ctx.barrier()
     await ctx.all_reduce(ReduceOp.SUM, 1.0)
-
-
-async def early_return(ctx: ReplicaContext) -> str:
-    for step in range(5):
-        loss = await ctx.all_reduce(ReduceOp.MEAN, float(step))
-        if loss > 1 and ctx.replica_id_in_sync_group == 1:
-            return "converged"
-    return "finished"
-
-
-async def uneven_loops(ctx: ReplicaContext) -> None:
-    for _ in range(7 if ctx.replica_id_in_sync_group == 0 else 6):
-        await ctx.all_reduce(ReduceOp.SUM, np.zeros(3))
-
-
-async def abandoned(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group == 1:
-        with anyio.move_on_after(0):
-            await ctx.all_reduce(ReduceOp.SUM, 1)
-        await ctx.barrier()
-        return
-    for _ in range(2):
-        await anyio.lowlevel.checkpoint()
-    await ctx.all_reduce(ReduceOp.SUM, 1)
-
-
-async def stuck_elsewhere(ctx: ReplicaContext) -> None:
-    await ctx.barrier()
-    if ctx.replica_id_in_sync_group == 2:
-        await wait_for_data()
-    await ctx.all_reduce(ReduceOp.SUM, 1)
 
 
 async def wait_for_data() -> None:
@@ -101,14 +56,6 @@ async def all_different(ctx: ReplicaContext) -> None:
 async def many_left(ctx: ReplicaContext) -> None:
     if ctx.replica_id_in_sync_group % 3:
         await ctx.barrier()
-
-
-async def parted_in_sequence(ctx: ReplicaContext) -> None:
-    odd = ctx.replica_id_in_sync_group == 1
-    if odd:
-        await ctx.barrier()
-    if not odd:
-        await ctx.all_reduce(ReduceOp.SUM, 1)
 
 
 async def swapped_buckets(ctx: ReplicaContext) -> None:
@@ -192,24 +139,10 @@ async def group_disagrees(ctx: ReplicaContext) -> None:
         await experts.all_reduce("MAX" if odd else "SUM", 1.0)
 
 
-async def group_is_left(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group:
-        pair = ctx.new_group([1, 2])
-        for _ in range(ctx.replica_id_in_sync_group):
-            await pair.barrier()
-
-
 async def group_made_elsewhere(ctx: ReplicaContext) -> None:
     first = ctx.new_group(range(3)) if ctx.replica_id_in_sync_group == 0 else None
     group = first or ctx.new_group(range(3))
     await group.barrier()
-
-
-async def groups_crossed(ctx: ReplicaContext) -> None:
-    pairs = [pair for pair in ((0, 1), (1, 2), (0, 2)) if ctx.replica_id_in_sync_group in pair]
-    groups = [ctx.new_group(pair, name=f"edge {pair[0]}-{pair[1]}") for pair in pairs]
-    for group in reversed(groups) if ctx.replica_id_in_sync_group == 0 else groups:
-        await group.all_reduce(ReduceOp.SUM, 1)
 
 
 async def one_never_joins(ctx: ReplicaContext) -> None:
@@ -231,21 +164,6 @@ def issue_sums(ctx: ReplicaContext, buckets: dict[str, Any], names: list[str]) -
     for name in names:  # not a comprehension: from Python 3.12 on that has no function of its own
         pending.append(ctx.all_reduce(ReduceOp.SUM, buckets[name]))  # noqa: PERF401
     return pending
-
-
-async def early_stopping(ctx: ReplicaContext) -> None:
-    for loss in ([0.9, 0.8, 0.4], [0.9, 0.4, 0.3], [0.8, 0.7, 0.4])[ctx.replica_id_in_sync_group]:
-        await ctx.all_reduce(ReduceOp.MEAN, np.zeros(2))
-        if loss < 0.5:
-            break
-    await ctx.all_gather(np.zeros(2), axis=0)
-
-
-async def member_ended_before_its_group(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group != 1:
-        for _ in range(3):
-            await anyio.lowlevel.checkpoint()
-        await ctx.new_group([0, 1, 2], name="late").barrier()
 
 
 async def group_of_one_that_makes_it(ctx: ReplicaContext) -> None:
@@ -305,14 +223,6 @@ async def abandoned_by_all(ctx: ReplicaContext) -> None:
         await (anyio.sleep_forever() if ctx.replica_id_in_sync_group == 2 else ctx.barrier())
 
 
-async def abandoned_and_merged(ctx: ReplicaContext) -> None:
-    given_up = shared(ctx, anyio.Event)
-    with anyio.move_on_after(0 if ctx.replica_id_in_sync_group == 1 else None):
-        await ctx.merge_call(lambda _: given_up.wait(), name="m")
-    given_up.set()
-    await anyio.sleep_forever()
-
-
 async def held_up_by_an_earlier_one(ctx: ReplicaContext) -> None:
     if ctx.replica_id_in_sync_group == 2:
         await anyio.sleep_forever()
@@ -320,35 +230,3 @@ async def held_up_by_an_earlier_one(ctx: ReplicaContext) -> None:
     if ctx.replica_id_in_sync_group == 1:
         await first
     await ctx.all_reduce("SUM", 2, CommunicationOptions(timeout_seconds=0.25))
-
-
-async def abandoned_for_a_sibling(ctx: ReplicaContext) -> None:
-    with suppress(ExceptionGroup):
-        async with anyio.create_task_group() as tasks:
-            if ctx.replica_id_in_sync_group == 1:
-                tasks.start_soon(load_data)
-            await late_unless_odd(ctx)
-            await ctx.barrier()
-    await late_unless_odd(ctx)
-
-
-async def load_data() -> None:
-    await anyio.lowlevel.checkpoint()
-    raise FileNotFoundError("data.npz")
-
-
-async def late_unless_odd(context: ReplicaContext) -> None:
-    for _ in range(0 if context.replica_id_in_sync_group == 1 else 9):
-        await anyio.lowlevel.checkpoint()
-
-
-async def abandoned_for_another_task(ctx: ReplicaContext) -> None:
-    async def watch() -> None:
-        await anyio.lowlevel.checkpoint()
-        tasks.cancel_scope.cancel()
-
-    async with anyio.create_task_group() as tasks:
-        if ctx.replica_id_in_sync_group == 1:
-            tasks.start_soon(watch, name="watch")
-        await late_unless_odd(ctx)
-        await ctx.barrier()

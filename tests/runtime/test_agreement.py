@@ -74,6 +74,20 @@ async def through_a_helper(ctx: ReplicaContext) -> int:
     return await helper(ctx, 2)
 
 
+async def group_in_two_places(ctx: ReplicaContext, name: str | None = None) -> int:
+    group = ctx.new_group(range(3), name) if replica() == 1 else None
+    return int(await (group or ctx.new_group(range(3), name)).all_reduce(SUM, 2 - (replica() == 1)))
+
+
+def made(ctx: ReplicaContext) -> ReplicaContext:
+    return ctx.new_group(range(3))
+
+
+async def group_through_a_helper(ctx: ReplicaContext) -> int:
+    group = made(ctx) if replica() == 1 else None
+    return await helper(group or made(ctx), 2 - (replica() == 1))
+
+
 @pytest.mark.parametrize(
     ("program", "order_check", "differs"),
     [
@@ -83,6 +97,12 @@ async def through_a_helper(ctx: ReplicaContext) -> int:
         (functools.partial(two_branches, name="total"), "call_path", False),
         (through_a_helper, "call_site", False),
         (through_a_helper, "call_path", True),
+        (group_in_two_places, "signature", False),
+        (group_in_two_places, "call_site", True),
+        (functools.partial(group_in_two_places, name="g"), "call_site", False),
+        (functools.partial(group_in_two_places, name="g"), "call_path", False),
+        (group_through_a_helper, "call_site", False),
+        (group_through_a_helper, "call_path", True),
     ],
 )
 async def test_places_and_callers_are_compared_as_the_strategy_says(

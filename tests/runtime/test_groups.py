@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 import aiodist
 from aiodist import (
-    CollectiveMismatchError,
     DeadlockError,
     IncompleteCollectiveError,
     ReplicaContext,
@@ -179,43 +178,6 @@ async def test_groups_made_at_every_step_leave_nothing() -> None:
 
 
 # When replicas do not meet.
-
-
-async def made(ctx: ReplicaContext, name: str | None) -> ReplicaContext:
-    return ctx.new_group(range(3), name)
-
-
-async def in_two_places(ctx: ReplicaContext, *, name: str | None = None) -> None:
-    first = ctx.new_group(range(3), name) if replica() == 0 else None
-    await (first or ctx.new_group(range(3), name)).barrier()
-
-
-async def through_a_helper(ctx: ReplicaContext, *, name: str | None = None) -> None:
-    first = await made(ctx, name) if replica() == 0 else None
-    await (first or await made(ctx, name)).barrier()
-
-
-@pytest.mark.parametrize(
-    ("program", "order_check", "name", "differs"),
-    [
-        (in_two_places, "call_site", None, True),
-        (in_two_places, "call_site", "g", False),
-        (in_two_places, "signature", None, False),
-        (in_two_places, "call_path", "g", False),
-        (through_a_helper, "call_site", None, False),
-        (through_a_helper, "call_path", None, True),
-    ],
-)
-async def test_places_of_creation_are_compared_as_the_strategy_says(
-    program: Any, order_check: str, name: str | None, differs: bool
-) -> None:
-    if not differs:
-        await run(mirrored(3, order_check), partial(program, name=name))
-        return
-    error = await error_of(program, 3, order_check=order_check)
-    assert isinstance(error, CollectiveMismatchError)
-    assert (error.report.reason, error.report.suspects) == ("call_site", (0,))
-    assert str(error).startswith("replicas disagree at the creation of the group of replicas 0-2\n")
 
 
 @pytest.mark.filterwarnings("ignore:replica 0 never awaited")

@@ -82,29 +82,6 @@ async def test_child_tasks_and_threads_have_their_replicas_context() -> None:
     assert await on_each(2, program) == ([0] * 4, [1] * 4)
 
 
-async def test_child_tasks_may_take_turns_at_collectives() -> None:
-    """Calls are ordered by the replica's program, whichever task makes them."""
-
-    async def program() -> list[int]:
-        issued = [anyio.Event() for _ in range(4)]
-        totals: list[int] = []
-
-        async def child(which: int) -> None:
-            for number in (which, which + 2):
-                if number:
-                    await issued[number - 1].wait()
-                handle = here().all_reduce("SUM", number)
-                issued[number].set()
-                totals.append(await handle)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(child, 0)
-            tasks.start_soon(child, 1)
-        return sorted(totals)
-
-    assert await on_each(3, program) == ([0, 3, 6, 9],) * 3
-
-
 # What takes a handle.
 
 
@@ -312,22 +289,3 @@ def test_timers_of_a_loop_with_a_clock_of_its_own_are_called_between_collectives
 
     with asyncio.Runner(loop_factory=ClockedLoop) as runner:
         assert runner.run(on_each(2, program)) == (True, True)
-
-
-# What a person's editor offers.
-
-CONTEXT = (
-    "replica_id_in_sync_group num_replicas_in_sync strategy devices all_reduce all_gather merge_call broadcast "
-    "reduce_scatter scan all_to_all barrier run_sync new_group join"
-)
-COROUTINE = "send throw close cr_await cr_code cr_frame cr_running cr_suspended"
-
-
-async def test_contexts_and_handles_have_the_names_that_are_documented() -> None:
-    async def program() -> None:
-        handle = here().barrier()
-        assert {name for name in dir(here()) if name[0] != "_"} == set(CONTEXT.split())
-        assert {name for name in dir(handle) if name[0] != "_"} == {"done", *COROUTINE.split()}
-        await handle
-
-    await mirrored(1).run(program)

@@ -14,24 +14,6 @@ from tests.runtime.programs import mirrored, replica, results, run
 pytestmark = pytest.mark.anyio
 
 
-async def test_who_has_joined_takes_part_with_nothing() -> None:
-    async def program(ctx: ReplicaContext) -> Any:
-        mine = np.array([replica() + 1.0])
-        seen: list[Any] = []
-        for _ in range(replica() + 1):
-            seen.append([(await ctx.all_reduce(op, mine))[0] for op in ("SUM", "MEAN", "MIN", "MAX", "PRODUCT")])
-            seen.append((await ctx.all_gather(mine, 0)).tolist())
-            seen.append((await ctx.broadcast(mine, 2)).tolist())
-            await ctx.barrier()
-        return seen[-3:], await ctx.join()
-
-    assert await results(3, program) == (
-        ([[6, 2, 1, 3, 6], [1, 2, 3], [3]], 2),
-        ([[5, 2.5, 2, 3, 6], [2, 3], [3]], 2),
-        ([[3, 3, 3, 3, 3], [3], [3]], 2),
-    )
-
-
 async def test_open_collectives_go_on_when_the_last_missing_replica_joins() -> None:
     async def program(ctx: ReplicaContext) -> Any:
         handles = [ctx.all_reduce("SUM", replica() + 1) for _ in range(3 - replica())]

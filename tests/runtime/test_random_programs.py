@@ -120,9 +120,13 @@ def test_any_uneven_loops_add_up(counts: list[list[int]], seed: int) -> None:
             for step in range(counts[me][epoch]):
                 await turns(pauses.choice((0, 0, 1, 3)))
                 active = [i for i in range(replicas) if counts[i][epoch] > step]
-                value: Any = np.array([10.0**me])
-                assert (await ctx.all_reduce("SUM", value)).tolist() == [sum(10.0**i for i in active)]
-                assert (await ctx.all_gather(value, 0)).tolist() == [10.0**i for i in active]
+                value, values = np.array([2.0**me]), np.array([2.0**i for i in active])
+                folds = {"SUM": values.sum(), "MEAN": values.mean(), "MIN": min(values), "MAX": max(values)}
+                for op, wanted in (folds | {"PRODUCT": values.prod()}).items():
+                    assert (await ctx.all_reduce(op, value))[0] == wanted
+                assert (await ctx.all_gather(value, 0)).tolist() == values.tolist()
+                assert (await ctx.broadcast(value, active[-1]))[0] == values[-1]
+                await ctx.barrier()
             last = await ctx.join()
             assert counts[last][epoch] == max(counts[i][epoch] for i in range(replicas))
 

@@ -146,6 +146,8 @@ def part(index: int) -> np.ndarray:
 
 
 async def test_reductions_under_way_together_complete_each_when_it_is_done(held: HeldThreads) -> None:
+    order: list[int] = []
+
     async def program() -> list[Any]:
         handles = [here().all_reduce("SUM", part(i + replica()), name=str(i)) for i in range(3)]
         if replica() == 1:
@@ -156,10 +158,12 @@ async def test_reductions_under_way_together_complete_each_when_it_is_done(held:
             await turns()
             assert all(handle.done() for handle in handles)
         found = [await handle for handle in handles]
+        order.append(replica())
         assert not any(array.flags.writeable for array in found)
         return [array.tobytes() for array in found]
 
     assert (await on_each(2, program))[0] == [(part(i) + part(i + 1)).tobytes() for i in range(3)]
+    assert order == [0, 1]
 
 
 @pytest.mark.parametrize("awaited", [True, False])
