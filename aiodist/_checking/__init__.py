@@ -7,6 +7,5 @@ Modules, in order; each imports only from those above it and from lower floors:
 - `loop`: the event loop with a chosen order and a virtual clock.
 - `explore`: running a program under schedule after schedule, ending runs that cannot go on, and reducing what fails.
 - `target`: the function that a person names on the command line.
-- `check`: exploring a target; which collectives there were, who was waited for, and what held up the event loop.
-- `text`: the result of a check, as text and as JSON.
+- `check`: exploring a target; which collectives there were, who was waited for, and the result as text and as JSON.
 """

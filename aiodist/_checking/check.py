@@ -1,25 +1,25 @@
-"""Checking a target: a function that a person names, run under many schedules, with statistics of the first run."""
+"""Checking a target: a function that a person names, run under many schedules, and the result as text and as JSON."""
 
 from __future__ import annotations
 
 import asyncio
 import enum
 import io
+import shlex
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
-from functools import partial
 from math import prod
-from traceback import walk_stack
+from traceback import format_exception, walk_stack
 from types import CodeType, FrameType
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
-from aiodist._checking.explore import Exploration, NewLoop, explore, function_program, replay, who
+from aiodist._checking.explore import Exploration, explore, replay, value_of, without_frames_before
 from aiodist._checking.loop import ControlledLoop, Step, step_of
 from aiodist._checking.schedule import Schedule
 from aiodist._checking.target import Source, Target, TargetError, TargetExitError
@@ -27,11 +27,14 @@ from aiodist._core.call import Call, place
 from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import ObservedRun, Observer, observing
 from aiodist._core.terms import Location
+from aiodist._core.text import count, duration, shown, size
+from aiodist._core.wire import named
 from aiodist._runtime.blocking import BlockedLoop, watch
 from aiodist._strategy.strategy import MirroredStrategy
 
 _MOST_SCHEDULES = 20
 _MOST_REPLICA_RUNS = 2000
+_MOST_ROWS = 20
 SECONDS = 300.0
 """How long one run may take by default."""
 
@@ -53,8 +56,17 @@ class Site:
     times: int = 0
     bytes: int = 0
     waited_seconds: float = 0.0
-    longest_wait_seconds: float = 0.0
     last_to_come: Counter[int] = field(default_factory=Counter)
+
+    def row(self) -> list[str]:
+        """Return the cells of a table: the call, where, how often, bytes, the wait, and who was mostly the last."""
+        row = [self.call, shown(self.location), str(self.times), size(self.bytes)]
+        if not self.waited_seconds:
+            return [*row, "", ""]
+        (replica_id, times), *others = self.last_to_come.most_common() or [(-1, 0)]
+        last = f"replica {replica_id}" if times else ""
+        often = f" ({times} of {self.last_to_come.total()})" if others else ""
+        return [*row, duration(self.waited_seconds), last + often]
 
 
 class Statistics(Observer):
@@ -116,7 +128,6 @@ class Statistics(Observer):
         waited = self._clock() - slot.started
         if waited > 0:
             site.waited_seconds = round(site.waited_seconds + waited, 9)
-            site.longest_wait_seconds = max(site.longest_wait_seconds, round(waited, 9))
             if slot.last >= 0:
                 site.last_to_come[members[slot.last].replica_id] += 1
 
@@ -140,32 +151,17 @@ def _bytes(call: Call, result: Any, size: int) -> int:
     return size * contributed
 
 
-class HeldUp(NamedTuple):
-    """A step of a task that held up the event loop for more than a second: about how long, who, and at what line."""
-
-    seconds: float
-    who: str
-    location: Location
-
-
 class HeldUpLoop(BlockedLoop):
-    """The longest step of each task and line that holds up the controlled loop in this thread."""
+    """The watch over steps of replicas that hold up the controlled loop in this thread; it keeps what it tells."""
 
     def __init__(self) -> None:
-        computed = None if hasattr(time, "pthread_getcpuclockid") else lambda _: time.monotonic()
-        super().__init__(lambda: None, lambda *_: None, computed=computed)
-        self.found: dict[tuple[str, Location], HeldUp] = {}
+        self.found: dict[str, Location] = {}
+        super().__init__(lambda: None, self.found.setdefault)
 
-    def step_in(self, frame: FrameType) -> tuple[Step | None, Step | None]:
-        """Return the step that runs."""
+    def step_in(self, frame: FrameType) -> tuple[Any, Step | None]:
+        """Return the task and the step that run."""
         step = next(filter(None, (step_of(outer) for outer, _ in walk_stack(frame))), None)
-        return step, step
-
-    def blocks(self, task: Step, where: Location, seconds: float) -> None:
-        """Note a step."""
-        key = who(task), where
-        if key not in self.found or self.found[key].seconds < seconds:
-            self.found[key] = HeldUp(seconds, *key)
+        return None if step is None else step.task, step
 
 
 # The check.
@@ -200,12 +196,12 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checked:
-    """The schedules of a check, the collectives of the first, and what held up the event loop in it, longest first."""
+    """The schedules of a check, the collectives of the first, and what held up the event loop in it."""
 
     request: Request
     exploration: Exploration
     statistics: Statistics
-    held_up: tuple[HeldUp, ...]
+    held_up: tuple[str, ...]
 
     @property
     def error(self) -> Exception | None:
@@ -218,6 +214,84 @@ class Checked:
         if self.error is None:
             return Outcome.AGREED
         return Outcome.DISAGREED if isinstance(self.error, CollectiveError) else Outcome.FAILED
+
+    # As text.
+
+    def agreement(self) -> str:
+        """Return the sentence on a check in which all replicas agreed."""
+        statistics, done = self.statistics, self.exploration.schedules
+        runs = "" if statistics.runs == 1 else f" in {statistics.runs} runs"
+        if self.request.replay is not None:
+            order = "the given schedule"
+        else:
+            only = " (it leaves no choice)" if done == 1 < self.request.most_schedules() else ""
+            order = f"{count(done, 'schedule')}{only}"
+        replicas = count(statistics.replicas, "replica")
+        return f"{replicas} agreed in {count(statistics.collectives, 'collective')}{runs}, in {order}."
+
+    def table(self) -> tuple[list[str], list[list[str]], int]:
+        """Return headings, rows, and how many rows were left out; the longest waits come first."""
+        sites = sorted(self.statistics.sites, key=lambda site: -site.waited_seconds)
+        headings = ["collective", "called at", "times", "bytes", "waited", "last to come"]
+        if not any(site.waited_seconds for site in sites):
+            del headings[4:]
+        return headings, [site.row()[: len(headings)] for site in sites[:_MOST_ROWS]], len(sites[_MOST_ROWS:])
+
+    def failure(self) -> str:
+        """Return the report on what went wrong: the error as the program would see it."""
+        error = self.error
+        assert error is not None
+        if isinstance(error, CollectiveError):
+            return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
+        if isinstance(error, TargetExitError) and error.__cause__ is not None:
+            return f"SystemExit: {error.__cause__}\n{error}"
+        return "".join(format_exception(without_frames_before(error))).rstrip()
+
+    def schedule_lines(self) -> list[str]:
+        """Return in which schedule it failed, what is different in that, and the command that repeats it."""
+        exploration = self.exploration
+        where = "Found in the default order"
+        if self.request.replay is not None:
+            where = "In the given schedule"
+        elif exploration.result.schedule.changes:
+            where = f"Found in schedule {exploration.schedules} of {self.request.most_schedules()}"
+        story = exploration.story(where, ", in which nothing fails:") or [f"{where}."]
+        return [*story, f"Again:  {self.command()}"]
+
+    def command(self) -> str:
+        """Return the command that runs the failing schedule again."""
+        request = self.request
+        words = ["aiodist", "check", request.target]
+        if request.replicas is not None:
+            words += ["--replicas", str(request.replicas)]
+        if request.seconds != SECONDS:
+            words += ["--timeout", f"{request.seconds:g}"]
+        words += ["--replay", str(self.exploration.result.schedule)]
+        return shlex.join([*words, "--", *request.arguments] if request.arguments else words)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        request, statistics, error = self.request, self.statistics, self.error
+        found: dict[str, Any] = {
+            "target": request.target,
+            "outcome": str(self.outcome),
+            "replicas": statistics.replicas,
+            "runs": statistics.runs,
+            "seed": request.replay.seed if request.replay is not None else request.seed,
+            "schedules": self.exploration.schedules,
+            "held_up": list(self.held_up),
+            "collectives": named(tuple(statistics.sites)),
+        }
+        if error is not None:
+            found["failure"] = {
+                "error": type(error).__name__,
+                "text": self.failure(),
+                "report": error.report.to_dict() if isinstance(error, CollectiveError) else None,
+                "schedule": str(self.exploration.result.schedule),
+                "changes": list(self.exploration.changes),
+                "replay": self.command(),
+            }
+        return found
 
 
 def check(request: Request, *, output: TextIO | None = None) -> Checked:
@@ -236,10 +310,9 @@ def check(request: Request, *, output: TextIO | None = None) -> Checked:
         if request.replay is not None:
             exploration = replay(subject.run, request.replay, seconds=request.seconds)
         else:
-            schedules, seed, seconds = request.most_schedules(), request.seed, request.seconds
-            exploration = explore(subject.run, schedules=schedules, seed=seed, seconds=seconds)
-    held_up = tuple(sorted(subject.held_up.found.values(), reverse=True))
-    checked = Checked(request, exploration, subject.statistics, held_up)
+            schedules = request.most_schedules()
+            exploration = explore(subject.run, schedules=schedules, seed=request.seed, seconds=request.seconds)
+    checked = Checked(request, exploration, subject.statistics, tuple(subject.held_up.found))
     if isinstance(checked.error, TargetError):
         raise checked.error
     return checked
@@ -256,7 +329,7 @@ class _Subject:
         self._is_first = True
         self._strategy = None if request.replicas is None else MirroredStrategy(request.replicas)
 
-    def run(self, new_loop: NewLoop) -> None:
+    def run(self) -> None:
         """Run it once.
 
         Raises:
@@ -270,15 +343,16 @@ class _Subject:
             meanwhile.enter_context(observing(runs))
             if self._is_first:
                 meanwhile.enter_context(redirect_stdout(self._output))
-                under_way = [self]
-                watch(self.held_up, under_way)
-                meanwhile.callback(under_way.clear)
+                if hasattr(time, "pthread_getcpuclockid"):  # where time that a thread has computed can be asked for
+                    under_way = [self]
+                    watch(self.held_up, under_way)
+                    meanwhile.callback(under_way.clear)
             else:
                 meanwhile.enter_context(redirect_stdout(io.StringIO()))
                 meanwhile.enter_context(redirect_stderr(io.StringIO()))
             self._is_first = False
             try:
-                function_program(self._call)(partial(self._new_loop, new_loop))
+                value_of(self._call)
             except SystemExit as end:
                 if end.code not in {None, 0} and not runs.errors:
                     raise TargetExitError(f"the target ended with exit code {end.code}") from end
@@ -293,10 +367,6 @@ class _Subject:
             raise TargetError(
                 "the target ended without a run of a strategy: a function that is to run on replicas needs --replicas"
             )
-
-    def _new_loop(self, new_loop: NewLoop) -> ControlledLoop:
-        self.source.loop_is_made()
-        return new_loop()
 
     def _call(self) -> Any:
         function = self.source.load()

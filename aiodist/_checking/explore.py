@@ -13,10 +13,9 @@ import inspect
 import random
 import re
 import time
-import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -25,7 +24,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from aiodist._checking.loop import Callback, ControlledLoop, Execution, OnPoint, Step
+from aiodist._checking.loop import Callback, ControlledLoop, Execution, OnPoint, Step, making_loops
 from aiodist._checking.schedule import Change, LastFirst, Order, Random, Replayed, Schedule, directed, swapping
 from aiodist._checking.threads import busy_threads
 from aiodist._core import analysis
@@ -33,7 +32,7 @@ from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Replica
 from aiodist._core.report import CollectiveReport
 from aiodist._core.terms import Reason
-from aiodist._core.text import clause, count, on_a_screen, shown
+from aiodist._core.text import count, on_a_screen, shown
 from aiodist._runtime.current import current
 from aiodist._runtime.inspection import look_at_loop
 from aiodist._runtime.scheduler import Run
@@ -41,9 +40,8 @@ from aiodist._runtime.stacks import await_chain, drives_replica, is_plumbing, li
 
 T = TypeVar("T")
 R = TypeVar("R")
-NewLoop: TypeAlias = Callable[[], ControlledLoop]
-Program: TypeAlias = Callable[[NewLoop], Any]
-"""What can be run again and again: given a way to make loops, it runs, and returns or raises."""
+Program: TypeAlias = Callable[[], Any]
+"""What can be run again and again: a coroutine function, or a function that makes loops by `asyncio.run`."""
 
 _REDUCING_SECONDS = 30.0
 _MOST_LINES = 8
@@ -118,33 +116,20 @@ def _report(loop: ControlledLoop, run: Run | None, why: Reason, seconds: float |
     """Return the report on what cannot go on: a run, or None where no replica runs."""
     headline = _WHAT[why].format(seconds)
     graph = look_at_loop(loop)
-    more = _late() if why is Reason.TIMEOUT else [_PROOF if why is Reason.DEADLOCK else _POLLING]
+    more = [_late() if why is Reason.TIMEOUT else _PROOF if why is Reason.DEADLOCK else _POLLING]
     if run is None:
         return CollectiveReport(why, 0, (), (), on_a_screen([graph.report(headline, *more)]))
     everyone = tuple(replica.id for replica in run.ledger.replicas)
-    report = analysis.analyse(run.snapshot(deadlocked=everyone, circle=graph.report(f"{headline}{_who(run)}", *more)))
+    report = analysis.analyse(run.snapshot(deadlocked=everyone, circle=graph.report(headline, *more)))
     # another reason: what the order check had found, and has not raised yet
     return replace(report, reason=why) if report.reason is Reason.DEADLOCK else report
 
 
-def _who(run: Run) -> str:
-    """Say which replicas wait in a collective, and which elsewhere."""
-    in_slots = {
-        member.replica_id
-        for slot in run.ledger.open_slots()
-        for member in slot.group.members
-        if slot.waiters[member.position] is not None
-    }
-    elsewhere = [r.id for r in run.ledger.replicas if r.end is None and r.id not in in_slots]
-    others = f", {clause(elsewhere, 'is')} elsewhere" if elsewhere else ""
-    return f": {clause(in_slots, 'waits')} in a collective{others}" if in_slots else ""
-
-
-def _late() -> list[str]:
-    """Return what an execution that took too long may have waited for, and what to do when it needs that long."""
+def _late() -> str:
+    """Say what an execution that took too long may have waited for, and what to do when it needs that long."""
     threads = ", ".join(repr(thread.name) for thread in busy_threads(pause=0)[:_MOST_THREADS])
-    at_work = [f"At work in threads: {threads}."] if threads else []
-    return [*at_work, "If a run needs that long, give it more time: --timeout, or timeout=."]
+    at_work = f"At work in threads: {threads}. " if threads else ""
+    return f"{at_work}If a run needs that long, give it more time: --timeout, or timeout=."
 
 
 # One execution.
@@ -173,71 +158,44 @@ def run(program: Program, order: Order, *, seed: int, seconds: float | None, on_
     deadline = None if seconds is None else time.monotonic() + seconds
     execution = Execution(order, StuckRuns(seconds), on_point=on_point, deadline=deadline)
     value, error = None, None
+    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
     random.seed(seed)
     np.random.seed(seed % (1 << 32))  # noqa: NPY002  (what programs draw from)
     try:
-        value = program(partial(ControlledLoop, execution))
+        with making_loops(partial(ControlledLoop, execution)):
+            value = value_of(program)
     except Exception as raised:  # noqa: BLE001  (whatever it is, it is how the execution ended)
         error = raised
-    return Result(value, error, Schedule(seed, tuple(execution.changes)))
-
-
-@contextmanager
-def _own_random_numbers() -> Iterator[None]:
-    """Leave the random numbers of whoever runs programs as they were."""
-    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        yield
     finally:
         random.setstate(python)
         np.random.set_state(legacy)  # noqa: NPY002
+    return Result(value, error, Schedule(seed, tuple(execution.changes)))
 
 
-def coroutine_program(main: Callable[[], Coroutine[Any, Any, Any]]) -> Program:
-    """Return a program that runs a coroutine function as its main task."""
-    return lambda new_loop: _run(main(), new_loop)
-
-
-def _run(main: Coroutine[Any, Any, Any], new_loop: NewLoop) -> Any:
-    runner = asyncio.Runner(loop_factory=new_loop)
+def value_of(program: Program) -> Any:
+    """Return what a program returns; a coroutine runs as the main task of a loop."""
+    value = program()
+    if not inspect.iscoroutine(value):
+        return value
+    runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
     try:
-        value = runner.run(main)
-    except BaseException as error:
-        try:
-            runner.close()  # cancels what is left
-        except CollectiveError:  # that it is stuck, too, is an echo of the first error
-            if not isinstance(error, CollectiveError):
-                raise
+        found = runner.run(value)
+    except BaseException:
+        with suppress(CollectiveError):  # that what is left is stuck, too, is an echo of the first error
+            runner.close()
         raise
     runner.close()
-    return value
+    return found
 
 
-def function_program(main: Callable[[], Any]) -> Program:
-    """Return a program that calls a function: a coroutine function, or one that makes loops by `asyncio.run`."""
-
-    def program(new_loop: NewLoop) -> Any:
-        before = _policy()
-
-        class Policy(type(before)):  # type: ignore[misc]
-            def new_event_loop(self) -> asyncio.AbstractEventLoop:
-                return new_loop()
-
-        _policy(Policy())
-        try:
-            value = main()
-            return _run(value, new_loop) if inspect.iscoroutine(value) else value
-        finally:
-            _policy(before)
-
-    return program
-
-
-def _policy(policy: Any = None) -> Any:
-    """Return the policy that makes event loops, or set it."""
-    with warnings.catch_warnings():  # Python 3.14 has deprecated policies; up to 3.15 they do what they did
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return asyncio.get_event_loop_policy() if policy is None else asyncio.set_event_loop_policy(policy)
+def without_frames_before(error: Exception) -> Exception:
+    """Return an error whose traceback begins with the program's frames, not an event loop's or ours."""
+    traceback = error.__traceback__
+    while traceback is not None and (
+        is_plumbing(traceback.tb_frame) or str(traceback.tb_frame.f_globals.get("__name__")).startswith("importlib")
+    ):
+        traceback = traceback.tb_next
+    return error.with_traceback(traceback)
 
 
 # Many executions.
@@ -265,14 +223,7 @@ class Exploration:
         return [head, *(f"  {line}" for line in self.changes)]
 
 
-@_own_random_numbers()
-def explore(
-    program: Program,
-    *,
-    schedules: int,
-    seed: int,
-    seconds: float | None,
-) -> Exploration:
+def explore(program: Program, *, schedules: int, seed: int, seconds: float | None) -> Exploration:
     """Run a program under up to that many schedules, and stop at the first that fails.
 
     The seed is what they, and the program's own random numbers, are drawn from.
@@ -309,7 +260,6 @@ def _order(
     return Random(rng) if number % 2 == 0 else directed(rng, points)
 
 
-@_own_random_numbers()
 def replay(program: Program, schedule: Schedule, *, seconds: float | None) -> Exploration:
     """Run a program under one schedule."""
     lines: list[str] = []
@@ -384,21 +334,20 @@ def _reduce(program: Program, failed: Result, *, seconds: float | None) -> tuple
     return again.result, again.changes
 
 
-def minimise(items: Sequence[T], failure_of: Callable[[Sequence[T]], R | None], *, runs: int = 500) -> R | None:
+def minimise(items: Sequence[T], failure_of: Callable[[Sequence[T]], R | None]) -> R | None:
     """Return the failure of a part of items of which no single item can be left out; None where only all of them fail.
 
-    Large pieces are left out first, as in delta debugging (Zeller and Hildebrandt, 2002). After half a minute, or that
-    many runs, the failure of the smallest part that has been found counts.
+    Large pieces are left out first, as in delta debugging (Zeller and Hildebrandt, 2002). After half a minute the
+    failure of the smallest part that has been found counts.
     """
     until, best = time.monotonic() + _REDUCING_SECONDS, None
     left, size = list(items), (len(items) + 1) // 2
     while size and len(left) > 1:
         before, begin = len(left), 0
         while begin < len(left):
-            if not runs or time.monotonic() > until:
+            if time.monotonic() > until:
                 return best
             rest = [*left[:begin], *left[begin + size :]]
-            runs -= bool(rest)
             failure = failure_of(rest) if rest else None
             if failure is not None:
                 best, left = failure, rest

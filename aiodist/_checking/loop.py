@@ -21,8 +21,8 @@ What it relies on beside documented interfaces (a selector of one's own, `call_s
 tasks and futures schedule by ``loop.call_soon``, which every alternative loop relies on; and `asyncio.Handle`'s
 attributes and ``_run``, which have been the same since they were written. What must not be reordered never enters our
 queue: asyncio puts timers and I/O into its own. ``_signal_handlers`` says whether the program handles signals. For the
-order of what threads send it looks which task waits for that (``_waiters``, ``_callbacks``); where it cannot be seen,
-the order is by the threads' names.
+order of what threads send it looks which task waits for that (``_waiters``, ``_callbacks``). `asyncio.run` and its like
+make their loops by ``asyncio.events.new_event_loop``, which `making_loops` replaces.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ import asyncio
 import itertools
 import math
 import selectors
-import threading
 import time
-import warnings
 from asyncio import Handle, Task, TimerHandle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import Context, copy_context
+from itertools import chain
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from aiodist._checking.schedule import DEFER, Change, Order
@@ -47,13 +47,15 @@ from aiodist._checking.threads import busy_threads, let_threads_finish
 from aiodist._core.errors import CollectiveError
 from aiodist._core.terms import Reason
 
+T = TypeVar("T")
+
 _TURNS_AT_ONCE = 64
 _RESOLUTION = time.get_clock_info("monotonic").resolution
 """Within which of now a timer is due to asyncio."""
 _METHODS = frozenset(dir(Task))
 """What is no step of a task: ``call_soon(task.cancel)`` is an ordinary callback."""
 _MOST_TURNS = 200
-"""For how many turns a task is deferred at most while others, which may be waiting for it in a loop, go on."""
+"""For how many turns tasks are deferred, and threads unheard, while others go on, which may wait for them in a loop."""
 _POLL_SECONDS = 0.05
 _DAY = 86400.0
 """How often, in virtual time, it is looked for replicas that only sleep and poll,"""
@@ -78,15 +80,14 @@ class Callback(Handle):
 
     run = Handle._run  # noqa: SLF001  (what asyncio's loop calls; see above)
 
-    def wakes(self) -> Iterator[Task[Any]]:
-        """Yield the tasks that wait for a future among its arguments, or for the event that it sets."""
-        for thing in (*(self._args or ()), getattr(self._callback, "__self__", None)):
-            event = getattr(thing, "_event", thing)  # anyio's event has asyncio's inside
-            for future in getattr(event, "_waiters", None) or (event,):
-                for callback, _ in getattr(future, "_callbacks", None) or ():
-                    task = getattr(callback, "__self__", None)
-                    if isinstance(task, Task):
-                        yield task
+    def first_woken(self, number_of: Callable[[Task[Any]], int]) -> int:
+        """Return the least number of a task that waits for a future among its arguments, or for the event it sets."""
+        things = (*(self._args or ()), getattr(self._callback, "__self__", None))
+        events = (getattr(thing, "_event", thing) for thing in things)  # anyio's event has asyncio's inside
+        futures = chain.from_iterable(getattr(event, "_waiters", None) or (event,) for event in events)
+        wakes = chain.from_iterable(getattr(future, "_callbacks", None) or () for future in futures)
+        tasks = (getattr(wake, "__self__", None) for wake, _ in wakes)
+        return min((number_of(task) for task in tasks if isinstance(task, Task)), default=-1)
 
 
 class Step(Callback):
@@ -104,11 +105,6 @@ class Step(Callback):
     def context(self) -> Context:
         """The task's context variables."""
         return self._context
-
-    @property
-    def follows_cancellation(self) -> bool:
-        """Whether what the task awaited has been cancelled."""
-        return bool(self._args) and bool(self._args[0].cancelled())
 
 
 OnPoint: TypeAlias = "Callable[[int, Step, Step | None, Iterable[Callback]], object]"
@@ -169,16 +165,14 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         self._jumps = 0
         self._look_at = _DAY
         self._queue: deque[Callback] = deque()  # for the next turn
-        self._steps_to_come = 0  # how many of these are steps
         self._batch: deque[Callback] = deque()  # of the turn that goes on
-        self._steps = 0
+        self._steps = 0  # how many of these are steps
         self._deferred: list[Step] = []
-        self._turns_deferred = 0
+        self._turns_since_rest = 0
         self._turn_is_due = False
-        self._turns_left = 0
-        self._timer_is_due = False
-        self._from_threads: list[tuple[str, Callback]] = []  # with the name of the thread
-        self._turns_unread = 0
+        self._others_come = False  # a timer that is due, or the end: asyncio's own loop is to go on after this turn
+        self._not_begun: set[object] = set()  # work that executors have been given
+        self._from_threads: list[Callback] = []
         self._numbers: WeakKeyDictionary[Task[Any], int] = WeakKeyDictionary()
         self._count = itertools.count()
 
@@ -191,13 +185,12 @@ class ControlledLoop(asyncio.SelectorEventLoop):
             self.execution.on_stuck(self, Reason.TIMEOUT)
         if timeout is not None and timeout <= 0:
             return self._poll(0) if len(self._watched) > self._own else []
-        # The second look is for a thread that has sent something and gone since the first; before a proof, it comes
-        # after a longer pause.
-        for pause in (_BEFORE_A_JUMP, *((_BEFORE_A_PROOF,) if timeout is None else ()), None):
+        pause = _BEFORE_A_PROOF if timeout is None else _BEFORE_A_JUMP
+        for is_last in (False, True):  # the last look is for a thread that has sent something and gone since the first
             ready = self._poll(0)
             if ready or self._take_calls_of_threads():
                 return ready
-            if pause is not None and (self._watches() or busy_threads(pause=pause)):
+            if not is_last and (self._watches() or busy_threads(pause=pause)):
                 return self._wait(timeout)
         if timeout is not None:
             self._jump(timeout)
@@ -206,8 +199,9 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         return []
 
     def _watches(self) -> bool:
-        """Whether file descriptors or signals of the program's may come."""
-        return len(self._watched) > self._own or bool(getattr(self, "_signal_handlers", None))
+        """Whether file descriptors, signals, or a thread that an executor has not let begin yet may act."""
+        watched = len(self._watched) > self._own
+        return watched or bool(self._not_begun) or bool(getattr(self, "_signal_handlers", None))
 
     def _wait(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait in real time, which the loop's clock follows; not for long, for a thread may end without a word."""
@@ -238,18 +232,28 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         """Return a task's number: tasks are counted as they are created."""
         return self._numbers.get(task, -1)
 
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
+        """Run a function in a thread; until it has begun there, a thread is at work, though none may look so."""
+        work = object()
+
+        def begin() -> T:
+            self._not_begun.discard(work)
+            return func(*args)
+
+        self._not_begun.add(work)
+        future: asyncio.Future[T] = super().run_in_executor(executor, begin)
+        future.add_done_callback(lambda _: self._not_begun.discard(work))  # also where it was cancelled
+        return future
+
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Handle:
         """Call a function when nothing else can run, for a thread whose work is done or, had it been faster, for it."""
+        if callback == self.create_task:  # the end of an asynchronous generator, which asyncio sends from this thread
+            return self.call_soon(callback, *args, context=context)
         handle = Callback(callback, args, self, context)
-        sent = threading.current_thread().name, handle
-        self._from_threads.append(sent)
-        try:
-            super().call_soon_threadsafe(_wake_up)
-        except RuntimeError:  # the loop is closed
-            self._from_threads.remove(sent)
-            raise
+        super().call_soon_threadsafe(_wake_up)  # raises where the loop is closed
+        self._from_threads.append(handle)
         return handle
 
     def _take_calls_of_threads(self) -> bool:
@@ -257,21 +261,15 @@ class ControlledLoop(asyncio.SelectorEventLoop):
 
         Threads that are at work get a moment to send what they have, so that a run does not depend on who was faster.
         """
-        self._turns_unread = 0
         if not self._from_threads:
             return False
         began = time.monotonic()
         let_threads_finish()
         self._advance(time.monotonic() - began)
         sent, self._from_threads = self._from_threads, []
-        self._queue.extend(callback for _, callback in sorted(sent, key=self._rank))
+        self._queue.extend(sorted(sent, key=lambda call: call.first_woken(self.number_of)))
         self._ask_for_a_turn()
         return True
-
-    def _rank(self, sent: tuple[str, Callback]) -> tuple[int, int, str]:
-        """Return what calls of threads are sorted by: the task that waits for it, and the thread's name."""
-        thread, callback = sent
-        return min(map(self.number_of, callback.wakes()), default=-1), len(thread), thread
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         """Log an exception that nobody took, but not a report on replicas: whoever runs the loop gets that."""
@@ -294,10 +292,9 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         owner = getattr(callback, "__self__", None)
         if isinstance(owner, Task) and getattr(callback, "__name__", "") not in _METHODS:
             handle = Step(callback, args, self, context)
-            self._steps_to_come += 1
             self._queue.append(handle)
             if args and args[0].cancelled():
-                self._sort_in(handle)
+                self._sort_in()
         else:
             handle = Callback(callback, args, self, context)
             self._queue.append(handle)
@@ -318,27 +315,13 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         if when == math.inf:  # of an endless sleep: no timer, for it never comes
             return TimerHandle(when, callback, args, self, context)
         if when <= self._now:
-            self._timer_is_due = True
-            self._turns_left = 0
+            self._others_come = True
         return super().call_at(when, callback, *args, context=context)
 
     def stop(self) -> None:
         """Stop after this turn."""
-        self._turns_left = 0
+        self._others_come = True
         super().stop()
-
-    async def shutdown_asyncgens(self) -> None:
-        """Close generators, also those whose end asyncio has sent like a call from a thread."""
-        self._take_calls_of_threads()
-        for _ in range(3):  # turns: the call, the task that it makes, its end
-            await asyncio.sleep(0)
-        await super().shutdown_asyncgens()
-
-    async def shutdown_default_executor(self, *timeout: float | None) -> None:
-        """Wait for threads as long as asyncio does, in this loop's time; which do not end, others say."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The executor did not finish", RuntimeWarning)
-            await super().shutdown_default_executor(*timeout)
 
     def close(self) -> None:
         """Close the loop; what has not run does not."""
@@ -354,59 +337,45 @@ class ControlledLoop(asyncio.SelectorEventLoop):
 
     def _turns(self) -> None:
         """Run turn after turn, as long as asyncio's own loop would find nothing else to do between them."""
-        self._turn_is_due = True
-        others_may_come = self._timer_is_due or self._watches()
-        self._turns_left = 1 if others_may_come else _TURNS_AT_ONCE
-        self._timer_is_due = False
+        is_only, self._others_come = self._others_come or self._watches(), False
         try:
-            while self._queue and self._turns_left:
-                self._turns_left -= 1
+            for _ in range(_TURNS_AT_ONCE):
                 self._turn()
+                if is_only or self._others_come or not self._queue:
+                    break
         finally:
             self._turn_is_due = False
-            if self._queue:
+            if self._queue or self._batch:
                 self._ask_for_a_turn()
-            if self._from_threads:
-                self._turns_unread += 1
-                if self._turns_unread > _MOST_TURNS:  # a task that waits for a thread in a loop of sleep(0) never rests
-                    self._take_calls_of_threads()
 
     def _turn(self) -> None:
         """Run what is in the queue now; what comes meanwhile runs in the next turn."""
-        execution, batch = self.execution, self._queue
+        execution, batch = self.execution, self._batch
         handle: Callback | None
-        self._batch, self._queue = batch, self._batch
-        self._steps, self._steps_to_come = self._steps_to_come, 0
-        try:
-            while batch:
-                handle = batch.popleft()
-                if type(handle) is Step:
-                    self._steps -= 1
-                    if self._steps:
-                        execution.points = point = execution.points + 1
-                        if point > execution.next_point:
-                            handle = self._choose(point - 1, handle)
-                            if handle is None:
-                                continue
-                    if not handle._cancelled:  # noqa: SLF001  (and `run`, written out, for all that a step raises ends it)
-                        handle._context.run(handle._callback, *handle._args)  # noqa: SLF001
-                elif not handle.cancelled():
-                    handle.run()
-        finally:
-            self._end_turn()
-
-    def _end_turn(self) -> None:
-        if self._batch:  # an interruption came in the middle
-            self._queue.extendleft(reversed(self._batch))
-            self._steps_to_come += self._steps
-            self._batch.clear()
-        if self._deferred:  # they go on when nothing else can run, or after many turns
-            self._turns_deferred += 1
-            if not self._queue or self._turns_deferred > _MOST_TURNS:
-                self._queue.extend(self._deferred)
-                self._steps_to_come += len(self._deferred)
-                self._deferred.clear()
-                self._turns_deferred = 0
+        batch += self._queue  # after what an interruption has left
+        self._queue.clear()
+        self._steps = sum([type(handle) is Step for handle in batch])
+        while batch:
+            handle = batch.popleft()
+            if type(handle) is Step:
+                self._steps -= 1
+                if self._steps:
+                    execution.points = point = execution.points + 1
+                    if point > execution.next_point:
+                        handle = self._choose(point - 1, handle)
+                        if handle is None:
+                            continue
+                if not handle._cancelled:  # noqa: SLF001  (and `run`, written out, for all that a step raises ends it)
+                    handle._context.run(handle._callback, *handle._args)  # noqa: SLF001
+            elif not handle.cancelled():
+                handle.run()
+        self._turns_since_rest += 1
+        if self._turns_since_rest > _MOST_TURNS:
+            self._take_calls_of_threads()
+        if not self._queue or self._turns_since_rest > _MOST_TURNS:
+            self._queue += self._deferred
+            self._deferred.clear()
+            self._turns_since_rest = 0
 
     def _choose(self, point: int, first: Step) -> Step | None:
         """Return the step that runs at this point; None when the one whose turn it is is deferred."""
@@ -415,6 +384,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         if choice == DEFER:
             chosen = None
             self._deferred.append(first)
+            self._turns_since_rest = 0
         elif choice:
             chosen = self._take(first, choice)
         if self.execution.on_point is not None:
@@ -424,38 +394,45 @@ class ControlledLoop(asyncio.SelectorEventLoop):
     def _take(self, first: Step, choice: int) -> Step:
         """Put the first step back and take another out of the batch; run the callbacks that are before it."""
         batch = self._batch
-        has_callbacks = len(batch) > self._steps
         batch.appendleft(first)
-        index = [i for i, one in enumerate(batch) if type(one) is Step][choice] if has_callbacks else choice
+        steps = [i for i, one in enumerate(batch) if type(one) is Step] if len(batch) - 1 > self._steps else ()
+        index = steps[choice] if steps else choice
         chosen = batch[index]
         del batch[index]
-        if has_callbacks:
-            self._run_callbacks_before(index)
+        if steps:
+            before = [batch.popleft() for _ in range(index)]
+            batch.extendleft(handle for handle in reversed(before) if type(handle) is Step)
+            for handle in before:
+                if type(handle) is not Step and not handle.cancelled():
+                    handle.run()
         assert isinstance(chosen, Step)
         return chosen
 
-    def _run_callbacks_before(self, index: int) -> None:
-        before = [self._batch.popleft() for _ in range(index)]
-        self._batch.extendleft(handle for handle in reversed(before) if type(handle) is Step)
-        for handle in before:
-            if type(handle) is not Step and not handle.cancelled():
-                handle.run()
-
-    def _sort_in(self, step: Step) -> None:
+    def _sort_in(self) -> None:
         """Keep tasks that are cancelled together in the order of their creation.
 
         Whoever cancels several often holds them in a set, whose order differs from process to process.
         """
-        queue, number = self._queue, self.number_of(step.task)
-        index = len(queue) - 1
-        while index:
-            before = queue[index - 1]
-            if not (isinstance(before, Step) and before.follows_cancellation and self.number_of(before.task) > number):
-                break
+        queue, index = self._queue, len(self._queue) - 1
+        while index and self._cancelled_number(queue[index - 1]) > self._cancelled_number(queue[index]):
+            queue[index - 1], queue[index] = queue[index], queue[index - 1]
             index -= 1
-        if index < len(queue) - 1:
-            queue.pop()
-            queue.insert(index, step)
+
+    def _cancelled_number(self, handle: Callback) -> int:
+        """Return the number of the task that goes on since what it awaited was cancelled; -1 for anything else."""
+        args = handle._args  # noqa: SLF001  (of this module)
+        return self.number_of(handle.task) if isinstance(handle, Step) and args and args[0].cancelled() else -1
+
+
+@contextmanager
+def making_loops(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> Iterator[None]:
+    """Let `asyncio.run`, `asyncio.Runner`, `anyio.run` and `asyncio.new_event_loop` make their loops by a function."""
+    before = asyncio.events.new_event_loop
+    asyncio.events.new_event_loop = asyncio.new_event_loop = new_loop
+    try:
+        yield
+    finally:
+        asyncio.events.new_event_loop = asyncio.new_event_loop = before
 
 
 def step_of(frame: FrameType) -> Step | None:

@@ -26,7 +26,6 @@ NEVER: Final = 1 << 62
 
 _CHANGE = re.compile(r"(\d+)(?:(-)|:(-?[1-9]\d*))")
 _RATES = (0.3, 0.05, 0.01)
-_FAR = 64
 
 
 class Change(NamedTuple):
@@ -117,10 +116,7 @@ class Random(Order):
         self.next_point = point + 1 + self._pause()
         if self._rng.random() < 0.25:
             return DEFER
-        if ready <= 2 * _FAR:
-            return self._rng.randrange(1, ready)
-        choice = self._rng.randrange(-_FAR, _FAR)  # near an end of a long queue, where a task is found fast
-        return choice or 1
+        return self._rng.randrange(1, ready)
 
     def _pause(self) -> int:
         return int(math.log(1.0 - self._rng.random()) / self._rate)

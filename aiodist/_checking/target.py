@@ -12,11 +12,10 @@ module variables must not decide how the next one goes. Installed packages are i
 from __future__ import annotations
 
 import ast
+import asyncio
 import difflib
 import importlib
-import importlib.util
 import inspect
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,8 @@ from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
+
+from aiodist._checking.loop import making_loops
 
 _EXPECTED = "expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
 _MOST_NAMES = 10
@@ -49,7 +50,7 @@ class _LoadedError(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A function, with dots where it is in a class, of a file or, where that is None, of a module to be imported."""
+    """A function of a file or, where that is None, of a module to be imported."""
 
     file: Path | None
     module: str
@@ -59,9 +60,9 @@ class Target:
     def parse(cls, text: str) -> Target:
         """Read ``file.py:function`` or ``package.module:function``; anything else is a TargetError."""
         where, colon, function = text.rpartition(":")
-        if not (colon and where and all(part.isidentifier() for part in function.split("."))):
-            raise TargetError(f"{_EXPECTED}, got {text!r}{_suggestion('', _functions_of(text))}")
-        if where.endswith(".py") or os.sep in where:
+        if not (colon and function.isidentifier()):
+            raise TargetError(f"{_EXPECTED}, got {text!r}{_suggestion('', text)}")
+        if where.endswith(".py"):
             file = Path(where).absolute()
             if not file.is_file():
                 raise TargetError(f"there is no file {where!r}")
@@ -87,7 +88,6 @@ class Source:
         self._name = target.module
         if target.file is not None and target.module in self._before:
             self._name = f"checked_{target.module}"
-        self._loads = False
 
     def load(self) -> Callable[[], Any]:
         """Load the target again; return it with its arguments.
@@ -98,21 +98,21 @@ class Source:
         """
         self._forget()
         module = self._import()
-        function = _find(module, self._target.function)
+        name = self._target.function
+        function = getattr(module, name, None)
         if not callable(function):
-            name, functions = self._target.function, _functions_of(getattr(module, "__file__", None))
-            raise TargetError(f"{self._target.module} has no function {name!r}{_suggestion(name, functions)}")
+            suggestion = _suggestion(name, getattr(module, "__file__", None))
+            raise TargetError(f"{self._target.module} has no function {name!r}{suggestion}")
         return bound(function, self._arguments)
 
-    def loop_is_made(self) -> None:
-        """End the loading of the target where it makes an event loop and has its function, or will not have it."""
+    def _new_loop(self, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> asyncio.AbstractEventLoop:
+        """Make a loop; end the loading where the target has its function already, or will not have it."""
         module = sys.modules.get(self._name)
-        if not self._loads or module is None:
-            return
-        code, name = self._code, self._target.function.partition(".")[0]
+        code, name = self._code, self._target.function
         named = code is None or name in code.co_names or ("*",) in code.co_consts  # from … import *
-        if not named or callable(_find(module, self._target.function)):
+        if module is not None and (not named or callable(getattr(module, name, None))):
             raise _LoadedError(module)
+        return new_loop()
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -129,25 +129,21 @@ class Source:
             self._forget()
 
     def _import(self) -> ModuleType:
-        self._loads = True
         try:
-            return self._import_module() if self._target.file is None else self._run_file(self._target.file)
+            with making_loops(partial(self._new_loop, asyncio.events.new_event_loop)):
+                return self._import_module() if self._target.file is None else self._run_file(self._target.file)
         except _LoadedError as loaded:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "coroutine .* was never awaited")
                 loaded.__traceback__ = None  # and with it the coroutine that was to be run
             module = sys.modules[self._name] = loaded.module
             return module
-        finally:
-            self._loads = False
 
     def _run_file(self, file: Path) -> ModuleType:
-        spec = importlib.util.spec_from_file_location(self._name, file)
-        if spec is None:
-            raise TargetError(f"{file} is not a file of Python code")
         if self._code is None:
             self._code = compile(file.read_bytes(), str(file), "exec")
-        module = sys.modules[self._name] = importlib.util.module_from_spec(spec)
+        module = sys.modules[self._name] = ModuleType(self._name)
+        module.__file__ = str(file)
         exec(self._code, module.__dict__)  # noqa: S102  (it is what the person wants run)
         return module
 
@@ -168,33 +164,14 @@ class Source:
                 del sys.modules[name]
 
 
-# The functions that there are.
-
-
-def _find(module: ModuleType, function: str) -> Any:
-    found: Any = module
-    for name in function.split("."):
-        found = getattr(found, name, None)
-    return found
-
-
-def _functions_of(file: str | None) -> list[str]:
-    """Return the public functions of a file, and methods as ``Class.method``; none where it is no Python code."""
+def _suggestion(name: str, file: str | None) -> str:
+    """Return which public function of a file may have been meant, or which there are."""
     try:
         body = ast.parse(Path(file or "").read_bytes()).body
     except (OSError, SyntaxError, ValueError):
-        return []
-    classes = [node for node in body if isinstance(node, ast.ClassDef)]
-    return [*_defined(body), *(f"{each.name}.{name}" for each in classes for name in _defined(each.body))]
-
-
-def _defined(body: Sequence[ast.stmt]) -> list[str]:
-    functions = (node.name for node in body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
-    return [name for name in functions if not name.startswith("_")]
-
-
-def _suggestion(name: str, functions: Sequence[str]) -> str:
-    """Return which function may have been meant, or which there are."""
+        return ""
+    names = [node.name for node in body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    functions = [each for each in names if not each.startswith("_")]
     close = difflib.get_close_matches(name, functions, 1)
     if close:
         return f"; did you mean {close[0]!r}?"
@@ -208,10 +185,7 @@ def bound(function: Callable[..., Any], arguments: Sequence[str]) -> Callable[[]
     ``name=value`` is passed by keyword, anything else by position; values are read as Python literals where they are
     literals (``3``, ``0.5``, ``[1,2]``, ``None``), else as strings.
     """
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a builtin, which says it itself
-        return function
+    signature = inspect.signature(function)
     if not signature.parameters:
         return function
     args, kwargs = [], {}

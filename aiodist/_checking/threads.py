@@ -11,12 +11,8 @@ are recognised by the frame in which a thread stands:
 
 Every other thread counts as one that can act: to take a busy thread for an idle one would be a false alarm, the other
 way round costs time. Between the moment in which an executor's thread takes work from its queue and the moment in which
-it has it, one instruction goes by; so threads are looked at twice, with time for the other threads in between.
-
-From Python 3.13 on, work goes past the queue into the hands of a thread that waits, and may lie there for as long as
-the system does not let that thread run. The executor knows: it counts its threads that wait for work, and takes one off
-the count for each piece that it is given. The count is advice, and can stay too low when two threads come at the same
-moment; so a thread is taken to have work that it lacks for a second, and no longer.
+it has it, one instruction goes by; so threads are looked at twice, with time for the other threads in between. (What
+asyncio gives to an executor, the loop itself keeps in mind until it has begun.)
 
 What is taken here that no documentation names is read by `getattr`: where a release lacks it, the thread is busy.
 """
@@ -27,10 +23,8 @@ import concurrent.futures.thread
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
-from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from aiodist._runtime.threads import Worker
 
@@ -44,8 +38,6 @@ _JOINS = {
 _BYSTANDERS = ("rich.live", "rich.progress", "tqdm._monitor")
 """Modules of threads that only watch: they never call into a loop, though they wake from time to time."""
 
-_COUNT_SECONDS = 1.0
-"""For how long an executor's count is believed that says that a thread has work."""
 _FINISH_SECONDS = 0.25
 _GLANCE = 0.0002
 
@@ -79,29 +71,17 @@ def let_threads_finish() -> None:
 def _busy() -> list[threading.Thread]:
     frames = sys._current_frames()  # noqa: SLF001  (documented)
     here = threading.get_ident()
-    waiting: dict[ThreadPoolExecutor, list[threading.Thread]] = {}
-    busy = [
+    return [
         thread
         for thread in threading.enumerate()
         if thread.ident != here
         and type(thread).__module__ not in _BYSTANDERS
-        and (
-            thread.busy if isinstance(thread, Worker) else not _is_idle(thread, frames.get(thread.ident or 0), waiting)
-        )
+        and (thread.busy if isinstance(thread, Worker) else not _is_idle(frames.get(thread.ident or 0)))
     ]
-    for executor, threads in waiting.items():
-        if _has_handed_out(executor, len(threads)):
-            busy += threads
-    return busy
 
 
-def _is_idle(
-    thread: threading.Thread, frame: FrameType | None, waiting: dict[ThreadPoolExecutor, list[threading.Thread]]
-) -> bool:
-    """Whether a thread waits, without a limit, for what only another thread can do.
-
-    One that seems to wait for work is also noted under its executor, which knows better.
-    """
+def _is_idle(frame: FrameType | None) -> bool:
+    """Whether a thread waits, without a limit, for what only another thread can do."""
     if frame is None:  # it has not begun, or is about to end
         return False
     code, variables = frame.f_code, frame.f_locals
@@ -110,35 +90,10 @@ def _is_idle(
         waiters = getattr(variables["self"], "_waiters", ())
         return variables.get("timeout") is None and waiter is not None and waiter in waiters
     if code is _WORKER:
-        executor = _employer(variables)
-        if executor is not None:
-            waiting.setdefault(executor, []).append(thread)
-        return executor is not None
+        if "work_item" in variables or not variables["work_queue"].empty():
+            return False
+        executor = variables["executor_reference"]()
+        return executor is not None and not getattr(executor, "_shutdown", True)
     if code in _JOINS:
         return variables.get("timeout", -1) in (None, -1) and variables["self"] in threading.enumerate()
     return False
-
-
-def _employer(variables: Any) -> ThreadPoolExecutor | None:
-    """Return the executor for which a thread waits that has no work; None where it has, or is about to end."""
-    if "work_item" in variables or not variables["work_queue"].empty():
-        return None
-    executor: ThreadPoolExecutor | None = variables["executor_reference"]()
-    return None if executor is None or getattr(executor, "_shutdown", True) else executor
-
-
-_in_hand: WeakKeyDictionary[ThreadPoolExecutor, tuple[int, int, float]] = WeakKeyDictionary()
-"""Of executors that counted fewer waiting threads than there seem to be: both numbers, and since when."""
-
-
-def _has_handed_out(executor: ThreadPoolExecutor, waiting: int) -> bool:
-    """Whether a thread that seems to wait has been handed work, as far as its executor's count tells."""
-    counted: int = getattr(getattr(executor, "_idle_semaphore", None), "_value", 0)
-    if counted >= waiting:
-        _in_hand.pop(executor, None)
-        return False
-    now = time.monotonic()
-    before = _in_hand.get(executor)
-    if before is None or before[:2] != (counted, waiting):
-        before = _in_hand[executor] = counted, waiting, now
-    return now - before[2] < _COUNT_SECONDS

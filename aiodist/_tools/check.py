@@ -92,7 +92,6 @@ def _run_check(arguments: Namespace) -> Exit:
         return _run_ranks(arguments)
     if arguments.cpu:
         raise UsageError("--cpu needs --ranks")
-    from aiodist._checking import text
     from aiodist._checking.check import Outcome, Request, check
     from aiodist._checking.target import TargetError
 
@@ -105,7 +104,7 @@ def _run_check(arguments: Namespace) -> Exit:
     except TargetError as error:
         raise UsageError(str(error)) from error
     if arguments.json:
-        print(json.dumps(text.as_json(checked), indent=2))
+        print(json.dumps(checked.to_dict(), indent=2))
     else:
         _print(checked)
     return {Outcome.AGREED: Exit.DONE, Outcome.DISAGREED: Exit.FAILED, Outcome.FAILED: Exit.RAISED}[checked.outcome]
@@ -154,15 +153,13 @@ def _print_found(text: str, fields: dict[str, Any], *, as_json: bool, is_wrong: 
 
 
 def _print(checked: Checked) -> None:
-    from aiodist._checking import text
     from aiodist._tools.output import open_console, print_report, print_table
 
     out = open_console()
     if checked.error is not None:
-        print_report(out, text.failure_text(checked))
-        print_report(out, "\n".join(["", *text.schedule_lines(checked)]))
+        print_report(out, "\n".join([checked.failure(), "", *checked.schedule_lines()]))
         return
-    out.print(text.agreement(checked), soft_wrap=True)
-    print_table(out, *text.table(checked.statistics))
-    for line in text.held_up_lines(checked):
+    out.print(checked.agreement(), soft_wrap=True)
+    print_table(out, *checked.table())
+    for line in checked.held_up:
         out.print(f"\n{line}", soft_wrap=True)

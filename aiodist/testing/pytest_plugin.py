@@ -16,13 +16,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import pytest
 
-from aiodist._runtime.stacks import is_plumbing
-from aiodist.testing.running import explore
+from aiodist._checking.explore import without_frames_before
+from aiodist.testing import explore
 
 _MARKER = (
     "replicas(n, schedules=1, seed=0, replay=None, timeout=60.0): run the test function on n replicas, under that many "
@@ -57,14 +56,7 @@ def _explore(fn: Callable[..., Any], options: dict[str, Any], **kwargs: Any) -> 
     try:
         explore(fn, kwargs=kwargs, **options)
     except Exception as error:  # noqa: BLE001  (it goes on, less our frames)
-        raise error.with_traceback(_own_part(error.__traceback__)) from error.__cause__
-
-
-def _own_part(traceback: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from the first frame that is not an event loop's or ours; None if there is none."""
-    while traceback is not None and is_plumbing(traceback.tb_frame):
-        traceback = traceback.tb_next
-    return traceback
+        raise without_frames_before(error) from error.__cause__
 
 
 def _options(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from aiodist import MirroredStrategy
-from aiodist._checking.explore import Result, coroutine_program, run
+from aiodist._checking.explore import Result, run
 from aiodist._checking.schedule import Change, Replayed
 
 Main = Callable[[], Coroutine[Any, Any, Any]]
@@ -22,7 +22,7 @@ def mirrored(replicas: int) -> MirroredStrategy:
 def result(main: Main, *changes: tuple[int, int], seconds: float | None = 20) -> Result:
     """Run a main coroutine function once, in the default order but for the changes."""
     order = Replayed(Change(*change) for change in changes)
-    return run(coroutine_program(main), order, seed=0, seconds=seconds)
+    return run((main), order, seed=0, seconds=seconds)
 
 
 def value(main: Main, *changes: tuple[int, int]) -> Any:

@@ -336,7 +336,7 @@ def test_replica_that_polls_for_a_day_while_another_waits_is_a_livelock(monkeypa
     assert isinstance(error, DeadlockError)
     assert (error.report.reason, error.report.suspects) == (Reason.LIVELOCK, (1, 2))
     first, *lines = str(error).splitlines()
-    assert first.startswith("no replica has made progress for a day of virtual time: replica 0 waits in a collective")
+    assert first == "no replica has made progress for a day of virtual time"
     assert any("replicas 1 and 2 wait for asyncio.sleep(800) (" in line for line in lines)
     for pause, times in ((3600, 90), (100, 150)):  # a long wait of few sleeps, and a short one of many
         value(main(pause, times))

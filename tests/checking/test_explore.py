@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from aiodist import CollectiveMismatchError, get_replica_context
-from aiodist._checking.explore import Exploration, coroutine_program, explore, replay
+from aiodist._checking.explore import Exploration, explore, replay
 from aiodist._checking.schedule import Schedule
 from tests.checking.programs import Main, mirrored
 from tests.project.paths import ROOT, environment
 
 
 def exploration(main: Main, schedules: int = 100, seed: int = 0) -> Exploration:
-    return explore(coroutine_program(main), schedules=schedules, seed=seed, seconds=20)
+    return explore((main), schedules=schedules, seed=seed, seconds=20)
 
 
 # Programs with a bug that shows in some orders only.
@@ -70,7 +70,7 @@ def test_bug_that_depends_on_the_order_is_found_reduced_and_repeated(
     assert len(found.result.schedule.changes) == len(found.changes) == 1
     assert "replica" in found.changes[0]
 
-    again = replay(coroutine_program(main), Schedule.parse(str(found.result.schedule)), seconds=20)
+    again = replay((main), Schedule.parse(str(found.result.schedule)), seconds=20)
     assert str(again.error) == str(found.error)
     assert again.changes == found.changes
 
@@ -104,7 +104,7 @@ async def overlapping() -> None:
 
 
 def test_correct_program_passes_under_every_schedule() -> None:
-    found = explore(coroutine_program(overlapping), schedules=60, seed=0, seconds=20)
+    found = explore((overlapping), schedules=60, seed=0, seconds=20)
     assert found.error is None
     assert found.schedules == 60
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import sys
 import threading
@@ -12,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from aiodist._checking import threads
 from aiodist._checking.threads import busy_threads
+from tests.checking.programs import value
 
 
 def busy() -> list[str]:
@@ -54,17 +55,14 @@ def test_thread_that_has_been_woken_is_busy_before_it_runs(wait: Any, wake: Any)
 
 
 def test_work_that_an_executor_has_handed_out_is_seen_before_its_thread_runs() -> None:
-    with ThreadPoolExecutor(2, "pool") as pool:
-        both = threading.Barrier(2)
-        for work in [pool.submit(both.wait) for _ in range(2)]:
-            work.result()
-        for _ in range(50):
-            wait_until_idle()
-            with nobody_else_runs():
-                work = pool.submit(int)
-                found = busy()
-            assert [name for name in found if name.startswith("pool_")]
-            work.result()
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(20):
+            async with asyncio.timeout(1000):  # which the clock must not jump to
+                with nobody_else_runs():
+                    await loop.run_in_executor(None, int)
+
+    value(main)
 
 
 def test_thread_of_an_executor_that_is_shut_down_is_about_to_end() -> None:
@@ -76,13 +74,3 @@ def test_thread_of_an_executor_that_is_shut_down_is_about_to_end() -> None:
         found = busy()
     pool.shutdown()
     assert "pool_0" in found
-
-
-def test_executor_that_has_lost_count_of_its_threads_is_believed_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    with ThreadPoolExecutor(1, "pool") as pool:
-        pool.submit(int).result()
-        wait_until_idle()
-        assert pool._idle_semaphore.acquire(timeout=0)
-        assert "pool_0" in busy()
-        monkeypatch.setattr(threads, "_COUNT_SECONDS", 0.0)
-        assert "pool_0" not in busy()

@@ -18,7 +18,7 @@ import anyio
 import pytest
 
 from aiodist import CollectiveError, Reason, ReplicaContext, get_replica_context
-from aiodist._checking.explore import Program, coroutine_program, explore
+from aiodist._checking.explore import Program, explore
 from aiodist._checking.explore import run as run_under
 from aiodist._checking.schedule import LastFirst, Order, Random
 from tests.faults.case import CASES, REPLICAS, Case
@@ -131,7 +131,7 @@ def program_of(case: Case, replicas: int = REPLICAS) -> Program:
     async def main() -> None:
         await run(mirrored(replicas), case.bound())
 
-    return coroutine_program(main)
+    return main
 
 
 def orders(schedules: int = SCHEDULES) -> list[Order]:

@@ -32,7 +32,6 @@ def test_collectives_are_recorded_with_their_places_on_any_event_loop() -> None:
     assert record.calls == CALLS
     assert [r.sequence_number for r in record] == [0, 1, 2]
     assert record[0].location.function == "program"
-    assert repr(record).splitlines()[1].startswith("#1 barrier() at ")
     for backend in ("asyncio", "trio"):
         with record_collectives() as record:
             anyio.run(MirroredStrategy(["CPU:0", "CPU:1"]).run, program, backend=backend)

@@ -97,8 +97,7 @@ def test_run_that_takes_too_long_is_ended() -> None:
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="schedules must be at least 1"):
         explore(doubled, 2, schedules=0)
-    for n in (0, 2.5, "2"):
-        with pytest.raises(ValueError, match=f"n must be a number of replicas, at least 1, or a strategy, got {n!r}"):
-            run_replicas(doubled, n)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must be a number of replicas, at least 1"):
+        run_replicas(doubled, 0)
     with pytest.raises(ValueError, match="expected a schedule such as"):
         run_replicas(doubled, 2, replay="17")
