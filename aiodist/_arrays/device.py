@@ -251,11 +251,6 @@ class Numba(_WithInterface):
             raise TypeError("expected a Numba device array without gaps, in C's order; copy it into a new one first")
         return self._array(leaf)
 
-    def buffer(self, leaf: Any) -> DeviceArray:
-        if leaf.__cuda_array_interface__["data"][1]:
-            raise TypeError("out must be writeable, got a read-only array")
-        return super().buffer(leaf)
-
     def _place(self, leaf: Any) -> tuple[int, int, int]:
         stream = int(leaf.stream or 0) or _numba_default_stream()
         return _numba_address(leaf), leaf.gpu_data.context.device.id, stream
@@ -293,12 +288,7 @@ class Jax(DeviceType):
         return tell is not None and leaf.platform() == "gpu"
 
     def view(self, leaf: Any) -> DeviceArray:
-        try:
-            kind, ordinal = leaf.__dlpack_device__()
-        except BufferError as error:
-            raise TypeError(f"expected a JAX array on a single GPU: {error}") from error
-        if kind != CUDA:
-            raise TypeError(f"expected an array in a GPU's memory, got a JAX array on DLPack's device type {kind}")
+        _, ordinal = leaf.__dlpack_device__()  # a BufferError where it lies on several GPUs
         capsule = leaf.__dlpack__(stream=LEGACY_DEFAULT_STREAM)
         address, strides = address_in(capsule)
         if strides is not None and has_gaps(leaf.shape, strides, 1):

@@ -114,16 +114,6 @@ def test_jax_takes_memory_over_without_a_copy(jax: Any, shape: tuple[int, ...]) 
         assert result.unsafe_buffer_pointer() == address
 
 
-def test_jax_arrays_that_are_not_on_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def sharded() -> tuple[int, int]:
-        raise BufferError("only supported for unsharded arrays")
-
-    with pytest.raises(TypeError, match="on a single GPU: only supported for unsharded"):
-        Jax().view(SimpleNamespace(__dlpack_device__=sharded))
-    with pytest.raises(TypeError, match="on DLPack's device type 3"):
-        Jax().view(SimpleNamespace(__dlpack_device__=lambda: (3, 0)))
-
-
 class OfNumba:
     """What Numba's device arrays have."""
 
@@ -271,8 +261,3 @@ def test_memory_on_a_gpu_says_so_and_is_not_looked_at() -> None:
     memory = Exported(0x7F00_0000_1000, (2, 3), BFLOAT16, (CUDA, 3), None)
     assert memory.__dlpack_device__() == (CUDA, 3)
     assert address_in(memory.__dlpack__(stream=1))[0] == 0x7F00_0000_1000
-
-
-def test_address_and_strides_of_a_foreign_capsule() -> None:
-    values = np.zeros((4, 6))[1:, ::2]
-    assert address_in(values.__dlpack__()) == (values.__array_interface__["data"][0], (6, 2))

@@ -10,7 +10,7 @@ import pytest
 
 import aiodist
 from aiodist import CollectiveMismatchError, PerReplica
-from aiodist._arrays.host import HostType, host_type_of
+from aiodist._arrays.host import host_type_of
 from tests.collectives.kinds_of_values import Pair
 from tests.frameworks import toy
 from tests.frameworks.frameworks import Framework, seen
@@ -206,27 +206,18 @@ async def test_what_no_collective_takes_is_refused_with_the_way_out(kind: Any, t
 # What is copied and what is not.
 
 
-def whose(leaf: Any) -> HostType:
-    found = host_type_of(leaf)
-    assert found is not None
-    return found
-
-
-def test_view_shares_memory_with_the_foreign_array(framework: Framework) -> None:
-    given = framework.make(np.arange(6, dtype=np.float32))
-    view = whose(given).view(given)
-    assert np.shares_memory(view, seen(given))
-
-
-def test_result_is_the_array_of_the_framework_over_the_same_memory(framework: Framework) -> None:
-    # JAX takes over only memory that is aligned to 64 bytes; what it copies nobody can change either.
+def test_neither_input_nor_result_is_copied(framework: Framework) -> None:
     array = np.arange(6, dtype=np.float32)
+    given = framework.make(array)
+    mark = host_type_of(given)
+    assert mark is not None
+    assert np.shares_memory(mark.view(given), seen(given))
     array.flags.writeable = False
-    given = whose(framework.make(array)).give(array)
-    assert isinstance(given, framework.type)
-    assert seen(given).tolist() == [0, 1, 2, 3, 4, 5]
-    if framework.mutable:
-        assert np.shares_memory(seen(given), array)
+    result = mark.give(array)
+    assert isinstance(result, framework.type)
+    assert seen(result).tolist() == [0, 1, 2, 3, 4, 5]
+    if framework.mutable:  # JAX takes over only memory that is aligned to 64 bytes
+        assert np.shares_memory(seen(result), array)
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all"])
