@@ -153,9 +153,7 @@ class ClusterSettings(NamedTuple):
                 "cluster_spec, task_type and task_id are given together, e.g. {'worker': [...]}, 'worker', 0"
             )
         if not isinstance(cluster_spec, Mapping):
-            raise TypeError(
-                f"cluster_spec must map job names to lists of addresses, got {cluster_spec!r}"
-            )
+            raise TypeError(f"cluster_spec must map job names to lists of addresses, got {cluster_spec!r}")
         spec = {job: tuple(addresses) for job, addresses in cluster_spec.items()}
         if task_id not in range(len(spec.get(task_type, ()))):
             raise ValueError(f"task_type and task_id must name a task of {spec}, got {task_type!r} and {task_id!r}")
