@@ -682,10 +682,26 @@ class Variable(ArrayLike):
         yield from ()
         return self
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:  # copies, too, come by here
+    def __copy__(self) -> Self:
+        """Return another variable of the same strategy with the same value, as `copy.deepcopy` does.
+
+        Raises:
+            ReplicaContextError: called in a replica, where each would make a variable of its own.
+        """
+        if isinstance(current.get(), Participant):
+            raise ReplicaContextError(
+                f"the variable {self.name!r} was copied in a replica, where each replica would make another variable; "
+                "copy it outside, or write Variable(variable.read_value()), which replicas make together"
+            )
+        return self._made(State(self._state.spec, self._state.strategy, self._state.present()))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self.__copy__()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
-            f"the variable {self.name!r} cannot be copied or pickled: it belongs to a strategy. Copy its value, "
-            "variable.numpy(), and create a variable of that under a scope"
+            f"the variable {self.name!r} cannot be pickled: it belongs to a strategy, which lives in one process. "
+            "Pickle its value, variable.numpy(), and create a variable of that under a scope"
         )
 
 

@@ -26,7 +26,7 @@ from aiodist import (
     VariableSynchronization,
     get_strategy,
 )
-from tests.runtime.programs import mirrored, still_works
+from tests.runtime.programs import mirrored, replica, still_works
 
 pytestmark = pytest.mark.anyio
 
@@ -261,7 +261,21 @@ async def test_strategy_takes_variables() -> None:
     assert (await strategy.run(program, args=({"v": v},)))["v"] is v
 
 
-def test_variables_cannot_be_copied() -> None:
-    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError, match=r"'w' cannot be copied or pickled.*variable\.numpy\(\)"):
-            copied(variable(2, 0.0, name="w"))
+@pytest.mark.parametrize("settings", [{"aggregation": "mean"}, {"synchronization": "on_read", "aggregation": "sum"}])
+async def test_copy_is_another_variable_of_the_same_strategy(settings: dict[str, str]) -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        v = Variable([1.0, 2.0], name="w", **settings)  # type: ignore[arg-type]
+    before, other = v.numpy(), copy.deepcopy({"w": [v]})["w"][0]
+    assert strategy.extended.variable_created_in_scope(other)
+    assert (other.name, other.aggregation, other.synchronization) == ("w", v.aggregation, v.synchronization)
+
+    async def program() -> None:
+        await other.assign_add([float(replica()), 0.0])
+
+    await strategy.run(program)
+    assert other.numpy().tolist() != before.tolist() == v.numpy().tolist()
+    with pytest.raises(ReplicaContextError, match=r"'w' was copied in a replica.*Variable\(variable\.read_value\(\)\)"):
+        await strategy.run(copy.copy, (v,))
+    with pytest.raises(TypeError, match=r"'w' cannot be pickled.*variable\.numpy\(\)"):
+        pickle.dumps(v)
