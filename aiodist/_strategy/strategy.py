@@ -195,7 +195,7 @@ class Strategy(HasReplicas):
 
         Raises:
             ImportError: the compiler for the replicas' kind of device is not installed.
-            TypeError: a leaf has no dtype, or one that cannot be summed.
+            TypeError: a leaf is no array or number, or one that cannot be summed.
         """
         options = self._extended.communication_options
         await compile_kernels(specs, self._extended.devices, options.accumulate)

@@ -21,13 +21,7 @@ async def compile_kernels(values: Sequence[Any], devices: Sequence[str], accumul
     plans = [plan_for(op, dtype, len(devices), accumulate) for dtype in dtypes for op in ops]
     ordinals = sorted({gpu_number(device) for device in devices if device.startswith("GPU:")})
     if len(devices) > 1 and any(device.startswith("CPU:") for device in devices):
-        try:
-            await anyio.to_thread.run_sync(warm, plans)
-        except ImportError as error:
-            raise ImportError(
-                f"warmup compiles kernels with Numba, which does not load ({error}); pip install --upgrade "
-                "numba, or leave warmup out: NumPy serves, with the same bits"
-            ) from error
+        await anyio.to_thread.run_sync(warm, plans)
     if ordinals:
         await anyio.to_thread.run_sync(_load, plans, ordinals)
 
@@ -47,12 +41,5 @@ def _load(plans: Sequence[Plan], ordinals: Sequence[int]) -> None:
 
 
 def _dtype(leaf: Any) -> np.dtype[Any]:
-    dtype = getattr(leaf, "dtype", None)
-    if dtype is None:
-        raise TypeError(f"warmup expects nests of arrays, or of anything with a dtype, got {leaf!r}")
-    try:
-        found = np.dtype(dtype)
-    except TypeError:  # a framework's own
-        found = describe_leaf(leaf)[1]
-    native: np.dtype[Any] = found.newbyteorder("=")
+    native: np.dtype[Any] = np.dtype(describe_leaf(leaf)[1]).newbyteorder("=")
     return native

@@ -150,7 +150,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (configured(["a:1"], "worker", 0), TypeError, "cluster_spec must map"),
     (configured(CLUSTER, "worker", 1), ValueError, "for one process; MultiWorkerMirroredStrategy is for"),
     (lambda s: s.update_config_proto(None), TypeError, "expects a mapping"),
-    (lambda s: s.warmup(["text"]), TypeError, "anything with a dtype, got 'text'"),
+    (lambda s: s.warmup(["text"]), TypeError, "got an object of type builtins.str"),
     (lambda s: s.warmup(np.ones(2, bool)), TypeError, "bool"),
     # variables
     (variable(1.5, dtype=np.int32), TypeError, "fit int32, got float64"),

@@ -26,12 +26,3 @@ async def test_warmup_compiles_what_the_nests_need_and_changes_no_bit() -> None:
     assert plan_for(ReduceOp.SUM, np.dtype(np.float32), 3, "native").kernel is not None
     for old, new in zip(before, await _sums(strategy, value), strict=True):
         assert old.tobytes() == new.tobytes()
-
-
-async def test_warmup_without_a_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    def warm(_: object) -> None:
-        raise ModuleNotFoundError("No module named 'numba'")
-
-    monkeypatch.setattr("aiodist._strategy.warmup.warm", warm)
-    with pytest.raises(ImportError, match=r"No module named 'numba'\); pip install --upgrade numba"):
-        await MirroredStrategy(["CPU:0", "CPU:1"]).warmup()
