@@ -23,7 +23,7 @@ from aiodist._core.terms import Location
 from aiodist._core.text import shown_file
 from aiodist._workers.control import Address, Door, TcpControl
 from aiodist._workers.ending import Journal, noted_rendezvous
-from aiodist._workers.engines.simulated import SimulatedCommunicator, SimulatedControl, SimulatedSwitchboard, alone
+from aiodist._workers.engines.simulated import SimulatedCommunicator, alone
 from aiodist._workers.exchange import gather_objects
 from aiodist._workers.layout import Hello, layout_of
 from aiodist._workers.team import Team, warn_of_stall
@@ -57,22 +57,12 @@ def rendezvous(
 
 
 def in_one_thread(communicator: Communicator) -> Team:
-    """Return the part of a simulated worker; the first one that asks connects all."""
+    """Return the part of a simulated worker; the first one that asks connects all, which have made their strategies."""
     assert isinstance(communicator, SimulatedCommunicator)
     cluster = communicator.cluster
-    if len(cluster.met) < communicator.size:
-        raise RuntimeError(
-            f"worker {communicator.rank} of {communicator.size} simulated ones waits for others that have not "
-            "got this far: make the strategies of all of them first"
-        )
-    if cluster.switchboard is None:
-        told = [cluster.met[rank] for rank in range(communicator.size)]
-        layout = layout_of([hello for hello, _ in told])
-        cluster.switchboard = switchboard = SimulatedSwitchboard(layout, cluster.answer_seconds)
-        for each, (_, make) in zip(cluster.communicators, told, strict=True):
-            switchboard.teams.append(make(layout.seen_from(each.rank), each, partial(SimulatedControl, switchboard)))
-    found: Team = cluster.switchboard.teams[communicator.rank]
-    return found
+    if not cluster.teams:
+        cluster.connect()
+    return cluster.teams[communicator.rank]
 
 
 def _among_processes(communicator: Communicator, hello: Hello, make: Callable[..., Team]) -> Team:

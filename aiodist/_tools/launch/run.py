@@ -106,7 +106,7 @@ def _owner(path: str) -> str:
 
 
 LAST_WORDS_SECONDS: Final = 3.5
-ENDING_SECONDS: Final = 4.0
+ENDING_SECONDS: Final = 3.0
 _POLL_SECONDS: Final = 0.05
 _FAREWELL_SECONDS: Final = 1.0
 _OF_MPI: Final = ("mpich_shm_*", "sm_segment.*")  # MPICH's, and Open MPI's

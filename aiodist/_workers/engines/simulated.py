@@ -22,7 +22,7 @@ import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist._workers.coordinator import Coordinator, Sent
-from aiodist._workers.layout import Hello, Layout
+from aiodist._workers.layout import Hello, layout_of
 from aiodist._workers.messages import Ask, Message, decode, encode
 from aiodist._workers.team import Team
 from aiodist._workers.transport import Array, Communicator, Parts, Request, Steps
@@ -187,7 +187,7 @@ class SimulatedCommunicator:
 
 
 class SimulatedCluster:
-    """Workers in one process.
+    """Workers in one process, and what the control connections of all of them share.
 
     Args:
         size: how many.
@@ -199,7 +199,7 @@ class SimulatedCluster:
         communicators: one each, for their strategies.
         held: the deliveries that wait.
         met: what workers that have made a strategy say of themselves, and what makes their part, by rank.
-        switchboard: what connects them, once the first strategy is used.
+        teams: the workers' parts, by rank, once the first strategy is used.
     """
 
     def __init__(
@@ -209,15 +209,12 @@ class SimulatedCluster:
         self.engine = engine
         self.held: list[SimulatedRequest] | None = [] if held else None
         self.met: dict[int, tuple[Hello, Callable[..., Team]]] = {}
-        self.switchboard: SimulatedSwitchboard | None = None
-        self.answer_seconds = answer_seconds
+        self.teams: list[Team] = []
+        self._answer_seconds = answer_seconds
+        self._lost: set[int] = set()
+        self._timers: list[threading.Timer] = []
         world = _World(size, self)
         self.communicators = [SimulatedCommunicator(world, rank) for rank in range(size)]
-
-    def lose(self, rank: int, why: str) -> None:
-        """Let a worker be lost, after all have connected, and say how: it has died, or is cut off, say."""
-        assert self.switchboard is not None
-        self.switchboard.lose(rank, why)
 
     def deliver(self, request: SimulatedRequest) -> None:
         """Tell a worker that an operation is complete, now or when the test says so."""
@@ -231,40 +228,23 @@ class SimulatedCluster:
         assert self.held is not None
         self.held.pop(index).finish()
 
-
-def alone() -> SimulatedCommunicator:
-    """Return the communicator of a process that is its only worker."""
-    (communicator,) = SimulatedCluster(1, engine="local").communicators
-    return communicator
-
-
-# The control connection: calls, by way of JSON.
-
-
-class SimulatedSwitchboard:
-    """What the control connections of all workers of a strategy share.
-
-    Attributes:
-        teams: the workers, by rank.
-    """
-
-    def __init__(self, layout: Layout, answer_seconds: float) -> None:
-        self.teams: list[Team] = []
+    def connect(self) -> None:
+        """Connect all workers, which have made their strategies, with a coordinator."""
+        told = [self.met[rank] for rank in range(len(self.communicators))]
+        layout = layout_of([hello for hello, _ in told])
         self._coordinator = Coordinator(layout)
-        self._answer_seconds = answer_seconds
-        self._lost: set[int] = set()
-        self._timers: list[threading.Timer] = []
-        self._lock = threading.RLock()
+        for each, (_, make) in zip(self.communicators, told, strict=True):
+            self.teams.append(make(layout.seen_from(each.rank), each, partial(SimulatedControl, self)))
 
     def take(self, rank: int, message: Message) -> None:
         """Take what a worker tells the coordinator."""
-        with self._lock:
+        with self.lock:
             if rank not in self._lost:
                 self._send(self._coordinator.take(rank, decode(encode(message))))
 
     def lose(self, rank: int, why: str) -> None:
         """Let a worker be lost, and say how: it has died, or is cut off, say. It hears that it has lost the others."""
-        with self._lock:
+        with self.lock:
             if rank not in self._lost:
                 self._send(self._coordinator.lose(rank, why))
                 self._lost.add(rank)
@@ -289,16 +269,22 @@ class SimulatedSwitchboard:
 
 
 class SimulatedControl:
-    """One worker's connection."""
+    """One worker's control connection: calls, by way of JSON."""
 
-    def __init__(self, switchboard: SimulatedSwitchboard, team: Team) -> None:
-        self._switchboard = switchboard
+    def __init__(self, cluster: SimulatedCluster, team: Team) -> None:
+        self._cluster = cluster
         self._rank = team.layout.rank
 
     def send(self, message: Message) -> None:
         """Tell the coordinator something."""
-        self._switchboard.take(self._rank, message)
+        self._cluster.take(self._rank, message)
 
     def close(self, why: str = "") -> None:
         """Leave."""
-        self._switchboard.lose(self._rank, why or "has ended")
+        self._cluster.lose(self._rank, why or "has ended")
+
+
+def alone() -> SimulatedCommunicator:
+    """Return the communicator of a process that is its only worker."""
+    (communicator,) = SimulatedCluster(1, engine="local").communicators
+    return communicator
