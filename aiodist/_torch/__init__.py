@@ -3,12 +3,11 @@
 Only the first three can be used without torch. The modules, in order; each imports only from those above it and from
 lower floors:
 
-- `report`: reports in PyTorch's terms, and equal calls from the same places in another order.
+- `report`: reports in PyTorch's terms.
 - `dumps`: what PyTorch's flight recorder has written, one file a rank, read and checked.
 - `explain`: what the dumps of a job say: a snapshot, the report on it, and what they cannot show.
 - `private`: torch, and which of its private names are used, with which versions that was tried.
-- `ranks`: a thread a rank, of which one runs at a time; who is next, and when nobody can go on.
-- `process`: what a process has once and each rank needs for itself: environment, arguments, modules, random state.
+- `ranks`: a thread a rank, of which one runs at a time, and what each has for itself of the process.
 - `kinds`: what each collective asks for, and what it computes.
 - `job`: the order check of a script's ranks, and who waits for what.
 - `group`: what torch has of it: process groups and stores.

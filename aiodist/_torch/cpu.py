@@ -16,15 +16,12 @@ from typing import Any, Self
 
 from aiodist._torch.private import load, torch
 
-_KINDS = ("cuda", "xpu", "hpu", "npu")
-_TENSORS = "Float Double Half BFloat16 Byte Char Short Int Long Bool"
 _TRUE = "is_available is_initialized is_bf16_supported"
 _NOTHING = (
-    "synchronize empty_cache init ipc_collect reset_peak_memory_stats reset_max_memory_allocated manual_seed "
-    "manual_seed_all seed seed_all set_device set_stream set_per_process_memory_fraction set_rng_state "
-    "set_rng_state_all set_device_index set_device_idx"
+    "synchronize empty_cache init reset_peak_memory_stats manual_seed manual_seed_all set_device set_stream "
+    "set_per_process_memory_fraction set_device_index set_device_idx"
 )
-_ZERO = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved utilization"
+_ZERO = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved"
 _MEMORY = 80 << 30
 _NAMES = (str, torch.device)
 _PROPERTIES = SimpleNamespace(
@@ -78,17 +75,10 @@ class _Stream:
     def elapsed_time(self, other: _Stream) -> float:
         return (other.time - self.time) * 1000.0
 
-    def query(self) -> bool:
-        return True
-
     def synchronize(self, *_: Any) -> None:
         pass
 
-    is_capturing = wait = wait_stream = wait_event = record_event = synchronize
-
-
-class _Event(_Stream):
-    pass
+    wait = wait_stream = wait_event = record_event = synchronize
 
 
 def _replace(module: Any, stand_ins: dict[str, Any]) -> None:
@@ -125,19 +115,12 @@ class Door:
             "get_device_name": _PROPERTIES.name,
             "get_device_properties": _PROPERTIES,
             "get_device_capability": (_PROPERTIES.major, _PROPERTIES.minor),
-            "get_rng_state": torch.random.get_rng_state,
-            "get_rng_state_all": lambda: [torch.random.get_rng_state()],
             "mem_get_info": (_MEMORY, _MEMORY),
-            "memory_summary": "",
-            "memory_stats": {},
             "default_stream": partial(_Stream),
             "Stream": _Stream,
-            "Event": _Event,
+            "Event": type("Event", (_Stream,), {}),
         }
         _replace(torch.cuda, {**common, **cuda})
-        for name in _TENSORS.split():
-            setattr(torch.cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor"))
-        _replace(torch.cuda.nccl, {"version": (2, 27, 0)})
         accelerator = {
             "current_accelerator": lambda: torch.device("cuda"),
             "current_device_index": index,
@@ -166,7 +149,7 @@ class Door:
         """Return the CPU for a CUDA device, and anything else as it is."""
         text = f"cuda:{device}" if type(device) is int else str(device) if isinstance(device, _NAMES) else ""
         kind = text.partition(":")[0]
-        if kind not in _KINDS:
+        if kind != "cuda":
             return device
         self.note("to" if where == "_parse_to" else where, kind)
         return torch.device("cpu")

@@ -239,7 +239,9 @@ class _Entries:
         dump = self._dump
         dump.last = found.post
         if collectives is not None:
-            (sequence,) = _ints([entry["collective_seq_id"]])
+            sequence = entry["collective_seq_id"]
+            if type(sequence) is not int or sequence < 0:
+                raise TypeError("collective_seq_id must be a number")
             before = collectives.get(sequence)
             collectives[sequence] = found if before is None else _joined(before, found)
         elif message is not None and not found.done:

@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from select import select
 from types import CodeType
 from typing import IO, Any
 
@@ -44,7 +43,7 @@ if not hasattr(os, "fork"):
 
 _OWN = str(Path(__file__).parent)
 _PATIENCE_SECONDS = 15.0
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 0.005
 _HOLDER_BYTES = 8
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 
@@ -168,40 +167,29 @@ def _run(request: Request, order: Order, output: IO[str] | None = None, *, silen
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     seconds = request.seconds + _PATIENCE_SECONDS
-    answers, answer = os.pipe()
-    with tempfile.TemporaryFile() as crash, Path(os.devnull).open("w") as nowhere:
+    with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as crash, Path(os.devnull).open("w") as nowhere:
         child = os.fork()
         if not child:
             _run_here(request, order, nowhere if silent else output, answer, crash)
-        os.close(answer)
+        ended, status, until = 0, 0, time.monotonic() + seconds
         try:
-            found = _listen(child, answers, seconds)
+            while not ended and time.monotonic() < until:
+                time.sleep(_LOOK_SECONDS)
+                ended, status = os.waitpid(child, os.WNOHANG)
         finally:
-            os.close(answers)
             with suppress(ProcessLookupError):
                 os.killpg(child, signal.SIGKILL)  # and what the script has started and left
-            _, status = os.waitpid(child, 0)
-        if found is None:
+            if not ended:
+                os.waitpid(child, 0)
+        if not ended:
             return Outcome("timeout", f"the process of the ranks has not answered for {seconds:g} s")
+        answer.seek(0)
+        found = answer.read()
         return Outcome(**json.loads(found)) if found else Outcome("crashed", _crash_text(status, crash))
 
 
-def _listen(child: int, answers: int, seconds: float) -> bytes | None:
-    """Return what a fork says before it ends; None where it says nothing for that long."""
-    said, until = b"", time.monotonic() + seconds
-    while time.monotonic() < until:
-        ready, _, _ = select([answers], [], [], _LOOK_SECONDS)
-        part = os.read(answers, 1 << 16) if ready else b""
-        said += part
-        ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if said.endswith(b"\n") or (ready and not part) or (not ready and ended is not None):
-            return said
-    return None
-
-
-def _run_here(request: Request, order: Order, output: IO[str] | None, answer: int, crash: IO[bytes]) -> None:
+def _run_here(request: Request, order: Order, output: IO[str] | None, answer: IO[bytes], crash: IO[bytes]) -> None:
     """Run a script in this fork, and end it."""
-    leave = os._exit
     os.setsid()
     crash.write(b" " * _HOLDER_BYTES)
     crash.flush()
@@ -214,12 +202,12 @@ def _run_here(request: Request, order: Order, output: IO[str] | None, answer: in
         atexit._run_exitfuncs()  # noqa: SLF001  (a fork that leaves would run none: the script's, and a trace's)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        with os.fdopen(answer, "w") as answers:
-            answers.write(f"{json.dumps(asdict(outcome))}\n")
-        leave(0)
+        answer.write(json.dumps(asdict(outcome)).encode())
+        answer.flush()
+        os._exit(0)
     except BaseException:  # noqa: BLE001  (a fault of ours; nothing may leave a fork)
         traceback.print_exc()
-        leave(70)
+        os._exit(70)
 
 
 def _crash_text(status: int, crash: IO[bytes]) -> str:
@@ -231,8 +219,7 @@ def _crash_text(status: int, crash: IO[bytes]) -> str:
     frames = [match for match in map(_FRAME.fullmatch, rest.splitlines()) if match]
     own = next((frame for frame in frames if not is_plumbing(frame["file"])), None)
     lines = [f"the process of the ranks {how}" + (f" while rank {rank} ran" if rank else "")]
-    if own is not None:
-        lines.append(f"  at {own['file']}:{own['line']} in {own['function']}")
+    lines += [f"  at {own['file']}:{own['line']} in {own['function']}"] if own is not None else []
     if frames and frames[0] is not own:
         lines.append(f"  inside {frames[0]['file']}:{frames[0]['line']} in {frames[0]['function']}")
     return "\n".join(lines)
@@ -283,10 +270,8 @@ class _ScriptRun:
         """Return what `torchrun` sets for a rank."""
         size = str(self.request.ranks)
         return {
-            **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)),
-            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), size), "GROUP_RANK": "0",
-            "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
-            "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "GROUP_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none",
         }  # fmt: skip
 
     def _main(self, rank: int) -> None:

@@ -65,22 +65,16 @@ class Job:
         entry = {
             "frames": [*_FRAMES, {"name": "step", "filename": "/job/train.py", "line": line}],
             "record_id": len(self.entries[rank]),
-            "pg_id": list(self.groups).index(group),
             "process_group": (group, self.groups[group][0]),
             "collective_seq_id": number,
             "p2p_seq_id": 1 if is_p2p else 0,
-            "op_id": len(self.entries[rank]) + 1,
             "profiling_name": f"{self._backend}:{kind}",
-            "time_created_ns": 1_700_000_000_000_000_000 + len(self.entries[rank]),
             "input_sizes": [list(each) for each in sizes],
             "input_dtypes": ["Float"] * len(sizes),
             "output_sizes": [list(each) for each in sizes],
             "output_dtypes": ["Float"] * len(sizes),
             "state": "scheduled" if self._as_one else None,
-            "time_discovered_started_ns": None,
-            "time_discovered_completed_ns": None,
             "retired": False,
-            "timeout_ms": 600_000,
             "is_p2p": is_p2p,
             **fields,
         }
@@ -101,14 +95,6 @@ class Job:
                     self.call(rank, kind, *sizes, group=group, line=line)
         return self
 
-    def all(
-        self, kind: str, *sizes: Sequence[int], group: str = "0", without: Sequence[int] = (), **fields: Any
-    ) -> None:
-        """Let all members of a group make a call."""
-        for rank in self.groups[group][1]:
-            if rank not in without:
-                self.call(rank, kind, *sizes, group=group, **fields)
-
     @contextmanager
     def as_one(self, rank: int, *, state: str | None = None, is_p2p: bool = False) -> Iterator[None]:
         """Let the calls inside be one, as in torch's coalescing manager: only its end says how far they are."""
@@ -128,7 +114,7 @@ class Job:
         entries = [{**each, "state": each["state"] or self._state(each)} for each in self.entries[rank]]
         if self._backend == "gloo":
             entries = [{**each, "state": "scheduled", "retired": each["state"] == "completed"} for each in entries]
-        return {"version": "2.10", "pg_config": config, "pg_status": {}, "entries": entries[-self._capacity :]}
+        return {"version": "2.10", "pg_config": config, "entries": entries[-self._capacity :]}
 
     def _state(self, entry: Dumped) -> str:
         if entry["is_p2p"]:

@@ -21,7 +21,6 @@ WRONG: dict[str, tuple[str, str, list[int], list[str]]] = {
     "root": ("dist.broadcast(torch.ones(2), src=rank // 2)", "source", [2], ["py:4"]),
     "shape": ("dist.all_reduce(torch.ones(2 + (rank == 0)))", "shape", [0], ["py:4"]),
     "dtype": ("dist.all_reduce(torch.ones(2, dtype=torch.float64 if rank == 0 else None))", "dtype", [0], ["py:4"]),
-    "one call less": ("if rank != 1:\n    dist.barrier()", "exited", [1], ["py:5"]),
     "early exit": ("if rank == 1:\n    sys.exit()\ndist.barrier()", "exited", [1], ["py:6"]),
     "uneven loops": ("for _ in range(3 + (rank == 0)):\n    dist.all_reduce(torch.ones(2))", "exited", [0], ["py:5"]),
     "asynchronous and never waited for": ("if rank == 0:\n    dist.all_reduce(torch.ones(2), async_op=True)",
@@ -37,7 +36,6 @@ for call in [one, two] if rank != 1 else [two, one]:
     "caught": ("try:\n    dist.all_reduce(torch.ones(2 + (rank == 0)))\nexcept RuntimeError:\n    pass",
                "shape", [0], ["py:5"]),
     "nobody receives": ("if rank == 0:\n    dist.isend(torch.ones(2), 1)", "unmatched", [0, 1], ["py:5"]),
-    "nobody sends": ("if rank == 0:\n    dist.recv(torch.ones(2), 1)", "unmatched", [0, 1], ["py:5"]),
     "both send first": ("if rank < 2:\n    dist.send(torch.ones(2), 1 - rank)\n    dist.recv(torch.ones(2), 1 - rank)",
                         "cycle", [0, 1], ["py:5"]),
     "message shape": ("if rank == 0:\n    dist.send(torch.ones(2), 1)\nif rank == 1:\n    dist.recv(torch.ones(3), 0)",
@@ -60,9 +58,6 @@ both = dist.new_group([0, 1, 2])
 dist.barrier(both)
 """, "group", [2], ["disagree at collective #0 of group 'new_group'", "new_group([0, 1])", "py:6",
       "new_group([0, 1, 2])", "py:7"]),
-    "groups that a rank does not make": (
-        "if rank != 1:\n    for _ in range(2):\n        dist.new_group([0, 1])",
-        "group", [1], ["rank 1 ended without collective #0 of group 'new_group'", "Every rank must call new_group"]),
     "a group that a member does not make": (
         "if rank == 1:\n    dist.new_group([0, 1])",
         "group", [1], ["ranks 0 and 2 ended without collective #0 of group 'new_group'", "Every rank must call"]),
@@ -87,7 +82,6 @@ def test_wrong_scripts_are_reported(script: str, reason: str, suspects: list[int
     assert all(line in outcome.text for line in lines), outcome.text
 
 
-_NO_RANK = "import torch.distributed as dist\n"
 OTHERWISE: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
     "values that ranks cannot exchange": (
         "dist.all_to_all_single(torch.zeros(3), torch.ones(3), [1, 1, 1], [1, 1, 1] if rank else [2, 1, 0])", {},
@@ -98,16 +92,12 @@ OTHERWISE: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
     "an exception of one rank comes first, and then who waits": (
         "if rank == 1:\n    raise ValueError('bad data')\ndist.barrier()", {},
         "failed", ["ValueError: bad data", "rank 1 of 3", "barrier()"]),
-    "an exception of all ranks": (
-        "raise ValueError('bad data')", {}, "failed", ["ValueError: bad data", "ranks 0-2 of 3."]),
     "an exit code": ("sys.exit(3 * (rank == 2))", {}, "exited", ["exit code 3", "rank 2 of 3"]),
     "a crash inside torch": (
         "dist.barrier()\nif rank == 1:\n    import ctypes\n    ctypes.string_at(0)\ndist.barrier()", {},
         "crashed", ["SIGSEGV while rank 1 ran", "script.py:7"]),
     "a script that takes too long": (
         "while rank == 1: pass\ndist.barrier()", {"seconds": 0.3}, "timeout", ["> rank 1  at", "script.py:4"]),
-    "another number of ranks": (
-        "dist.init_process_group('gloo', rank=0, world_size=4)", {"prologue": _NO_RANK}, "failed", ["--ranks 4"]),
     "CUDA without --cpu": (
         "torch.ones(1).cuda()", {}, "failed", ["With --cpu, CUDA devices are taken for the CPU."]),
     "a reduce op that cannot be carried out": (
