@@ -7,7 +7,7 @@ import sys
 import time
 import weakref
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -17,14 +17,7 @@ from aiodist._arrays import device as frameworks
 from aiodist._arrays.device import CUDA, CuPy, Exported, Jax, Numba, Torch, address_in, device_type_of, write_strides
 from aiodist._arrays.host import CPU
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 SINGLE = np.dtype(np.float32)
-
-
-def nothing(ordinal: int, nbytes: int) -> Any:
-    raise AssertionError("this framework gives out its own memory")
 
 
 @pytest.fixture
@@ -168,14 +161,9 @@ class OfCuPy:
         self.flags = SimpleNamespace(c_contiguous=strides == (12, 4))
 
 
-@pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def test_cupy_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     current = SimpleNamespace(get_current_stream=lambda ordinal: SimpleNamespace(ptr=70 + ordinal))
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=current))
-    return iter(())
-
-
-def test_cupy_arrays(cupy: Iterator[None]) -> None:
     value = OfCuPy((2, 3), (12, 4))
     assert isinstance(device_type_of(value), CuPy)
     seen = CuPy().view(value)
@@ -245,16 +233,6 @@ def test_owner_is_released_once_behind_the_consumer(name: str, dtype: np.dtype, 
     np.testing.assert_array_equal(seen.astype(np.complex128), values.astype(np.complex128))
     del taken, seen
     assert settled(freed) == [1]
-
-
-def test_capsule_that_nobody_takes_lets_go_too() -> None:
-    freed: list[int] = []
-    memory = exported(np.ones(3), freed)
-    capsule = memory.__dlpack__(max_version=(1, 3))
-    del memory
-    assert not freed
-    del capsule
-    assert freed == [1]
 
 
 def test_memory_on_a_gpu_says_so_and_is_not_looked_at() -> None:

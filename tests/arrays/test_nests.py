@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import optree
 import pytest
 
 from aiodist._arrays import nests
@@ -75,17 +74,3 @@ def test_order_of_keys_does_not_matter_and_type_does() -> None:
     assert structures[0] == structures[1]
     assert hash(structures[0]) == hash(structures[1])
     assert structures[0] not in structures[2:]
-
-
-def test_registration_of_the_users_own_holds() -> None:
-    class Known(dict[str, Any]):
-        pass
-
-    def parts(value: Any) -> Any:
-        return [value["a"]], None
-
-    def whole(_: Any, leaves: Any) -> Known:
-        return Known(a=next(iter(leaves)))
-
-    optree.register_pytree_node(Known, parts, whole, namespace="aiodist")
-    assert nests.flatten_with_none(Known(a=1, b=2))[0] == [1]

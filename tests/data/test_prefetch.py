@@ -111,24 +111,6 @@ async def test_error_arrives_once_and_in_its_place(asynchronous: bool, kind: typ
 
 
 @pytest.mark.anyio
-async def test_several_tasks_may_wait_for_elements() -> None:
-    source = Source(4, stop_at=0)
-    elements = Prefetched(iter(source), 1)
-    taken = []
-
-    async def take() -> None:
-        taken.append(await anext(elements, "end"))
-
-    async with anyio.create_task_group() as tasks:
-        for _ in range(6):
-            tasks.start_soon(take)
-        await anyio.wait_all_tasks_blocked()
-        assert taken == []  # the loop is free meanwhile
-        source.leave.set()
-    assert sorted(taken, key=str) == [0, 1, 2, 3, "end", "end"]
-
-
-@pytest.mark.anyio
 async def test_cancelled_wait_loses_no_element() -> None:
     source = Source(3, stop_at=1)
     elements = Prefetched(iter(source), 2)
