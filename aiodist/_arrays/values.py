@@ -44,12 +44,51 @@ class DistributedValues(Generic[T]):
         """The components, in replica-id order."""
         return self._values
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The components' shape; an AttributeError where they have none, or not the same one."""
+        shape: tuple[int, ...] = self._common("shape")
+        return shape
+
+    @property
+    def dtype(self) -> Any:
+        """The components' dtype; an AttributeError where they have none, or not the same one."""
+        return self._common("dtype")
+
+    def _common(self, name: str) -> Any:
+        found = [getattr(component, name, None) for component in self._values]
+        if any(one is None or one != found[0] for one in found):
+            raise AttributeError(
+                f"the components of this {type(self).__name__} have no common {name}; look at value.values"
+            )
+        return found[0]
+
     def __repr__(self) -> str:
-        """Return a line for each component, for equal neighbours one, and at most twenty."""
-        runs = [[*run] for _, run in islice(groupby(range(len(self._values)), self._shown), _MOST_SHOWN)]
-        lines = [f"  {run[0]}{f'-{run[-1]}' * (len(run) > 1)}: {self._values[run[0]]!r}" for run in runs]
-        left = len(self._values) - 1 - runs[-1][-1]
+        runs, left = self._runs()
+        lines = [f"  {ids}: {component!r}" for ids, component in runs]
         return "\n".join([f"{type(self).__name__}:{{", *lines, *[f"  … {left} more"] * bool(left), "}"])
+
+    def __format__(self, spec: str) -> str:
+        if not spec:
+            return str(self)
+        shown = [_formatted(component, spec) for component in self._values[:_MOST_SHOWN]]
+        left = len(self._values) - len(shown)
+        return f"{type(self).__name__}({', '.join([*shown, *[f'… {left} more'] * bool(left)])})"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        from html import escape
+
+        runs, left = self._runs()
+        rows = [f"<tr><th>{ids}</th><td><pre>{escape(repr(component))}</pre></td></tr>" for ids, component in runs]
+        rows += [f"<tr><th>…</th><td>{left} more</td></tr>"] * bool(left)
+        return f"<table><tr><th>replica</th><th>{type(self).__name__}</th></tr>{''.join(rows)}</table>"
+
+    def _runs(self) -> tuple[list[tuple[str, T]], int]:
+        """Return ids and components, equal neighbours in one and at most twenty, and how many components are left."""
+        runs = [[*run] for _, run in islice(groupby(range(len(self._values)), self._shown), _MOST_SHOWN)]
+        shown = [(f"{run[0]}{f'-{run[-1]}' * (len(run) > 1)}", self._values[run[0]]) for run in runs]
+        return shown, len(self._values) - 1 - runs[-1][-1]
 
     def _shown(self, replica_id: int) -> tuple[str, bytes]:
         """Return what tells a component from its neighbour; a long array's repr leaves most of it out."""
@@ -67,6 +106,14 @@ class Mirrored(DistributedValues[T]):
     """A value that is equal on every replica, with a component for each."""
 
     __slots__ = ()
+
+
+def _formatted(component: Any, spec: str) -> str:
+    if not isinstance(component, np.ndarray):
+        return format(component, spec)
+    if component.ndim == 0:
+        return format(component.item(), spec)
+    return np.array2string(component, separator=", ", formatter={"all": lambda item: format(item, spec)})
 
 
 def _refuse(value: DistributedValues[Any], *_: object, **__: object) -> NoReturn:
