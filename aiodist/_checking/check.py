@@ -22,7 +22,7 @@ import numpy as np
 from aiodist._checking.explore import Exploration, explore, replay, value_of, without_frames_before
 from aiodist._checking.loop import ControlledLoop, Step, step_of
 from aiodist._checking.schedule import Schedule
-from aiodist._checking.target import Source, Target, TargetError, TargetExitError
+from aiodist._checking.target import Source, TargetError, TargetExitError
 from aiodist._core.call import Call, place
 from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import ObservedRun, Observer, observing
@@ -70,21 +70,14 @@ class Site:
 
 
 class Statistics(Observer):
-    """An observer that counts a program's runs and, unless it is of runs alone, their collectives.
-
-    Attributes:
-        runs: how many runs of strategies there were.
-        replicas: the most replicas that one of them had.
-        errors: what was raised in replicas that disagreed, also where the program caught it.
-        refusal: why a run was not allowed to begin; None when all were.
-    """
+    """An observer that counts a program's runs and, unless it is of runs alone, their collectives."""
 
     def __init__(self, *, of_runs_alone: bool = False) -> None:
         self.of_runs_alone = of_runs_alone
         self.runs = 0
-        self.replicas = 0
-        self.errors: list[CollectiveError] = []
-        self.refusal: TargetError | None = None
+        self.replicas = 0  # the most that a run had
+        self.errors: list[CollectiveError] = []  # of replicas that disagreed, also where the program caught it
+        self.refusal: TargetError | None = None  # why a run was not allowed to begin
         self._clock: Callable[[], float] = float
         self._sites: dict[tuple[str, CodeType, int], Site] = {}
 
@@ -295,15 +288,9 @@ class Checked:
 
 
 def check(request: Request, *, output: TextIO | None = None) -> Checked:
-    """Check a target.
+    """Check a target; a TargetError if that cannot be done as requested.
 
-    Args:
-        request: what to check, and how.
-        output: where what the target prints in its first schedule goes, its other schedules being silent; None:
-            where it would go.
-
-    Raises:
-        TargetError: it cannot be checked as requested.
+    What the target prints in its first schedule goes to the output, by default where it would go; others are silent.
     """
     subject = _Subject(request, output or sys.stdout)
     with subject.source.in_place():
@@ -322,7 +309,7 @@ class _Subject:
     """A target as a program: loaded again for each run, and observed; the first run gives statistics."""
 
     def __init__(self, request: Request, output: TextIO) -> None:
-        self.source = Source(Target.parse(request.target), request.arguments)
+        self.source = Source(request.target, request.arguments)
         self.statistics = Statistics()
         self.held_up = HeldUpLoop()
         self._output = output
@@ -330,14 +317,7 @@ class _Subject:
         self._strategy = None if request.replicas is None else MirroredStrategy(request.replicas)
 
     def run(self) -> None:
-        """Run it once.
-
-        Raises:
-            CollectiveError: replicas disagreed, also where the target caught the error.
-            TargetError: it made no run of a strategy.
-            TargetExitError: it ended the process.
-            Exception: what it raised.
-        """
+        """Run it once; what the order check has found is raised, also where the target caught it."""
         runs = self.statistics if self._is_first else Statistics(of_runs_alone=True)
         with ExitStack() as meanwhile:
             meanwhile.enter_context(observing(runs))

@@ -117,14 +117,7 @@ nothing."""
 
 
 class Execution:
-    """One execution of a program, on one controlled loop or on several, one after the other.
-
-    Attributes:
-        deadline: when the program has taken too long, on the real clock; None for never.
-        next_point: the next point at which `choose` is to be called.
-        points: how many points there have been.
-        changes: the differences from the default order.
-    """
+    """One execution of a program, on one controlled loop or on several, one after the other."""
 
     def __init__(
         self, order: Order, on_stuck: OnStuck, *, on_point: OnPoint | None = None, deadline: float | None = None
@@ -132,10 +125,10 @@ class Execution:
         self.order = order
         self.on_stuck = on_stuck
         self.on_point = on_point
-        self.deadline = deadline
-        self.next_point = 0 if on_point is not None else order.next_point
+        self.deadline = deadline  # when it has taken too long, on the real clock
+        self.next_point = 0 if on_point is not None else order.next_point  # at which `choose` is to be called
         self.points = 0
-        self.changes: list[Change] = []
+        self.changes: list[Change] = []  # to the default order
 
     def choose(self, point: int, ready: int) -> int:
         """Return who runs at a point, as in `Change`; 0 for the one whose turn it is."""

@@ -20,7 +20,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -48,67 +47,44 @@ class _LoadedError(BaseException):
         self.module = module
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A function of a file or, where that is None, of a module to be imported."""
-
-    file: Path | None
-    module: str
-    function: str
-
-    @classmethod
-    def parse(cls, text: str) -> Target:
-        """Read ``file.py:function`` or ``package.module:function``; anything else is a TargetError."""
-        where, colon, function = text.rpartition(":")
-        if not (colon and function.isidentifier()):
-            raise TargetError(f"{_EXPECTED}, got {text!r}{_suggestion('', text)}")
-        if where.endswith(".py"):
-            file = Path(where).absolute()
-            if not file.is_file():
-                raise TargetError(f"there is no file {where!r}")
-            return cls(file, file.stem, function)
-        if not all(part.isidentifier() for part in where.split(".")):
-            raise TargetError(f"{_EXPECTED}, got {text!r}")
-        return cls(None, where, function)
-
-    @property
-    def folder(self) -> Path:
-        """What is first on `sys.path` when it is run directly."""
-        return self.file.parent if self.file is not None else Path.cwd()
-
-
 class Source:
-    """Loads a target again and again, with its own arguments of the command line."""
+    """Loads a target again and again, with its own arguments of the command line.
 
-    def __init__(self, target: Target, arguments: Sequence[str]) -> None:
-        self._target = target
+    The target is ``file.py:function`` or ``package.module:function``; anything else is a TargetError.
+    """
+
+    def __init__(self, text: str, arguments: Sequence[str]) -> None:
+        where, colon, self._function = text.rpartition(":")
+        if not (colon and self._function.isidentifier()):
+            raise TargetError(f"{_EXPECTED}, got {text!r}{_suggestion('', text)}")
         self._arguments = list(arguments)
         self._code: CodeType | None = None
         self._before = frozenset(sys.modules)
-        self._name = target.module
-        if target.file is not None and target.module in self._before:
-            self._name = f"checked_{target.module}"
+        self._name, self._folder = where, Path.cwd()
+        self._file = Path(where).absolute() if where.endswith(".py") else None  # None: a module that is imported
+        if self._file is not None:
+            if not self._file.is_file():
+                raise TargetError(f"there is no file {where!r}")
+            self._name, self._folder = self._file.stem, self._file.parent
+            if self._name in self._before:
+                self._name = f"checked_{self._name}"
+        elif not all(part.isidentifier() for part in where.split(".")):
+            raise TargetError(f"{_EXPECTED}, got {text!r}")
 
     def load(self) -> Callable[[], Any]:
-        """Load the target again; return it with its arguments.
-
-        Raises:
-            TargetError: there is no such function, or it does not take these arguments.
-            Exception: what the module's own code raises.
-        """
+        """Load the target again, and return it with its arguments; a TargetError if there is no such function."""
         self._forget()
         module = self._import()
-        name = self._target.function
-        function = getattr(module, name, None)
+        function = getattr(module, self._function, None)
         if not callable(function):
-            suggestion = _suggestion(name, getattr(module, "__file__", None))
-            raise TargetError(f"{self._target.module} has no function {name!r}{suggestion}")
+            suggestion = _suggestion(self._function, getattr(module, "__file__", None))
+            raise TargetError(f"{self._name} has no function {self._function!r}{suggestion}")
         return bound(function, self._arguments)
 
     def _new_loop(self, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> asyncio.AbstractEventLoop:
         """Make a loop; end the loading where the target has its function already, or will not have it."""
         module = sys.modules.get(self._name)
-        code, name = self._code, self._target.function
+        code, name = self._code, self._function
         named = code is None or name in code.co_names or ("*",) in code.co_consts  # from … import *
         if module is not None and (not named or callable(getattr(module, name, None))):
             raise _LoadedError(module)
@@ -120,8 +96,8 @@ class Source:
         path, argv = sys.path[:], sys.argv
         if sys.path and sys.path[0] in {"", str(Path.cwd()), str(Path(argv[0]).absolute().parent)}:
             del sys.path[0]  # the folder of this command, not of the target
-        sys.path.insert(0, str(self._target.folder))
-        sys.argv = [str(self._target.file or self._target.module), *self._arguments]
+        sys.path.insert(0, str(self._folder))
+        sys.argv = [str(self._file or self._name), *self._arguments]
         try:
             yield
         finally:
@@ -131,7 +107,7 @@ class Source:
     def _import(self) -> ModuleType:
         try:
             with making_loops(partial(self._new_loop, asyncio.events.new_event_loop)):
-                return self._import_module() if self._target.file is None else self._run_file(self._target.file)
+                return self._import_module() if self._file is None else self._run_file(self._file)
         except _LoadedError as loaded:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "coroutine .* was never awaited")
@@ -159,7 +135,7 @@ class Source:
         """Forget the modules beside the target that it has imported."""
         for name in set(sys.modules) - self._before:
             file = Path(getattr(sys.modules[name], "__file__", None) or "/")
-            beside = file.suffix == ".py" and self._target.folder in file.parents and "site-packages" not in file.parts
+            beside = file.suffix == ".py" and self._folder in file.parents and "site-packages" not in file.parts
             if beside and name.partition(".")[0] not in {"aiodist", "aiodist_kernels"}:
                 del sys.modules[name]
 

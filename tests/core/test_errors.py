@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -87,10 +86,3 @@ def test_reasons_in_the_order_in_which_they_are_looked_for() -> None:
         *["structure", "shape", "dtype", "device", "call_site"],
         *["exited", "abandoned", "timeout", "cycle", "deadlock", "livelock", "group", "unmatched", "worker_lost"],
     ]
-
-
-def test_repr_is_one_line_as_asyncio_logs_it_of_a_task() -> None:
-    longer = dataclasses.replace(report(), text="replica 1 ended without collective #0\n> replica 1  CPU:1")
-    assert repr(IncompleteCollectiveError(longer)) == (
-        "IncompleteCollectiveError('replica 1 ended without collective #0')"
-    )

@@ -28,7 +28,7 @@ from tests.faults.case import (
     mismatch,
     odd,
     raises,
-)
+)  # fmt: skip
 from tests.faults.trainer import Trainer
 
 # Calls swapped, skipped, added.

@@ -18,7 +18,7 @@ from tests.faults.case import (
     mismatch,
     odd,
     raises,
-)
+)  # fmt: skip
 
 family("group")
 

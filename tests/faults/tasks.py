@@ -31,7 +31,7 @@ from tests.faults.case import (
     odd,
     race,
     raises,
-)
+)  # fmt: skip
 
 # Child tasks of one replica that issue collectives side by side.
 
