@@ -269,11 +269,7 @@ class PlainMover:
     def plan(self, slot: Any) -> None: ...
 
     def move(self, session: Session, slot: Any, found: Found, prepared: None) -> Steps[Any]:
-        communicator = session.communicator
-        everyone = np.empty(communicator.size, np.int64)
-        own = np.array([sum(slot.values)], np.int64)
-        yield communicator.iallgather(as_bytes(own), as_bytes(everyone))
-        return int(everyone.sum())
+        return self.gather(session, slot)
 
     def gather(self, session: Session, slot: Any) -> Steps[Any]:
         there = [] if slot is None else [v for p, v in enumerate(slot.values) if p not in slot.absent]
