@@ -119,14 +119,6 @@ def test_first_large_reduction_waits_for_its_kernel_once(
     assert (plan_for(op, dtype, 5, "native").kernel is not None) is there_is_a_compiler
 
 
-def test_small_reduction_waits_for_no_kernel() -> None:
-    policy.plan_for.cache_clear()
-    values = [np.full(10_000, i, SINGLE) for i in range(3)]
-    found = HostExecutor(Collective(kinds.ALL_REDUCE, ReduceOp.MEAN, None, spec_of(values[0])), 3)
-    assert (found.run(values) == 1).all()
-    assert plan_for(ReduceOp.MEAN, SINGLE, 3, "native").kernel is None
-
-
 # Rows.
 
 

@@ -8,14 +8,11 @@ What is not tried this way is the hardware, its timing, and what the CUDA driver
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import gc
 import importlib
 import shutil
 import subprocess
-import sys
-import tempfile
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,15 +22,12 @@ import numpy as np
 import pytest
 
 from aiodist import MirroredStrategy, PerReplica, get_replica_context
-from aiodist._gpu import cuda_core, enqueue
+from aiodist._gpu import enqueue
 from aiodist._gpu.cuda_core import CudaCore
 from aiodist._gpu.enqueue import Queue
 from aiodist._gpu.steps import HOST, Move, Place, whole
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.cuda import compiled
-from tests.benchmarks import cuda_reductions
-from tests.benchmarks.cuda_reductions import cases
-from tests.benchmarks.timing import KIB
 from tests.gpu.problem import Problem
 from tests.kernels.arrays import BFLOAT16, assert_same_bits
 from tests.kernels.cuda import on_host
@@ -169,22 +163,6 @@ def current_device_stays(driver: Loading) -> None:
         assert context.value == before
 
 
-def benchmark(driver: Loading) -> None:
-    """The benchmark as it is run on a GPU, its driver too: a case of each kind, some thousand times smaller."""
-    chosen = [next(case for case in cases() if getattr(case, gate)) for gate in ("enqueue", "of_one", "share")]
-    with tempfile.TemporaryDirectory() as folder:
-        with (
-            mock.patch.object(cuda_core, "CudaCore", return_value=driver),
-            mock.patch.object(cuda_reductions, "BEYOND_CACHE", 16 * KIB),
-            mock.patch.object(cuda_reductions, "ROUNDS", 2),
-            mock.patch.object(cuda_reductions, "times_of_others", return_value={}),
-            mock.patch.object(cuda_reductions, "cases", return_value=[case.smaller(1 << 15) for case in chosen]),
-            contextlib.redirect_stdout(sys.stderr),
-        ):
-            assert cuda_reductions.main([folder]) == 0
-        assert (Path(folder) / "cuda-reductions.md").read_text().count("\n| SUM float32") == len(chosen)
-
-
 def arrays_of_numba(driver: Loading) -> None:
     """Numba's own device arrays, on two GPUs, through every kind of call that takes arrays."""
     cuda: Any = importlib.import_module("numba.cuda")
@@ -256,7 +234,6 @@ def try_all(driver: Loading) -> None:
     through_the_host(driver)
     arrays_of_numba(driver)
     peers_reach_our_memory(driver)
-    benchmark(driver)
     nothing_is_left(driver)
     current_device_stays(driver)
 
