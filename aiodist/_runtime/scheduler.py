@@ -104,8 +104,6 @@ class Span(Protocol):
     It takes matched collectives on to other workers, and trouble, once the local replicas have settled.
     """
 
-    takes_all: bool  # also the collectives of groups whose members are all here
-
     def matched(self, slot: Rendezvous) -> None:
         """Agree with the other workers on what all local members have posted, move its values, and complete it."""
 
@@ -280,8 +278,8 @@ class Run:
             self.loop.call_soon(partial(self.release, slot))
 
     def _spans(self, group: Group) -> bool:
-        """Whether a group's collectives are the span's: it has members on other workers, or the span takes all."""
-        return self.span is not None and (self.span.takes_all or group.size != len(group.members))
+        """Whether a group's collectives are the span's: it has members on other workers."""
+        return self.span is not None and group.size != len(group.members)
 
     def complete(self, slot: Rendezvous, result: Any, error: BaseException | None) -> None:
         """Complete a collective with its result, for all or by position, or its error; wake those who wait."""

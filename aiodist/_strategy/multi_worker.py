@@ -103,11 +103,6 @@ class Workers(Replicas):
         """The workers of variables that have components in other processes, too; None where none have."""
         return self if self.team.layout.workers > 1 else None
 
-    @property
-    def assigning(self) -> Workers | None:
-        """What makes one value of what replicas assign: the workers, also a single one with ``reduction="ordered"``."""
-        return self if self.team.ordered else self.sharing
-
     def close(self) -> None:
         """Leave the others."""
         if self._joined is not None:
@@ -396,7 +391,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         calls = self._calls(fn, args, kwargs)
         run = self._new_run(arguments.options(options, None))
         team = self._team
-        if team.layout.workers == 1 and not team.ordered:
+        if team.layout.workers == 1:
             team.check()
             return await self._run_calls(run, calls)
         span = await self._opened(run, fn, site)

@@ -44,11 +44,6 @@ class Replicas:
         """The workers of variables that have components in other processes, too; None where none have."""
         return None
 
-    @property
-    def assigning(self) -> Any:
-        """The workers that make one value of what replicas assign to a mirrored variable; None: it is made here."""
-        return self.sharing
-
 
 class HasReplicas(MakesRuns):
     """Base class of strategies."""

@@ -373,7 +373,7 @@ class State:
         if found is None:
             spec, op = self.spec, self.spec.aggregation.reduce_op
             call = spec.call(f"{spec.name}.{method}", self.subject, name, op)
-            workers = self._replicas.assigning
+            workers = self._replicas.sharing
             over = None if workers is None else workers.over_workers(self, partial(self._apply, variable, method))
             meet = partial(self._meet, variable, method)
             found = Request(Collective(ALL_REDUCE, op, None, spec.value), call, meet, over_workers=over)

@@ -46,14 +46,12 @@ class RunSpan(Carrier):
     """What one run has to do with the other workers.
 
     Attributes:
-        takes_all: groups whose members are all here make reductions with the bits of every other layout, too.
         is_over: all replicas of all workers have ended.
         error: what has ended the run; None while all is well.
     """
 
     def __init__(self, team: Team, number: int, channel: int, communicator: Communicator, run: Run) -> None:
         self.number = number
-        self.takes_all = team.ordered
         self.is_over = self._finishing = self._left = False
         self.error: CollectiveError | None = None
         self._team = team

@@ -94,7 +94,6 @@ class Team:
 
     Attributes:
         order_check: what calls are compared by.
-        ordered: reductions give the same bits for every layout.
         driver: carries steps out.
         moving: moves the values of collectives.
         error: what has ended the strategy; None while all is well.
@@ -111,7 +110,6 @@ class Team:
     ) -> None:
         self.layout = layout
         self.order_check = order_check
-        self.ordered = ordered
         self.communicator = communicator
         self.driver = Driver(self._failed)
         self.moving = Moving(layout, ordered=ordered)
