@@ -253,14 +253,15 @@ class _Creations:
     def __init__(self, group: Group) -> None:
         self.counts = [0] * len(group.members)
         self._compares_places = group.ledger.order_check is not OrderCheck.SIGNATURE
-        self._made: list[tuple[Any, Spec, Site]] = []
+        self._unfinished: dict[int, list[Any]] = {}  # the variable, its spec and site; how many have not created it yet
 
     def next(self, spec: Spec, site: Site, make: Callable[[], Any]) -> Any:
         """Return the next variable of a replica, made here unless another replica has created it already."""
         number = self.counts[site.position]
-        if number == len(self._made):
-            self._made.append((make(), spec, site))
-        variable, theirs, there = self._made[number]
+        found = self._unfinished.setdefault(number, [])
+        if not found:
+            found += [make(), spec, site, len(self.counts)]
+        variable, theirs, there, _ = found
         if spec != theirs or (self._compares_places and not site.is_that_of(there)):
             raise ValueError(
                 f"replicas create different variables as their #{number}: {there} creates {theirs}; {site} creates "
@@ -269,6 +270,9 @@ class _Creations:
                 "one variable, give both the same name"
             )
         self.counts[site.position] += 1
+        found[3] -= 1
+        if not found[3]:  # else it would be kept as long as the run is recorded
+            del self._unfinished[number]
         return variable
 
 

@@ -96,9 +96,12 @@ def test_settings_are_accepted_by_name_in_any_case() -> None:
 
 
 def test_variable_is_collected_with_its_owner() -> None:
-    gone = weakref.ref(variable(2, 0.0))
+    strategy = mirrored(2)
+    created = asyncio.run(strategy.run(lambda: Variable(0.0)))
+    gone = [weakref.ref(variable(2, 0.0)), weakref.ref(created)]
+    del created
     gc.collect()
-    assert gone() is None
+    assert [ref() for ref in gone] == [None, None]
 
 
 # As an array.
