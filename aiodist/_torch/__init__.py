@@ -8,8 +8,7 @@ lower floors:
 - `explain`: what the dumps of a job say: a snapshot, the report on it, and what they cannot show.
 - `private`: torch, and which of its private names are used, with which versions that was tried.
 - `ranks`: a thread a rank, of which one runs at a time, and what each has for itself of the process.
-- `kinds`: what each collective asks for, and what it computes.
-- `job`: the order check of a script's ranks, and who waits for what.
+- `job`: the order check of a script's ranks, what each collective computes, and who waits for what.
 - `group`: what torch has of it: process groups and stores.
 - `cpu`: CUDA devices taken for the CPU.
 - `script`: a script on its ranks, in a fork for each schedule, and what came of it.
