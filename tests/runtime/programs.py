@@ -1,9 +1,12 @@
-"""What tests of runs are made of: strategies of n replicas, programs that run on each, turns, and held threads."""
+"""What tests of runs are made of: strategies of n replicas, programs that run on each, held threads, warnings."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+import sys
+import warnings
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import anyio
 import numpy as np
@@ -154,3 +157,30 @@ class HeldThreads:
         """Do all that is held, also what comes of it."""
         while self.given:
             self.given.pop(0)()
+
+
+class Warned(NamedTuple):
+    """One warning."""
+
+    text: str
+    category: type[Warning]
+    file: str
+    line: int
+
+
+@contextmanager
+def warned() -> Iterator[list[Warned]]:
+    """Gather warnings, whatever the filters: all threads share those, and libraries exchange them."""
+    told: list[Warned] = []
+
+    def warn_explicit(text: Any, category: type[Warning], file: str, line: int, *_: Any, **__: Any) -> None:
+        told.append(Warned(str(text), category, file, line))
+
+    def warn(text: Any, category: type[Warning] = UserWarning, stacklevel: int = 1, **_: Any) -> None:
+        frame = sys._getframe(stacklevel)
+        warn_explicit(text, category, frame.f_code.co_filename, frame.f_lineno)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warnings, "warn_explicit", warn_explicit)
+        patch.setattr(warnings, "warn", warn)
+        yield told

@@ -155,22 +155,6 @@ def _steps(draw: st.DrawFn, place: int) -> Step:
     )
 
 
-MUTATIONS = ("drop", "duplicate", "swap")  # other calls than the others' are in divergences.py
-
-
-def mutated(steps: Steps, how: str, at: int) -> tuple[Steps, int] | None:
-    """Return a program gone wrong at a step, and the number of the first collective that is another one.
-
-    None where it makes no difference there.
-    """
-    before, step, after = steps[:at], steps[at], steps[at + 1 :]
-    if how == "drop":
-        return before + after, at
-    if how == "duplicate":
-        return (*before, step, step, *after), at + 1
-    return ((*before, after[0], step, *after[1:]), at) if after else None
-
-
 async def carry_out(ctx: ReplicaContext, steps: Steps, pauses: random.Random) -> list[Any]:
     """Issue a program's collectives, with random pauses; await each at once, or at the end if it is overlapped."""
     results: list[Any] = [None] * len(steps)

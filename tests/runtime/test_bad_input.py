@@ -27,14 +27,12 @@ CALLS: list[Call] = [
     # Reduce ops.
     (lambda c: c.all_reduce("AVERAGE", X), ValueError, "one of SUM, MEAN, MIN, MAX, PRODUCT.*'AVERAGE'"),
     (lambda c: c.all_reduce(3, X), ValueError, "expected a reduce op.*got 3"),
-    (lambda c: c.reduce_scatter(None, X), ValueError, "expected a reduce op.*got None"),
     # Dtypes.
     (lambda c: c.all_reduce("SUM", X > 0), TypeError, "SUM of bool.*cast first"),
     (lambda c: c.all_reduce("MEAN", True), TypeError, "MEAN of bool.*cast first"),
     (lambda c: c.all_reduce("MAX", X * 1j), TypeError, "MAX of complex128.*no order"),
     (lambda c: c.all_reduce("MIN", 1j), TypeError, "MIN of complex.*no order"),
     (lambda c: c.all_reduce("SUM", OBJECTS), TypeError, "SUM of object"),
-    (lambda c: c.all_reduce("SUM", np.array(["a"])), TypeError, "SUM of <U1"),
     (lambda c: c.all_gather(OBJECTS, 0), TypeError, "Python objects would be shared"),
     (lambda c: c.broadcast(OBJECTS), TypeError, "Python objects would be shared"),
     (lambda c: c.all_to_all(OBJECTS), TypeError, "Python objects would be shared"),
@@ -52,7 +50,6 @@ CALLS: list[Call] = [
     (lambda c: c.broadcast(X, 1.0), TypeError, "source must be a replica id, an int, got 1.0"),
     (lambda c: c.broadcast(X, True), TypeError, "source must be a replica id, an int, got True"),
     (lambda c: c.all_gather(X, 1), ValueError, "axis must be from -1 to 0 for an array with 1 axes"),
-    (lambda c: c.all_gather(X, -2), ValueError, "axis must be from -1 to 0.*got -2"),
     (lambda c: c.all_gather(X, None), TypeError, "axis must be an int, got None"),
     (lambda c: c.all_gather(1.0, 0), ValueError, r"got a scalar; pass np\.array\(\[value\]\)"),
     (lambda c: c.all_gather(np.array(1), -1), ValueError, "at least one axis"),

@@ -256,10 +256,6 @@ async def test_what_the_others_were_handling_is_no_cause() -> None:
 # Those who can still make a call are let run until all have settled, or none of them settles any more.
 
 
-def states(error: CollectiveError) -> list[str]:
-    return [str(replica.state) for replica in error.report.replicas]
-
-
 async def test_those_who_are_ready_are_heard_however_late_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the whole process has stood still, and the delay is over before anybody ran."""
     monkeypatch.setattr("aiodist._runtime.scheduler._SETTLE_SECONDS", 0.0)
@@ -268,8 +264,9 @@ async def test_those_who_are_ready_are_heard_however_late_it_is(monkeypatch: pyt
         await turns(3 * (replica() > 1))
         await part()
 
-    error = await error_of(program, 6)
-    assert (error.report.reason, error.report.suspects, states(error)) == (Reason.KIND, (0,), ["waiting"] * 6)
+    report = (await error_of(program, 6)).report
+    assert (report.reason, report.suspects) == (Reason.KIND, (0,))
+    assert [replica.state for replica in report.replicas] == ["waiting"] * 6
 
 
 # Too late.

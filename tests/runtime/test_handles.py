@@ -25,8 +25,7 @@ from aiodist import (
     ReplicaContextError,
     get_replica_context,
 )
-from tests.runtime.programs import here, mirrored, on_each, replica, run, turns
-from tests.runtime.warned import warned
+from tests.runtime.programs import here, mirrored, on_each, replica, run, turns, warned
 
 pytestmark = pytest.mark.anyio
 

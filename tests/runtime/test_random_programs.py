@@ -1,4 +1,4 @@
-"""Random programs: correct ones give NumPy's numbers, a mutated replica is named, and whatever replicas do ends."""
+"""Random programs: correct ones give NumPy's numbers, and whatever replicas do ends; tests/core has others."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ import gc
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple
 
 import anyio
 import numpy as np
 import pytest
 from anyio.lowlevel import checkpoint
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aiodist import CollectiveError, CollectiveHandle, ReplicaContext, ReplicaContextError
 from tests.runtime.programs import mirrored, replica, run, still_works, turns
-from tests.runtime.random_programs import MUTATIONS, Steps, carry_out, mutated, programs
+from tests.runtime.random_programs import Steps, carry_out, programs
 
 seeds = st.integers(0, 2**32)
 Loop = tuple[str, dict[str, Any]]
@@ -71,41 +70,6 @@ def test_a_correct_program_gives_numpys_numbers(drawn: tuple[int, list[Part]], s
                     await carry_out_part(part, group, seed)
 
     asyncio.run(run(mirrored(replicas), program))
-
-
-@given(
-    steps=programs(),
-    replicas=st.integers(2, 5),
-    odd=st.integers(0, 4),
-    how=st.sampled_from(MUTATIONS),
-    at=st.integers(0, 5),
-    seed=seeds,
-)
-def test_a_mutated_replica_is_found_and_named(
-    steps: Steps, replicas: int, odd: int, how: str, at: int, seed: int
-) -> None:
-    odd %= replicas
-    mutation = mutated(steps, how, at % len(steps))
-    assume(mutation is not None)
-    assert mutation is not None
-
-    async def program(ctx: ReplicaContext, seed: int) -> None:
-        await carry_out(ctx, mutation[0] if replica() == odd else steps, random.Random(seed + replica()))
-
-    async def main() -> None:
-        strategy = mirrored(replicas)
-        texts = set()
-        for interleaving in (seed, seed + replicas):
-            with pytest.raises(CollectiveError) as caught:
-                await run(strategy, partial(program, seed=interleaving))
-            report = caught.value.report
-            assert report.sequence_number == mutation[1]
-            assert report.suspects == (odd,) or replicas == 2  # of two, one that is missing may be the right one
-            texts.add(f"{type(caught.value)}: {report.reason}: {report}")
-        assert len(texts) == 1, "\n=====\n".join(texts)
-        await still_works(strategy)
-
-    asyncio.run(main())
 
 
 @given(counts=st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=4), min_size=2, max_size=4), seed=seeds)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import re
-import sys
 import threading
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
@@ -25,8 +24,7 @@ from aiodist._runtime.inspection import WaitGraph, look_at_loop
 from aiodist._runtime.loop import running_on_trio
 from aiodist._runtime.stacks import awaited_by, links
 from aiodist._runtime.stall import StallWatch, watch_here
-from tests.runtime.programs import Program, mirrored, replica, run, still_works, turns
-from tests.runtime.warned import Warned, warned
+from tests.runtime.programs import Program, Warned, mirrored, replica, run, still_works, turns, warned
 
 pytestmark = pytest.mark.anyio
 
@@ -188,19 +186,6 @@ async def test_work_in_a_thread_is_named() -> None:
         ]
 
     await look_at(lambda ctx: anyio.to_thread.run_sync(work) if replica() else ctx.run_sync(work), check)
-
-
-async def test_a_merge_function_that_hangs_is_shown_with_those_who_wait_for_it() -> None:
-    async def merge(strategy: Any) -> None:
-        await anyio.Event().wait()
-
-    def check(graph: WaitGraph) -> None:
-        assert without_places(graph.lines(replicas_alone=True)) == [
-            "replicas 0 and 1 wait in merge_call #0 for the merge function of #0",
-            "the merge function of #0 waits for an anyio.Event to be set",
-        ]
-
-    await look_at(lambda ctx: ctx.merge_call(merge), check)
 
 
 # Python's own accounts of what is awaited.
@@ -679,30 +664,11 @@ async def test_zero_turns_it_off_and_what_is_no_time_is_refused(monkeypatch: pyt
     assert stall_seconds() == 10
 
 
-@pytest.mark.filterwarnings("ignore")  # of what the loop leaves behind
 def test_nobody_looks_after_a_loop_that_was_closed_in_the_middle_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocking, "_PAUSE_SECONDS", 0.01)
-    begun = asyncio.Event()
-
-    async def program(_: ReplicaContext) -> None:
-        begun.set()
-        await anyio.sleep_forever()
-
     loop = asyncio.new_event_loop()
-    left = loop.create_task(run(mirrored(2), program))
-    loop.run_until_complete(begun.wait())
-    await_that(_is_watched)
     loop.close()
-    await_that(lambda: not _is_watched())
-    assert not left.done()
-
-
-def await_that(condition: Callable[[], bool]) -> None:
-    """Wait until something holds, which other threads bring about."""
-    while not condition():
+    left = BlockedLoop(lambda: loop, lambda *_: None)
+    blocking.watch(left, ["a run that never ends"])
+    while left.watched:
         threading.Event().wait(0.01)
-
-
-def _is_watched() -> bool:
-    """Whether the thread that looks after event loops is there."""
-    return any(frame.f_code.co_name == "_look_until_no_runs" for frame in sys._current_frames().values())

@@ -16,8 +16,7 @@ import pytest
 import aiodist
 from aiodist import CommunicationOptions
 from aiodist_kernels import policy
-from tests.runtime.programs import HeldThreads, here, mirrored, on_each, replica, still_works, turns
-from tests.runtime.warned import warned
+from tests.runtime.programs import HeldThreads, here, mirrored, on_each, replica, still_works, turns, warned
 
 pytestmark = pytest.mark.anyio
 

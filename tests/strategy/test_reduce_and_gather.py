@@ -22,8 +22,7 @@ from aiodist import (
 )
 from aiodist._collectives.work import Work
 from aiodist_kernels import plan_for, policy, warm
-from tests.runtime.programs import mirrored, run
-from tests.runtime.warned import warned
+from tests.runtime.programs import mirrored, run, warned
 from tests.workers.simulated import Job
 
 pytestmark = pytest.mark.anyio

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from aiodist import CollectiveTimeoutError, CommunicationOptions, Mirrored, PerReplica
-from tests.runtime.programs import here, mirrored, replica
-from tests.runtime.warned import warned
+from tests.runtime.programs import here, mirrored, replica, warned
 from tests.workers.simulated import Job
 
 pytestmark = pytest.mark.anyio
