@@ -178,8 +178,3 @@ def _magnitude(builder: Builder, number: Value) -> Value:
     kind = _like(number, ir.IntType(64))
     bits = builder.and_(builder.bitcast(number, kind), constant(kind, 0x7FFFFFFFFFFFFFFF))
     return builder.bitcast(bits, number.type)
-
-
-def function(module: Any, signature: Any, name: str) -> Value:
-    """Return a function of the module, declared at the first call."""
-    return module.globals.get(name) or ir.Function(module, signature, name)

@@ -4,8 +4,7 @@
 It compiles kernels and says how to launch them; it never touches a device. Importing this package loads neither Numba
 nor CUDA. Its modules, each of which imports only from those above it:
 
-    forms      which kernels there are, and the tables by which work is dealt out to their threads
-    provider   the one file that chooses who compiles for CUDA
-    kernels    how threads go over leaves and buffers
-    compiled   what a kernel calls, in LLVM instructions; its PTX
+- `forms`: which kernels there are, and the tables by which work is dealt out to their threads
+- `instructions`: what a kernel calls, in LLVM instructions; who compiles for CUDA
+- `compiled`: how threads go over leaves and buffers; the kernels' PTX
 """

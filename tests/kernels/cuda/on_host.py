@@ -25,7 +25,7 @@ def launch(form: Form, arguments: Sequence[int], reads_table: Check, touches: Ch
 
     Args:
         form: the kernel.
-        arguments: see `aiodist_kernels.cuda.kernels`.
+        arguments: see `aiodist_kernels.cuda.compiled`.
         reads_table: called with address and bytes of each piece of a table before it is read.
         touches: called with address and bytes of the part of each buffer and result.
     """

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import re
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from aiodist_kernels import ReduceOp
-from aiodist_kernels.cuda import provider
+from aiodist_kernels.cuda import instructions
 from aiodist_kernels.cuda.compiled import PTX_VERSION, Program, compile_form
 from aiodist_kernels.cuda.forms import Form, copying, form_for
 from aiodist_kernels.rules import Rule, components
@@ -162,22 +161,13 @@ def test_text_with_a_planted_mistake_is_refused(pattern: str, other: str) -> Non
         check_text(form, wrong, (9, 0))
 
 
-def test_library_that_is_missing_at_the_import_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: str) -> Any:
-        raise RuntimeError('Failure finding "libcudart.so.13"\n  listdir("/somewhere")')
-
-    monkeypatch.setattr(importlib, "import_module", refuse)
-    with pytest.raises(ImportError) as caught:
-        provider._numba_cuda()
-    assert str(caught.value).startswith("compiling for CUDA needs its runtime, libNVVM and NVRTC")
-    assert str(caught.value).endswith('CUDA toolkit (Failure finding "libcudart.so.13")')
-    assert provider.INSTALL in str(caught.value)
-
-
-def test_library_that_is_missing_at_a_compilation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_that_is_missing_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
-        raise OSError("libNVVM cannot be found")
+        raise OSError("libNVVM cannot be found\n  listdir('/somewhere')")
 
-    monkeypatch.setattr(provider, "cuda", type("Cuda", (), {"compile_ptx": staticmethod(refuse)}))
-    with pytest.raises(ImportError, match=r"CUDA_HOME to the folder of a CUDA toolkit \(libNVVM cannot be found\)"):
-        provider.compile_ptx(lambda: None, (), (9, 0))
+    monkeypatch.setattr(instructions.cuda, "compile_ptx", refuse)
+    with pytest.raises(
+        ImportError, match=r"CUDA_HOME to the folder of a CUDA toolkit \(libNVVM cannot be found\)$"
+    ) as e:
+        compile_form(form_for(SUM.rule, 2), (8, 9))
+    assert instructions.INSTALL in str(e.value)
