@@ -37,7 +37,7 @@ Spec: TypeAlias = tuple[tuple[int, ...], DType]
 
 @dataclass(slots=True, eq=False)
 class DeviceArray:
-    """What of a device array takes part in a collective, or an array on a device that a result is written into."""
+    """What of a device array takes part in a collective, or is written into: elements without gaps, in C's order."""
 
     address: int  # of its first element
     shape: tuple[int, ...]
@@ -45,7 +45,6 @@ class DeviceArray:
     ordinal: int  # the driver's number for its GPU
     stream: int  # the handle of the stream on which its owner works
     owner: Any  # keeps the memory
-    strides: tuple[int, ...] | None = None  # in bytes; None where elements lie without gaps, in C's order
 
     @property
     def nbytes(self) -> int:
@@ -113,19 +112,9 @@ def lies_apart(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) 
     return True
 
 
-def write_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
-    """Return strides to write by, None for C's order without gaps; elements must lie apart, in forward order."""
-    if not has_gaps(shape, strides, itemsize):
-        return None
-    if not lies_apart(shape, strides, itemsize):
-        raise TypeError(
-            f"out must hold arrays whose elements lie apart, in forward order, got strides {strides} in bytes for "
-            f"the shape {shape}"
-        )
-    return strides
-
-
 # Frameworks.
+
+_NOT_CONTIGUOUS: Final = "out must hold contiguous arrays on GPUs, with elements in C's order; leave it out, and copy"
 
 
 class Torch(DeviceType):
@@ -142,17 +131,15 @@ class Torch(DeviceType):
         return self._array(leaf if leaf.is_contiguous() else leaf.contiguous())
 
     def buffer(self, leaf: Any) -> DeviceArray:
-        if leaf.is_conj() or leaf.is_neg():
-            raise TypeError("out must hold plain tensors, got the conjugate or the negative of another one's memory")
-        size = leaf.element_size()
-        steps = tuple(size * step for step in leaf.stride())
-        return self._array(leaf, None if leaf.is_contiguous() else write_strides(tuple(leaf.shape), steps, size))
+        if leaf.is_conj() or leaf.is_neg() or not leaf.is_contiguous():
+            raise TypeError(_NOT_CONTIGUOUS)
+        return self._array(leaf)
 
-    def _array(self, leaf: Any, strides: tuple[int, ...] | None = None) -> DeviceArray:
+    def _array(self, leaf: Any) -> DeviceArray:
         if leaf.requires_grad:
             refuse_gradient(leaf)
         dtype, ordinal = _of_torch(leaf.dtype), leaf.get_device()
-        return DeviceArray(leaf.data_ptr(), tuple(leaf.shape), dtype, ordinal, self.stream(ordinal), leaf, strides)
+        return DeviceArray(leaf.data_ptr(), tuple(leaf.shape), dtype, ordinal, self.stream(ordinal), leaf)
 
     def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
         empty, device = sys.modules["torch"].empty, _torch_device(ordinal)
@@ -200,15 +187,17 @@ class _WithInterface(DeviceType):
         return hasattr(type(leaf), "__cuda_array_interface__")
 
     def buffer(self, leaf: Any) -> DeviceArray:
-        return self._array(leaf, write_strides(leaf.shape, leaf.strides, leaf.dtype.itemsize))
+        if has_gaps(leaf.shape, leaf.strides, leaf.dtype.itemsize):
+            raise TypeError(_NOT_CONTIGUOUS)
+        return self._array(leaf)
 
-    def _array(self, leaf: Any, strides: tuple[int, ...] | None = None) -> DeviceArray:
+    def _array(self, leaf: Any) -> DeviceArray:
         if not leaf.dtype.isnative:
             raise TypeError(
                 f"expected numbers in this machine's byte order, got {leaf.dtype.str}; copy them into a new array"
             )
         address, ordinal, stream = self._place(leaf)
-        return DeviceArray(address, leaf.shape, leaf.dtype, ordinal, stream, leaf, strides)
+        return DeviceArray(address, leaf.shape, leaf.dtype, ordinal, stream, leaf)
 
     def _place(self, leaf: Any) -> tuple[int, int, int]:
         """Return an array's address, the number of its GPU, and its stream."""

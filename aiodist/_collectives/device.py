@@ -69,7 +69,7 @@ class DeviceRun:
         self._arrays = [*inputs, *buffers.values()]
         self._ordinals = tuple(map(_ORDINAL, self._arrays))
         specs = tuple([(array.shape, array.dtype) for array in inputs]) if group.ragged else None
-        layout = (straight, tuple(buffers), tuple([each.strides for each in buffers.values()])) if buffers else None
+        layout = (straight, tuple(buffers)) if buffers else None
         key = group, self._ordinals, specs, None if takers is None else tuple(map(tuple, takers)), layout
         known = self._queue.known
         plan = known.get(key)

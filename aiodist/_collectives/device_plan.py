@@ -127,8 +127,7 @@ class Planner:
 
     @staticmethod
     def _view(number: int, array: DeviceArray) -> View:
-        found = whole(Place(array.ordinal, symbol(number)), tuple(array.shape), array.dtype)
-        return found if array.strides is None else found._replace(strides=array.strides)
+        return whole(Place(array.ordinal, symbol(number)), tuple(array.shape), array.dtype)
 
     def _add(self, leaf: Leaf, inputs: Sequence[View], takers: Sequence[int]) -> None:
         """Plan a leaf's results: those that are folds, then those that are moved, what is alike once a device."""

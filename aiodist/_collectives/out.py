@@ -86,10 +86,7 @@ def span(array: Array | DeviceArray, leaf: int) -> Span:
     """Return the bounds of an array's memory."""
     if isinstance(array, np.ndarray):
         return Span(*byte_bounds(array), leaf)
-    if array.strides is None or not all(array.shape):
-        return Span(array.address, array.address + array.nbytes, leaf)
-    last = sum((size - 1) * step for size, step in zip(array.shape, array.strides, strict=True))
-    return Span(array.address, array.address + last + array.dtype.itemsize, leaf)
+    return Span(array.address, array.address + array.nbytes, leaf)
 
 
 def entangled(inputs: Iterable[Span], outs: Iterable[Span]) -> bool:

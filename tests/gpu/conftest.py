@@ -12,7 +12,7 @@ import pytest
 
 from aiodist._arrays import device as frameworks
 from aiodist._arrays import devices
-from aiodist._arrays.device import DeviceArray, DeviceType, write_strides
+from aiodist._arrays.device import DeviceArray, DeviceType
 from aiodist._gpu import enqueue
 from aiodist._gpu.enqueue import Queue
 from tests.gpu.fake_driver import FakeDriver, FakeMemory, placed
@@ -32,22 +32,18 @@ class PlantedArray:
         shape: tuple[int, ...],
         dtype: np.dtype,
         ordinal: int,
-        strides: tuple[int, ...] | None = None,
         offset: int = 0,
     ) -> None:
         self.memory = memory
         self.shape = shape
         self.dtype = dtype
         self.ordinal = ordinal
-        self.strides = strides
         self.offset = offset
         self.read_only = False
 
     def numpy(self) -> np.ndarray:
         plain = self.memory.array.copy()[self.offset :]
-        if self.strides is None:
-            return plain[: math.prod(self.shape) * self.dtype.itemsize].view(self.dtype).reshape(self.shape)
-        return np.ndarray(self.shape, self.dtype, plain, strides=self.strides).copy()
+        return plain[: math.prod(self.shape) * self.dtype.itemsize].view(self.dtype).reshape(self.shape)
 
 
 class Machine:
@@ -77,16 +73,13 @@ class Planted(DeviceType):
         return isinstance(leaf, PlantedArray)
 
     def view(self, leaf: Any) -> DeviceArray:
-        assert leaf.strides is None
         address = leaf.memory.address + leaf.offset
         return DeviceArray(address, leaf.shape, leaf.dtype, leaf.ordinal, self.machine.stream, leaf)
 
     def buffer(self, leaf: Any) -> DeviceArray:
         if leaf.read_only:
             raise TypeError("out must be writeable, got a read-only array")
-        strides = write_strides(leaf.shape, leaf.strides, leaf.dtype.itemsize) if leaf.strides else None
-        address = leaf.memory.address + leaf.offset
-        return DeviceArray(address, leaf.shape, leaf.dtype, leaf.ordinal, self.machine.stream, leaf, strides)
+        return self.view(leaf)
 
     def make(
         self, specs: Sequence[Spec], ordinal: int, allocate: Callable[[int, int], Any]
