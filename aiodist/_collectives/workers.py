@@ -337,7 +337,7 @@ class Crossing:
         if result.cut is None and isinstance(parts[0], np.ndarray):
             if len(parts) > 1 and result.axis is not None:
                 made = _as_they_lie(parts, result.axis)
-            elif parts[0].flags.aligned and result.sources[0] not in self.plan.members.own:
+            elif len(parts) == 1 and parts[0].flags.aligned and result.sources[0] not in self.plan.members.own:
                 made = parts[0]  # as it has come
         if made is None:
             made = host.made(result, arrays, size)

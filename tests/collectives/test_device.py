@@ -9,7 +9,7 @@ import pytest
 
 from aiodist._arrays.leaves import Spec
 from aiodist._collectives import kinds
-from aiodist._collectives.device import DeviceExecutor, staged, transfer
+from aiodist._collectives.device import staged, transfer
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import Collective
 from aiodist._collectives.work import Work
@@ -106,22 +106,6 @@ def test_replicas_that_have_joined_bring_nothing(plant: Plant) -> None:
         first, absent, last = finished(executor(asked, 3, (1,)).run(column))
         assert absent is None
         assert (first.numpy().tolist(), last.numpy().tolist()) == (wanted, wanted)
-
-
-@pytest.mark.parametrize("targets", [(0,), (1, 0), (2, 2, 1)])
-@pytest.mark.parametrize("case", [CASES[1], CASES[5], CASES[7]], ids=str)
-def test_results_elsewhere(case: Case, targets: tuple[int, ...], plant: Plant) -> None:
-    machine = plant(3, walls=WALLS)
-    values = case.inputs(3, SINGLE)
-    mark, column = column_of(machine, values, [0, 0, 1])
-    asked = case.collective([machine.put(values[0], 0)], 3)
-    found = finished(DeviceExecutor(asked, 3, targets=targets).run([[array] for array in column]))
-    with np.errstate(all="ignore"):
-        wanted = case.wanted(values)[0]
-    assert [result.ordinal for (result,) in found] == list(targets)
-    for (result,) in found:
-        assert mark.is_on_gpu(result)
-        assert_same_bits(result.numpy(), wanted)
 
 
 def test_there_and_back(plant: Plant) -> None:

@@ -60,13 +60,11 @@ class FakeDriver(CudaCore):
         seed: of the order in which streams go on.
         walls: pairs of devices that cannot read each other's memory.
         unloaded: kernels must be loaded first.
-        patient: a stream may wait for what somebody enqueues later.
     """
 
     seed: int = 0
     walls: set[frozenset[int]] = field(default_factory=set)
     unloaded: bool = False
-    patient: bool = False
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -219,7 +217,7 @@ class FakeDriver(CudaCore):
             if self.queues[stream][0]():
                 self.queues[stream].popleft()
                 return True
-        assert self.patient or not streams, "every stream waits for an event that no stream reaches"
+        assert not streams, "every stream waits for an event that no stream reaches"
         return False
 
     def enqueue(self, stream: Any, work: Callable[[], object]) -> None:
