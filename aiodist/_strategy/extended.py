@@ -245,7 +245,7 @@ class StrategyExtended:
         """Copy a value onto devices.
 
         Args:
-            value: a nest of arrays, numbers and variables, the same for all devices.
+            value: a nest of arrays and variables, the same for all devices; other leaves are passed on as they are.
             destinations: a device, a sequence of devices, a distributed value or a variable.
 
         Returns:

@@ -272,10 +272,7 @@ class Leaf:
 
 def _gpu(name: str) -> int:
     if not name.startswith("GPU:"):
-        raise TypeError(
-            f"an array on a GPU can only go to GPUs, got the destination {name!r}; copy the array to the host first, "
-            "or the result afterwards"
-        )
+        raise TypeError(f"an array on a GPU can only go to GPUs, got the destination {name!r}; copy the result later")
     return gpu_number(name)
 
 

@@ -128,7 +128,6 @@ def require_all_workers() -> None:
     here = current.get()
     if isinstance(here, CrossReplica) and here.group is not None:
         raise ReplicaContextError(
-            "an operation of all workers cannot be called in the merge function of "
-            f"{here.group.label()}, which runs only on the workers of its members; combine values in the group first, "
-            "e.g. await group.all_reduce(op, value)"
+            f"an operation of all workers cannot be called in the merge function of {here.group.label()}, which runs "
+            "only on the workers of its members; combine values in the group first"
         )

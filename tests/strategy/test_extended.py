@@ -110,14 +110,6 @@ async def test_update_calls_the_function_on_each_component() -> None:
     assert await strategy.extended.update(v, lambda c: None) is None
 
 
-async def test_update_of_a_mirrored_variable_keeps_it_mirrored() -> None:
-    strategy = mirrored(2)
-    v = under(strategy, 1.0, name="w")
-    gradient = await strategy.extended.reduce_to("mean", PerReplica([1.0, 3.0]), v)
-    await strategy.extended.update(v, lambda component, g: component.assign_sub(g), args=(gradient,), group=False)
-    assert [float(c) for c in v.values] == [-1, -1]
-
-
 async def test_update_that_raises_changes_nothing() -> None:
     strategy = mirrored(2)
     v = under(strategy, 1.0)
