@@ -32,13 +32,15 @@ from __future__ import annotations
 import sys
 from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
+from aiodist._collectives.workers import Crossing
 from aiodist._core.errors import CollectiveError
 from aiodist._workers.messages import Ask, GroupTag, Query
 from aiodist._workers.record import ALIKE, NO_FLAGS, Agreement, Callers, Found, Notice, Record, RecordBuffers
-from aiodist._workers.transport import Communicator, Steps
+from aiodist._workers.transport import OF_VALUES, Communicator, Steps
 
 _END: Final = b"end"
 _JOINED: Final = b"join"
@@ -79,7 +81,7 @@ class Route(NamedTuple):
     digest: bytes  # 16 bytes that stand for the call
     site: Site | None = None  # the place of the call; None where callers do not count
     callers: Callers | None = None  # numbers that stand for the way to it; None where callers do not count
-    small: Any = None  # how its values travel in the record, for the carrier; None where they do not
+    small: Any = None  # how its values travel in the record; None where they do not
     plan: Any = None  # how they are moved otherwise, where that is known before all have agreed
     held: Any = None  # what is held so that no other has its id
 
@@ -92,20 +94,21 @@ class Step(NamedTuple):
     flags: int = NO_FLAGS  # see `record`
     small: Any = None  # where its values travel in the record: `Route.small`
     absent: bool = False  # some local replicas have joined
-    values: Any = None  # what the local replicas contribute, for the carrier
+    values: Any = None  # what the local replicas contribute
+
+
+def _prepared(step: Step) -> Any:
+    """Use the time until the records have come: take values that are probably to be moved."""
+    with suppress(*OF_VALUES):  # every worker finds the same when it comes to moving them
+        if step.small is None and step.values is not None and step.route.plan is not None:
+            return Crossing(step.route.plan, step.values)
+    return None
 
 
 class Carrier:
     """What a session's steps are for. Generators end when the workers have moved what there is to move."""
 
     told = False  # trouble has been reported to the coordinator
-
-    def write(self, step: Step) -> None:
-        """Put a small value into the record."""
-        raise NotImplementedError
-
-    def prepare(self, step: Step) -> Any:
-        """Use the time until the records have come; return what `move` gets."""
 
     def move(self, session: Session, step: Step | None, found: Found, prepared: Any) -> Steps[None] | None:
         """Return what moves the values of a step that all have agreed on; None where there is nothing left to do.
@@ -199,7 +202,7 @@ class Session:
                     step = self._queue.popleft()
                     record = self._record_of(step)
                     if step.small is not None:
-                        self._carrier.write(step)
+                        step.small.write(step.values)
                 elif self._joined:
                     record = Record(self._chain, notice=Notice.JOINED)
                 elif self._ended:
@@ -208,7 +211,7 @@ class Session:
                     return
                 request = self.records.post(record)
                 if step is not None:
-                    prepared = self._carrier.prepare(step)
+                    prepared = _prepared(step)
                 yield request
                 if self.number >= self._limit:  # meanwhile
                     return

@@ -16,14 +16,12 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from aiodist._collectives import kinds
-from aiodist._collectives.workers import Crossing
 from aiodist._core.call import Call, OrderCheck, Post, path_of
 from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Group
@@ -194,17 +192,6 @@ class RunSpan(Carrier):
         return group
 
     # Steps.
-
-    def write(self, step: Step) -> None:
-        """Put a small value into the record."""
-        step.small.write(step.values)
-
-    def prepare(self, step: Step) -> Any:
-        """Take values that are to be moved, before the workers have agreed on it."""
-        with suppress(*OF_VALUES):  # every worker finds the same when it comes to moving them
-            if step.small is None and step.values is not None and step.route.plan is not None:
-                return Crossing(step.route.plan, step.values)
-        return None
 
     def move(self, session: Session, step: Step | None, found: Found, prepared: Any) -> Steps[None] | None:
         """Return what moves the values of a step that all workers have agreed on, and makes its result."""
