@@ -63,7 +63,7 @@ def merge_two(strategy: Any) -> None:
 
 def large(size: int = 3) -> dict[str, Any]:
     """Return a nest of which a report shows a part; one of its leaves has that size."""
-    return {f"layer {i}": zeros(size if i == 7 else 3) for i in range(20)}
+    return {f"layer{i}": zeros(size if i == 7 else 3) for i in range(20)}
 
 
 R = Reason
@@ -85,7 +85,7 @@ DIVERGENCES = {
         "merge arguments": (R.STRUCTURE, merge(merge_one, (1,)), merge(merge_one, (1, 2))),
         "size": (R.SHAPE, add({"x": zeros((32, 8)), "y": X}), add({"x": zeros((17, 8)), "y": X})),
         "size in a large nest": (R.SHAPE, add(large()), add(large(17))),
-        "keys of a large nest": (R.STRUCTURE, add(large()), add({name * 20: X for name in large()})),
+        "keys of a large nest": (R.STRUCTURE, add({name * 20: X for name in large()}), add(large())),
         "rank": (R.SHAPE, add(X), add(X[None])),
         "size across the axis of a gather": (R.SHAPE, gather((2, 3), 0), gather((2, 4), 0)),
         "rank of a gather along the last axis": (R.SHAPE, gather((2, 3), -1), gather((3,), -1)),

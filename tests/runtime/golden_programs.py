@@ -122,16 +122,6 @@ def shared(ctx: ReplicaContext, make: Callable[[], T]) -> T:
     return found
 
 
-async def queues_in_a_ring(ctx: ReplicaContext) -> None:
-    streams = shared(ctx, lambda: [anyio.create_memory_object_stream[int](1) for _ in range(2)])
-    mine = ctx.replica_id_in_sync_group
-    if mine < 2:
-        with streams[mine][1] as receiver, streams[1 - mine][0] as sender:
-            await receiver.receive()
-            await sender.send(1)
-    await ctx.barrier()
-
-
 async def group_disagrees(ctx: ReplicaContext) -> None:
     experts = ctx.new_group([2, 0, 1], name="experts")
     for step in range(3):

@@ -556,28 +556,6 @@ async def test_one_that_goes_on_and_on_is_not_waited_for() -> None:
 # Several runs, and one loop inside of another.
 
 
-async def test_several_runs_at_a_time_keep_apart() -> None:
-    strategy = mirrored(3)
-    totals: dict[int, Any] = {}
-
-    async def program(which: int) -> int:
-        total = 0
-        for _ in range(which + 1):
-            total += await here().all_reduce("SUM", which)
-        if which == 4:
-            raise LookupError
-        return total
-
-    async def run_one(which: int) -> None:
-        with suppress(LookupError):
-            totals[which] = set((await strategy.run(program, args=(which,))).values)
-
-    async with anyio.create_task_group() as tasks:
-        for which in range(6):
-            tasks.start_soon(run_one, which)
-    assert totals == {which: {3 * which * (which + 1)} for which in (0, 1, 2, 3, 5)}
-
-
 @pytest.mark.every_loop("asyncio", "uvloop")
 def test_trio_as_the_guest_of_another_loop(anyio_backend: Loop) -> None:
     trio = pytest.importorskip("trio")

@@ -69,7 +69,7 @@ PLANTED = [
     *("stops_early_by_its_own_loss", "never_comes", "merge_that_never_returns"),
     *("scope_cancelled_by_a_sibling", "member_does_not_make_the_group", "groups_of_all_in_another_order"),
 ]
-TIMED = [programs.merge_hangs, programs.lock_across_a_collective, programs.queues_in_a_ring]
+TIMED = [programs.merge_hangs, programs.lock_across_a_collective]
 IN_ONE_ORDER = [
     *TIMED,
     *CROWDS,
