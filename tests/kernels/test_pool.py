@@ -28,16 +28,15 @@ MOST_IDLE = LEAST * 12
 
 
 class Cycle:
-    """Holds something, and itself; may put it into a list when the garbage collector finds the cycle."""
+    """Holds something, and itself; puts it into a list when the garbage collector finds the cycle."""
 
     def __init__(self, held: object, saved: list[Any] | None = None) -> None:
         self.held = held
-        self.saved = saved
+        self.saved = [] if saved is None else saved
         self.me = self
 
     def __del__(self) -> None:
-        if self.saved is not None:
-            self.saved.append(self.held)
+        self.saved.append(self.held)
 
 
 def failure(held: object) -> BaseException:
@@ -55,14 +54,10 @@ def failure(held: object) -> BaseException:
 
 DERIVED: list[Callable[[Any], Any]] = [
     lambda a: a[::-2],
-    lambda a: a[: a.size // 2 * 2].reshape(2, -1).T if a.size > 3 else a,
-    lambda a: a.view(np.recarray),
     lambda a: memoryview(memoryview(a)[4:].cast("B")),
     lambda a: np.frombuffer(a, np.uint8),
     np.from_dlpack,
     lambda a: as_strided(a, (3,), (4,)),
-    lambda a: a.flat,
-    lambda a: a.ctypes,
     lambda a: np.ctypeslib.as_array(np.ctypeslib.as_ctypes(a)),
     lambda a: a.base,
     lambda a: lambda: a,
@@ -194,16 +189,6 @@ def test_lease_that_the_collector_has_ended_shows_its_block_to_nobody() -> None:
     del lease
     saved.clear()
     assert blocks.idle_bytes == LEAST
-
-
-def test_all_goes_when_too_much_lies_idle() -> None:
-    blocks = Pool(most_idle=10_000)
-    arrays = [blocks.empty((nbytes,), np.dtype(np.uint8)) for nbytes in (4000, 5000, 6000)]
-    idle = []
-    while arrays:
-        del arrays[0]
-        idle.append(blocks.idle_bytes)
-    assert idle == [4000, 9000, 0]
 
 
 def test_threads_never_share_a_block() -> None:

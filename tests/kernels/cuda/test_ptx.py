@@ -4,24 +4,36 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.cuda import instructions
 from aiodist_kernels.cuda.compiled import PTX_VERSION, Program, compile_form
-from aiodist_kernels.cuda.forms import Form, copying, form_for
+from aiodist_kernels.cuda.forms import FIRST, THREADS, VECTOR_BYTES, Form, Leaf, blocks, copying, form_for
 from aiodist_kernels.rules import Rule, components
 from tests.kernels.cuda import ptx_machine
-from tests.kernels.cuda.cases import ONE_OF_EACH_LAYOUT, SOME_CASES, Case
-from tests.kernels.cuda.memory import Reduction, address, copy_of, direct_arguments, pack, reduction
+from tests.kernels.cuda.cases import (
+    CASES,
+    ONE_OF_EACH_LAYOUT,
+    SOME_CASES,
+    Case,
+    Reduction,
+    copy_of,
+    direct_arguments,
+    pack,
+    reduction,
+)
 from tests.kernels.cuda.ptx_text import assemble, check_text
 
 CAPABILITIES = [(8, 0), (9, 0)]
-BLOCKS, THREADS = 2, 3
+GRID = 2, 3  # blocks, threads of each
 
 
 def some_kernels() -> list[tuple[Case, Form, int, tuple[int, int]]]:
@@ -55,11 +67,11 @@ def run(form: Form, program: Program, leaves: list[Reduction], lanes_per_element
     memory = [array for leaf in leaves for array in (*leaf.buffers, leaf.out)]
     if form.tabled:
         heads, rows = pack(form, [leaf.leaf for leaf in leaves], lanes_per_element)
-        arguments = [address(heads), address(rows), len(heads), len(leaves[0].buffers)]
+        arguments = [heads.ctypes.data, rows.ctypes.data, len(heads), len(leaves[0].buffers)]
         memory += [heads, rows]
     else:
         arguments = direct_arguments(form, leaves[0].leaf, lanes_per_element)
-    ptx_machine.run(kernel, arguments, BLOCKS, THREADS, memory)
+    ptx_machine.run(kernel, arguments, *GRID, memory)
     for each in leaves:
         each.check()
 
@@ -70,7 +82,7 @@ def test_compiled_kernel_gives_the_bits_of_numpy(kernel: tuple[Case, Form, int, 
     program = compiled(form, capability)
     check_text(form, program.ptx, capability)
     assemble(program.ptx, capability)
-    size = 4 + 2 * BLOCKS * THREADS * form.width // form.rule.grain
+    size = 4 + 2 * math.prod(GRID) * form.width // form.rule.grain
     sizes = [(size, 0), (5, case.dtype.itemsize % 16)] if form.tabled else [(size, 0)]
     leaves = [
         reduction(case.op, case.dtype, count, elements, seed=elements, accumulate=case.accumulate, offset=offset)
@@ -116,8 +128,8 @@ def test_lanes_are_counted_in_64_bits(count: int) -> None:
     heads[:, 1:] += far
     rows[:, 1:] -= far * SUM.dtype.itemsize
     kernel = ptx_machine.parse(compiled(form, (9, 0)).ptx)
-    arguments = [address(heads), address(rows), len(heads), count]
-    ptx_machine.run(kernel, arguments, BLOCKS, THREADS, [*leaf.buffers, leaf.out, heads, rows])
+    arguments = [heads.ctypes.data, rows.ctypes.data, len(heads), count]
+    ptx_machine.run(kernel, arguments, *GRID, [*leaf.buffers, leaf.out, heads, rows])
     leaf.check()
 
 
@@ -171,3 +183,38 @@ def test_library_that_is_missing_is_named_with_what_installs_it(monkeypatch: pyt
     ) as e:
         compile_form(form_for(SUM.rule, 2), (8, 9))
     assert instructions.INSTALL in str(e.value)
+
+
+# The table deals every lane of every leaf out to exactly one chunk, and vectors only where addresses allow them.
+
+fields = st.lists(
+    st.tuples(st.integers(0, 40_000), st.lists(st.integers(1, 1 << 40), min_size=5, max_size=5)), min_size=1, max_size=6
+)
+
+
+@given(case=st.sampled_from(CASES), fields=fields)
+def test_every_lane_is_in_one_chunk(case: Case, fields: list[tuple[int, list[int]]]) -> None:
+    form = form_for(case.rule, 4, leaves=2)
+    size = case.rule.dtype.itemsize
+    given_leaves = [Leaf(out * size, tuple(place * size for place in places), n) for n, (out, *places) in fields]
+    heads, table = pack(form, given_leaves, components(case.dtype))
+    rows = table.reshape(-1).tolist()
+    covered: dict[int, int] = {}
+    for row, low, middle, high in heads.tolist():
+        vectors, *addresses = rows[row : row + FIRST + 4]
+        assert low == covered.get(row, 0)
+        assert low <= middle <= high
+        assert (middle - low) % form.width == 0
+        assert vectors == all(address % VECTOR_BYTES == 0 for address in addresses)
+        assert high - low <= form.chunk
+        covered[row] = high
+    assert [row[1:] for row in table.tolist()] == [[leaf.out, *leaf.buffers] for leaf in given_leaves]
+    wanted = [leaf.elements * components(case.dtype) for leaf in given_leaves if leaf.elements]
+    assert list(covered.values()) == wanted
+
+
+@given(work=st.integers(0, 1 << 50))
+def test_grid_has_a_thread_for_each_as_far_as_it_reaches(work: int) -> None:
+    count = blocks(work)
+    assert 1 <= count < 1 << 31
+    assert count == (1 << 31) - 1 or (count - 1) * THREADS < max(work, 1) <= count * THREADS
