@@ -91,16 +91,9 @@ class Ranks:
 
     def run(self, function: Callable[[int], object], seconds: float | None = None) -> bool:
         """Call a function, which must not raise, for every rank in a thread of its own; return whether all ended."""
-        before = threading.stack_size(_STACK_BYTES)
-        try:
-            threads = [
-                threading.Thread(target=self._main, args=(function, rank), name=f"rank {rank}", daemon=True)
-                for rank in range(self.size)
-            ]
-            for thread in threads:
-                thread.start()
-        finally:
-            threading.stack_size(before)
+        threading.stack_size(_STACK_BYTES)
+        for rank in range(self.size):
+            threading.Thread(target=self._main, args=(function, rank), name=f"rank {rank}", daemon=True).start()
         self._hand_over(None)
         return self._all_ended.wait(seconds)
 
@@ -176,29 +169,24 @@ class Ranks:
         return following
 
     def _next(self) -> int:
+        """Take the rank that goes on out of those that are ready, as the order chooses; it may defer some."""
         while True:
             if not self._ready:
                 self._ready.extend(self._deferred or [self._wake_up()])
                 self._deferred.clear()
+            choice = 0
             if len(self._ready) > 1:
+                if self.points >= self._order.next_point:
+                    choice = self._order.choose(self.points, len(self._ready))
+                if choice:
+                    self.changes.append(Change(self.points, choice))
                 self.points += 1
-                chosen = self._choose(self.points - 1)
-                if chosen is None:
-                    continue
-                return chosen
-            return self._ready.popleft()
-
-    def _choose(self, point: int) -> int | None:
-        """Take the rank that goes on at this point out of those that are ready; None where one was deferred."""
-        choice = self._order.choose(point, len(self._ready)) if point >= self._order.next_point else 0
-        if choice:
-            self.changes.append(Change(point, choice))
-        if choice == DEFER:
-            self._deferred.append(self._ready.popleft())
-            return None
-        chosen = self._ready[choice]
-        del self._ready[choice]
-        return chosen
+            if choice == DEFER:
+                self._deferred.append(self._ready.popleft())
+                continue
+            chosen = self._ready[choice]
+            del self._ready[choice]
+            return chosen
 
     def _wake_up(self) -> int:
         """Return the rank that sleeps longest; a short pause lets threads and processes of the program's work on."""
