@@ -165,7 +165,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         self._turn_is_due = False
         self._others_come = False  # a timer that is due, or the end: asyncio's own loop is to go on after this turn
         self._not_begun: set[object] = set()  # work that executors have been given
-        self._from_threads: list[Callback] = []
+        self._from_threads: deque[Callback] = deque()
         self._numbers: WeakKeyDictionary[Task[Any], int] = WeakKeyDictionary()
         self._count = itertools.count()
 
@@ -259,7 +259,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         began = time.monotonic()
         let_threads_finish()
         self._advance(time.monotonic() - began)
-        sent, self._from_threads = self._from_threads, []
+        sent = [self._from_threads.popleft() for _ in range(len(self._from_threads))]
         self._queue.extend(sorted(sent, key=lambda call: call.first_woken(self.number_of)))
         self._ask_for_a_turn()
         return True
@@ -320,8 +320,8 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         """Close the loop; what has not run does not."""
         super().close()
         self._turn_is_due = False
-        self._queue.clear()
-        self._deferred.clear()
+        for handles in (self._queue, self._batch, self._deferred):
+            handles.clear()
 
     def _ask_for_a_turn(self) -> None:
         if not self._turn_is_due:

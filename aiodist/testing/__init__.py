@@ -68,11 +68,7 @@ def run_replicas(
         What the replicas returned, one entry per replica.
 
     Raises:
-        DeadlockError: nothing can run any more.
-        CollectiveError: replicas disagreed, or took longer than ``timeout``.
-        RuntimeError: an event loop runs already: call it from a plain function, not from a coroutine.
-        ValueError: ``n`` is not a number of replicas; ``replay`` is not a schedule.
-        Exception: what a replica raised.
+        Exception: the same as from `explore`.
     """
     __tracebackhide__ = True
     return explore(fn, n, 1, 0, args, kwargs, replay=replay, timeout=timeout).results

@@ -51,28 +51,16 @@ _JOIN = Call("join")
 
 
 class Op(NamedTuple):
-    """One operation of a replica.
+    """One operation of a replica."""
 
-    Attributes:
-        what: ``post``, ``make`` (a group of the run's, or of another group), ``join``, ``cancel`` (a post whose await
-            is cancelled at once), ``return`` or ``raise``.
-        line: where it stands; the column is the same for all, and the function ``train``.
-        group: the index of the group that it is of, 0 being the run's own, and others in the order of their making.
-        call: an index into `CALLS`.
-        waits: it is awaited at once; else when the program is over.
-        members: of a group that is made, the ids in the run.
-        name: of a group that is made.
-        makes: the index of the group that is made.
-    """
-
-    what: str
-    line: int
-    group: int = 0
-    call: int = 0
-    waits: bool = True
-    members: tuple[int, ...] = ()
-    name: str | None = None
-    makes: int = 0
+    what: str  # post, make (a group), join, cancel (a post whose await is cancelled at once), return or raise
+    line: int  # where it stands
+    group: int = 0  # the group that it is of: 0 is the run's own, others follow in the order of their making
+    call: int = 0  # an index into `CALLS`
+    waits: bool = True  # it is awaited at once; else when the program is over
+    members: tuple[int, ...] = ()  # of a group that is made, by their ids in the run
+    name: str | None = None  # of a group that is made
+    makes: int = 0  # the index of the group that is made
 
 
 Program = tuple[Op, ...]
@@ -102,11 +90,7 @@ class Run:
             self.replicas[member.replica_id].members[0] = member
 
     def go(self, turns: Sequence[int] = ()) -> Run:
-        """Let replicas take turns until none can run any more, and return this.
-
-        Args:
-            turns: which of those that can run goes next, again and again; empty: the lowest, until it waits.
-        """
+        """Let replicas that can run take turns, again and again in that order, by default the lowest until it waits."""
         count = 0
         while True:
             ready = [i for i, replica in enumerate(self.replicas) if replica.end is None and replica.waits is None]
@@ -216,17 +200,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Programs as they were drawn.
+    """Programs as they were drawn."""
 
-    Attributes:
-        common: what all replicas have in common; of groups, those that are their members do it.
-        changed: what some do instead, by id.
-        replicas: how many there are.
-        order_check: what calls are compared by.
-    """
-
-    common: Program
-    changed: dict[int, Program]
+    common: Program  # what all replicas do; of groups, those that are their members
+    changed: dict[int, Program]  # what some do instead, by id
     replicas: int
     order_check: OrderCheck
 
@@ -262,14 +239,7 @@ class _Choices:
 def drawn(
     changes: int = 2, *, groups: bool = True, joins: bool = True, cancels: bool = True
 ) -> st.SearchStrategy[Drawn]:
-    """Draw a program, and up to that many changes to what single replicas do.
-
-    Args:
-        changes: how many changes at most.
-        groups: there may be groups of some replicas.
-        joins: replicas may join.
-        cancels: replicas may be cancelled out of collectives.
-    """
+    """Draw a program, and up to that many changes to what single replicas do."""
     what = ["drop", "again", "swap", "call", "line", "return", "raise", "later"]
     what += ["join"] * joins + ["cancel"] * cancels
 

@@ -31,10 +31,6 @@ class TestClass:
         assert (await ctx.all_reduce("SUM", np.ones(2))).tolist() == [3, 3]
 
 @pytest.mark.replicas(2)
-def test_plain_function():
-    assert get_replica_context().num_replicas_in_sync == 2
-
-@pytest.mark.replicas(2)
 @pytest.mark.parametrize("value", [1, 2])
 async def test_parametrized(value):
     assert await get_replica_context().all_reduce("SUM", value) == 2 * value
@@ -88,19 +84,15 @@ def set_to(*options: str) -> list[str]:
     return [word for option in options for word in ("-o", option)]
 
 
+ASYNCIO = set_to("asyncio_mode=auto", "asyncio_default_fixture_loop_scope=function")
+
+
 @pytest.mark.parametrize(
     ("beside", "passed"),
     [
-        ([], 6),
-        (
-            [
-                "-p",
-                "pytest_asyncio.plugin",
-                *set_to("asyncio_mode=auto", "asyncio_default_fixture_loop_scope=function"),
-            ],
-            6,
-        ),
-        (["-p", "anyio.pytest_plugin", *set_to("anyio_mode=auto")], 10),  # four of them on both of its event loops
+        ([], 5),
+        (["-p", "pytest_asyncio.plugin", *ASYNCIO], 5),
+        (["-p", "anyio.pytest_plugin", *set_to("anyio_mode=auto")], 9),  # four of them on both of its event loops
     ],
 )
 def test_marked_functions_run_on_replicas(pytester: pytest.Pytester, beside: list[str], passed: int) -> None:
