@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 from anyio.lowlevel import checkpoint
 
 from aiodist._arrays import nests
-from aiodist._arrays.values import IndexedSlices, PerReplica, regroup_data
+from aiodist._arrays.values import DistributedValues, IndexedSlices, PerReplica, regroup_data
 
 _END: Final = object()
 
@@ -57,7 +57,7 @@ def common_size(leaves: Sequence[Any], structure: nests.Structure, root: str) ->
         if leaf is None:
             continue
         shape = getattr(leaf, "shape", None)
-        if not isinstance(shape, tuple) or isinstance(leaf, IndexedSlices):
+        if not isinstance(shape, tuple) or isinstance(leaf, (DistributedValues, IndexedSlices)):
             raise TypeError(
                 f"{nests.leaf_paths(structure, root)[index]} must be an array, whose rows are examples, got an object "
                 f"of type {type(leaf).__qualname__}; a list of numbers becomes one with np.asarray"

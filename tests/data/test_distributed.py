@@ -54,17 +54,6 @@ async def test_one_replica_gets_everything_bare() -> None:
         assert strategy.experimental_distribute_values_from_function(lambda ctx: ctx) == ValueContext(0, 1)
 
 
-async def test_epoch_of_uneven_batches_has_the_mean_of_all_examples() -> None:
-    strategy = mirrored(4)
-    data = np.random.default_rng(0).normal(size=(37, 3))
-    dataset = strategy.experimental_make_numpy_dataset(data).shuffle(1).batch(10).prefetch(2)
-    total = np.zeros(3)
-    async for batch in strategy.experimental_distribute_dataset(dataset):
-        rows = sum(len(part) for part in batch.values)
-        total += rows * await strategy.reduce("MEAN", batch, axis=0)
-    np.testing.assert_allclose(total / 37, data.mean(axis=0), rtol=1e-12)
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
 async def test_error_of_the_source_arrives_with_its_traceback(asynchronous: bool) -> None:
     def plain() -> Iterator[Any]:

@@ -81,15 +81,6 @@ def test_dropped_iterator_ends_its_thread_and_the_source() -> None:
     assert not source.made[6].is_set()
 
 
-def test_close_waits_for_the_thread_and_gives_nothing_more() -> None:
-    source = Source(1000)
-    elements = Prefetched(iter(source), 2)
-    next(elements)
-    elements.close()
-    assert prefetch_threads() == []
-    assert list(elements) == []
-
-
 @pytest.mark.anyio
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
