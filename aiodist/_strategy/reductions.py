@@ -11,8 +11,9 @@ to other workers, by way of page-locked memory (`on_host`), so results have the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import repeat
 from types import CoroutineType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -303,11 +304,12 @@ class Combination:
     ) -> None:
         self._operation = operation
         self._devices = devices
-        leaves, self._structure = nests.flatten_with_none(value)
-        goals: Sequence[Sequence[str] | None] = [None] * len(leaves)
-        if destinations is not None:
-            of_nests = zip(destinations, self._structure.children(), strict=True)
-            goals = [each for each, structure in of_nests for _ in range(structure.num_leaves)]
+        leaves, structure = ([value], None) if isinstance(value, DistributedValues) else nests.flatten_with_none(value)
+        self._structure: nests.Structure | None = structure
+        goals: Iterable[Sequence[str] | None] = repeat(destinations[0] if destinations else None, len(leaves))
+        if structure is not None and destinations is not None and len(destinations) > 1:
+            of_nests = zip(destinations, structure.children(), strict=True)
+            goals = [each for each, nest in of_nests for _ in range(nest.num_leaves)]
         self._leaves = [
             Leaf(leaf, operation.operand(leaf, replicas, bare), each) for leaf, each in zip(leaves, goals, strict=True)
         ]
@@ -324,7 +326,7 @@ class Combination:
             groups.setdefault((len(leaf.operand.arrays), leaf.targets), []).append(leaf)
         works: list[tuple[Work, Callable[[Any], object]]] = []
         # What is made here at once comes before devices are put to work, for it may raise.
-        for size, targets in sorted(groups, key=lambda group: group[1] is not None):
+        for size, targets in sorted(groups, key=lambda group: group[1] is not None) if len(groups) > 1 else groups:
             among = groups[size, targets]
             operands = [leaf.operand for leaf in among]
             collective, devices = self._operation.collective(operands), () if targets is None else self._devices
@@ -372,7 +374,8 @@ class Combination:
 
     def results(self) -> Any:
         """Return the nest of results."""
-        return self._structure.unflatten([leaf.result() for leaf in self._leaves])
+        results = [leaf.result() for leaf in self._leaves]
+        return results[0] if self._structure is None else self._structure.unflatten(results)
 
 
 def _give(leaves: Sequence[Leaf], result: Any) -> None:
@@ -394,7 +397,9 @@ def combine(
 
     async def combined() -> Any:
         require_cross_replica(strategy, kind)
-        replicas, over_workers = replicas_here(strategy), None if is_in_group_of_this_worker() else workers.combine
+        replicas, over_workers = replicas_here(strategy), workers.combine
+        if over_workers is not None and is_in_group_of_this_worker():
+            over_workers = None
         bare = over_workers is not None and len(replicas) == 1
         combination = Combination(operation, value, replicas, strategy.extended.devices, destinations, bare=bare)
         if destinations is None and not combination.taken:
