@@ -13,8 +13,6 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-import sniffio
-import trio
 
 import aiodist
 from aiodist import (
@@ -151,11 +149,8 @@ async def test_task_groups_take_methods_that_give_handles() -> None:
     """The call site is the program's line, not the line of the event loop that makes the call."""
 
     async def program(ctx: ReplicaContext) -> None:
-        on_trio = sniffio.current_async_library() == "trio"
-        group: Any
-        async with trio.open_nursery() if on_trio else asyncio.TaskGroup() as group:
-            start = group.start_soon if on_trio else lambda barrier: group.create_task(barrier())
-            start(ctx.barrier)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ctx.barrier)
             await ctx.barrier(name="between")
         async with anyio.create_task_group() as tasks:
             if replica() == 0:
@@ -163,7 +158,7 @@ async def test_task_groups_take_methods_that_give_handles() -> None:
             else:
                 tasks.start_soon(ctx.barrier)
 
-    line = inspect.getsourcelines(program)[1] + 9
+    line = inspect.getsourcelines(program)[1] + 6
     with pytest.raises(CollectiveMismatchError) as caught:
         await run(mirrored(2), program)
     assert caught.value.report.sequence_number == 2
