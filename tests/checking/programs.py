@@ -22,7 +22,7 @@ def mirrored(replicas: int) -> MirroredStrategy:
 def result(main: Main, *changes: tuple[int, int], seconds: float | None = 20) -> Result:
     """Run a main coroutine function once, in the default order but for the changes."""
     order = Replayed(Change(*change) for change in changes)
-    return run((main), order, seed=0, seconds=seconds)
+    return run(main, order, seed=0, seconds=seconds)
 
 
 def value(main: Main, *changes: tuple[int, int]) -> Any:

@@ -37,16 +37,6 @@ async def work_in_threads() -> None:
             await start(work_until_the_loop_waits)
 
 
-async def work_of_replicas() -> None:
-    async def replica() -> None:
-        ctx = get_replica_context()
-        if ctx.replica_id_in_sync_group:
-            await ctx.run_sync(work_until_the_loop_waits)
-        await ctx.barrier()
-
-    await mirrored(2).run(replica)
-
-
 async def executor_of_its_own() -> None:
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
     with ThreadPoolExecutor(1) as pool:
@@ -137,7 +127,7 @@ POSIX = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 @pytest.mark.parametrize(
     "main",
     [
-        *(work_in_threads, work_of_replicas, executor_of_its_own, thread_fed_by_a_queue, thread_awaited_in_a_loop),
+        *(work_in_threads, executor_of_its_own, thread_fed_by_a_queue, thread_awaited_in_a_loop),
         *(foreign_thread, sockets, subprocess, pytest.param(signal_handler, marks=POSIX)),
     ],
 )

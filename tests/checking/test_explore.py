@@ -18,7 +18,7 @@ from tests.project.paths import ROOT, environment
 
 
 def exploration(main: Main, schedules: int = 100, seed: int = 0) -> Exploration:
-    return explore((main), schedules=schedules, seed=seed, seconds=20)
+    return explore(main, schedules=schedules, seed=seed, seconds=20)
 
 
 # Programs with a bug that shows in some orders only.
@@ -70,7 +70,7 @@ def test_bug_that_depends_on_the_order_is_found_reduced_and_repeated(
     assert len(found.result.schedule.changes) == len(found.changes) == 1
     assert "replica" in found.changes[0]
 
-    again = replay((main), Schedule.parse(str(found.result.schedule)), seconds=20)
+    again = replay(main, Schedule.parse(str(found.result.schedule)), seconds=20)
     assert str(again.error) == str(found.error)
     assert again.changes == found.changes
 
@@ -88,25 +88,7 @@ def test_exploration_depends_on_its_seed_alone() -> None:
     assert printed.splitlines() == summaries()
 
 
-# Correct programs; tests/faults has more.
-
-
-async def overlapping() -> None:
-    async def replica() -> list[float]:
-        ctx = get_replica_context()
-        pending = [ctx.all_reduce("SUM", np.ones(2) * i) for i in range(4)]
-        await asyncio.sleep(0.1 * ctx.replica_id_in_sync_group)
-        return [float((await one)[0]) for one in pending]
-
-    strategy = mirrored(3)
-    results = await asyncio.gather(strategy.run(replica), strategy.run(replica))
-    assert [strategy.experimental_local_results(r)[2] for r in results] == [[0.0, 3.0, 6.0, 9.0]] * 2
-
-
-def test_correct_program_passes_under_every_schedule() -> None:
-    found = explore((overlapping), schedules=60, seed=0, seconds=20)
-    assert found.error is None
-    assert found.schedules == 60
+# Correct programs are in tests/faults.
 
 
 def test_program_without_a_choice_or_with_a_failure_in_the_default_order_has_one_schedule() -> None:

@@ -174,7 +174,7 @@ def test_random_numbers_are_those_of_the_seed_and_the_caller_keeps_theirs() -> N
         return random.random(), float(np.random.random())  # noqa: NPY002
 
     def drawn(seed: int) -> object:
-        return replay((main), Schedule(seed), seconds=20).result.value
+        return replay(main, Schedule(seed), seconds=20).result.value
 
     before = random.getstate()
     assert drawn(3) == drawn(3) != drawn(4)
@@ -207,7 +207,7 @@ def test_a_function_that_makes_loops_itself_gets_controlled_ones() -> None:
         return asyncio.get_running_loop().time()
 
     before = asyncio.new_event_loop
-    found = run((lambda: [asyncio.run(one_hour()) for _ in range(2)]), Order(), seed=0, seconds=20)
+    found = run(lambda: [asyncio.run(one_hour()) for _ in range(2)], Order(), seed=0, seconds=20)
     assert found.value == [3600, 3600]
     assert asyncio.new_event_loop is before
 
