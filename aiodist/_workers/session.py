@@ -32,7 +32,6 @@ from __future__ import annotations
 import sys
 from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
-from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
@@ -99,10 +98,12 @@ class Step(NamedTuple):
 
 def _prepared(step: Step) -> Any:
     """Use the time until the records have come: take values that are probably to be moved."""
-    with suppress(*OF_VALUES):  # every worker finds the same when it comes to moving them
-        if step.small is None and step.values is not None and step.route.plan is not None:
-            return Crossing(step.route.plan, step.values)
-    return None
+    if step.small is not None or step.values is None or step.route.plan is None:
+        return None
+    try:
+        return Crossing(step.route.plan, step.values)
+    except OF_VALUES:
+        return None  # every worker finds the same when it comes to moving them
 
 
 class Carrier:
@@ -243,9 +244,9 @@ class Session:
 
     def _record_of(self, step: Step) -> Record:
         notice = Notice.ABSENT if step.absent else Notice.NONE
-        digest, site, callers, *_ = step.route
-        sums = ALIKE if site is None or callers is None else site.with_call(callers)
-        return Record(self._after(digest), step.flags, notice, sums)
+        route = step.route
+        sums = ALIKE if route.site is None or route.callers is None else route.site.with_call(route.callers)
+        return Record(self._after(route.digest), step.flags, notice, sums)
 
     def _after(self, digest: bytes) -> bytes:
         return blake2b(self._chain + digest, digest_size=16).digest()
