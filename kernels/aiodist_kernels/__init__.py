@@ -16,8 +16,6 @@ Its modules, each of which imports only from those above it:
 
 from aiodist_kernels.policy import Plan, plan_for, warm, warm_if_possible
 from aiodist_kernels.reductions import (
-    Number,
-    Pieces,
     check_number,
     cut,
     nest_reduction,
@@ -30,8 +28,6 @@ from aiodist_kernels.rules import Accumulate, ReduceOp
 
 __all__ = [
     "Accumulate",
-    "Number",
-    "Pieces",
     "Plan",
     "ReduceOp",
     "check_number",

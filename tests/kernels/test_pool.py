@@ -74,7 +74,6 @@ class Holding(RuleBasedStateMachine):
         self.pool = Pool(MOST_IDLE)
         self.fills = 0
         self.held: list[tuple[np.ndarray, Any, bytes]] = []  # what sees the memory; what holds it; what is to be seen
-        self.saved: list[Any] = []
 
     @rule(nbytes=st.sampled_from(SIZES))
     def take(self, nbytes: int) -> None:
@@ -104,14 +103,6 @@ class Holding(RuleBasedStateMachine):
             thread = threading.Thread(target=dropped.clear)
             thread.start()
             thread.join()
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def leave_it_to_one_that_rises_again(self, data: st.DataObject) -> None:
-        Cycle(self.drawn(data), self.saved)
-        gc.collect(1)
-        self.held += self.saved
-        self.saved.clear()
 
     @invariant()
     def all_that_is_held_is_as_it_was(self) -> None:
