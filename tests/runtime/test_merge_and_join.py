@@ -1,0 +1,205 @@
+"""merge_call: one function, once, for all replicas, in cross-replica context; join: replicas that run out of data."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+import pytest
+from anyio.lowlevel import checkpoint
+
+import aiodist
+from aiodist import IndexedSlices, Mirrored, PerReplica, ReplicaContext, ReplicaContextError, Variable
+from tests.runtime.programs import here, mirrored, on_each, replica, results, run, still_works
+
+pytestmark = pytest.mark.anyio
+
+variable: ContextVar[int] = ContextVar("variable", default=-1)
+
+
+async def test_plain_function_runs_once_on_regrouped_arguments_with_replica_0s_context() -> None:
+    seen = []
+
+    def merge(strategy: Any, x: Any, count: Any, *, name: Any, place: Any) -> str:
+        seen.append((strategy, x.values, count.values, name, place.values, variable.get()))
+        return "done"
+
+    async def program() -> Any:
+        variable.set(100 + replica())
+        names = {"name": "sgd".upper(), "place": f"r{replica()}"}
+        return await here().merge_call(merge, args=(replica(), 7), kwargs=names)
+
+    strategy = mirrored(3)
+    assert (await strategy.run(program)).values == ("done",) * 3
+    assert seen == [(strategy, (0, 1, 2), (7, 7, 7), "SGD", ("r0", "r1", "r2"), 100)]
+
+
+async def test_result_gives_each_replica_its_component_at_any_depth() -> None:
+    async def program() -> Any:
+        return await here().merge_call(lambda _: {"a": PerReplica([1, 2]), "b": [Mirrored([3, 3]), "bare"]})
+
+    assert await on_each(2, program) == ({"a": 1, "b": [3, "bare"]}, {"a": 2, "b": [3, "bare"]})
+
+
+async def test_merge_function_is_in_cross_replica_context_and_may_run_functions() -> None:
+    async def inner() -> int:
+        total: int = await here().all_reduce("SUM", replica() + 1)
+        return total
+
+    async def merge(strategy: Any) -> Any:
+        assert aiodist.in_cross_replica_context()
+        assert aiodist.get_replica_context() is None
+        assert aiodist.get_strategy() is strategy
+        assert aiodist.has_strategy()
+        assert await strategy.reduce("SUM", PerReplica([1, 2, 3]), None) == 6
+        return await strategy.run(inner)
+
+    async def program() -> Any:
+        merged = await here().merge_call(merge)
+        assert not aiodist.in_cross_replica_context()
+        return merged + await here().all_reduce("SUM", 100)
+
+    assert await on_each(3, program) == (306, 306, 306)
+
+
+async def test_exception_may_be_caught_by_every_replica_and_comes_out_once_and_as_itself() -> None:
+    error = KeyError("merge")
+
+    def fail() -> None:
+        if replica() == 1:
+            raise error
+
+    async def merge(strategy: Any) -> None:
+        await strategy.run(fail)
+
+    async def program() -> None:
+        with pytest.raises(KeyError):
+            await here().merge_call(merge)
+        assert await here().all_reduce("SUM", 1) == 3
+        await here().merge_call(merge)
+
+    strategy = mirrored(3)
+    with pytest.raises(KeyError) as caught:
+        await strategy.run(program)
+    assert caught.value is error
+    assert len(error.__notes__) == 3  # one for each run
+    await still_works(strategy)
+
+
+async def test_per_replica_result_of_another_length() -> None:
+    async def program() -> Any:
+        return await here().merge_call(lambda strategy: PerReplica([1, 2, 3]))
+
+    with pytest.raises(ValueError, match="2 components, one for each replica, got a PerReplica with 3"):
+        await mirrored(2).run(program)
+
+
+async def test_collective_inside_the_merge_function_is_refused_with_both_lines() -> None:
+    async def merge(strategy: Any, context: Any) -> None:
+        await context.values[0].barrier()
+
+    async def program() -> None:
+        await here().merge_call(merge, (here(),))
+
+    with pytest.raises(ReplicaContextError, match=r"combine per-replica values with `await strategy.reduce") as caught:
+        await mirrored(2).run(program)
+    line = program.__code__.co_firstlineno + 1
+    note = next(note for note in caught.value.__notes__ if "merge function" in note)
+    assert note.startswith("in the merge function of merge_call(merge) #0 at ")
+    assert note.endswith(f"test_merge_and_join.py:{line} in program")
+    assert "merge" in [entry.name for entry in caught.traceback]
+
+
+# Joining: what the others' collectives and errors are then. The random programs join, too.
+
+
+async def test_open_collectives_go_on_when_the_last_missing_replica_joins() -> None:
+    async def program(ctx: ReplicaContext) -> Any:
+        handles = [ctx.all_reduce("SUM", replica() + 1) for _ in range(3 - replica())]
+        await ctx.join()
+        return [await handle for handle in handles]
+
+    assert await results(3, program) == ([6, 3, 1], [6, 3], [6])
+
+
+async def test_values_of_every_form_are_reduced_without_it() -> None:
+    large = np.ones((1 << 20) + 1, np.float32)
+    strategy = mirrored(3)
+    with strategy.scope():
+        total = Variable(0.0, aggregation="sum")
+
+    async def program(ctx: ReplicaContext) -> None:
+        me = replica()
+        if me != 1:
+            out = {"a": np.zeros(2), "b": np.zeros(3)}
+            value = {"b": np.full(3, float(me)), "a": np.ones(2)}
+            assert await ctx.all_reduce("SUM", value, out=out) is out
+            assert (out["a"].tolist(), out["b"].tolist()) == ([2, 2], [2, 2, 2])
+            rows = IndexedSlices(np.ones((1, 2)), np.array([me]), (4, 2))
+            assert sorted((await ctx.all_reduce("SUM", rows)).indices.tolist()) == [0, 2]
+            assert (await ctx.all_reduce("SUM", large) == 2).all()
+            await total.assign_add(1.0)
+        await ctx.join()
+
+    await run(strategy, program)
+    assert [float(value) for value in total.values] == [2.0] * 3
+
+
+async def test_what_needs_a_value_of_every_replica_is_refused() -> None:
+    kinds: dict[str, tuple[Any, ...]] = {
+        "reduce_scatter": ("SUM", np.ones(3)),
+        "scan": ("SUM", 1),
+        "all_to_all": (np.ones(3),),
+        "merge_call": (print,),
+        "broadcast": (np.ones(3), 1),
+    }
+
+    async def program(ctx: ReplicaContext) -> None:
+        for kind, arguments in kinds.items() if replica() != 1 else ():
+            with pytest.raises(ValueError, match=f"{kind} needs .* replica 1 has joined"):
+                await getattr(ctx, kind)(*arguments)
+        await ctx.join()
+
+    await run(mirrored(3), program)
+
+
+async def test_a_join_in_a_group_is_of_that_group() -> None:
+    async def program(ctx: ReplicaContext) -> Any:
+        if replica() == 1:
+            return await ctx.all_reduce("SUM", 1, name="all")
+        group = ctx.new_group([2, 0])
+        for _ in range(replica()):
+            assert await group.all_reduce("SUM", 1) == 1
+        return await group.join(), await ctx.all_reduce("SUM", 1, name="all")
+
+    assert await results(3, program) == ((0, 3), 3, (0, 3))
+
+
+async def test_a_join_is_awaited_before_the_next_collective() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        handle = ctx.join()
+        for issue in (ctx.barrier, ctx.join) if replica() == 0 else ():
+            with pytest.raises(ReplicaContextError, match="this replica has joined"):
+                issue()
+        await handle
+        await ctx.barrier()
+
+    await run(mirrored(2), program)
+
+
+async def test_a_join_may_last_longer_than_collectives_may_and_leaves_nothing() -> None:
+    async def late(ctx: ReplicaContext) -> None:
+        for _ in range(20 * replica()):
+            await checkpoint()
+        await ctx.join()
+
+    async def often(ctx: ReplicaContext) -> None:
+        for step in range(500):
+            if step % 2 == replica():
+                await ctx.barrier()
+            await ctx.join()
+        assert not ctx._me.member.group.open
+
+    await run(mirrored(2, timeout=1e-9), late)
+    await run(mirrored(2), often)
