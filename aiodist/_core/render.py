@@ -142,7 +142,7 @@ def _headline(trouble: Collective) -> str:
         gone = gone or [r.replica_id for r in trouble.replicas if r.state.ended]  # while they had joined
         return f"{_ids(gone)} ended without {number}, which {_others(trouble, gone)}"
     if trouble.reason is Reason.ABANDONED:
-        return _abandoned(trouble, number)
+        return f"{_clause(trouble.abandoned, 'was')} cancelled out of {number} before it was complete"
     if trouble.reason is Reason.UNMATCHED:
         return _unmatched(trouble)
     if trouble.reason is Reason.TIMEOUT:
@@ -150,13 +150,6 @@ def _headline(trouble: Collective) -> str:
             return f"{number} cannot be completed: {_what_is_late(trouble)}"
         return f"{number} timed out after {trouble.timeout_seconds:.3g} s: {_what_is_late(trouble)}"
     return f"replicas disagree at {number}"
-
-
-def _abandoned(trouble: Collective, number: str) -> str:
-    if trouble.refusals:
-        raised = next(iter(trouble.refusals.values()))
-        return f"{_ids(trouble.refusals)} did not make {number}, because its call raised: {raised}"
-    return f"{_clause(trouble.abandoned, 'was')} cancelled out of {number} before it was complete"
 
 
 def _unmatched(trouble: Collective) -> str:
@@ -285,8 +278,6 @@ def _doing(trouble: Collective, replica: ReplicaReport) -> tuple[str, str]:
         what, at = trouble.elsewhere[replica.replica_id]
         return what, shown(at)
     what = "cancelled out of it, goes on" if replica.replica_id in trouble.abandoned else "elsewhere"
-    if replica.replica_id in trouble.refusals:
-        what = "raised for its arguments, goes on"
     return f"{what}, {made}", f"now at {shown(replica.stack[-1])}" if replica.stack else ""
 
 
@@ -583,8 +574,6 @@ def _by_reason(trouble: Collective) -> Sequence[str]:  # noqa: C901, PLR0911  (o
 
 def _abandoned_hint(trouble: Collective) -> Sequence[str]:
     told = " ".join(trouble.cancellations)
-    if trouble.refusals:
-        return ["Only that worker raises the error in its arguments; the others wait for its call."]
     if "sibling task failed" in told:
         return ["A task group cancels its other tasks when one fails: let that end the run, or reduce whether one has."]
     return [_TIME_LIMIT] if trouble.partitions and ", inside `" in told else []

@@ -49,7 +49,6 @@ class ReplicaFacts:
     cancelled_in: tuple[
         tuple[File, int], ...
     ] = ()  # lines at which it was cancelled out of a collective, innermost first
-    refusal: str = ""  # what the call raised that it was not cancelled out of, but refused for its arguments
     child_calls: tuple[
         tuple[Location, str], ...
     ] = ()  # where its child tasks are suspended, each with the task in words

@@ -255,12 +255,6 @@ class Collective:
         return sorted(member.replica_id for member in self.missing if self.left(member))
 
     @cached_property
-    def refusals(self) -> dict[int, str]:
-        """What the call raised for those that were not cancelled out of it, but refused for their arguments."""
-        found = {i: self.picture.facts[i].refusal for i in self.abandoned}
-        return {i: refusal for i, refusal in found.items() if refusal}
-
-    @cached_property
     def elsewhere(self) -> dict[int, tuple[str, Location]]:
         """By id, for those that wait in a collective of another group, in which, and where they called it."""
         there = (i for i, each in self._reports.items() if each.call is None and not each.state.ended)
@@ -435,7 +429,7 @@ class Collective:
     def cancellations(self) -> tuple[str, ...]:
         """Out of which call replicas were cancelled, and why: a sibling's failure, or a time limit around the call."""
         alike: dict[str, list[int]] = {}
-        for known in (self.picture.facts[i] for i in self.abandoned if i not in self.refusals):
+        for known in (self.picture.facts[i] for i in self.abandoned):
             post = self.slot.post_of(known.replica_id)
             if post is None:
                 continue
