@@ -57,7 +57,7 @@ class BlockedLoop:
         self._thread = threading.get_ident()
         self._before: tuple[object, tuple[int, int], float, float] = (None, (0, 0), 0.0, 0.0)
         self._held = 0.0
-        self._told = False
+        self._warned = False
         self._sent = self._arrived = 0  # callbacks
         self.watched = False
 
@@ -78,7 +78,7 @@ class BlockedLoop:
         step_before, at_before, then, computed_then = self._before
         self._before = step, at, now, computed
         if step is None or step != step_before:
-            self._held, self._told = 0.0, False
+            self._held, self._warned = 0.0, False
             return
         passed = min(now - then, 2 * _PAUSE_SECONDS)  # the whole process may have stood still
         used = computed - computed_then
@@ -86,7 +86,7 @@ class BlockedLoop:
         if self._held >= _LIMIT_SECONDS:
             where = _where(frame)
             if where is None:
-                self._told = True  # a debugger's step may take as long as it likes
+                self._warned = True  # a debugger's step may take as long as it likes
             else:
                 self.blocks(task, where, self._held)
 
@@ -117,8 +117,8 @@ class BlockedLoop:
         from aiodist._runtime.inspection import replica_of  # loaded when something is overdue
 
         replica = replica_of(task)
-        if replica is not None and not self._told:
-            self._told = True
+        if replica is not None and not self._warned:
+            self._warned = True
             self._tell(
                 f"replica {replica.id} has held up the event loop for more than a second at {place(where)}: meanwhile "
                 "no other replica goes on (await ctx.run_sync(function) runs it in a thread)",

@@ -172,7 +172,7 @@ class CollectiveHandle(Coroutine[Any, Any, T]):
         slot, me = self._slot, self._me
         if slot.error is None:
             return slot.read(me.member.position, self._build)
-        me.run.was_told(me.member)
+        me.run.raised_before(me.member)
         if isinstance(slot.error, CollectiveError):
             raise type(slot.error)(slot.error.report) from slot.error.__cause__  # each has its own, for its traceback
         raise slot.error.with_traceback(slot.traceback)
@@ -277,7 +277,7 @@ class AsyncioHandle(CollectiveHandle[T]):
         else:
             awaits.note(self)
         if slot.released:
-            if slot.error is not None and me.run.was_told(me.member):
+            if slot.error is not None and me.run.raised_before(me.member):
                 yield  # a waiter that has got the error must be cancellable
         else:
             run = me.run
@@ -382,7 +382,7 @@ class TrioHandle(CollectiveHandle[T]):
         given the run's error and awaits again yields, too, so that it can be cancelled.
         """
         if self._slot.error is not None:
-            return bool(self._me.run.was_told(self._me.member))
+            return bool(self._me.run.raised_before(self._me.member))
         return first and self._slot.last == self._me.member.position
 
 

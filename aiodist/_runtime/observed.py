@@ -57,7 +57,7 @@ class RaceWatch(Observer):
     def __init__(self, run: Any) -> None:
         self._run = run  # the scheduler's, which stands above this module
         self._last: WeakKeyDictionary[Member, _Issued] = WeakKeyDictionary()
-        self._told: set[tuple[Location, Location]] = set()
+        self._warned: set[tuple[Location, Location]] = set()
 
     def posted(self, member: Member, slot: Slot) -> None:
         """Look whether the task that issues this knows of what was issued before it."""
@@ -75,8 +75,8 @@ class RaceWatch(Observer):
 
     def _tell(self, member: Member, one: _Issued, other: _Issued) -> None:
         first, second = sorted((one, other), key=lambda issued: issued.where)
-        if (first.where, second.where) not in self._told:
-            self._told.add((first.where, second.where))
+        if (first.where, second.where) not in self._warned:
+            self._warned.add((first.where, second.where))
             # Not here, in the midst of an arrival: a warning may be an error, and a task that runs shows no frames.
             self._run.loop.call_plainly(_warn, member.replica_id, first, second)
 

@@ -128,7 +128,7 @@ class _State:
     returned: tuple[Any, FrameType | None] | None = None  # with the frame that it returned from, where that is known
     cancelled_in: tuple[tuple[str, int], ...] = ()  # out of a collective: files and lines, innermost first
     cancelled_by: str = ""  # why, where that is known
-    told: bool = False  # the error that ended the run has been raised in it
+    raised: bool = False  # the error that ended the run has been raised in it
 
 
 @dataclass(slots=True, eq=False)
@@ -493,11 +493,11 @@ class Run:
                 self.observer.reported(self, self.error)
         return self.error
 
-    def was_told(self, member: Member) -> bool:
+    def raised_before(self, member: Member) -> bool:
         """Return whether the error that ended the run has been raised in a replica; from now on it has."""
         state = self.state_of(member)
-        told, state.told = state.told, True
-        return told
+        raised, state.raised = state.raised, True
+        return raised
 
     # Timers.
 

@@ -59,7 +59,7 @@ class _Seen:
     def __init__(self) -> None:
         self.progress: tuple[int, ...] = ()
         self.since = 0.0
-        self.told = False
+        self.warned = False
         self.look_after = PROOF_SECONDS
 
 
@@ -105,10 +105,10 @@ class StallWatch:
     def _look(self, run: Any, seen: _Seen) -> None:
         now, progress = self._clock(), run.ledger.progress()
         if progress != seen.progress:
-            seen.progress, seen.since, seen.told, seen.look_after = progress, now, False, PROOF_SECONDS
+            seen.progress, seen.since, seen.warned, seen.look_after = progress, now, False, PROOF_SECONDS
             return
         still = now - seen.since
-        warns = self.warns and still >= self._seconds and not seen.told
+        warns = self.warns and still >= self._seconds and not seen.warned
         looks = still >= seen.look_after
         slot = _waited_for(run) if warns or looks else None
         if slot is None:
@@ -117,7 +117,7 @@ class StallWatch:
             seen.look_after = 2 * still  # whoever waits long is looked at ever more seldom
             run.look_for_deadlock()
         if warns and not run.closed:
-            seen.told = True
+            seen.warned = True
             _warn(run, slot, still)
 
 
