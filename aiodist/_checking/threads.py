@@ -14,6 +14,11 @@ way round costs time. Between the moment in which an executor's thread takes wor
 it has it, one instruction goes by; so threads are looked at twice, with time for the other threads in between. (What
 asyncio gives to an executor, the loop itself keeps in mind until it has begun.)
 
+From Python 3.13 on, work goes past the queue into the hands of a thread that waits, and may lie there for as long as
+the system does not let that thread run. The executor knows: it counts its threads that wait for work, and takes one off
+the count for each piece that it is given. The count is advice, and can stay too low when two threads come at the same
+moment; so a thread is taken to have work that it lacks for a second, and no longer.
+
 What is taken here that no documentation names is read by `getattr`: where a release lacks it, the thread is busy.
 """
 
@@ -23,8 +28,10 @@ import concurrent.futures.thread
 import sys
 import threading
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from aiodist._runtime.threads import Worker
 
@@ -38,6 +45,8 @@ _JOINS = {
 _BYSTANDERS = ("rich.live", "rich.progress", "tqdm._monitor")
 """Modules of threads that only watch: they never call into a loop, though they wake from time to time."""
 
+_COUNT_SECONDS = 1.0
+"""For how long an executor's count is believed that says that a thread has work."""
 _FINISH_SECONDS = 0.25
 _GLANCE = 0.0002
 
@@ -71,12 +80,17 @@ def let_threads_finish() -> None:
 def _busy() -> list[threading.Thread]:
     frames = sys._current_frames()  # noqa: SLF001  (documented)
     here = threading.get_ident()
+    threads = [
+        (thread, frames.get(thread.ident or 0))
+        for thread in threading.enumerate()
+        if thread.ident != here and type(thread).__module__ not in _BYSTANDERS
+    ]
+    waiting = Counter(executor for _, frame in threads if (executor := _employer(frame)) is not None)
+    handing_out = {executor for executor, number in waiting.items() if _has_handed_out(executor, number)}
     return [
         thread
-        for thread in threading.enumerate()
-        if thread.ident != here
-        and type(thread).__module__ not in _BYSTANDERS
-        and (thread.busy if isinstance(thread, Worker) else not _is_idle(frames.get(thread.ident or 0)))
+        for thread, frame in threads
+        if (thread.busy if isinstance(thread, Worker) else not _is_idle(frame) or _employer(frame) in handing_out)
     ]
 
 
@@ -89,11 +103,34 @@ def _is_idle(frame: FrameType | None) -> bool:
         waiter = variables.get("waiter")
         waiters = getattr(variables["self"], "_waiters", ())
         return variables.get("timeout") is None and waiter is not None and waiter in waiters
-    if code is _WORKER:
-        if "work_item" in variables or not variables["work_queue"].empty():
-            return False
-        executor = variables["executor_reference"]()
-        return executor is not None and not getattr(executor, "_shutdown", True)
     if code in _JOINS:
         return variables.get("timeout", -1) in (None, -1) and variables["self"] in threading.enumerate()
-    return False
+    return _employer(frame) is not None
+
+
+def _employer(frame: FrameType | None) -> ThreadPoolExecutor | None:
+    """Return the executor for which a thread waits that has no work; None where it has, or is about to end."""
+    if frame is None or frame.f_code is not _WORKER:
+        return None
+    variables = frame.f_locals
+    if "work_item" in variables or not variables["work_queue"].empty():
+        return None
+    executor: ThreadPoolExecutor | None = variables["executor_reference"]()
+    return None if executor is None or getattr(executor, "_shutdown", True) else executor
+
+
+_in_hand: WeakKeyDictionary[ThreadPoolExecutor, tuple[int, int, float]] = WeakKeyDictionary()
+"""Of executors that counted fewer waiting threads than there seem to be: both numbers, and since when."""
+
+
+def _has_handed_out(executor: ThreadPoolExecutor, waiting: int) -> bool:
+    """Whether a thread that seems to wait has been handed work, as far as its executor's count tells."""
+    counted: int = getattr(getattr(executor, "_idle_semaphore", None), "_value", waiting)
+    if counted >= waiting:
+        _in_hand.pop(executor, None)
+        return False
+    now = time.monotonic()
+    before = _in_hand.get(executor)
+    if before is None or before[:2] != (counted, waiting):
+        before = _in_hand[executor] = counted, waiting, now
+    return now - before[2] < _COUNT_SECONDS

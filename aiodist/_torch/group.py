@@ -39,10 +39,13 @@ class RankWork(bindings.Work):  # type: ignore[misc]
     synchronize = wait
 
     def get_future(self) -> Any:
-        """Wait at once: who takes a future (DDP) waits for it in C++, where nobody can let other ranks run."""
-        self.wait()
-        future = torch.futures.Future()
-        future.set_result(self._outputs)
+        self._job.wait(self._member, self._slot, for_future=True)
+        future = RankFuture()
+        future.work = self
+        if self._slot.complete:
+            future.set_result(self._outputs)
+        else:
+            self._slot.futures.append(partial(future.set_result, self._outputs))
         return future
 
     def is_completed(self) -> bool:
@@ -58,6 +61,16 @@ class RankWork(bindings.Work):  # type: ignore[misc]
 
     def result(self) -> list[Tensor]:
         return self._outputs
+
+
+class RankFuture(torch.futures.Future):  # type: ignore[misc]
+    """The future of a collective; a rank that waits for it lets others run."""
+
+    work: RankWork
+
+    def wait(self) -> Any:
+        self.work.wait()
+        return super().wait()
 
 
 def _list(tensors: Any) -> list[Tensor]:

@@ -5,6 +5,9 @@ equal calls in another order: values of different calls have been combined, whic
 say nothing, for one rank may publish what others receive elsewhere; but where places differ, and a few calls later all
 ranks have been at the same ones with the same calls, each in an order of its own, calls have been swapped.
 
+A rank that takes a future is taken to wait for it there and then, for what takes one (DDP) waits for it in C++, where
+nobody can let other ranks run. If no rank can go on, it gets one that is not complete.
+
 A collective is carried out once every rank has come. Reductions are left folds in the order of ranks, in the tensors'
 own dtype.
 """
@@ -228,6 +231,7 @@ class Collective(Slot):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.contributions: list[Contribution | None] = [None] * self.missing
+        self.futures: list[Callable[[], object]] = []  # each gives a future its result
 
     @property
     def values(self) -> list[Sequence[Tensor]]:
@@ -247,7 +251,7 @@ class Job:
 
     def __init__(self, size: int, name: str, order: Order, on_switch: OnSwitch) -> None:
         self.size = size
-        self.ranks = Ranks(size, order, on_switch, self._fail)
+        self.ranks = Ranks(size, order, on_switch, self._stuck)
         self.devices = tuple(f"CPU:{rank}" for rank in range(size))
         self.clock = time.monotonic
         self.observer = who_observes() or Observer()
@@ -261,6 +265,7 @@ class Job:
         self._walks: dict[Group, deque[list[Hashable]]] = {}
         self._channels: dict[tuple[Group, int, int, int], Group] = {}
         self._elsewhere: dict[int, str] = {}
+        self._taking_futures: set[int] = set()
         self.observer.run_begun(self, SimpleNamespace(__qualname__=name))  # type: ignore[arg-type]
 
     def rank(self) -> int:
@@ -300,6 +305,9 @@ class Job:
         slot.group.complete(slot)
         self.collectives += 1
         self.observer.completed(slot)
+        for give_result in slot.futures:
+            give_result()
+        slot.futures.clear()
         slot.contributions.clear()
         self.ranks.wake()
 
@@ -320,8 +328,8 @@ class Job:
                 return len(walks) - first
         return 0
 
-    def wait(self, member: Member, slot: Collective) -> None:
-        """Let other ranks run until a collective is complete.
+    def wait(self, member: Member, slot: Collective, *, for_future: bool = False) -> None:
+        """Let other ranks run until a collective is complete; for a future, at most until no other rank can go on.
 
         Raises:
             CollectiveError: it never will be.
@@ -330,11 +338,16 @@ class Job:
         self.observer.waits(member, slot)
         if not slot.complete:
             self._check()
-            slot.waiters[member.position] = member.replica_id
+            rank = slot.waiters[member.position] = member.replica_id
+            if for_future:
+                self._taking_futures.add(rank)
             member.group.consider(member)
             self._judge()
-            self.ranks.wait(lambda: slot.complete or self.error is not None)
+            self.ranks.wait(
+                lambda: slot.complete or self.error is not None or (for_future and rank not in self._taking_futures)
+            )
             slot.waiters[member.position] = None
+            self._taking_futures.discard(rank)
             if not slot.complete:
                 self._check()
         self.observer.resumed(member, slot)
@@ -416,6 +429,14 @@ class Job:
 
     def _judge(self) -> None:
         if self.error is None and any(not group.unsettled for group in self.ledger.troubled):
+            self._fail()
+
+    def _stuck(self) -> None:
+        """Let a rank go on when none can: with a future that is not complete, or else with an error."""
+        if self._taking_futures and not self.ledger.troubled:
+            self._taking_futures.remove(min(self._taking_futures))
+            self.ranks.wake()
+        else:
             self._fail()
 
     def _fail(self, slot: Collective | None = None, swapped: int = 0) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from aiodist._checking import threads
 from aiodist._checking.threads import busy_threads
 from tests.checking.programs import value
 
@@ -63,6 +64,30 @@ def test_work_that_an_executor_has_handed_out_is_seen_before_its_thread_runs() -
                     await loop.run_in_executor(None, int)
 
     value(main)
+
+
+def test_work_that_a_program_has_submitted_is_seen_before_its_thread_runs() -> None:
+    with ThreadPoolExecutor(2, "pool") as pool:
+        both = threading.Barrier(2)
+        for work in [pool.submit(both.wait) for _ in range(2)]:
+            work.result()
+        for _ in range(50):
+            wait_until_idle()
+            with nobody_else_runs():
+                work = pool.submit(int)
+                found = busy()
+            assert [name for name in found if name.startswith("pool_")]
+            work.result()
+
+
+def test_executor_that_has_lost_count_of_its_threads_is_believed_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadPoolExecutor(1, "pool") as pool:
+        pool.submit(int).result()
+        wait_until_idle()
+        assert pool._idle_semaphore.acquire(timeout=0)
+        assert "pool_0" in busy()
+        monkeypatch.setattr(threads, "_COUNT_SECONDS", 0.0)
+        assert "pool_0" not in busy()
 
 
 def test_thread_of_an_executor_that_is_shut_down_is_about_to_end() -> None:

@@ -89,6 +89,17 @@ RIGHT = {
         doubled = dist.all_reduce(torch.ones(2), async_op=True).get_future().then(lambda f: f.value()[0] * 2)
         assert doubled.wait().tolist() == [6, 6]
     """,
+    "a future that is taken before a message that others need first": """
+        if rank == 0:
+            future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
+            for other in (1, 2):
+                dist.send(torch.ones(1), other)
+        else:
+            dist.recv(torch.ones(1), 0)
+            future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
+        future.wait()
+        assert future.value()[0].item() == 3
+    """,
     "groups": """
         pairs = [dist.new_group([0, 2]), dist.new_group([1, 2])]
         for pair, members in zip(pairs, ([0, 2], [1, 2])):
