@@ -16,9 +16,10 @@ strategy, reach the others over the engine's own data path; they stand in no fil
 
 Each side sends its rank and 32 random bytes, and then its proof: the HMAC, by the secret, of what it has sent and what
 it has received. So what somebody has recorded is worth nothing on another connection; and since worker 0 takes no
-rank 0, and the others take no other, neither is what a side has said itself. Nothing that a stranger sends says how
-much is read. At most so many connections are unproven at a time, each for some seconds, and the oldest makes room for
-the next; all are tasks of one thread.
+rank 0, and the others take no other, neither is what a side has said itself. Worker 0 proves itself last: a worker that
+has its proof is let in, and one that has had to make room before that tries again. Nothing that a stranger sends says
+how much is read. At most so many connections are unproven at a time, each for some seconds, and the oldest makes room
+for the next; all are tasks of one thread.
 """
 
 from __future__ import annotations
@@ -88,11 +89,14 @@ async def _prove(streams: Streams, secret: bytes, rank: int) -> int:
         writer.write(own)
         others = await reader.readexactly(len(own))
         (other,) = _RANK.unpack_from(others)
-        writer.write(proof(secret, own, others))
+        if rank != 0:
+            writer.write(proof(secret, own, others))
         others_proof = await reader.readexactly(_PROOF_BYTES)
     proved = hmac.compare_digest(others_proof, proof(secret, others, own))
     if not proved or (rank == 0) == (other == 0):  # a worker 0 that meets one sees its own bytes come back
         raise ConnectionError("who is at the other end does not know the secret of this strategy")
+    if rank == 0:
+        writer.write(proof(secret, own, others))
     return int(other)
 
 
@@ -182,8 +186,10 @@ def _allow_connections(count: int) -> None:
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft < count + _OTHER_FILES:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        needed = count + _OTHER_FILES
+        if soft != resource.RLIM_INFINITY and soft < needed:
+            most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 async def connect(address: Address, rank: int) -> Streams:

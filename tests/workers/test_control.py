@@ -85,7 +85,7 @@ class Stranger:
 
     async def is_turned_away(self) -> None:
         with suppress(ConnectionError):
-            await self._to_end()
+            assert await self._to_end() == b""
         self._writer.close()
         with suppress(ConnectionError):
             await self._writer.wait_closed()
@@ -196,8 +196,7 @@ async def test_captured_handshake_is_worth_nothing_the_second_time() -> None:
         stranger.send(captured)
         await stranger.is_turned_away()
         mirror = await Stranger.at(opened.address)  # nor is what worker 0 itself says a proof
-        mirror.send(mirror.challenge)
-        mirror.send(await mirror.read(32))
+        mirror.send(mirror.challenge + proof(opened.address.secret, mirror.challenge, mirror.challenge))
         await mirror.is_turned_away()
         assert list(opened.admitted) == [1]
         opened.admitted[1][1].transport.abort()
@@ -231,6 +230,17 @@ async def test_many_half_open_connections_are_few_at_a_time_and_keep_nobody_out(
     for stranger in strangers:
         await stranger.is_turned_away()
     assert caplog.records == []
+
+
+@pytest.mark.anyio
+async def test_worker_that_must_make_room_before_its_proof_has_come_does_not_take_itself_for_let_in() -> None:
+    async with door() as opened:
+        worker = await Stranger.at(opened.address)
+        worker.send(claim(opened.address.secret, worker.challenge)[:36])
+        strangers = [await Stranger.at(opened.address) for _ in range(MOST_UNPROVEN)]
+        await worker.is_turned_away()  # without a proof of worker 0's, and so `connect` tries again
+    for stranger in strangers:
+        await stranger.is_turned_away()
 
 
 @pytest.mark.anyio
