@@ -12,6 +12,7 @@ uses its GPUs needs in any case.
 from __future__ import annotations
 
 import ctypes
+import operator
 import re
 import sys
 from collections.abc import Sequence
@@ -204,13 +205,13 @@ def set_logical_devices(device: str, count: int) -> None:
     Raises:
         DeviceNotFoundError: there is no such GPU.
         RuntimeError: a strategy uses GPUs already.
-        TypeError: ``device`` is not a string.
+        TypeError: ``device`` is not a string, or ``count`` is not an int.
         ValueError: ``device`` is misspelled or not a GPU, or ``count`` is less than 1.
     """
     name = canonical(device)
     if not name.startswith("GPU:"):
         raise ValueError(f"expected a GPU, got {device!r}: CPU:k exists for every k, with nothing to set")
-    if count < 1:
+    if operator.index(count) < 1:
         raise ValueError(f"count must be at least 1, got {count}")
     if logical.in_use:
         raise RuntimeError(

@@ -152,7 +152,7 @@ class ClusterSettings(NamedTuple):
             raise ValueError(
                 "cluster_spec, task_type and task_id are given together, e.g. {'worker': [...]}, 'worker', 0"
             )
-        if not isinstance(cluster_spec, Mapping):
+        if not isinstance(cluster_spec, Mapping) or any(isinstance(each, str) for each in cluster_spec.values()):
             raise TypeError(f"cluster_spec must map job names to lists of addresses, got {cluster_spec!r}")
         spec = {job: tuple(addresses) for job, addresses in cluster_spec.items()}
         if task_id not in range(len(spec.get(task_type, ()))):

@@ -85,6 +85,9 @@ class ArrayLike(NDArrayOperatorsMixin):
     def __float__(self) -> float:
         return float(self.read_value())
 
+    def __complex__(self) -> complex:
+        return complex(self.read_value())
+
     def __index__(self) -> int:
         return self.read_value().__index__()
 

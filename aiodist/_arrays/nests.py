@@ -4,11 +4,13 @@ optree sorts dict keys, so two dicts filled in different orders are the same nes
 order of the nest that it came from. Types are registered with optree, globally or in the namespace ``"aiodist"``.
 
 Subclasses of dict are nests too, as in TensorFlow, without being registered by their author: one is registered when it
-is first met, in our namespace alone. It is made anew by calling it with a mapping.
+is first met, in our namespace alone. It is made anew by calling it with a mapping, after the factory if it is a
+`defaultdict`.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
@@ -85,6 +87,8 @@ def _children(structure: Structure, path: str) -> dict[str, Structure]:
 class _Keys(dict[Any, None]):
     """The keys of a dict in its order; equal to the same keys in any other order."""
 
+    factory: tuple[Any, ...] = ()  # a defaultdict's, with which it is made
+
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self))
 
@@ -95,11 +99,14 @@ class _Keys(dict[Any, None]):
 def _register(kind: Any) -> None:
     def flatten_dict(value: Any) -> tuple[list[Any], Any, Sequence[Any]]:
         keys = total_order_sorted(value)
-        return [value[key] for key in keys], _Keys.fromkeys(value), keys
+        order = _Keys(dict.fromkeys(value))
+        if isinstance(value, defaultdict):
+            order.factory = (value.default_factory,)
+        return [value[key] for key in keys], order, keys
 
     def unflatten_dict(order: Any, children: Iterable[Any]) -> Any:
         values = dict(zip(total_order_sorted(order), children, strict=True))
-        return kind({key: values[key] for key in order})
+        return kind(*order.factory, {key: values[key] for key in order})
 
     with suppress(ValueError):  # another thread has just registered it
         optree.register_pytree_node(

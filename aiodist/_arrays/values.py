@@ -90,10 +90,12 @@ class DistributedValues(Generic[T]):
         shown = [(f"{run[0]}{f'-{run[-1]}' * (len(run) > 1)}", self._values[run[0]]) for run in runs]
         return shown, len(self._values) - 1 - runs[-1][-1]
 
-    def _shown(self, replica_id: int) -> tuple[str, bytes]:
+    def _shown(self, replica_id: int) -> tuple[str, bytes | int]:
         """Return what tells a component from its neighbour; a long array's repr leaves most of it out."""
-        component = self._values[replica_id]
-        return repr(component), component.tobytes() if isinstance(component, np.ndarray) else b""
+        component: Any = self._values[replica_id]
+        if isinstance(component, np.ndarray):
+            return repr(component), component.tobytes()
+        return repr(component), b"" if isinstance(component, (Number, np.generic, str, bytes)) else id(component)
 
 
 class PerReplica(DistributedValues[T]):

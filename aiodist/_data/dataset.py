@@ -138,7 +138,8 @@ class NumpyDataset:
             TypeError: ``n`` is not an int.
             ValueError: ``n`` is less than 1; while iterating, batches of different sizes cannot be batched again.
         """
-        return self._with(partial(_batch, _checked("n", n, 1), drop_remainder))
+        stage = partial(_batch, _checked("n", n, 1), drop_remainder)
+        return self._with(stage, _ahead=-(-self._ahead // n))  # what was prefetched before, in batches
 
     def repeat(self, k: int | None = None) -> NumpyDataset:
         """Return a dataset that repeats this one k times, or endlessly.

@@ -178,12 +178,15 @@ class DistributedDataset:
 class DistributedIterator:
     """An iterator over a `DistributedDataset`: ``await anext(iterator)``, or ``next(iterator)`` with a plain source.
 
-    `aclose` ends the source's iterator at once; without it that ends when this one is dropped.
+    A cancellation in the middle of a step loses no batch: the next call goes on there. (An async generator that is
+    cancelled while it waits has ended, as always in Python.) `aclose` ends the source's iterator at once; without it
+    that ends when this one is dropped.
     """
 
     def __init__(self, batches: Any, rule: StepRule) -> None:
         self._batches = batches
         self._rule = rule
+        self._taken: list[Any] = []  # for a step that is not complete yet
 
     def __iter__(self) -> Self:
         return self
@@ -202,11 +205,15 @@ class DistributedIterator:
 
     async def __anext__(self) -> Any:
         self._rule.check()
-        batches: list[Any] = []
-        while len(batches) < self._rule.size and (batch := await self._next_batch()) is not _END:
-            batches.append(batch)
+        try:
+            while len(self._taken) < self._rule.size and (batch := await self._next_batch()) is not _END:
+                self._taken.append(batch)
+        except Exception:
+            self._taken = []
+            raise
         if self._rule.fill_up is not None:
-            batches = list(await self._rule.fill_up(batches))
+            self._taken = list(await self._rule.fill_up(self._taken))
+        batches, self._taken = self._taken, []
         if not batches:
             raise StopAsyncIteration
         return self._rule.assemble(batches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any, NamedTuple
 
 import pytest
@@ -59,12 +60,17 @@ def same(nest: Any) -> Any:
     return structure.unflatten(leaves)
 
 
-@pytest.mark.parametrize("nest", [Fields(z=1, a=[2]), Ordered(z=1, a=[2]), Fields()], ids=repr)
+class Counts(defaultdict[str, Any]):
+    """A subclass of another dict, which is made with a factory first."""
+
+
+@pytest.mark.parametrize("nest", [Fields(z=1, a=[2]), Ordered(z=1, a=[2]), Counts(int, z=1, a=2), Fields()], ids=repr)
 def test_nest_comes_back_as_what_it_was(nest: Any) -> None:
     again = same({"deep": nest})["deep"]
     assert type(again) is type(nest)
     assert again == nest
     assert list(again) == list(nest)
+    assert getattr(again, "default_factory", None) is getattr(nest, "default_factory", None)
 
 
 def test_order_of_keys_does_not_matter_and_type_does() -> None:

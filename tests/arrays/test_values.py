@@ -48,6 +48,7 @@ def test_components_are_a_tuple_that_copies_and_pickles_keep(kind: Any) -> None:
         ([np.ones(2)] * 4, ["0-3: array([1., 1.])"]),
         ([np.array([np.nan])] * 2 + [np.zeros(1)], ["0-1: array([nan])", "2: array([0.])"]),
         ([np.zeros(3000), np.eye(1, 3000, 1500)[0]], ["0: ", "1: "]),
+        ([[np.zeros(3000)], [np.eye(1, 3000, 1500)[0]]], ["0: ", "1: "]),
         ([1, True, True, 1.0], ["0: 1", "1-2: True", "3: 1.0"]),
         (["<b>"] * 2, ["0-1: '<b>'"]),
         (range(40), [*(f"{k}: {k}" for k in range(20)), "… 20 more"]),

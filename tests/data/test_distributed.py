@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import numpy as np
 import pytest
 
@@ -129,6 +130,21 @@ async def test_incomplete_last_step_is_filled_with_batches_without_rows(source: 
     assert [lists(step) for step in steps] == [[[0, 0], [1, 1], [2, 2]], [[3, 3], [], []]]
     assert {(part.shape[1:], part.dtype) for part in steps[-1].values} == {((), np.dtype(np.int64))}
     assert await strategy.reduce("MEAN", steps[-1], axis=0) == 3
+
+
+async def test_cancellation_within_a_step_loses_no_batch() -> None:
+    send, receive = anyio.create_memory_object_stream[Any](2)
+    iterator = aiter(mirrored(2).distribute_datasets_from_function(lambda _: receive))
+    send.send_nowait(np.full(1, 1))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(anext, iterator)
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    send.send_nowait(np.full(1, 2))
+    assert lists(await anext(iterator)) == [[1], [2]]
+    send.close()
+    assert await anext(iterator, None) is None
+    receive.close()
 
 
 async def test_closing_ends_the_source() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,11 @@ def dataset(size: int = 10) -> NumpyDataset:
 
 def values(of: NumpyDataset) -> list[Any]:
     return [element.tolist() for element in of]
+
+
+def test_what_is_prefetched_before_a_batch_counts_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiodist._data.dataset.Prefetched", lambda _, ahead: repeat(ahead))
+    assert [next(iter(of)) for of in (dataset().prefetch(5).batch(2), dataset().batch(2).prefetch(5))] == [3, 5]
 
 
 def test_elements_are_copies() -> None:

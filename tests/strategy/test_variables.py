@@ -127,6 +127,7 @@ def test_arithmetic_is_that_of_the_value() -> None:
     assert np.array(v).flags.writeable
     n = variable(2, 3)
     assert (int(n), float(n), complex(n), bool(n), [0, 1, 2, 3][n]) == (3, 3.0, 3 + 0j, True, 3)
+    assert complex(variable(2, 1 + 2j)) == 1 + 2j
     assert {n: "as a key it is itself"}[n]
 
 

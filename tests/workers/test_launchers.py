@@ -81,6 +81,7 @@ def cluster(workers: int, index: int, task: str = "worker", **jobs: Any) -> str:
         ("mpiexec", (0, 2), cluster(2, 1), "this process is worker 1, worker 1, and the launcher that it is worker 0"),
         (None, (0, 1), '{"cluster": {"worker": ["host:80"]}}', r"TF_CONFIG must be like \{\"cluster\""),
         (None, (0, 1), "[", "TF_CONFIG must be like"),
+        (None, (0, 1), cluster(1, 0, chief="host:80"), "TF_CONFIG must be like.*lists of addresses"),
         (None, (0, 1), "{}", ""),
     ],
 )
