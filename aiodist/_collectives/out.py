@@ -8,6 +8,7 @@ could change what another result is made of; what replicas contribute is compare
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations, starmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,9 +35,17 @@ def checked(collective: Collective, leaves: Sequence[Any], buffers: Sequence[Any
         _buffer(buffer, leaf, shape, dtype, mark, op)
         for buffer, leaf, shape, dtype, mark in zip(buffers, leaves, *spec[:3], strict=True)
     ]
-    if len(found) > 1 and entangled((), [span(buffer, place) for place, buffer in enumerate(found)]):
-        raise ValueError("out must have a buffer of its own for each leaf, got two that lie in the same memory")
+    by_bounds = len(found) > 1 and entangled((), [span(buffer, place) for place, buffer in enumerate(found)])
+    if by_bounds and any(starmap(_share, combinations(found, 2))):  # columns of a matrix do not
+        raise ValueError("out must have a buffer of its own for each leaf, got two that share memory")
     return found
+
+
+def _share(one: Any, other: Any) -> bool:
+    """Return whether two buffers share an element, or it would take NumPy long to find out."""
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return np.may_share_memory(one, other, max_work=1000)  # type: ignore[arg-type]  # any number does
+    return entangled((), [span(one, 0), span(other, 1)])
 
 
 def _buffer(out: Any, leaf: Any, shape: tuple[int | None, ...], dtype: Any, mark: LeafMark, op: ReduceOp) -> Any:

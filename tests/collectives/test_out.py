@@ -26,11 +26,12 @@ def asked(value: Any, op: ReduceOp = ReduceOp.SUM) -> Collective:
         ([np.zeros(4)] * 2, "a buffer of its own for each leaf"),
         ([(whole := np.zeros(8))[:4], whole[4:]], None),
         ([(whole := np.zeros(7))[:4], whole[3:]], "a buffer of its own for each leaf"),
+        ([(whole := np.zeros(8))[::2], whole[1::2]], None),
         ([np.lib.stride_tricks.as_strided(np.zeros(4), (4,), (0,)), np.zeros(4)], "whose elements overlap"),
         ([np.lib.stride_tricks.as_strided(np.zeros(4), (4,), (4,)), np.zeros(4)], "whose elements overlap"),
         ([np.zeros(8)[::-2], np.zeros((4, 5))[:, 2]], None),
     ],
-    ids=["one for two", "halves", "overlap", "one element", "half an element", "any strides"],
+    ids=["one for two", "halves", "overlap", "interleaved", "one element", "half an element", "any strides"],
 )
 def test_each_element_has_memory_of_its_own(buffers: list[np.ndarray], match: str | None) -> None:
     value = [np.ones(4), np.ones(4)]
