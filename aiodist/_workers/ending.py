@@ -8,6 +8,7 @@ belongs to it:
     ended PROCESS CODE      likewise
     waits PROCESS           for the others, to make a strategy
     goes-on PROCESS         it waits no more
+    leaves PROCESS          it is at its end, where MPI keeps it until all are
 """
 
 from __future__ import annotations
@@ -53,12 +54,14 @@ class Journal:
         started: the ranks.
         ended: the exit codes, in the order in which the workers have ended.
         waiting: who waits to make a strategy.
+        gone: who has ended, or is at its end.
     """
 
     def __init__(self, folder: str | None) -> None:
         self.started: dict[int, int] = {}
         self.ended: dict[int, int] = {}
         self.waiting: set[int] = set()
+        self.gone: set[int] = set()
         text = ""
         with suppress(OSError), open(os.path.join(folder or "", _NAME), encoding="utf-8") as file:  # noqa: PTH118, PTH123
             text = file.read()
@@ -70,6 +73,9 @@ class Journal:
                     (self.started[process],) = numbers
                 case "ended":
                     (self.ended[process],) = numbers
+                    self.gone.add(process)
+                case "leaves":
+                    self.gone.add(process)
                 case "waits":
                     self.waiting.add(process)
                 case "goes-on":
@@ -88,8 +94,9 @@ class Journal:
         return next((code for code in codes if code != 1), 1 if codes else 0)
 
     def waits_in_vain(self) -> bool:
-        """Return whether all workers that run wait to make a strategy, and others have ended."""
-        return bool(self.ended) and bool(self.waiting) and self.waiting.issuperset(self.running())
+        """Return whether some workers wait to make a strategy, and all others are gone."""
+        here = self.started.keys() - self.gone
+        return bool(self.gone) and bool(here) and self.waiting.issuperset(here)
 
     def missing(self) -> str:
         """Return which workers have not come to a rendezvous, for the end of a sentence."""
@@ -159,6 +166,7 @@ def finalise(mpi: Any, worker: int) -> None:
     if notes is None or call is None:
         mpi.Finalize()
         return
+    _note("leaves")
     thread = threading.Thread(target=call, name="aiodist MPI", daemon=True)
     thread.start()
     while thread.is_alive() and not any(Journal(notes).ended.values()):

@@ -45,8 +45,8 @@ HANDLERS: dict[str, Callable[[int, object], object]] = {
 }
 
 
-def one_has_no_strategy(path: str) -> None:
-    if not first(path):
+def one_makes_fewer_strategies(path: str, fewer: str) -> None:
+    for _ in range(int(fewer) + (not first(path))):
         importlib.import_module("aiodist").MultiWorkerMirroredStrategy()
 
 

@@ -78,13 +78,17 @@ def test_agent_or_worker_that_is_asked_to_end_and_second_interruption(jobs: Jobs
 def test_workers_that_do_not_end_by_themselves(jobs: Jobs, tmp_path: Path) -> None:
     """Jobs that take some seconds each, all at once."""
     failing = jobs.start(["-n", "2", PROGRAM, "one_ends", "3", str(tmp_path / "ends")])
-    waiting = jobs.start(["-n", "2", PROGRAM, "one_has_no_strategy", str(tmp_path / "has none")])
+    waiting = [
+        jobs.start(["-n", "2", PROGRAM, "one_makes_fewer_strategies", str(tmp_path / fewer), fewer])
+        for fewer in ("0", "1")
+    ]
     stubborn = jobs.start(["-n", "2", PROGRAM, "is_stubborn"])
     stubborn.workers(2)
     stubborn.process.send_signal(signal.SIGTERM)
-    assert [job.end() for job in (failing, waiting, stubborn)] == [3, 1, 143], waiting.output
+    assert [job.end() for job in (failing, *waiting, stubborn)] == [3, 1, 1, 143]
     told = r"^Error: 1 of the workers have ended, and the others wait for them to make a MultiWorkerMirroredStrategy;"
-    assert re.search(told, waiting.output, re.MULTILINE)
+    for job in waiting:
+        assert re.search(told, job.output, re.MULTILINE), job.output
 
 
 @NEEDS_MPI

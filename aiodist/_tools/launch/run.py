@@ -214,7 +214,7 @@ def _until_over(process: subprocess.Popen[bytes], folder: str, signals: Sequence
         in_vain_at = min(in_vain_at, now + LAST_WORDS_SECONDS) if journal.waits_in_vain() else float("inf")
         if now >= in_vain_at:
             return (
-                f"{len(journal.ended)} of the workers have ended, and the others wait for them to make a "
+                f"{len(journal.gone)} of the workers have ended, and the others wait for them to make a "
                 "MultiWorkerMirroredStrategy; every worker must run the same program"
             )
         _wait(process, _POLL_SECONDS)
