@@ -126,7 +126,7 @@ def _cast(what: str, value: Any, given: Array, dtype: np.dtype[Any]) -> Array:
     is_python = not isinstance(value, (np.ndarray, np.generic))
     if rank > wanted or ((given.dtype.kind, dtype.kind) == ("i", "u") and not is_python):
         raise TypeError(f"{what} expects values that fit {dtype}, got {given.dtype}; cast them: value.astype(...)")
-    return np.asarray(value if given.dtype.kind == "i" and is_python and host_type_of(value) is None else given, dtype)
+    return np.asarray(value if given.dtype.kind in "iu" and is_python and host_type_of(value) is None else given, dtype)
 
 
 _CHANGES = {"assign_add": np.add, "assign_sub": np.subtract}

@@ -165,6 +165,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (assigned(np.zeros(2), np.zeros((1, 2))), ValueError, "nothing is broadcast"),
     (assigned(np.zeros(2, np.float32), [1j, 0]), TypeError, "fit float32, got complex128"),
     (assigned(np.uint8(0), 256), OverflowError, "256"),
+    (assigned(np.int8(0), 2**63), OverflowError, "too large"),
     (assigned(np.uint8(0), 1.0), TypeError, "fit uint8, got float64"),
     (assigned(np.uint8(0), np.int64(1)), TypeError, "fit uint8, got int64"),
     (
