@@ -88,6 +88,7 @@ class Reduction:
         rows: by rank, how many rows a worker contributes.
         own_rows: how many this one does.
         ordered: the order in which rows become one matters.
+        in_accumulator, finishes: results have the accumulator's dtype; totals are not the results as they are.
         cost: about how many bytes could be moved in the time that it takes to fold this worker's rows.
     """
 
@@ -103,6 +104,8 @@ class Reduction:
         self.op = ReduceOp.SUM if op is ReduceOp.MEAN else op
         self.rule, self.shapes, self.replicas, self.ordered = rules[0], shapes, members.replicas, ordered
         self.dtype = self.rule.accumulator
+        self.in_accumulator = self.rule.result == self.dtype
+        self.finishes = self.rule.finish is not Finish.NOTHING or not self.in_accumulator
         self.sizes = [math.prod(shape) for shape in shapes]
         self.size = sum(self.sizes)
         plans = [plan_for(self.op, rule.dtype, len(members.own), "native") for rule in rules]
@@ -140,9 +143,18 @@ class Rows:
         self.reduction = reduction
         self._flat = [[array.reshape(-1) for array in of_leaf] for of_leaf in arrays]  # in C's order: else a copy
         self._results = pool.empty((reduction.size,), reduction.rule.result)
+        # What can be made before the workers have agreed costs nothing: it is made while their records travel.
+        self._shaped, end = [], 0
+        for size, shape in zip(reduction.sizes, reduction.shapes, strict=True):
+            begin, end = end, end + size
+            self._shaped.append(self._results[begin:end].reshape(shape))
+        self._whole: Array | None = None
+        self._whole = self.own(0, reduction.size) if len(arrays) == 1 else None
 
     def own(self, begin: int, end: int) -> Array | None:
         """Return a range of this worker's row as it lies in memory; None where something has to be made of it."""
+        if self._whole is not None:
+            return self._whole[begin:end]
         leaf, low, high = 0, begin, end
         if len(self._flat) > 1:
             leaf, low, high, _ = next(self.reduction.ranges(begin, end))
@@ -168,23 +180,18 @@ class Rows:
 
     def room(self, begin: int, end: int) -> Array | None:
         """Return where the total of a range may lie for its result to lie there, too; None where it cannot."""
-        return self._results[begin:end] if self._results.dtype == self.reduction.dtype else None
+        return self._results[begin:end] if self.reduction.in_accumulator else None
 
     def finish(self, begin: int, end: int, total: Array) -> None:
         """Make a range of the results of its total, which is spoilt."""
-        rule, out = self.reduction.rule, self._results[begin:end]
-        if rule.finish is not Finish.NOTHING or rule.result != rule.accumulator:
-            total = quietly(finished, rule, total, self.reduction.replicas)
-        if not np.may_share_memory(total, out):
-            out[...] = total
+        if self.reduction.finishes:
+            total = quietly(finished, self.reduction.rule, total, self.reduction.replicas)
+        if not np.may_share_memory(total, self._results):
+            self._results[begin:end] = total
 
     def results(self) -> list[Array]:
         """Return the leaves' results, all ranges of which are finished."""
-        found, end = [], 0
-        for size, shape in zip(self.reduction.sizes, self.reduction.shapes, strict=True):
-            begin, end = end, end + size
-            found.append(frozen(self._results[begin:end].reshape(shape)))
-        return found
+        return list(map(frozen, self._shaped))
 
 
 # A collective.
@@ -201,6 +208,7 @@ class WorkerPlan:
 
     Attributes:
         shared: one result serves all local replicas; else there is one for each, by local position.
+        is_one_array: the result is one array that is reduced, for all of them.
         leaves: by place, what becomes of a leaf, and what it is.
         reductions: the leaves that are reduced, by their accumulator, with their places.
         pieces: of those of which parts are exchanged, the place, and a part's shape, dtype and bytes.
@@ -250,6 +258,8 @@ class WorkerPlan:
         needed = plans[0].inputs if plans else range(members.replicas)
         if len(needed) < members.replicas:
             self.sources = [[position for position in ids if position in needed] for ids in members.ids]
+        one_array = self.shared and self.single and spec.marks == (LeafType.NUMPY_ARRAY,)
+        self.is_one_array = one_array and bool(self.reductions)
         self._host = HostExecutor(collective, len(members.own))
 
     def hand_out(self, result: Any) -> Any:
@@ -346,6 +356,8 @@ class Crossing:
     def result(self) -> Any:
         """Return the result: a leaf or a list of leaves for all local replicas, or a list of such, one for each."""
         plan, shared = self.plan, self.plan.collective.kind.shared
+        if plan.is_one_array:
+            return self.rows[0].results()[0]
         for (_, places), rows in zip(plan.reductions, self.rows, strict=True):
             for place, total in zip(places, rows.results(), strict=True):
                 self._results[place] = self._of_total(place, total)
