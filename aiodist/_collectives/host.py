@@ -24,8 +24,9 @@ from aiodist._collectives.kinds import Collective, Cut, LeafPlan, Result
 from aiodist._collectives.out import Outs
 from aiodist._collectives.work import Call, Work, thread_count
 from aiodist_kernels import Accumulate, Plan, ReduceOp, plan_for, policy, pool
+from aiodist_kernels.numpy_tier import finished, quietly
 from aiodist_kernels.pool import empty_like
-from aiodist_kernels.rules import Finish, rule_for
+from aiodist_kernels.rules import rule_for
 
 Array = np.ndarray[Any, Any]
 Column = Sequence[Any]
@@ -48,7 +49,7 @@ def fold(op: ReduceOp, column: Column, mark: LeafMark, accumulate: Accumulate = 
     if mark == LeafType.PYTHON_NUMBER:
         return kernels.reduce_numbers(op, column)
     if mark == LeafType.INDEXED_SLICES:
-        return fold_slices(op, column, accumulate)
+        return quietly(fold_slices, op, column, accumulate)
     return kernels.reduce(op, column, accumulate=accumulate)[()]
 
 
@@ -67,11 +68,8 @@ def fold_slices(op: ReduceOp, column: Sequence[IndexedSlices], accumulate: Accum
     further = np.ones(len(rows), bool)
     further[first] = False
     np.add.at(total, place[further], rows[further])
-    if rule.finish is Finish.DIVIDE:
-        total /= len(column)
-    elif rule.finish is Finish.SCALE:
-        total *= 1 / len(column)
-    return IndexedSlices(frozen(total.astype(rule.result, copy=False)), frozen(indices), column[0].dense_shape)
+    total = finished(rule, total, len(column))
+    return IndexedSlices(frozen(total), frozen(indices), column[0].dense_shape)
 
 
 def made(result: Result, arrays: Sequence[Any] | Mapping[int, Any], inputs: int) -> Any:

@@ -11,13 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist import IndexedSlices
+from aiodist._arrays.leaves import LeafType
 from aiodist._collectives import host, kinds
 from aiodist._collectives.execution import Executor, executor
 from aiodist._collectives.host import HostExecutor, fold_slices
 from aiodist._collectives.kinds import Collective
 from aiodist._collectives.work import Work
-from aiodist_kernels import ReduceOp, plan_for, policy
+from aiodist_kernels import ReduceOp, plan_for, policy, reduce
 from tests.collectives.reference import CASES, Case, spec_of
+from tests.kernels import arrays
 from tests.kernels.arrays import assert_same_bits
 
 SINGLE = np.dtype(np.float32)
@@ -165,3 +167,13 @@ def test_rows_are_added_in_the_order_of_replicas() -> None:
     result = fold_slices(ReduceOp.SUM, foreign)
     assert result.values[0] == expected
     assert result.dtype.isnative
+
+
+@pytest.mark.parametrize("accumulate", ["native", "float64"])
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN])
+@pytest.mark.parametrize("dtype", [*arrays.FLOATS, *arrays.COMPLEX], ids=str)
+def test_rows_that_all_have_are_reduced_as_arrays(op: ReduceOp, dtype: np.dtype, accumulate: Any) -> None:
+    values = arrays.buffers(3, 5, (60, 4), dtype)  # infinities and NaN among them, of which nobody is warned
+    slices = [IndexedSlices(array, np.arange(60)) for array in values]
+    result = host.fold(op, slices, LeafType.INDEXED_SLICES, accumulate)
+    assert_same_bits(result.values, reduce(op, values, accumulate=accumulate))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from aiodist import CollectiveMismatchError, CommunicationOptions, IndexedSlices, Mirrored, PerReplica, Reason
 from tests.runtime.programs import here, mirrored, still_works
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = pytest.mark.anyio
 
