@@ -23,7 +23,7 @@ class CommunicationOptions:
             and rounds once; replica 0's value is used.
 
     Raises:
-        TypeError: a number is none.
+        TypeError: ``bytes_per_pack`` or ``timeout_seconds`` is not a number.
         ValueError: a value is out of range.
     """
 
