@@ -32,6 +32,7 @@ import itertools
 import math
 import selectors
 import time
+import warnings
 from asyncio import Handle, Task, TimerHandle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -315,6 +316,12 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         """Stop after this turn."""
         self._others_come = True
         super().stop()
+
+    async def shutdown_default_executor(self, *timeout: float | None) -> None:
+        """Wait for threads as long as asyncio does, in this loop's time; which do not end, others say."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The executor did not finish", RuntimeWarning)
+            await super().shutdown_default_executor(*timeout)
 
     def close(self) -> None:
         """Close the loop; what has not run does not."""

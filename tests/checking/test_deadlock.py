@@ -10,6 +10,7 @@ import queue
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -341,6 +342,19 @@ def test_echo_of_a_deadlock_is_not_logged(caplog: pytest.LogCaptureFixture) -> N
     assert isinstance(result(lambda: mirrored(2).run(replica)).error, DeadlockError)
     gc.collect()
     assert caplog.records == []
+
+
+def test_end_of_a_loop_with_a_thread_that_is_stuck_hides_no_deadlock() -> None:
+    go_on = threading.Event()
+
+    async def replica() -> None:
+        await asyncio.to_thread(go_on.wait)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # asyncio's that it has waited for the thread, which Python 3.12 and later have
+        error = result(lambda: mirrored(2).run(replica)).error
+    go_on.set()
+    assert isinstance(error, DeadlockError)
 
 
 def test_thread_of_a_progress_display_only_watches() -> None:
