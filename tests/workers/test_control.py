@@ -144,6 +144,20 @@ def test_address_that_is_none_of_this_machine_is_refused(monkeypatch: pytest.Mon
         Door(hellos("one", "other"))
 
 
+@pytest.mark.parametrize(
+    ("soft", "hard", "most"), [(256, -1, 612), (256, 4096, 612), (256, 400, 400), (1024, 4096, None), (-1, -1, None)]
+)
+def test_open_files_are_limited_no_less_than_needed_where_the_system_allows_it(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, most: int | None
+) -> None:
+    resource = pytest.importorskip("resource")
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.append(pair))
+    control_module._allow_connections(100)
+    assert limits == ([] if most is None else [(most, hard)])
+
+
 # What workers say of themselves.
 
 
