@@ -287,6 +287,14 @@ class RankStore(c10d.Store):  # type: ignore[misc]
         self.set(key, str(total))
         return total
 
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        if self._values.get(key, b"") == _bytes(expected):
+            self.set(key, desired)
+        return self._values.get(key, _bytes(expected))
+
+    def num_keys(self) -> int:
+        return len(self._values)
+
     def check(self, keys: Sequence[str]) -> bool:
         """If not all are set, other ranks get a turn, for a program may ask until they are."""
         there = all(key in self._values for key in keys)

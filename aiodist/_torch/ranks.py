@@ -278,7 +278,7 @@ class Process:
 
     def _replace_functions(self) -> None:
         """Take what a script does to its process as done by a rank."""
-        really_set_handler = signal.signal
+        really_set_handler, really_leave = signal.signal, os._exit
 
         def sleep(seconds: float, /) -> None:
             if self._ranks.owns_thread():
@@ -291,6 +291,11 @@ class Process:
                 return really_set_handler(number, handler)
             return signal.getsignal(number)  # only the main thread can have one, and signals come to all ranks at once
 
+        def leave(code: int) -> None:
+            if self._ranks.owns_thread():
+                raise SystemExit(code)
+            really_leave(code)
+
         def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
             """Let each rank be the process that its own script would start for it."""
             size = self._ranks.size
@@ -300,6 +305,7 @@ class Process:
 
         time.sleep = sleep  # type: ignore[assignment]
         signal.signal = set_handler  # type: ignore[assignment]
+        os._exit = leave  # type: ignore[assignment]
         torch.multiprocessing.spawn = torch.multiprocessing.start_processes = spawn
 
 

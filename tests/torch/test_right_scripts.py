@@ -89,6 +89,13 @@ RIGHT = {
         doubled = dist.all_reduce(torch.ones(2), async_op=True).get_future().then(lambda f: f.value()[0] * 2)
         assert doubled.wait().tolist() == [6, 6]
     """,
+    "the first in a store, and ranks that leave without an end": """
+        first = dist.distributed_c10d._get_default_store().compare_set("first", "", str(rank))
+        firsts = [None] * size
+        dist.all_gather_object(firsts, first)
+        assert len({*firsts}) == 1 and firsts[0] in (b"0", b"1", b"2")
+        os._exit(0)
+    """,
     "a future that is taken before a message that others need first": """
         if rank == 0:
             future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
