@@ -21,8 +21,9 @@ What it relies on beside documented interfaces (a selector of one's own, `call_s
 tasks and futures schedule by ``loop.call_soon``, which every alternative loop relies on; and `asyncio.Handle`'s
 attributes and ``_run``, which have been the same since they were written. What must not be reordered never enters our
 queue: asyncio puts timers and I/O into its own. ``_signal_handlers`` says whether the program handles signals. For the
-order of what threads send it looks which task waits for that (``_waiters``, ``_callbacks``). `asyncio.run` and its like
-make their loops by ``asyncio.events.new_event_loop``, which `making_loops` replaces.
+order of what threads send it looks which task waits for that (``_waiters``, ``_callbacks``); where it cannot be seen,
+the order is by the threads' names. `asyncio.run` and its like make their loops by ``asyncio.events.new_event_loop``,
+which `making_loops` replaces.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import asyncio
 import itertools
 import math
 import selectors
+import threading
 import time
 import warnings
 from asyncio import Handle, Task, TimerHandle
@@ -166,7 +168,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         self._turn_is_due = False
         self._others_come = False  # a timer that is due, or the end: asyncio's own loop is to go on after this turn
         self._not_begun: set[object] = set()  # work that executors have been given
-        self._from_threads: deque[Callback] = deque()
+        self._from_threads: deque[tuple[str, Callback]] = deque()  # by the thread's name
         self._numbers: WeakKeyDictionary[Task[Any], int] = WeakKeyDictionary()
         self._count = itertools.count()
 
@@ -247,7 +249,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
             return self.call_soon(callback, *args, context=context)
         handle = Callback(callback, args, self, context)
         super().call_soon_threadsafe(_wake_up)  # raises where the loop is closed
-        self._from_threads.append(handle)
+        self._from_threads.append((threading.current_thread().name, handle))
         return handle
 
     def _take_calls_of_threads(self) -> bool:
@@ -261,7 +263,8 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         let_threads_finish()
         self._advance(time.monotonic() - began)
         sent = [self._from_threads.popleft() for _ in range(len(self._from_threads))]
-        self._queue.extend(sorted(sent, key=lambda call: call.first_woken(self.number_of)))
+        sent.sort(key=lambda one: (one[1].first_woken(self.number_of), len(one[0]), one[0]))
+        self._queue.extend(call for _, call in sent)
         self._ask_for_a_turn()
         return True
 

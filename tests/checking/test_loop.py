@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -240,3 +241,14 @@ def test_a_replica_that_holds_up_the_loop_is_noted_with_its_line(monkeypatch: py
     value(lambda: mirrored(3).run(replica))
     runs.clear()
     assert "computes" in {place.function for text, place in held_up.found.items() if "replica 1 " in text}
+
+
+def test_calls_of_threads_that_no_task_is_seen_to_wait_for_come_in_the_order_of_their_names() -> None:
+    async def main() -> list[int]:
+        loop, sent = asyncio.get_running_loop(), asyncio.Queue[int]()
+        for number in (2, 10, 1):
+            call = partial(loop.call_soon_threadsafe, sent.put_nowait, number)
+            threading.Thread(target=call, name=f"thread {number}").start()
+        return [await sent.get() for _ in range(3)]
+
+    assert value(main) == [1, 2, 10]
