@@ -133,7 +133,7 @@ for _name in (*_UNARY, *_BINARY, *(f"r{name}" for name in _BINARY), "lt", "le", 
     setattr(DistributedValues, f"__{_name}__", _refuse)
 for _class in (DistributedValues, PerReplica, Mirrored):
     _class.__module__ = "aiodist"
-del _name, _class
+del _class
 
 
 def check_unmasked(array: object, where: str) -> None:

@@ -88,7 +88,7 @@ class Callback(Handle):
         things = (*(self._args or ()), getattr(self._callback, "__self__", None))
         events = (getattr(thing, "_event", thing) for thing in things)  # anyio's event has asyncio's inside
         futures = chain.from_iterable(getattr(event, "_waiters", None) or (event,) for event in events)
-        wakes = chain.from_iterable(getattr(future, "_callbacks", None) or () for future in futures)
+        wakes: Iterable[Any] = chain.from_iterable(getattr(future, "_callbacks", None) or () for future in futures)
         tasks = (getattr(wake, "__self__", None) for wake, _ in wakes)
         return min((number_of(task) for task in tasks if isinstance(task, Task)), default=-1)
 

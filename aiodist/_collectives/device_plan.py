@@ -38,12 +38,12 @@ class PageLocked(DeviceType):
 
     name = "NumPy"
 
-    def make(self, specs: Sequence[Spec], _: int, allocate: Allocate) -> list[tuple[Any, int]]:
+    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:  # noqa: ARG002
         """Return new arrays, each with its address."""
         memories = [allocate(HOST, max(1, math.prod(shape) * dtype.itemsize)) for shape, dtype in specs]
         return [(array_of(memory, *spec), memory.address) for memory, spec in zip(memories, specs, strict=True)]
 
-    def stream(self, _: int) -> int:
+    def stream(self, ordinal: int) -> int:  # noqa: ARG002
         """Return a stream that nobody looks at."""
         return 0
 
