@@ -2,8 +2,9 @@
 
     python -m tests.benchmarks.training
 
-Every variant trains the model of `aiodist demo text` on the same batches, in turn, in one process, for several rounds;
-steps a second, medians over the rounds. BLAS keeps to one thread in all of them.
+Every variant trains the model of `aiodist demo text` on the same batches, in turn, in one process, for several rounds.
+Steps a second and ratios are medians over the rounds, a ratio that of two variants in the same round: on a machine that
+others use, too, a round may take half as long again as the next. BLAS keeps to one thread in all of them.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 
 import numpy as np
 
 import aiodist
+from aiodist._core.text import count
 from aiodist._demos.language import LanguageModel, load_topics, windows
 from aiodist._demos.training import Adam, Plan, learning_rate, one_blas_thread, train_on
 
-STEPS, ROUNDS = 60, 5
+STEPS, ROUNDS = 60, 15
 
 
 def plain(plan: Plan) -> None:
@@ -78,7 +80,7 @@ def main() -> None:
     plan = Plan(model, *windows(corpus.train, model.context), steps=STEPS, seed=0)
     variants: dict[str, Callable[[Plan], None]] = {"plain NumPy loop": plain}
     variants |= {f"NumPy, {n} threads by hand": partial(threaded, count=n) for n in (2, 4)}
-    variants |= {f"aiodist, {n} replicas": partial(replicas, count=n) for n in (1, 2, 4)}
+    variants |= {f"aiodist, {count(n, 'replica')}": partial(replicas, count=n) for n in (1, 2, 4)}
     rates: dict[str, list[float]] = {name: [] for name in variants}
     with one_blas_thread():
         for _ in range(ROUNDS):
@@ -87,9 +89,17 @@ def main() -> None:
                 train(plan)
                 rates[name].append(STEPS / (time.perf_counter() - begin))
     print(f"{os.cpu_count()} cores; {STEPS} steps of {plan.batch} examples, {ROUNDS} rounds")
-    base = statistics.median(rates["plain NumPy loop"])
     for name, found in rates.items():
-        print(f"| {name} | {statistics.median(found):.0f} | {statistics.median(found) / base:.2f} |")
+        print(f"| {name} | {statistics.median(found):.0f} | {beside(rates, name, 'plain NumPy loop'):.2f} |")
+    for n in (2, 4):
+        by_hand = beside(rates, f"aiodist, {n} replicas", f"NumPy, {n} threads by hand")
+        alone = beside(rates, f"aiodist, {n} replicas", "aiodist, 1 replica")
+        print(f"{n} replicas: {by_hand:.2f} of {n} threads by hand, {alone:.2f} of one replica")
+
+
+def beside(rates: Mapping[str, Sequence[float]], name: str, other: str) -> float:
+    """Return the median ratio of two variants' rates in the same round."""
+    return statistics.median(a / b for a, b in zip(rates[name], rates[other], strict=True))
 
 
 if __name__ == "__main__":
