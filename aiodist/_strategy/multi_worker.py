@@ -47,7 +47,7 @@ from aiodist._strategy.reductions import (
 )
 from aiodist._strategy.scope import Replicas, Share, require_all_workers
 from aiodist._strategy.strategy import Strategy
-from aiodist._strategy.variable import Site, State, Variable, VariableAggregation, differ, state_of
+from aiodist._strategy.variable import State, Variable, VariableAggregation, differ, state_of
 from aiodist._workers.bootstrap import in_one_thread, rendezvous
 from aiodist._workers.exchange import Agreed
 from aiodist._workers.span import RunSpan
@@ -159,25 +159,26 @@ class Workers(Replicas):
         pending = self.begin(state.spec.call("Variable", None, name), self._site_of(frame), create)
         state.subject = f"outside {pending.number}"
 
-    def created_in_replica(self, state: State, here: Participant, value: Array, site: Site, frame: FrameType) -> None:
+    def created_in_replica(
+        self, state: State, here: Participant, value: Array, name: str | None, frame: FrameType
+    ) -> None:
         """Let a replica create a variable, and all others with it."""
-        name = state.spec.name if site.named else None
         key = "create", name
         if key not in state.requests:
             member = here.member
             state.subject = f"run {self.run_numbers[member.group.ledger]} {member.group.key} {member.sequence}"
-            collective, put = _broadcast(state), partial(_put, state, self.team.layout.local)
+            collective, put = state.spec.collective(BROADCAST, 0), partial(_put, state, self.team.layout.local)
             over = OverWorkers(collective, list, put)
             state.requests[key] = Request(collective, state.spec.call("Variable", None, name), put, over_workers=over)
         here.contribute(frame, state.requests[key], value)
 
     def over_workers(self, state: State, apply: Callable[[Any], Any]) -> OverWorkers:
         """Return how the workers make one value of what replicas assign to a mirrored variable, and apply it."""
-        spec, op = state.spec, state.spec.aggregation.reduce_op
-        if op is not None:
-            return OverWorkers(Collective(ALL_REDUCE, op, None, spec.value), list, lambda _, total: apply(total))
+        spec = state.spec
+        if spec.op is not None:
+            return OverWorkers(spec.collective(ALL_REDUCE), list, lambda _, total: apply(total))
         if spec.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            return OverWorkers(_broadcast(state), list, lambda _, first: apply(first))
+            return OverWorkers(state.spec.collective(BROADCAST, 0), list, lambda _, first: apply(first))
 
         def finish(values: Sequence[Array], digests: Any) -> Any:
             _check_equal(digests, spec.name)
@@ -241,12 +242,8 @@ _DIGESTS: Final = Spec(((_DIGEST,),), (np.dtype(np.uint8),), (None,), single=Tru
 _OF_DIGESTS: Final = Collective(ALL_GATHER, None, (0,), _DIGESTS)
 
 
-def _broadcast(state: State) -> Collective:
-    return Collective(BROADCAST, None, 0, state.spec.value)
-
-
 def _create(local: int, state: State, value: Array, agreed: Agreed) -> Steps[None]:
-    result = yield from agreed.move(_broadcast(state), [value] * local)
+    result = yield from agreed.move(state.spec.collective(BROADCAST, 0), [value] * local)
     state.put([frozen(result)] * local)
 
 

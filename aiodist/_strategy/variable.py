@@ -17,9 +17,10 @@ import itertools
 import reprlib
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from sys import _getframe
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple, NoReturn, Self
 from weakref import WeakKeyDictionary
 
@@ -32,9 +33,9 @@ from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, Mirrored, PerReplica, check_unmasked
 from aiodist._collectives.execution import executor
 from aiodist._collectives.host import copied, fold, frozen
-from aiodist._collectives.kinds import ALL_REDUCE, Collective
+from aiodist._collectives.kinds import ALL_REDUCE, Collective, Kind
 from aiodist._collectives.work import Work
-from aiodist._core.call import Call, OrderCheck, leaf_text, place
+from aiodist._core.call import Call, OrderCheck, Place, leaf_text, place
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.ledger import Group, Member
 from aiodist._runtime import requests as arguments
@@ -86,11 +87,6 @@ class VariableAggregation(_NamedChoice):
     MEAN = "mean"
     ONLY_FIRST_REPLICA = "only_first_replica"
 
-    @property
-    def reduce_op(self) -> ReduceOp | None:
-        """The corresponding reduction; None for NONE and ONLY_FIRST_REPLICA."""
-        return _REDUCE_OPS.get(self)
-
 
 _REDUCE_OPS = {VariableAggregation.SUM: ReduceOp.SUM, VariableAggregation.MEAN: ReduceOp.MEAN}
 
@@ -102,14 +98,14 @@ _LADDER = {"b": 0, "i": 1, "u": 1, "f": 2, "V": 2, "c": 3}  # V: bfloat16, as th
 
 def _initial(value: Any, dtype: Any) -> Array:
     """Return a read-only array of a variable's initial value, which shares no memory with it."""
-    given = _as_array(value, "a variable")
+    given = _as_array("a variable", value)
     wanted = (given.dtype if dtype is None else np.dtype(dtype)).newbyteorder("=")
     if wanted.kind != "b":
         kernels.result_dtype(ReduceOp.SUM, wanted)  # whatever can be summed can be held
     return frozen(copied(_cast("a variable", value, given, wanted)))
 
 
-def _as_array(value: Any, what: str) -> Array:
+def _as_array(what: str, value: Any) -> Array:
     check_unmasked(value, "for a variable")
     foreign = host_type_of(value)
     array = np.asarray(value if foreign is None else foreign.view(value))
@@ -135,23 +131,12 @@ _CHANGES = {"assign_add": np.add, "assign_sub": np.subtract}
 def updated(method: str, old: Array, value: Array, *, fresh: bool = False) -> Array:
     """Return what a component becomes: a read-only array that shares no memory with the value, unless that is fresh."""
     if method == "assign":
-        new = value if fresh else copied(value)
-    elif value.nbytes < pool.POOLED_FROM:
-        new = np.asarray(_CHANGES[method](old, value))
-    else:
-        new = _CHANGES[method](old, value, out=empty_like(value, old.dtype))
-    return frozen(new)
+        return frozen(value if fresh else copied(value))
+    out = None if value.nbytes < pool.POOLED_FROM else empty_like(value, old.dtype)
+    return frozen(np.asarray(_CHANGES[method](old, value, out=out)))
 
 
 # Values of several.
-
-
-def _check_aggregation(aggregation: VariableAggregation, dtype: np.dtype[Any]) -> None:
-    op = aggregation.reduce_op
-    if op is ReduceOp.MEAN and dtype.kind in "iu":
-        raise ValueError(f"aggregation MEAN needs a variable of floating-point numbers, got {dtype}: pass dtype=...")
-    if op is not None:
-        kernels.result_dtype(op, dtype)
 
 
 def check_equal(name: str, values: Sequence[Array], first: int = 0) -> None:
@@ -203,6 +188,15 @@ class Spec(NamedTuple):
         """Whether it has the same value on every replica."""
         return self.synchronization is VariableSynchronization.ON_WRITE
 
+    def check(self) -> None:
+        """Check that values of its dtype can be aggregated."""
+        if self.op is ReduceOp.MEAN and self.dtype.kind in "iu":
+            raise ValueError(
+                f"aggregation MEAN needs a variable of floating-point numbers, got {self.dtype}: pass dtype=..."
+            )
+        if self.op is not None:
+            kernels.result_dtype(self.op, self.dtype)
+
     def __str__(self) -> str:
         how = "mirrored" if self.mirrored else "sync-on-read"
         what = leaf_text(self.shape, self.dtype.name, "array")
@@ -210,9 +204,14 @@ class Spec(NamedTuple):
         return f"{self.name!r}: {what}, {how}, aggregation {self.aggregation.name}{trainable}"
 
     @property
-    def value(self) -> ValueSpec:
-        """What a value of it is to a collective."""
-        return ValueSpec((self.shape,), (self.dtype,), (None,), single=True)
+    def op(self) -> ReduceOp | None:
+        """The reduction by which values or components are combined; None where they are not reduced."""
+        return _REDUCE_OPS.get(self.aggregation)
+
+    def collective(self, kind: Kind, detail: Any = None) -> Collective:
+        """Return a collective on values of it."""
+        op = self.op if kind is ALL_REDUCE else None
+        return Collective(kind, op, detail, ValueSpec((self.shape,), (self.dtype,), (None,), single=True))
 
     def call(self, kind: str, subject: str | None, name: str | None, op: ReduceOp | None = None) -> Call:
         """Return a call of a kind on a value of it."""
@@ -222,78 +221,69 @@ class Spec(NamedTuple):
 
     def aggregate(self, values: Sequence[Array], accumulate: Accumulate = "native", first: int = 0) -> Array:
         """Return the one value that replicas' values become; it may be one of them. ``first`` is the first one's id."""
-        op = self.aggregation.reduce_op
-        if op is not None:
-            return frozen(fold(op, values, None, accumulate))
+        if self.op is not None:
+            return frozen(fold(self.op, values, None, accumulate))
         if self.aggregation is VariableAggregation.NONE:
             check_equal(self.name, values, first)
         return values[0]
 
 
-class Site(NamedTuple):
-    """Where a replica creates a variable; ``named`` where a name of the user's stands in for the place."""
+@dataclass(slots=True)
+class _Unfinished:
+    """A variable that some replica of a run has not created yet."""
 
-    replica_id: int
-    position: int
-    code: CodeType
-    offset: int
-    named: bool
-
-    def is_that_of(self, other: Site) -> bool:
-        """Return whether it is the place of another, or need not be."""
-        return self.named or place(self.code, self.offset)[:3] == place(other.code, other.offset)[:3]
-
-    def __str__(self) -> str:
-        return f"replica {self.replica_id} at {place(self.code, self.offset).location}"
+    variable: Any
+    spec: Spec
+    place: tuple[Any, ...] | None  # of the first creation; None where places are not compared
+    creation: str  # who has created it first, and where
+    left: int  # how many have not
 
 
-class _Creations:
+class _Creations(NamedTuple):
     """The variables that the replicas of one run have created so far."""
 
-    def __init__(self, group: Group) -> None:
-        self.counts = [0] * len(group.members)
-        self._compares_places = group.ledger.order_check is not OrderCheck.SIGNATURE
-        self._unfinished: dict[int, list[Any]] = {}  # the variable, its spec and site; how many have not created it yet
-
-    def next(self, spec: Spec, site: Site, make: Callable[[], Any]) -> Any:
-        """Return the next variable of a replica, made here unless another replica has created it already."""
-        number = self.counts[site.position]
-        found = self._unfinished.setdefault(number, [])
-        if not found:
-            found += [make(), spec, site, len(self.counts)]
-        variable, theirs, there, _ = found
-        if spec != theirs or (self._compares_places and not site.is_that_of(there)):
-            raise ValueError(
-                f"replicas create different variables as their #{number}: {there} creates {theirs}; {site} creates "
-                f"{spec}. Every replica must create the same variables in the same order: create them under "
-                "strategy.scope(), or outside of branches on a replica's own data. Where two places are meant to be "
-                "one variable, give both the same name"
-            )
-        self.counts[site.position] += 1
-        found[3] -= 1
-        if not found[3]:  # else it would be kept as long as the run is recorded
-            del self._unfinished[number]
-        return variable
+    counts: list[int]  # by position
+    unfinished: dict[int, _Unfinished]  # by number; a finished one would be kept as long as the run is recorded
 
 
 _creations: WeakKeyDictionary[Group, _Creations] = WeakKeyDictionary()
 """By the group of a run's replicas, to which they must not refer."""
 
 
+def _next_creation(member: Member, spec: Spec, at: Place, named: bool, make: Callable[[], Any]) -> Any:
+    """Return the next variable of a replica, made here unless another replica has created it already."""
+    group, creation = member.group, f"replica {member.replica_id} at {at.location}"
+    counts, unfinished = _creations.setdefault(group, _Creations([0] * len(group.members), {}))
+    number = counts[member.position]
+    # A name of the user's stands in for the place.
+    where = None if named or group.ledger.order_check is OrderCheck.SIGNATURE else at[:3]
+    if number not in unfinished:
+        unfinished[number] = _Unfinished(make(), spec, where, creation, len(counts))
+    found = unfinished[number]
+    if (spec, where) != (found.spec, found.place):
+        raise ValueError(
+            f"replicas create different variables as their #{number}: {found.creation} creates {found.spec}; "
+            f"{creation} creates {spec}. Every replica must create the same variables in the same order: create them "
+            "under strategy.scope(), or outside of branches on a replica's own data. Where two places are meant to be "
+            "one variable, give both the same name"
+        )
+    counts[member.position] += 1
+    found.left -= 1
+    if not found.left:
+        del unfinished[number]
+    return found.variable
+
+
 def check_created(members: Sequence[Member]) -> None:
     """Check, at the end of a run, that every replica has created as many variables as the others."""
-    found = _creations.get(members[0].group)
-    if found is None or len(set(found.counts)) == 1:
-        return
-    counts = ", ".join(
-        f"replica {member.replica_id}: {count}"
-        for member, count in zip(members, found.counts, strict=True)
-        if member.position == 0 or count != found.counts[0]
-    )
-    raise ValueError(
-        f"replicas created different numbers of variables: {counts}; every replica must create the same variables in "
-        "the same order"
-    )
+    counts = found.counts if (found := _creations.get(members[0].group)) else [0]
+    if len(set(counts)) > 1:
+        told = zip(members, counts, strict=True)
+        each = [f"replica {one.replica_id}: {count}" for one, count in told if not one.position or count != counts[0]]
+        raise ValueError(
+            f"replicas created different numbers of variables: {', '.join(each)}; every replica must create the same "
+            "variables in the same order"
+        )
 
 
 # Components.
@@ -362,7 +352,7 @@ class State:
         if type(value) is np.ndarray and value.shape == shape and value.dtype is dtype:
             return value
         what = f"the variable {self.spec.name!r}"
-        given = _as_array(value, what)
+        given = _as_array(what, value)
         if given.shape != shape:
             raise ValueError(
                 f"{what} has the shape {shape}, and nothing is broadcast; got a value of shape {given.shape}"
@@ -375,12 +365,11 @@ class State:
         """Return what replicas ask for when they assign to a mirrored variable: the variable."""
         found = self.requests.get((method, name))
         if found is None:
-            spec, op = self.spec, self.spec.aggregation.reduce_op
-            call = spec.call(f"{spec.name}.{method}", self.subject, name, op)
-            workers = self._replicas.sharing
+            spec, workers = self.spec, self._replicas.sharing
+            call = spec.call(f"{spec.name}.{method}", self.subject, name, spec.op)
             over = None if workers is None else workers.over_workers(self, partial(self._apply, variable, method))
             meet = partial(self._meet, variable, method)
-            found = Request(Collective(ALL_REDUCE, op, None, spec.value), call, meet, over_workers=over)
+            found = Request(spec.collective(ALL_REDUCE), call, meet, over_workers=over)
             self.requests[method, name] = found
         return found
 
@@ -390,13 +379,13 @@ class State:
         if not policy.blocks(values[0].nbytes * (len(values) + 2)):
             return self._apply(variable, method, spec.aggregate(values, options.accumulate))
         self._settle()
-        aggregated = partial(spec.aggregate, values, options.accumulate)
-        old, op, total = self.present()[0], spec.aggregation.reduce_op, Work([], aggregated)
-        if op is not None:
-            collective = Collective(ALL_REDUCE, op, None, spec.value)
-            found = executor(collective, len(values), (), options.accumulate).run(values)
-            total = found if type(found) is Work else Work([], lambda: found)
-        work = total.then(lambda value: updated(method, old, value, fresh=op is not None))
+        old, aggregated = self.present()[0], partial(spec.aggregate, values, options.accumulate)
+        total: Any = Work([], aggregated)
+        if spec.op is not None:
+            total = executor(spec.collective(ALL_REDUCE), len(values), (), options.accumulate).run(values)
+            if type(total) is not Work:
+                total = Work([], partial(np.asarray, total))
+        work = total.then(lambda value: updated(method, old, value, fresh=spec.op is not None))
         self._change = change = lambda: updated(method, old, aggregated())
 
         def put() -> Variable:
@@ -523,29 +512,26 @@ class Variable(ArrayLike):
             raise ValueError("synchronization NONE is for variables of no strategy; use 'on_write' or 'on_read'")
         if how is VariableSynchronization.AUTO:
             how = VariableSynchronization.ON_WRITE
-        _check_aggregation(combined, value.dtype)
         trained = how is not VariableSynchronization.ON_READ if trainable is None else bool(trainable)
         spec = Spec(name or "Variable", value.shape, value.dtype, trained, how, combined)
-        here = current.get()
+        spec.check()
+        here, frame = current.get(), _getframe(1)
         strategy = strategy_in_force(here)
         replicas = _replicas_of(strategy)
+        local, workers = replicas.local, replicas.sharing
         if not isinstance(here, Participant):
-            state = State(spec, strategy, [value] * replicas.local if replicas.sharing is None else [])
-            if replicas.sharing is not None:
-                replicas.sharing.created_outside(state, value, name, _getframe(1))
-            return cls._made(state)
+            variable = cls._made(State(spec, strategy, [value] * local if workers is None else []))
+            if workers is not None:
+                workers.created_outside(state_of(variable), value, name, frame)
+            return variable
         here.check("Variable(…)")
         here = here.of_run or here
-        frame, member = _getframe(1), here.member
-        if member.group.size == 1:
-            return cls._made(State(spec, strategy, [value]))
-        site = Site(member.replica_id, member.position, frame.f_code, frame.f_lasti, name is not None)
-        creations = _creations.get(member.group) or _creations.setdefault(member.group, _Creations(member.group))
-        variable: Self = creations.next(spec, site, lambda: cls._made(State(spec, strategy, [])))
-        if member.replica_id == 0:
-            state_of(variable).put([value] * replicas.local)
-        if replicas.sharing is not None:
-            replicas.sharing.created_in_replica(state_of(variable), here, value, site, frame)
+        at, make = place(frame.f_code, frame.f_lasti), lambda: cls._made(State(spec, strategy, []))
+        variable = _next_creation(here.member, spec, at, name is not None, make)
+        if here.member.replica_id == 0:
+            state_of(variable).put([value] * local)
+        if workers is not None:
+            workers.created_in_replica(state_of(variable), here, value, name, frame)
         return variable
 
     @classmethod
