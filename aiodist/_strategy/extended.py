@@ -16,12 +16,13 @@ from aiodist._arrays.devices import resolve
 from aiodist._arrays.host import Array, ArrayLike
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, regroup, split
+from aiodist._collectives.kinds import ALL_REDUCE
 from aiodist._core.call import OrderCheck
 from aiodist._core.errors import ReplicaContextError
 from aiodist._runtime import requests as arguments
 from aiodist._runtime.current import current
 from aiodist._runtime.participant import Participant
-from aiodist._strategy.reductions import COPY, Combination, combine, is_foreign_array, reduction
+from aiodist._strategy.reductions import COPY, Operation, combine, is_foreign_array
 from aiodist._strategy.scope import HasReplicas, Scope, replicas_here, replicas_of, require_cross_replica
 from aiodist._strategy.variable import Variable, check_equal, state_of, updated
 
@@ -232,7 +233,7 @@ class StrategyExtended:
     async def _reduce(self, what: str, reduce_op: Any, pairs: Any, options: Any) -> Any:
         strategy = self._required(what)
         chosen = self.communication_options.merge(arguments.options(options, None))
-        operation = reduction(arguments.reduce_op(reduce_op), None, chosen.accumulate)
+        operation = Operation(ALL_REDUCE, arguments.reduce_op(reduce_op), None, chosen.accumulate)
         several = isinstance(pairs, Iterable) and not isinstance(pairs, (DistributedValues, Variable))
         found: list[Any] = list(pairs) if several else [pairs]
         for pair in found:
@@ -255,11 +256,9 @@ class StrategyExtended:
             TypeError: the value is a per-replica value or a masked array.
             ValueError, DeviceNotFoundError: for destinations, as `reduce_to`.
         """
-        self._required("extended.broadcast_to")
+        strategy = self._required("extended.broadcast_to")
         goals = [_devices_of(destinations, self.devices)]
-        copying = Combination(COPY, [value], (), self.devices, goals)
-        await copying.carry_out(copying.taken)
-        (result,) = copying.results()
+        (result,) = await combine(strategy, "extended.broadcast_to", COPY, [value], goals)
         return result
 
     async def call_for_each_replica(

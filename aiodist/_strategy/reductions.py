@@ -11,9 +11,8 @@ to other workers, by way of page-locked memory (`on_host`), so results have the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import repeat
 from types import CoroutineType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -36,7 +35,6 @@ from aiodist._collectives.kinds import (
     ALL_REDUCE,
     BROADCAST,
     Collective,
-    Detail,
     Kind,
     check_reducible,
     normalized_axis,
@@ -68,75 +66,103 @@ class Operand(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """What is made of each leaf of a nest: by a collective of a kind, of leaves that ``operand`` describes."""
+    """What is made of each leaf of a nest: a reduction, a gathering, or a copy of what is the same for all."""
 
-    kind: Kind
-    operand: Callable[[Any, Sequence[int], bool], Operand | None]  # of a leaf, see `Combination`; None: it stays
+    kind: Kind  # ALL_REDUCE, ALL_GATHER or BROADCAST
     op: ReduceOp | None = None
+    axis: Any = None  # as the caller gives it; None: a reduction over the replicas alone
     accumulate: Accumulate = "native"
-    along_axes: bool = False  # beside over the replicas
+
+    @property
+    def along_axes(self) -> bool:
+        """Whether it reduces along axes, beside over the replicas."""
+        return self.op is not None and self.axis is not None
 
     def collective(self, operands: Sequence[Operand]) -> Collective:
         """Return what is to be carried out for operands."""
         shapes, dtypes, marks = zip(*[operand[1:4] for operand in operands], strict=True)
         marks = tuple([None if isinstance(mark, HostType) else mark for mark in marks])  # NumPy's, until they are given
-        detail: Any = 0 if self.kind.detail is Detail.SOURCE else None
-        if self.kind.detail is Detail.AXIS:
+        detail: Any = 0 if self.kind is BROADCAST else None
+        if self.kind is ALL_GATHER:
             detail = tuple([axis for operand in operands for axis in operand.axes or ()])
         return Collective(self.kind, self.op, detail, Spec(shapes, dtypes, marks, len(operands) == 1))
 
+    def operand(self, leaf: Any, replicas: Sequence[int], *, bare: bool) -> Operand | None:
+        """Return what takes part of a leaf; None where it stays as it is.
 
-def values_of(operands: Sequence[Operand]) -> list[Any]:
-    """Return by replica what operands contribute to their collective."""
-    columns = [operand.arrays for operand in operands]
-    return list(columns[0]) if len(columns) == 1 else [list(row) for row in zip(*columns, strict=True)]
-
-
-def reduction(op: ReduceOp, axis: Any, accumulate: Accumulate) -> Operation:
-    """Return the reduction over replicas and, unless ``axis`` is None, along axes."""
-
-    def along(dtype: Any, mark: LeafMark, rank: int) -> tuple[int, ...] | None:
-        check_reducible(op, dtype, mark)
-        if axis is None:
+        ``replicas`` are those that have the components; ``bare`` says that a plain value is the only one's component.
+        """
+        if leaf is None:
             return None
-        if mark == LeafType.INDEXED_SLICES:
-            raise ValueError(f"IndexedSlices are reduced over the replicas alone, with axis=None, got axis={axis!r}")
-        axes = tuple(normalized_axis(a, rank) for a in (axis if isinstance(axis, (tuple, list)) else (axis,)))
+        if self.kind is BROADCAST:
+            return _copied(leaf)
+        leaf = as_distributed(leaf)
+        if isinstance(leaf, DistributedValues):
+            if len(leaf.values) != len(replicas):
+                raise ValueError(f"expected {len(replicas)} components, one for each replica, got {len(leaf.values)}")
+            one_for_all = isinstance(leaf, Mirrored) and self.op in (ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX)
+            return self._described(leaf.values[:1] if one_for_all else leaf.values, replicas)
+        check_awaited(leaf, "value")
+        if self.kind is ALL_GATHER and not bare:
+            if len(replicas) == 1:
+                normalized_axis(self.axis, len(describe_leaf(leaf)[0]))
+            return None
+        if len(replicas) > 1 and self.op in (ReduceOp.SUM, ReduceOp.PRODUCT):
+            raise ValueError(
+                f"{self.op.name} expects a per-replica value; a plain value is the same on all replicas, and whether "
+                "it counts once or for each cannot be known: reduce with MEAN, or return it from strategy.run"
+            )
+        return self._described([leaf], replicas)
+
+    def _axes(self, dtype: Any, mark: LeafMark, rank: int) -> tuple[int, ...] | None:
+        """Return the axes along which the sizes of such leaves may differ; None where none may."""
+        op, axis = self.op, self.axis
+        if op is not None:
+            check_reducible(op, dtype, mark)
+            if axis is None:
+                return None
+            if mark == LeafType.INDEXED_SLICES:
+                raise ValueError(
+                    f"IndexedSlices are reduced over the replicas alone, with axis=None, got axis={axis!r}"
+                )
+        elif mark == LeafType.INDEXED_SLICES:
+            raise TypeError("gather does not take IndexedSlices, reduce does; gather their .values and .indices")
+        several = op is not None and isinstance(axis, (tuple, list))
+        axes = tuple([normalized_axis(one, rank) for one in (axis if several else (axis,))])
         if len(set(axes)) != len(axes):
             raise ValueError(f"axis must name each axis once, got {axis!r}")
         return axes
 
-    def operand(leaf: Any, replicas: Sequence[int], _: object) -> Operand | None:
-        if leaf is None:
-            return None
-        return _described(_components(op, as_distributed(leaf), replicas), replicas, along)
-
-    return Operation(ALL_REDUCE, operand, op, accumulate, axis is not None)
-
-
-def gathering(axis: Any) -> Operation:
-    """Return the concatenation of components along an axis; plain values that are no components stay as they are."""
-
-    def along(_: object, mark: LeafMark, rank: int) -> tuple[int, ...]:
-        if mark == LeafType.INDEXED_SLICES:
-            raise TypeError("gather does not take IndexedSlices, reduce does; gather their .values and .indices")
-        return (normalized_axis(axis, rank),)
-
-    def operand(leaf: Any, replicas: Sequence[int], bare: bool) -> Operand | None:
-        if leaf is None:
-            return None
-        leaf = as_distributed(leaf)
-        if isinstance(leaf, DistributedValues) or bare:
-            return _described(_components(None, leaf, replicas), replicas, along)
-        check_awaited(leaf, "value")
-        if len(replicas) == 1:
-            normalized_axis(axis, len(describe_leaf(leaf)[0]))
-        return None
-
-    return Operation(ALL_GATHER, operand)
+    def _described(self, parts: Sequence[Any], replicas: Sequence[int]) -> Operand:
+        """Describe components, in this machine's byte order."""
+        first = parts[0]
+        if _are_arrays_alike(parts):
+            axes = self._axes(first.dtype, LeafType.NUMPY_ARRAY, first.ndim)
+            return Operand(parts, _ragged(first.shape, axes), first.dtype, LeafType.NUMPY_ARRAY, axes)
+        columns: list[Sequence[Any]] = list(zip(*map(describe_leaf, parts), strict=True))
+        shapes, dtypes, marks, arrays = columns
+        mark = marks[0]
+        if not (_alike(dtypes) and getattr(dtypes[0], "isnative", True)):
+            dtypes = [dtype.newbyteorder("=") if isinstance(dtype, np.dtype) else dtype for dtype in dtypes]
+            arrays = list(map(in_native_order, arrays))
+        axes = self._axes(dtypes[0], mark, len(shapes[0]))
+        shapes = [_ragged(shape, axes) for shape in shapes]
+        if axes is not None and not _alike(dtypes) and {np.dtype(one).kind for one in dtypes} in ({"U"}, {"S"}):
+            dtypes = [np.result_type(*dtypes)] * len(dtypes)  # strings may differ in width
+        kinds = list(zip(marks, shapes, dtypes, strict=True))
+        if not _alike(kinds):
+            raise _different(kinds, replicas, axes)
+        if axes is not None and not isinstance(mark, DeviceType):
+            mark = mark if isinstance(mark, HostType) else LeafType.NUMPY_ARRAY
+            return Operand(list(map(np.asarray, arrays)), shapes[0], np.dtype(dtypes[0]), mark, axes)
+        return Operand(arrays, shapes[0], dtypes[0], mark, axes)
 
 
-def _copied_operand(leaf: Any, *_: object) -> Operand | None:
+COPY = Operation(BROADCAST)
+"""A copy of a value that is the same for all; a per-replica value or a masked array is a TypeError."""
+
+
+def _copied(leaf: Any) -> Operand | None:
     if isinstance(leaf, DistributedValues):
         raise TypeError(
             f"broadcast_to expects one value for all, got a {type(leaf).__name__}; reduce it first: "
@@ -149,32 +175,9 @@ def _copied_operand(leaf: Any, *_: object) -> Operand | None:
     return Operand([array], shape, dtype, mark)
 
 
-COPY = Operation(BROADCAST, _copied_operand)
-"""A copy of a value that is the same for all; a per-replica value or a masked array is a TypeError."""
-
-
-# Describing.
-
-
 def is_foreign_array(leaf: Any) -> bool:
     """Return whether a leaf is another framework's array, on the host or on a GPU."""
     return device_type_of(leaf) is not None or host_type_of(leaf) is not None
-
-
-def _components(op: ReduceOp | None, leaf: Any, replicas: Sequence[int]) -> Sequence[Any]:
-    """Return what there is to combine: a component a replica, or one value that stands for all of them."""
-    if isinstance(leaf, DistributedValues):
-        if len(leaf.values) != len(replicas):
-            raise ValueError(f"expected {len(replicas)} components, one for each replica, got {len(leaf.values)}")
-        same = isinstance(leaf, Mirrored) and op in (ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX)
-        return leaf.values[:1] if same else leaf.values
-    check_awaited(leaf, "value")
-    if len(replicas) > 1 and op in (ReduceOp.SUM, ReduceOp.PRODUCT):
-        raise ValueError(
-            f"{op.name} expects a per-replica value; a plain value is the same on all replicas, and whether it counts "
-            "once or for each cannot be known: reduce with MEAN, or return it from strategy.run"
-        )
-    return [leaf]
 
 
 def _are_arrays_alike(parts: Sequence[Any]) -> bool:
@@ -189,54 +192,35 @@ def _are_arrays_alike(parts: Sequence[Any]) -> bool:
     return bool(dtype.isnative)
 
 
-def _described(
-    parts: Sequence[Any], replicas: Sequence[int], along: Callable[[Any, LeafMark, int], tuple[int, ...] | None]
-) -> Operand:
-    """Describe components, in this machine's byte order.
-
-    ``along`` returns the axes, of a dtype, a mark and a rank, along which their sizes may differ; None where none may.
-    """
-    if _are_arrays_alike(parts):
-        first = parts[0]
-        axes = along(first.dtype, LeafType.NUMPY_ARRAY, first.ndim)
-        shape = tuple([None if place in axes else n for place, n in enumerate(first.shape)]) if axes else first.shape
-        return Operand(parts, shape, first.dtype, LeafType.NUMPY_ARRAY, axes)
-    columns: list[Sequence[Any]] = list(zip(*map(describe_leaf, parts), strict=True))
-    shapes, dtypes, marks, arrays = columns
-    mark = marks[0]
-    if not (_alike(dtypes) and getattr(dtypes[0], "isnative", True)):
-        dtypes = [dtype.newbyteorder("=") if isinstance(dtype, np.dtype) else dtype for dtype in dtypes]
-        arrays = list(map(in_native_order, arrays))
-    axes = along(dtypes[0], mark, len(shapes[0]))
-    rest = shapes
-    if axes is not None:
-        rest = [tuple([None if place in axes else size for place, size in enumerate(shape)]) for shape in shapes]
-        if not _alike(dtypes) and {np.dtype(dtype).kind for dtype in dtypes} in ({"U"}, {"S"}):
-            dtypes = [np.result_type(*dtypes)] * len(dtypes)  # strings may differ in width
-    if not (_alike(marks) and _alike(rest) and _alike(dtypes)):
-        kinds = list(zip(marks, rest, dtypes, strict=True))
-        other = next(place for place, kind in enumerate(kinds) if kind != kinds[0])
-        but = "; to reduce ragged batches, give the axis that they differ along"
-        if axes is not None:
-            but = f", and may differ along axis {axes[0] if len(axes) == 1 else axes} only"
-        first, second = (
-            leaf_text(
-                shapes[place], arguments.dtype_text(dtypes[place], ALL_REDUCE), arguments.array_text(marks[place])
-            )
-            for place in (0, other)
-        )
-        raise ValueError(
-            f"the components must have the same type, dtype and shape{but}; replica {replicas[0]}'s is {first}, "
-            f"replica {replicas[other]}'s is {second}"
-        )
-    if axes is None or isinstance(mark, DeviceType):
-        return Operand(arrays, rest[0], dtypes[0], mark, axes)
-    mark = mark if isinstance(mark, HostType) else LeafType.NUMPY_ARRAY
-    return Operand(list(map(np.asarray, arrays)), rest[0], np.dtype(dtypes[0]), mark, axes)
-
-
 def _alike(column: Sequence[Any]) -> bool:
     return column.count(column[0]) == len(column)
+
+
+def _ragged(shape: tuple[int, ...], axes: tuple[int, ...] | None) -> tuple[int | None, ...]:
+    """Return a shape without its sizes along axes, which may differ between replicas."""
+    return tuple([None if place in axes else size for place, size in enumerate(shape)]) if axes else shape
+
+
+def _different(kinds: Sequence[Any], replicas: Sequence[int], axes: tuple[int, ...] | None) -> ValueError:
+    """Return the error for components whose marks, shapes and dtypes differ."""
+    other = next(place for place, kind in enumerate(kinds) if kind != kinds[0])
+    first, second = (
+        leaf_text(shape, arguments.dtype_text(dtype, ALL_REDUCE), arguments.array_text(mark))
+        for mark, shape, dtype in (kinds[0], kinds[other])
+    )
+    but = "; to reduce ragged batches, give the axis that they differ along"
+    if axes is not None:
+        but = f", and may differ along axis {axes[0] if len(axes) == 1 else axes} only"
+    return ValueError(
+        f"the components must have the same type, dtype and shape{but}; replica {replicas[0]}'s is {first}, "
+        f"replica {replicas[other]}'s is {second}"
+    )
+
+
+def values_of(operands: Sequence[Operand]) -> list[Any]:
+    """Return by replica what operands contribute to their collective."""
+    columns = [operand.arrays for operand in operands]
+    return list(columns[0]) if len(columns) == 1 else [list(row) for row in zip(*columns, strict=True)]
 
 
 # Carrying out.
@@ -298,20 +282,21 @@ class Combination:
         value: Any,
         replicas: Sequence[int],
         devices: tuple[str, ...],
-        destinations: Sequence[Sequence[str]] | None = None,
+        destinations: Sequence[Sequence[str]] | None,
         *,
-        bare: bool = False,
+        bare: bool,
     ) -> None:
         self._operation = operation
         self._devices = devices
         leaves, structure = ([value], None) if isinstance(value, DistributedValues) else nests.flatten_with_none(value)
         self._structure: nests.Structure | None = structure
-        goals: Iterable[Sequence[str] | None] = repeat(destinations[0] if destinations else None, len(leaves))
-        if structure is not None and destinations is not None and len(destinations) > 1:
+        goals: list[Sequence[str] | None] = [None] * len(leaves)
+        if structure is not None and destinations is not None:
             of_nests = zip(destinations, structure.children(), strict=True)
             goals = [each for each, nest in of_nests for _ in range(nest.num_leaves)]
         self._leaves = [
-            Leaf(leaf, operation.operand(leaf, replicas, bare), each) for leaf, each in zip(leaves, goals, strict=True)
+            Leaf(leaf, operation.operand(leaf, replicas, bare=bare), each)
+            for leaf, each in zip(leaves, goals, strict=True)
         ]
         self.taken = [leaf for leaf in self._leaves if leaf.operand is not None]
 
@@ -392,27 +377,25 @@ def combine(
     strategy: Any, kind: str, operation: Operation, value: Any, destinations: Sequence[Sequence[str]] | None = None
 ) -> CoroutineType[Any, Any, Any]:
     """Return what an operation makes of a nest, over the replicas of all workers; for arguments see `Combination`."""
-    workers = replicas_of(strategy)
-    site = workers.caller()
-
-    async def combined() -> Any:
-        require_cross_replica(strategy, kind)
-        replicas, over_workers = replicas_here(strategy), workers.combine
-        if over_workers is not None and is_in_group_of_this_worker():
-            over_workers = None
-        bare = over_workers is not None and len(replicas) == 1
-        combination = Combination(operation, value, replicas, strategy.extended.devices, destinations, bare=bare)
-        if destinations is None and not combination.taken:
-            arguments.check_not_all_none(value, 3)
-        if over_workers is None:
-            await combination.carry_out(combination.taken)
-        else:
-            await over_workers(kind, operation, combination, len(replicas), site)
-        return combination.results()
-
-    doing: Any = combined()
+    doing: Any = _combined(strategy, kind, operation, value, destinations, replicas_of(strategy).caller())
     doing.__qualname__ = kind
     return doing  # type: ignore[no-any-return]  # checkers find one that is not awaited by its more special type
+
+
+async def _combined(strategy: Any, kind: str, operation: Operation, value: Any, destinations: Any, site: Any) -> Any:
+    require_cross_replica(strategy, kind)
+    replicas, over_workers = replicas_here(strategy), replicas_of(strategy).combine
+    if operation is COPY or is_in_group_of_this_worker():
+        over_workers = None
+    bare = over_workers is not None and len(replicas) == 1
+    combination = Combination(operation, value, replicas, strategy.extended.devices, destinations, bare=bare)
+    if destinations is None and not combination.taken:
+        arguments.check_not_all_none(value, 3)
+    if over_workers is None:
+        await combination.carry_out(combination.taken)
+    else:
+        await over_workers(kind, operation, combination, len(replicas), site)
+    return combination.results()
 
 
 _LOOKS = 3

@@ -16,6 +16,7 @@ from aiodist._arrays import nests
 from aiodist._arrays.environment import ClusterSettings
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import check_awaited, regroup, regroup_data, split
+from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.recorder import RecordedRuns, Recorder
 from aiodist._runtime import requests as arguments
@@ -24,7 +25,7 @@ from aiodist._runtime.current import CrossReplica, current
 from aiodist._runtime.participant import Participant
 from aiodist._runtime.scheduler import Call, Run, new_standing_run, run_replicas
 from aiodist._strategy.extended import CrossDeviceOps, StrategyExtended, bind, new_extended
-from aiodist._strategy.reductions import combine, gathering, reduction
+from aiodist._strategy.reductions import Operation, combine
 from aiodist._strategy.scope import (
     HasReplicas,
     Replicas,
@@ -223,7 +224,7 @@ class Strategy(HasReplicas):
                 PRODUCT on several replicas.
         """
         accumulate = self._extended.communication_options.accumulate
-        operation = reduction(arguments.reduce_op(reduce_op, value), axis, accumulate)
+        operation = Operation(ALL_REDUCE, arguments.reduce_op(reduce_op, value), axis, accumulate)
         return combine(self, "strategy.reduce", operation, value)
 
     def gather(self, value: Any, axis: int) -> CoroutineType[Any, Any, Any]:
@@ -243,7 +244,7 @@ class Strategy(HasReplicas):
             TypeError: a component is not an array.
             ValueError: the axis is out of range, or the components differ in more than their size along it.
         """
-        return combine(self, "strategy.gather", gathering(axis), value)
+        return combine(self, "strategy.gather", Operation(ALL_GATHER, axis=axis), value)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return the components of a nest of per-replica values: a tuple with a nest for each replica.
