@@ -23,7 +23,7 @@ from aiodist._arrays.leaves import Spec
 from aiodist._collectives.device_plan import PAGE_LOCKED, Column, Leaf, Leaves, Planner, Where
 from aiodist._collectives.host import HostExecutor, given
 from aiodist._collectives.kinds import Collective, LeafPlan, Result
-from aiodist._collectives.out import Outs, entangled, span
+from aiodist._collectives.out import NO_OUTS, Outs, entangled, span
 from aiodist._collectives.work import Work
 from aiodist._gpu import enqueue
 from aiodist._gpu.enqueue import Completion
@@ -198,11 +198,11 @@ class DeviceExecutor:
         if self._here:
             self._host = HostExecutor(collective.of(self._here), len(self._positions), (), accumulate)
 
-    def run(self, values: Sequence[Any], outs: Outs | None = None) -> Work:
-        """Carry it out; what it takes and gives is as `HostExecutor.general` says."""
+    def run_into(self, values: Sequence[Any], outs: Outs = NO_OUTS) -> Work:
+        """Carry it out; what it takes and gives is as `HostExecutor.run_into` says."""
         columns = _columns(self._single, values, self._positions)
         there = [columns[place] for place in self._there]
-        passed = [(outs or {}).get(position) for position in self._positions]
+        passed = [outs.get(position) for position in self._positions]
         on_host = self._run_host(columns, passed)
 
         def result(by_leaf: Sequence[Sequence[Any]]) -> list[Any]:
@@ -217,12 +217,14 @@ class DeviceExecutor:
         work = DeviceRun(self._group, there, takers, buffers).work(result)
         return Work([*on_host.phases, *work.phases], work.result) if type(on_host) is Work else work
 
+    run = run_into
+
     def _run_host(self, columns: Sequence[Sequence[Any]], passed: Sequence[Any]) -> Any:
         """Carry out the leaves on the host."""
         if self._host is None:
             return None
         outs = {taker: [each[place] for place in self._here] for taker, each in enumerate(passed) if each is not None}
-        return self._host.run(list(zip(*[columns[place] for place in self._here], strict=True)), outs or None)
+        return self._host.run_into(list(zip(*[columns[place] for place in self._here], strict=True)), outs)
 
     def _columns_here(self, result: Any) -> list[Sequence[Any]]:
         """Return by leaf on the host what each taker gets: None where it passed a buffer."""
@@ -283,7 +285,7 @@ def to_host(collective: Collective, values: Sequence[Any], devices: Sequence[str
 
 
 def from_host(
-    collective: Collective, values: Sequence[Any], result: Any, devices: Sequence[str] = (), outs: Outs | None = None
+    collective: Collective, values: Sequence[Any], result: Any, devices: Sequence[str] = (), outs: Outs = NO_OUTS
 ) -> Work:
     """Return the work that gives each replica its result, on the GPUs that its own arrays came from.
 
@@ -294,7 +296,7 @@ def from_host(
     there, single = _there(spec), spec.single
     present = [position for position, value in enumerate(values) if value is not None]
     columns = _columns(single, [result], [0]) if collective.kind.shared else _columns(single, result, present)
-    inputs, passed = _columns(single, values, present), [(outs or {}).get(position) for position in present]
+    inputs, passed = _columns(single, values, present), [outs.get(position) for position in present]
     copies = iter(staged([np.asarray(leaf) for place in there for leaf in columns[place]]))
     sources = [[next(copies) for _ in columns[place]] for place in there]
     takers = [[array.ordinal for array in inputs[place]] for place in there]
@@ -303,7 +305,10 @@ def from_host(
         made = dict(zip(there, by_leaf, strict=True))
         for place, column in enumerate(columns):
             if place not in made:
-                made[place] = list(given(spec.marks[place], column, len(present)))
+                shared = collective.kind.shared
+                made[place] = list(
+                    given(spec.marks[place], column[0] if shared else column, len(present), shared=shared)
+                )
                 for leaf, each in zip(made[place], passed, strict=True):
                     if each is not None:
                         np.copyto(each[place], leaf)

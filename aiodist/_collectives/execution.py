@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 Executor: TypeAlias = "HostExecutor | DeviceExecutor"
-"""What carries out one collective, again and again; see `HostExecutor.general`."""
+"""What carries out one collective, again and again; see `HostExecutor.run_into`."""
 
 
 @lru_cache(maxsize=1024)

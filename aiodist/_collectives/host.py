@@ -10,18 +10,18 @@ A result never shares memory with an input, and arrays in it are views of a read
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist._arrays.host import HostType
-from aiodist._arrays.leaves import LeafMark, LeafType, Spec, is_array
+from aiodist._arrays.leaves import LeafMark, LeafType, is_array
 from aiodist._arrays.values import IndexedSlices
 from aiodist._collectives.kinds import Collective, Cut, LeafPlan, Result
-from aiodist._collectives.out import Outs
+from aiodist._collectives.out import NO_OUTS, Outs
 from aiodist._collectives.work import Call, Work, thread_count
 from aiodist_kernels import Accumulate, Plan, ReduceOp, plan_for, policy, pool
 from aiodist_kernels.numpy_tier import finished, quietly
@@ -35,22 +35,26 @@ Column = Sequence[Any]
 LOOK_FROM: Final = 256 * 1024
 """Bytes contributed by all replicas below which nothing holds up the event loop: all that is asked of a small value."""
 
-_QUICK: Final = {LeafType.NUMPY_ARRAY, LeafType.NUMPY_SCALAR, LeafType.PYTHON_NUMBER}
-"""Marks of leaves whose folds a collective need not look at each time."""
-
 
 # One leaf.
 
 
-def fold(op: ReduceOp, column: Column, mark: LeafMark, accumulate: Accumulate = "native", among: bool = False) -> Any:
+def fold(op: ReduceOp, column: Column, mark: LeafMark, accumulate: Accumulate = "native") -> Any:
     """Return a left fold of leaves, in their order, as the type that they have; foreign arrays as NumPy's."""
-    if is_array(mark):
-        return kernels.reduce(op, column, accumulate=accumulate, among=among)
+    dtype, shape = (None, ()) if mark == LeafType.PYTHON_NUMBER else (column[0].dtype, column[0].shape)
+    return _folding(op, dtype, shape, len(column), mark, accumulate)(column)
+
+
+def _folding(
+    op: ReduceOp, dtype: Any, shape: Any, count: int, mark: LeafMark, accumulate: Accumulate, among: bool = False
+) -> Callable[[Column], Any]:
+    """Return what folds so many leaves, again and again; see `fold`."""
     if mark == LeafType.PYTHON_NUMBER:
-        return kernels.reduce_numbers(op, column)
+        return partial(kernels.reduce_numbers, op)
     if mark == LeafType.INDEXED_SLICES:
-        return quietly(fold_slices, op, column, accumulate)
-    return kernels.reduce(op, column, accumulate=accumulate)[()]
+        return lambda slices: quietly(fold_slices, op, slices, accumulate)
+    reduce = kernels.reduction(op, dtype, shape, count, accumulate, among)
+    return reduce if is_array(mark) else lambda scalars: reduce(scalars)[()]
 
 
 def fold_slices(op: ReduceOp, column: Sequence[IndexedSlices], accumulate: Accumulate = "native") -> IndexedSlices:
@@ -135,29 +139,102 @@ def in_native_order(value: Any) -> Any:
     return value
 
 
-# A collective.
-
-
-class _Leaf(NamedTuple):
-    """One leaf of a collective."""
-
-    plan: LeafPlan  # what becomes of it
-    mark: LeafMark  # what it is
-    whole: bool  # its one result is a fold of all inputs
-
-
-def given(mark: LeafMark, results: Sequence[Any], count: int) -> Sequence[Any]:
-    """Return a leaf's results, one for all or one for each, for so many replicas: in the framework that it is of."""
-    shared = len(results) != count
+def given(mark: LeafMark, result: Any, count: int, *, shared: bool) -> Sequence[Any]:
+    """Return a leaf's result, one for all or a list of one for each, for so many replicas, in its own framework."""
     if isinstance(mark, HostType):
-        return mark.give_each(results[0], count) if shared else [mark.give(result) for result in results]
-    return [results[0]] * count if shared else results
+        return mark.give_each(result, count) if shared else list(map(mark.give, result))
+    return [result] * count if shared else result
 
 
-def _cheapest(op: ReduceOp, dtypes: Sequence[Any], size: int) -> ReduceOp:
-    """Return an op that gives the same: the mean of one value is the value, unless it is one of integers."""
-    floats = all(isinstance(dtype, np.dtype) and dtype.kind in "fc" for dtype in dtypes)
-    return ReduceOp.SUM if size == 1 and op is ReduceOp.MEAN and floats else op
+def _frozen_folds(fold: Callable[[Column], Array]) -> Callable[[Column], Array]:
+    def made(column: Column) -> Array:
+        total = fold(column)
+        if total.base is not None:
+            return frozen(total)
+        total.setflags(False)  # type: ignore[call-arg]  # what `frozen` does, without a call
+        return total[...]
+
+    return made
+
+
+class _Leaf:
+    """What becomes of one leaf of a collective, and what that costs."""
+
+    def __init__(self, collective: Collective, place: int, plan: LeafPlan, accumulate: Accumulate) -> None:
+        spec, op = collective.spec, collective.op
+        assert spec is not None
+        self.plan, self.mark, self.accumulate = plan, spec.marks[place], accumulate
+        self.shared, self.is_array = collective.kind.shared, is_array(self.mark)
+        self.whole = plan.is_one_fold and plan.results == (Result((plan.size,)),)
+        dtype, shape = spec.dtypes[place], spec.shapes[place]
+        self._dtype = dtype
+        self.nbytes = 0.0  # of one input; infinity where they may differ
+        if self.mark == LeafType.INDEXED_SLICES or None in shape:
+            self.nbytes = math.inf
+        elif self.mark != LeafType.PYTHON_NUMBER:
+            self.nbytes = dtype.itemsize * math.prod([size or 0 for size in shape])
+        if op is ReduceOp.MEAN and plan.size == 1 and getattr(dtype, "kind", "") in ("f", "c"):
+            op = ReduceOp.SUM  # which gives the same, and costs less
+        self.op = op
+        self.folds: list[Callable[[Column], Any]] = []
+        if op is not None:
+            among = not spec.single
+            self.folds = [_folding(op, dtype, shape, len(f), self.mark, accumulate, among) for f in plan.folds]
+        self.made: Callable[[Column], Any] = lambda column: self.results(column, self._totals(column))
+        if self.whole and self.shared and not isinstance(self.mark, HostType):  # the commonest, in the fewest calls
+            self.made = _frozen_folds(self.folds[0]) if self.is_array else self.folds[0]
+
+    def due(self) -> Plan | None:
+        """Return the kernel that its fold waits for until it is compiled."""
+        if self.op is None or not self.is_array:
+            return None
+        plan = plan_for(self.op, self._dtype, self.plan.size, self.accumulate)
+        return plan if plan.is_due(int(self.nbytes)) else None
+
+    def cost(self, column: Column) -> int:
+        """Return about how many bytes could be moved in the time that it takes."""
+        if self.mark == LeafType.INDEXED_SLICES:
+            return policy.SLOWNESS_BY_ROWS * sum([int(part.values.nbytes) for part in column])
+        if not self.is_array:
+            return 0
+        moved = [column[i] for i in self.plan.results[0].sources if i < self.plan.size]  # other results' are as many
+        cost: int = 2 * sum([array.nbytes for array in moved])
+        for inputs in self.plan.folds:
+            assert self.op is not None
+            cost += plan_for(self.op, column[0].dtype, len(inputs), self.accumulate).cost(column[0].size)
+        return cost
+
+    def _totals(self, column: Column) -> list[Any]:
+        if self.whole:
+            return [self.folds[0](column)]
+        pairs = zip(self.folds, self.plan.folds, strict=True)
+        return [fold([column[i] for i in inputs]) for fold, inputs in pairs]
+
+    def calls(self, column: Column, totals: list[Any]) -> list[Call]:
+        """Return the calls that fold a column, large arrays in pieces; all ``totals`` are there when these are done."""
+        cost, folds = self.cost(column), self.plan.folds
+        if cost < policy.LEAST_MOVED_BY_A_THREAD or not self.is_array:
+            return [lambda: totals.extend(self._totals(column))]
+        calls: list[Call] = []
+        for inputs in folds:
+            assert self.op is not None
+            arrays, parts = [column[i] for i in inputs], policy.parts(cost // len(folds), thread_count())
+            pieces = kernels.cut(self.op, arrays, accumulate=self.accumulate, parts=parts)
+            totals.append(pieces.result)
+            calls += pieces.calls
+        return calls
+
+    def results(self, column: Column, totals: Sequence[Any]) -> Any:
+        """Return what is made of inputs and folds: the result for all, or a list of one for each."""
+        if not self.whole:
+            arrays = [*column, *totals]
+            totals = [made(result, arrays, len(column)) for result in self.plan.results]
+        if not isinstance(self.mark, HostType):  # a framework takes over memory that it can write to
+            totals = [frozen(total) if isinstance(total, np.ndarray) else total for total in totals]
+        return totals[0] if self.shared else totals
+
+
+# A collective.
 
 
 class HostExecutor:
@@ -172,7 +249,7 @@ class HostExecutor:
     Attributes:
         shared: one result serves all; else there is a list of results by position, with None for those that are absent
             or passed buffers.
-        run: carries it out; see `HostExecutor.general`.
+        run: carries it out where nobody wants the result in buffers; see `HostExecutor.run_into`.
     """
 
     def __init__(
@@ -183,97 +260,29 @@ class HostExecutor:
         accumulate: Accumulate = "native",
     ) -> None:
         kind, spec = collective.kind, collective.spec
-        self.size = size
-        self.positions = [position for position in range(size) if position not in absent]
-        self.op = collective.op
-        self.accumulate: Accumulate = accumulate
-        self.single = spec is not None and spec.single
-        plans = collective.without(absent).plans(len(self.positions))
-        marks = spec.marks if spec is not None else ()
-        whole = [plan.is_one_fold and plan.results == (Result((plan.size,)),) for plan in plans]
-        self.leaves = list(map(_Leaf, plans, marks, whole))
-        self.of_each = not kind.shared
-        self.shared = kind.shared and not any(isinstance(mark, HostType) for mark in marks)
-        self.folds_alone = self.shared and all(whole)
-        self.run: Callable[..., Any] = self.general
-        self._quick: Callable[..., Any] | None = None
-        self._waits = self.op is not None  # for kernels to be compiled, perhaps
-        self._cost: int | None = None  # of folds of arrays and numbers, once nothing has to be compiled for them
-        self._is_small = spec is not None and _nbytes(spec) * len(self.positions) < LOOK_FROM
-        if not self.leaves:
+        self._size = size
+        self._positions = [position for position in range(size) if position not in absent]
+        self._all_have_one = kind.shared  # there is one result, be it copied for each
+        self._single = spec is not None and spec.single
+        plans = enumerate(collective.without(absent).plans(len(self._positions)))
+        leaves = self._leaves = [_Leaf(collective, place, plan, accumulate) for place, plan in plans]
+        self.shared = kind.shared and not any(isinstance(leaf.mark, HostType) for leaf in leaves)
+        self._is_small = sum([leaf.nbytes for leaf in leaves]) * len(self._positions) < LOOK_FROM
+        self._cost: int | None = None  # once it is known, where it is the same each time
+        self._due: list[Plan] = []  # kernels to be compiled first, each at its first need in the process
+        if not self._is_small:
+            self._due = list(dict.fromkeys(plan for leaf in leaves if (plan := leaf.due()) is not None))
+        self._straight: Callable[[Sequence[Any]], Any] | None = None  # makes the result in the fewest calls
+        self.run: Callable[[Sequence[Any]], Any] = self.run_into
+        if not leaves:
             nothing: Any = None if spec is None else []
-            self.run = lambda *_: nothing if self.shared else [list(nothing) for _ in range(size)]
-        elif self.folds_alone and not absent and _QUICK.issuperset(marks):
-            self._quick = self._quick_way(collective)
-            self.run = self._quick if self._is_small else self._quick_or_not
-        elif self.shared and not absent and self.op is None and set(marks) == {LeafType.NUMPY_ARRAY}:
-            self.run = self._copied
+            self.run = lambda _: nothing if self.shared else [list(nothing) for _ in range(size)]
+        elif self.shared and not absent and all(leaf.whole for leaf in leaves):
+            self._straight = leaves[0].made if self._single else _tiny_folds(collective, size, accumulate)
+            if self._straight is not None and self._is_small:
+                self.run = self._straight
 
-    def _quick_way(self, collective: Collective) -> Callable[..., Any]:
-        """Return the way of folds of arrays and numbers, the commonest: straight to the kernels."""
-        general, op, spec = self.general, collective.op, collective.spec
-        assert op is not None
-        assert spec is not None
-        shapes: Any = spec.shapes  # all of them are known
-        arrays_alone = not any(spec.marks)
-        op = _cheapest(op, spec.dtypes, self.size)
-        if self.single and arrays_alone:
-            reduce = kernels.reduction(op, spec.dtypes[0], shapes[0], self.size, self.accumulate)
-
-            def run(values: Sequence[Any], outs: Outs | None = None) -> Any:
-                if outs is not None:
-                    return general(values, outs)
-                total = reduce(values)
-                if total.base is not None:
-                    return frozen(total)
-                total.setflags(False)  # type: ignore[call-arg]  # what `frozen` does, without a call
-                return total[...]
-
-            return run
-        tiny = None
-        if arrays_alone and self.accumulate == "native":
-            tiny = kernels.nest_reduction(op, spec.dtypes, shapes, self.size)
-        each = [self._reduction(op, *fields) for fields in zip(shapes, spec.dtypes, spec.marks, strict=True)]
-
-        def run_nest(values: Sequence[Any], outs: Outs | None = None) -> Any:
-            if outs is not None:
-                return general(values, outs)
-            if tiny is not None:
-                totals = tiny(values)
-                for total in totals:
-                    total.setflags(False)  # type: ignore[call-arg]
-                return [total[...] for total in totals]
-            columns = [values] if self.single else zip(*values, strict=True)
-            leaves = [reduce(column) for reduce, column in zip(each, columns, strict=True)]
-            return leaves[0] if self.single else leaves
-
-        return run_nest
-
-    def _reduction(self, op: ReduceOp, shape: Any, dtype: Any, mark: LeafMark) -> Callable[[Any], Any]:
-        """Return what reduces a leaf of a nest, a scalar or a number."""
-        if mark == LeafType.PYTHON_NUMBER:
-            return partial(kernels.reduce_numbers, op)
-        reduce = kernels.reduction(op, dtype, shape, self.size, self.accumulate, not self.single)
-        if mark == LeafType.NUMPY_SCALAR:
-            return lambda scalars: reduce(scalars)[()]
-        return lambda arrays: frozen(reduce(arrays))
-
-    def _quick_or_not(self, values: Sequence[Any], outs: Outs | None = None) -> Any:
-        """Carry out what costs as much as the last time: to look at it all again would take 20 microseconds."""
-        if self._quick is None or self._cost is None or policy.blocks(self._cost):
-            return self.general(values, outs)
-        return self._quick(values, outs)
-
-    def _copied(self, values: Sequence[Any], outs: Outs | None = None) -> Any:
-        """Carry out an all_gather or a broadcast of arrays."""
-        columns = [values] if self.single else list(zip(*values, strict=True))
-        if sum([array.nbytes for column in columns for array in column]) >= LOOK_FROM:
-            return self.general(values, outs)
-        pairs = zip(self.leaves, columns, strict=True)
-        leaves = [frozen(made(leaf.plan.results[0], column, self.size)) for leaf, column in pairs]
-        return leaves[0] if self.single else leaves
-
-    def general(self, values: Sequence[Any], outs: Outs | None = None) -> Any:
+    def run_into(self, values: Sequence[Any], outs: Outs = NO_OUTS) -> Any:
         """Carry it out.
 
         Args:
@@ -283,148 +292,87 @@ class HostExecutor:
         Returns:
             The result: a leaf or a list of leaves for all; or by position, see ``shared``. Or the `Work` that it is.
         """
-        if len(self.positions) < self.size:
-            values = [values[position] for position in self.positions]
-        columns: list[Column] = [values] if self.single else list(zip(*values, strict=True))
-        run = _Run(self, columns, outs or {})
-        if self._is_small:
-            return run.now()
-        due, cost = self._due(columns), sum(map(self.cost, self.leaves, columns))
-        if due or policy.blocks(cost):
-            return run.work(due)
-        self._cost = cost
-        return run.now()
+        if len(self._positions) < self._size:
+            values = [values[position] for position in self._positions]
+        if not self._is_small and self._holds_up(values):
+            return self._work(values, outs)
+        if self._straight is not None and not outs:
+            return self._straight(values)
+        by_leaf = [leaf.made(column) for leaf, column in zip(self._leaves, self._columns(values), strict=True)]
+        for call in self._copies(by_leaf, outs) if outs else ():
+            call()
+        return self.handed_out(by_leaf, outs)
 
-    def _due(self, columns: Sequence[Column]) -> list[Plan]:
-        """Return the kernels that these folds wait for: each is compiled once in the process, at its first need."""
-        if self.op is None or not self._waits:
-            return []
-        plans = [
-            (plan_for(self.op, column[0].dtype, len(column), self.accumulate), column[0].nbytes)
-            for leaf, column in zip(self.leaves, columns, strict=True)
-            if is_array(leaf.mark)
+    def _columns(self, values: Sequence[Any]) -> Sequence[Column]:
+        return [values] if self._single else list(zip(*values, strict=True))
+
+    def _holds_up(self, values: Sequence[Any]) -> bool:
+        """Return whether it would hold up the event loop: to look at it all again each time takes 20 microseconds."""
+        if self._cost is None or policy.blocks(self._cost):
+            cost = sum(map(_Leaf.cost, self._leaves, self._columns(values)))
+            self._cost = cost if all(leaf.nbytes < math.inf for leaf in self._leaves) else None
+        else:
+            cost = self._cost
+        if self._due:
+            self._due = [plan for plan in self._due if not plan.settled]
+        return bool(self._due) or policy.blocks(cost)
+
+    def _work(self, values: Sequence[Any], outs: Outs) -> Work:
+        """Return the calls that make the result, once the kernels that are due have been compiled."""
+        columns, by_leaf, handed_out = self._columns(values), list[Any](), list[Any]()
+        totals: list[list[Any]] = [[] for _ in columns]
+
+        def make() -> None:
+            by_leaf.extend(map(_Leaf.results, self._leaves, columns, totals))
+            handed_out.append(self.handed_out(by_leaf, outs))
+
+        compiled = [partial(kernels.warm_if_possible, self._due)] if self._due else []
+        folds = [call for each in map(_Leaf.calls, self._leaves, columns, totals) for call in each]
+        return Work([compiled, folds, [make], self._copies(by_leaf, outs)], handed_out.pop)
+
+    def _copies(self, by_leaf: Sequence[Any], outs: Outs) -> list[Call]:
+        """Return what copies results, by leaf, into the buffers that are wanted, once they are there."""
+
+        def copy(buffer: Array, leaf: int, place: int) -> None:
+            np.copyto(buffer, by_leaf[leaf] if self._all_have_one else by_leaf[leaf][place])
+
+        return [
+            partial(copy, buffer, leaf, place)
+            for place, position in enumerate(self._positions)
+            for leaf, buffer in enumerate(outs.get(position, ()))
         ]
-        due = dict.fromkeys(plan for plan, nbytes in plans if plan.is_due(nbytes))
-        self._waits = bool(due)
-        return list(due)
 
-    def cost(self, leaf: _Leaf, column: Column) -> int:
-        """Return about how many bytes could be moved in the time that a leaf takes."""
-        if leaf.mark == LeafType.INDEXED_SLICES:
-            return policy.SLOWNESS_BY_ROWS * sum([int(part.values.nbytes) for part in column])
-        if not is_array(leaf.mark):
-            return 0
-        moved = [i for i in leaf.plan.results[0].sources if i < leaf.plan.size]  # other results' move as much
-        cost = 2 * sum([int(column[source].nbytes) for source in moved])
-        for inputs in leaf.plan.folds:
-            assert self.op is not None
-            cost += plan_for(self.op, column[0].dtype, len(inputs), self.accumulate).cost(column[0].size)
-        return cost
-
-    def handed_out(self, by_leaf: Sequence[Sequence[Any]], outs: Outs) -> Any:
-        """Return results by leaf as ``shared`` says."""
+    def handed_out(self, by_leaf: Sequence[Any], outs: Outs) -> Any:
+        """Return results by leaf, each one for all or a list of one for each, as ``shared`` says."""
         if self.shared:
-            leaves = [results[0] for results in by_leaf]
-            return leaves[0] if self.single else leaves
-        places = [place for place, position in enumerate(self.positions) if position not in outs]
+            return by_leaf[0] if self._single else by_leaf
+        places = [place for place, position in enumerate(self._positions) if position not in outs]
         columns = []
-        for leaf, results in zip(self.leaves, by_leaf, strict=True):
-            own = [results[place] for place in places] if self.of_each else results
-            columns.append(given(leaf.mark, own, len(places)))
-        found: list[Any] = [None] * self.size
-        rows: Iterable[Sequence[Any]] = zip(*columns, strict=True) if columns else [[]] * len(places)
-        for place, row in zip(places, rows, strict=True):
-            found[self.positions[place]] = row[0] if self.single else list(row)
+        for leaf, result in zip(self._leaves, by_leaf, strict=True):
+            own = result if self._all_have_one else [result[place] for place in places]
+            columns.append(given(leaf.mark, own, len(places), shared=self._all_have_one))
+        found: list[Any] = [None] * self._size
+        for place, *row in zip(places, *columns, strict=True):
+            found[self._positions[place]] = row[0] if self._single else row
         return found
 
 
-def _nbytes(spec: Spec) -> float:
-    """Return the bytes of one replica's leaves; infinity where they may differ between replicas."""
-    total = 0.0
-    for shape, dtype, mark in zip(*spec[:3], strict=True):
-        if mark == LeafType.INDEXED_SLICES or None in shape:
-            return math.inf
-        if mark != LeafType.PYTHON_NUMBER:
-            total += dtype.itemsize * math.prod([size or 0 for size in shape])
-    return total
+def _tiny_folds(
+    collective: Collective, size: int, accumulate: Accumulate
+) -> Callable[[Sequence[Sequence[Any]]], list[Any]] | None:
+    """Return what reduces nests of tiny arrays; None for others."""
+    spec, op = collective.spec, collective.op
+    if spec is None or op is None or any(spec.marks) or accumulate != "native":
+        return None
+    shapes: Any = spec.shapes  # all of them are known
+    reduce = kernels.nest_reduction(op, spec.dtypes, shapes, size)
+    if reduce is None:
+        return None
 
+    def totals(values: Sequence[Sequence[Any]]) -> list[Any]:
+        found = reduce(values)
+        for total in found:
+            total.setflags(False)  # type: ignore[call-arg]
+        return [total[...] for total in found]
 
-class _Run:
-    """One collective under way: its columns of inputs by leaf, and the buffers by position that results go into."""
-
-    def __init__(self, executor: HostExecutor, columns: Sequence[Column], outs: Outs) -> None:
-        self._executor, self._columns, self._outs = executor, columns, outs
-        self._totals: list[list[Any]] = [[None] * len(leaf.plan.folds) for leaf in executor.leaves]
-        self._results: list[list[Any]] = []
-        self._handed_out: Any = None
-
-    def now(self) -> Any:
-        """Return the result, made in this thread."""
-        for place in range(len(self._columns)):
-            self._fold(place)
-        self._make()
-        for call in self._copies():
-            call()
-        return self._handed_out
-
-    def work(self, due: Sequence[Plan]) -> Work:
-        """Return the calls that make the result, once the kernels that are due have been compiled."""
-        phases: list[Sequence[Call]] = [[partial(kernels.warm_if_possible, due)]] if due else []
-        phases.append(self._folds())
-        if self._executor.folds_alone and not self._outs:
-            return Work(phases, self._make)
-        return Work([*phases, [self._make], self._copies()], lambda: self._handed_out)
-
-    def _fold(self, place: int) -> None:
-        executor, column, leaf = self._executor, self._columns[place], self._executor.leaves[place]
-        for number, inputs in enumerate(leaf.plan.folds):
-            assert executor.op is not None
-            of = column if leaf.whole else [column[i] for i in inputs]
-            self._totals[place][number] = fold(executor.op, of, leaf.mark, executor.accumulate, len(self._columns) > 1)
-
-    def _folds(self) -> list[Call]:
-        """Return the calls that fold: large leaves in pieces."""
-        executor = self._executor
-        calls: list[Call] = []
-        for place, (leaf, column) in enumerate(zip(executor.leaves, self._columns, strict=True)):
-            cost, folds = executor.cost(leaf, column), leaf.plan.folds
-            if cost < policy.LEAST_MOVED_BY_A_THREAD or not is_array(leaf.mark):
-                calls.append(partial(self._fold, place))
-                continue
-            for number, inputs in enumerate(folds):
-                assert executor.op is not None
-                pieces = kernels.cut(
-                    executor.op,
-                    [column[i] for i in inputs],
-                    accumulate=executor.accumulate,
-                    parts=policy.parts(cost // len(folds), thread_count()),
-                )
-                self._totals[place][number] = pieces.result
-                calls += pieces.calls
-        return calls
-
-    def _make(self) -> Any:
-        """Make the results of inputs and folds; return them as they are handed out."""
-        self._results = [self._results_of(place) for place in range(len(self._columns))]
-        self._handed_out = self._executor.handed_out(self._results, self._outs)
-        return self._handed_out
-
-    def _results_of(self, place: int) -> list[Any]:
-        leaf, column, totals = self._executor.leaves[place], self._columns[place], self._totals[place]
-        if not leaf.whole:
-            arrays = [*column, *totals]
-            totals = [made(result, arrays, len(column)) for result in leaf.plan.results]
-        if isinstance(leaf.mark, HostType):  # a framework takes over memory that it can write to
-            return totals
-        return [frozen(total) if isinstance(total, np.ndarray) else total for total in totals]
-
-    def _copies(self) -> list[Call]:
-        """Return what copies results into the buffers that are wanted, once they are there."""
-        return [
-            partial(self._copy, buffer, leaf, place)
-            for place, position in enumerate(self._executor.positions)
-            for leaf, buffer in enumerate(self._outs.get(position, ()))
-        ]
-
-    def _copy(self, buffer: Array, leaf: int, place: int) -> None:
-        np.copyto(buffer, self._results[leaf][place if self._executor.of_each else 0])
+    return totals

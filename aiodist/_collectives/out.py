@@ -25,6 +25,8 @@ Array = np.ndarray[Any, Any]
 Outs = Mapping[int, Sequence[Any]]
 """By position, a replica's buffers, one for each leaf."""
 
+NO_OUTS: Outs = {}
+
 
 def checked(collective: Collective, leaves: Sequence[Any], buffers: Sequence[Any]) -> list[Any]:
     """Return a replica's buffers, one for each leaf that it contributes to a reduction, as they are written into."""

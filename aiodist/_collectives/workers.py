@@ -266,9 +266,9 @@ class WorkerPlan:
         """Return `Crossing.result` as replicas get it: other frameworks' arrays as such."""
         if self.shared:
             return result
-        rows = [result] if self.collective.kind.shared else result
-        by_leaf = list(zip(*([row] if self.single else row for row in rows), strict=True))
-        return self._host.handed_out(by_leaf, {})
+        if self.collective.kind.shared:
+            return self._host.handed_out([result] if self.single else result, {})
+        return self._host.handed_out(list(zip(*([row] if self.single else row for row in result), strict=True)), {})
 
 
 class Crossing:

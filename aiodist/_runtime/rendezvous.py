@@ -117,7 +117,7 @@ class Rendezvous(Slot):
                 result = executor.run(values)
             else:
                 outs = {position: out.leaves for position, out in self.outs.items()}
-                result = executor.run(values, outs)
+                result = executor.run_into(values, outs)
         if type(result) is Work:
             return result
         self.result = result

@@ -287,7 +287,7 @@ class Moving:
         outs = {position: out.leaves for position, out in (slot.outs or {}).items()}
         slot.shared = False
         devices = self._devices_of(slot.group)
-        work = from_host(slot.request.collective, slot.values, result, devices, outs or None)
+        work = from_host(slot.request.collective, slot.values, result, devices, outs)
         return (yield from self.threads.call(work.carry_out))
 
     def _devices_of(self, group: Group) -> tuple[str, ...]:

@@ -26,9 +26,9 @@ SINGLE = np.dtype(np.float32)
 DTYPES: list[np.dtype] = [SINGLE, np.dtype(np.int16)]
 
 
-def results(found: Executor, values: list[Any], **options: Any) -> list[Any]:
+def results(found: Executor, values: list[Any]) -> list[Any]:
     """Run it, off the loop too, and return the result of each position."""
-    result = found.run(values, **options)
+    result = found.run(values)
     if isinstance(result, Work):
         result = result.carry_out()
     return [result] * len(values) if found.shared else result

@@ -75,7 +75,7 @@ def test_results_get_into_the_buffers(
     outs = {i: [np.empty(4), np.empty(4)] for i in given}
     if 0 in outs:
         outs[0] = [arena[4:8], arena[:4]] if tangled else [arena[:4], arena[4:8]]
-    result = HostExecutor(asked(values[0]), 3).run(values, outs=outs)
+    result = HostExecutor(asked(values[0]), 3).run_into(values, outs)
     if isinstance(result, Work):
         result = result.carry_out()
     for buffers in outs.values():
