@@ -20,7 +20,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from aiodist._arrays.device import Allocate, DeviceArray, DeviceType, DType, Spec
 from aiodist._collectives.kinds import LeafPlan, Result
 from aiodist._gpu import enqueue
-from aiodist._gpu.cuda_core import array_of
 from aiodist._gpu.enqueue import Batch, Schedule, symbol
 from aiodist._gpu.steps import HOST, Job, Move, Place, View, has_no_gaps, whole
 from aiodist_kernels import Accumulate, ReduceOp
@@ -40,8 +39,12 @@ class PageLocked(DeviceType):
 
     def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:  # noqa: ARG002
         """Return new arrays, each with its address."""
-        memories = [allocate(HOST, max(1, math.prod(shape) * dtype.itemsize)) for shape, dtype in specs]
-        return [(array_of(memory, *spec), memory.address) for memory, spec in zip(memories, specs, strict=True)]
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in specs]
+        arrays = [
+            allocate(HOST, max(1, size))[:size].view(dtype).reshape(shape)
+            for size, (shape, dtype) in zip(sizes, specs, strict=True)
+        ]
+        return [(array, array.ctypes.data) for array in arrays]
 
     def stream(self, ordinal: int) -> int:  # noqa: ARG002
         """Return a stream that nobody looks at."""

@@ -10,18 +10,23 @@ remembered from `using` to its end, and asked of nobody.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
-from collections import defaultdict, deque
+import math
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from aiodist._gpu.steps import HOST
 from aiodist_kernels.cuda.forms import THREADS, Form, blocks
+from aiodist_kernels.pool import Pool
+
+Array: TypeAlias = np.ndarray[Any, Any]
 
 NEEDS: Final = "GPUs need packages that are missing here, or do not fit: pip install --upgrade 'aiodist[cuda]'"
 
@@ -29,68 +34,8 @@ _ALREADY_ENABLED = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 _VERIFIED = ((9, 0), (8, 0))  # kernels are compiled for one of these, which newer devices run, too
 
 
-# Page-locked memory of the host, which devices copy to and from while nobody waits. To lock pages takes as long as to
-# copy them, and unlocking may wait for everything that a device does. So what was given back is given out again, in
-# sizes of powers of two, and nothing is unlocked before the process ends.
-
-_LEAST: Final = 1 << 12
-
-
-class Memory(Protocol):
-    """Memory for as long as this object lives, and the work that was enqueued before its end."""
-
-    @property
-    def address(self) -> int:
-        """Where it begins."""
-        ...
-
-
-class HostMemory:
-    """Page-locked memory, until this object goes."""
-
-    __slots__ = ("_spare", "address")
-
-    def __init__(self, address: int, spare: deque[int]) -> None:
-        self.address = address
-        self._spare = spare
-
-    def __del__(self) -> None:
-        self._spare.append(self.address)
-
-
-class HostPool:
-    """Page-locked memory for a process; `lock` locks that many bytes, and returns where they begin."""
-
-    def __init__(self, lock: Callable[[int], int]) -> None:
-        self._lock = lock
-        self._spare: defaultdict[int, deque[int]] = defaultdict(deque)  # whose ends any thread may touch
-
-    def take(self, nbytes: int) -> HostMemory:
-        """Return memory for at least so many bytes."""
-        size = max(_LEAST, 1 << (nbytes - 1).bit_length())
-        spare = self._spare[size]
-        try:
-            address = spare.pop()
-        except IndexError:
-            address = self._lock(size)
-        return HostMemory(address, spare)
-
-
-class _Bytes:
-    """Bytes of memory as NumPy takes them; the array keeps this, and this keeps the memory."""
-
-    def __init__(self, memory: Memory, nbytes: int) -> None:
-        self.memory = memory
-        self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (memory.address, False), "version": 3}
-
-
-def array_of(memory: Memory, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Return an array in the host's memory, which lasts as long as the array does."""
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    return np.asarray(_Bytes(memory, size)).view(dtype).reshape(shape)
-
-
-# The driver.
+_LEAST_LOCKED: Final = 1 << 12
+"""Bytes of page-locked memory that are locked at least; there are blocks of this and twice, four times, … as many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +71,7 @@ class _Current(AbstractContextManager[None]):
     """The thread's current device, put back as it was on the way out; one `with` block inside another does nothing.
 
     Attributes:
-        device: the one that was made current; None outside of every `with` block.
+        device: the current one, as far as is known; always None outside of every `with` block.
     """
 
     def __init__(self, core: Any, driver: Any) -> None:
@@ -136,14 +81,13 @@ class _Current(AbstractContextManager[None]):
         self._depth = 0
         self._before: Any = None
         self._changed = False
-        self._devices: dict[int, Any] = {}
-        self._contexts: dict[int, Any] = {}  # by device, its primary one
-        self._addresses: dict[int, int] = {}  # of those
+        self._known: dict[int, tuple[Any, Any]] = {}  # by device, cuda.core's object and the primary context
+        self._device_of: dict[int, int] = {}  # by the address of a primary context
 
     def __enter__(self) -> None:
         if not self._depth:
-            self._before = self._get()[1]
-            self._changed = False
+            self._before, self._changed = self._get()[1], False
+            self.device = self._device_of.get(int(self._before))  # often a framework has left it current
         self._depth += 1
 
     def __exit__(self, *_: object) -> None:
@@ -155,26 +99,18 @@ class _Current(AbstractContextManager[None]):
 
     def make(self, device: int) -> Any:
         """Make a device current, and return it as cuda.core's."""
-        found = self._devices.get(device)
-        if found is None:
-            found = self._devices[device] = self._core.Device(device)
+        if device not in self._known:
+            found = self._core.Device(device)
+            found.set_current()
+            self._known[device] = found, found.context.handle
+            self._device_of[int(found.context.handle)] = device
+            self.device = None
+        found, context = self._known[device]
         if self.device != device:
-            self._switch(device, found)
+            self._set(context)  # cuda.core's own way takes ten microseconds
+            self._changed = True
             self.device = device if self._depth else None
         return found
-
-    def _switch(self, device: int, found: Any) -> None:
-        # Nothing is to be done where nobody has switched yet and the device is current: a framework left it so.
-        if self._depth and not self._changed and int(self._before) == self._addresses.get(device):
-            return
-        self._changed = True
-        context = self._contexts.get(device)
-        if context is not None:  # cuda.core's own way takes ten microseconds
-            self._set(context)
-            return
-        found.set_current()
-        self._contexts[device] = context = found.context.handle
-        self._addresses[device] = int(context)
 
 
 def _checked(name: str, answer: Any) -> Any:
@@ -202,22 +138,18 @@ class CudaCore:
         self._launch: Callable[..., None] = self._core.launch
         self._shape = lru_cache(1024)(lambda grid: self._core.LaunchConfig(grid=grid, block=THREADS))
         self._current = _Current(self._core, self._driver)
-        self._host = HostPool(self._lock_pages)
+        self._host = Pool(math.inf, self._lock_pages)
 
     def using(self) -> AbstractContextManager[None]:
         """Leave the thread's current device as it was."""
         return self._current
 
-    def stream(self, device: int) -> DeviceStream:
-        """Return the stream on which this device reduces: the same one always."""
-        return self._streams.get(device) or self._new_stream(device, device)
-
-    def replica_stream(self, name: str, device: int) -> DeviceStream:
-        """Return the stream of the logical device of that name: the same one always."""
-        return self._streams.get(name) or self._new_stream(name, device)
-
-    def _new_stream(self, key: int | str, device: int) -> DeviceStream:
-        found = self._streams[key] = DeviceStream(device, self._current.make(device).create_stream())
+    def stream(self, device: int, name: str = "") -> DeviceStream:
+        """Return the stream on which this device reduces, or that of the logical device of a name: the same always."""
+        key = name or device
+        found = self._streams.get(key)
+        if found is None:
+            found = self._streams[key] = DeviceStream(device, self._current.make(device).create_stream())
         return found
 
     def used_stream(self, name: str) -> DeviceStream | None:
@@ -260,20 +192,25 @@ class CudaCore:
         """Hold up this thread until an event is done."""
         event.event.sync()
 
-    def allocate(self, device: int, nbytes: int) -> Memory:
+    def allocate(self, device: int, nbytes: int) -> DeviceMemory:
         """Return memory for work on the device's own stream."""
         buffer = self._current.make(device).allocate(nbytes, stream=self.stream(device).stream)
         return DeviceMemory(int(buffer.handle), buffer)
 
-    def host_memory(self, nbytes: int) -> Memory:
-        """Return memory of the host that devices copy to and from without a detour, where the system has such."""
-        return self._host.take(nbytes)
+    def host_memory(self, nbytes: int) -> Array:
+        """Return bytes of page-locked memory of the host, which devices copy to and from while nobody waits.
 
-    def _lock_pages(self, nbytes: int) -> int:
+        To lock pages takes as long as to copy them, and unlocking may wait for everything that a device does. So what
+        was given back is given out again, and nothing is unlocked before the process ends.
+        """
+        return np.asarray(self._host.lease(max(_LEAST_LOCKED, 1 << (nbytes - 1).bit_length())))[:nbytes]
+
+    def _lock_pages(self, nbytes: int) -> Array:
         self._current.make(0)
-        return int(self._call("cuMemHostAlloc", nbytes, self._driver.CU_MEMHOSTALLOC_PORTABLE))
+        address = int(self._call("cuMemHostAlloc", nbytes, self._driver.CU_MEMHOSTALLOC_PORTABLE))
+        return np.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(address))
 
-    def upload(self, device: int, words: np.ndarray[Any, Any]) -> Memory:
+    def upload(self, device: int, words: Array) -> DeviceMemory:
         """Return memory with a copy of an array, for work on the device's own stream."""
         memory = self.allocate(device, words.nbytes)
         self._call("cuMemcpyHtoDAsync", memory.address, words.ctypes.data, words.nbytes, self._handle(device))
@@ -285,16 +222,13 @@ class CudaCore:
         The device is one of the two; the other may be the host, `steps.HOST`.
         """
         stream = self._handle(device)
-        if to == HOST:
-            self._call("cuMemcpyDtoHAsync", target, source, nbytes, stream)
-        elif by == HOST:
-            self._call("cuMemcpyHtoDAsync", target, source, nbytes, stream)
-        elif to == by:
-            self._call("cuMemcpyDtoDAsync", target, source, nbytes, stream)
-        else:
-            contexts = [self._current.make(each).context.handle for each in (to, by)]
-            self._current.make(device)
-            self._call("cuMemcpyPeerAsync", target, contexts[0], source, contexts[1], nbytes, stream)
+        if HOST in {to, by} or to == by:
+            way = "DtoH" if to == HOST else "HtoD" if by == HOST else "DtoD"
+            self._call(f"cuMemcpy{way}Async", target, source, nbytes, stream)
+            return
+        contexts = [self._current.make(each).context.handle for each in (to, by)]
+        self._current.make(device)
+        self._call("cuMemcpyPeerAsync", target, contexts[0], source, contexts[1], nbytes, stream)
 
     def copy_rows(
         self, device: int, target: int, target_pitch: int, source: int, source_pitch: int, width: int, count: int
@@ -363,8 +297,6 @@ class CudaCore:
 
         Other memory of that pool is opened too, which harms nobody.
         """
-        if not of.properties.memory_pools_supported:
-            return True
         access = self._driver.CUmemAccessDesc()
         access.location.type = self._driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         access.location.id = to

@@ -38,7 +38,7 @@ def call_on(device: str, callers: frozenset[int], fn: Callable[..., T], *args: A
     driver = enqueue.queue().driver
     with ExitStack() as stack:
         with enqueue.enqueuing, driver.using():
-            own = driver.replica_stream(device, ordinal)
+            own = driver.stream(ordinal, device)
             others = [driver.foreign_stream(ordinal, handle) for handle in sorted(callers)]
         _order(driver, others, [own])
         stack.callback(_order, driver, [own], others)

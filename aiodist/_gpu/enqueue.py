@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiodist._gpu import steps
-from aiodist._gpu.cuda_core import CudaCore, DeviceEvent, DeviceStream, Memory
+from aiodist._gpu.cuda_core import CudaCore, DeviceEvent, DeviceMemory, DeviceStream
 from aiodist._gpu.steps import Copy, Job, Launch, Meet, Move, Rows, Step
 from aiodist_kernels.cuda import forms
 from aiodist_kernels.cuda.forms import Form
@@ -56,13 +56,13 @@ class Bound(NamedTuple):
 
     devices: Sequence[int]
     calls: Sequence[Call]
-    keeps: Sequence[Memory]
+    keeps: Sequence[DeviceMemory]
     """Tables and scratch memory that the calls use."""
     lasts: bool
     """Whether it serves again; scratch memory serves one time only."""
 
 
-Bind: TypeAlias = Callable[[Sequence[int], NDArray[np.int64], list[Memory]], Call]
+Bind: TypeAlias = Callable[[Sequence[int], NDArray[np.int64], list[DeviceMemory]], Call]
 """A step of a schedule: it takes where each array begins, twice, the second time as an array for steps that take many,
 and what holds the memory that it needs; it returns the step with its addresses put in."""
 
@@ -146,9 +146,9 @@ class Schedule:
         places = np.array([_split(address) for leaf in leaves for address in (leaf.out, *leaf.buffers)], np.int64)
         arrays, offsets = places.T.reshape(2, len(leaves), 1 + count)
         layout = forms.Layout(form, [leaf.elements * lanes for leaf in leaves], count)
-        ready: list[tuple[Memory, Callable[..., object]]] = []  # from the first time on
+        ready: list[tuple[DeviceMemory, Callable[..., object]]] = []  # from the first time on
 
-        def bind(_: Sequence[int], numbers: NDArray[np.int64], keeps: list[Memory]) -> Call:
+        def bind(_: Sequence[int], numbers: NDArray[np.int64], keeps: list[DeviceMemory]) -> Call:
             if not ready:
                 heads = driver.upload(device, layout.heads)
                 ready.append((heads, driver.launcher(device, form, layout.chunks * forms.THREADS)))

@@ -16,7 +16,7 @@ and each step on the lists of free blocks is one that stands that.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import RLock
 from typing import Any, Final
 
@@ -45,15 +45,19 @@ ALIGNMENT: Final = 64
 
 
 class _Block:
-    """Aligned memory, and how it shows itself to NumPy: made once, as that takes as long as to give it out."""
+    """Memory, and how it shows itself to NumPy: made once, as that takes as long as to give it out."""
 
     __slots__ = ("memory", "shown")
 
-    def __init__(self, nbytes: int) -> None:
-        raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-        start = -raw.ctypes.data % ALIGNMENT
-        self.memory: Memory = raw[start : start + nbytes]
-        self.shown = {"shape": (nbytes,), "typestr": "|u1", "data": (self.memory.ctypes.data, False), "version": 3}
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self.shown = memory.__array_interface__
+
+
+def _aligned(nbytes: int) -> Memory:
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes]
 
 
 class _Lease:
@@ -72,10 +76,11 @@ class _Lease:
 
 
 class Pool:
-    """Blocks of memory that lie idle: `idle_bytes`, at most `most_idle`."""
+    """Blocks of memory that lie idle: `idle_bytes`, at most `most_idle`; `allocate` makes memory for new ones."""
 
-    def __init__(self, most_idle: int = MOST_IDLE) -> None:
+    def __init__(self, most_idle: float = MOST_IDLE, allocate: Callable[[int], Memory] = _aligned) -> None:
         self._most_idle = most_idle
+        self._allocate = allocate
         self._idle: dict[int, list[_Block]] = {}  # by size
         self._lock = RLock()
         self.idle_bytes = 0
@@ -85,15 +90,19 @@ class Pool:
         nbytes = dtype.itemsize * math.prod(shape)
         if nbytes < POOLED_AMONG_FROM:
             return np.empty(shape, dtype, order)
+        lease = self.lease(nbytes)
+        return ndarray(shape, dtype, asarray(lease), 0, None, order)  # by position: by keyword it takes thrice as long
+
+    def lease(self, nbytes: int) -> object:
+        """Return what shows a block to NumPy; the block comes back once this and all arrays of it are gone."""
         with self._lock:
             alike = self._idle.get(nbytes)
             if alike:
                 self.idle_bytes -= nbytes  # first, as leases that die in between may release all that lies idle
                 block = alike.pop()  # the last one used, which may be in a cache still
             else:
-                block = _Block(nbytes)
-        lease = _Lease(block, self)
-        return ndarray(shape, dtype, asarray(lease), 0, None, order)  # by position: by keyword it takes thrice as long
+                block = _Block(self._allocate(nbytes))
+        return _Lease(block, self)
 
     def take_back(self, block: _Block) -> None:
         """Let a block serve again, which nobody sees any more; for leases alone."""

@@ -41,7 +41,7 @@ from tests.benchmarks.timing import GIB, KIB, MIB, in_units, table
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from aiodist._gpu.cuda_core import Memory
+    from aiodist._gpu.cuda_core import DeviceMemory
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 SINGLE = np.dtype(np.float32)
@@ -191,13 +191,13 @@ class Gpu:
         self.core: Any = importlib.import_module("cuda.core")
         self.driver: Any = CudaCore()
 
-    def put(self, values: np.ndarray) -> Memory:
+    def put(self, values: np.ndarray) -> DeviceMemory:
         """Return device memory with these values."""
         with self.driver.using():
-            memory: Memory = self.driver.upload(0, values)
+            memory: DeviceMemory = self.driver.upload(0, values)
             return memory
 
-    def get(self, memory: Memory, nbytes: int) -> np.ndarray:
+    def get(self, memory: DeviceMemory, nbytes: int) -> np.ndarray:
         """Return bytes of device memory, once all that was enqueued is done."""
         found = np.empty(nbytes, np.uint8)
         with self.driver.using():

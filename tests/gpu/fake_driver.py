@@ -14,6 +14,7 @@ from collections import defaultdict, deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,10 +91,9 @@ class FakeDriver(CudaCore):
             yield
             self.entered -= 1
 
-    def stream(self, device: int) -> Any:
-        return ("own", device)
-
-    def replica_stream(self, name: str, device: int) -> Any:
+    def stream(self, device: int, name: str = "") -> Any:
+        if not name:
+            return ("own", device)
         self.replicas[name] = ("replica", name, device)
         return self.replicas[name]
 
@@ -144,7 +144,7 @@ class FakeDriver(CudaCore):
         while not event.mark.done:
             self.step()
 
-    def allocate(self, device: int, nbytes: int) -> FakeMemory:
+    def allocate(self, device: int, nbytes: int) -> Any:
         raw = np.full(nbytes + 16, POISON, np.uint8)
         array = raw[-raw.__array_interface__["data"][0] % 16 :][:nbytes]
         address = array.__array_interface__["data"][0]
@@ -153,10 +153,11 @@ class FakeDriver(CudaCore):
         weakref.finalize(memory, self._free, array, address, device)
         return memory
 
-    def host_memory(self, nbytes: int) -> FakeMemory:
-        return self.allocate(HOST, nbytes)
+    def host_memory(self, nbytes: int) -> np.ndarray:
+        memory = self.allocate(HOST, nbytes)
+        return np.asarray(SimpleNamespace(memory=memory, __array_interface__=memory.array.__array_interface__))
 
-    def upload(self, device: int, words: np.ndarray) -> FakeMemory:
+    def upload(self, device: int, words: np.ndarray) -> Any:
         memory = self.allocate(device, words.nbytes)
         given = words.tobytes()
         address = memory.address
@@ -256,6 +257,6 @@ class FakeDriver(CudaCore):
 
 def placed(driver: FakeDriver, device: int, values: np.ndarray) -> FakeMemory:
     """Return device memory with these values."""
-    memory = driver.allocate(device, values.nbytes)
+    memory: FakeMemory = driver.allocate(device, values.nbytes)
     memory.array[...] = np.frombuffer(values.tobytes(), np.uint8)
     return memory

@@ -92,7 +92,7 @@ def reduced(driver: Loading, op: ReduceOp, dtype: np.dtype, devices: list[int], 
     """Reduce leaves on these devices, several times, and check every replica's results."""
     problem, queue = Problem(driver.put, op, dtype, devices, sizes), Queue(driver)
     with driver.using():
-        streams = [driver.replica_stream(f"GPU:{i}", device) for i, device in enumerate(devices)]
+        streams = [driver.stream(device, f"GPU:{i}") for i, device in enumerate(devices)]
         streams += [driver.foreign_stream(device, 1) for device in sorted(set(devices))]
     for _ in range(3):
         assert problem.run(queue, streams).is_done()
@@ -123,9 +123,9 @@ def through_the_host(driver: Loading) -> None:
     source, target = driver.put(0, values), driver.put(1, np.zeros_like(values))
     with driver.using():
         host = driver.host_memory(values.nbytes)
-        driver.copy(0, HOST, host.address, 0, source.address, values.nbytes)
-        driver.copy(1, 1, target.address, HOST, host.address, values.nbytes)
-    assert_same_bits(read(host, values), values)
+        driver.copy(0, HOST, host.ctypes.data, 0, source.address, values.nbytes)
+        driver.copy(1, 1, target.address, HOST, host.ctypes.data, values.nbytes)
+    assert_same_bits(host.view(values.dtype), values)
     assert_same_bits(read(target, values), values)
 
 

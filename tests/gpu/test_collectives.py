@@ -84,7 +84,7 @@ async def test_streams_of_the_framework_and_of_replicas_that_used_theirs_are_ord
         for what in ("record", "wait"):
             assert {entry[1] for entry in machine.driver.log if entry[0] == what and entry[1][0] != "own"} == theirs
         for k in range(2):
-            machine.driver.replica_stream(f"GPU:{k}", k)  # as `run_sync` does
+            machine.driver.stream(k, f"GPU:{k}")  # as `run_sync` does
 
 
 async def test_streams_that_threads_have_of_their_own_are_met_in_the_loops_thread(

@@ -104,7 +104,7 @@ async def test_reduce_waits_for_what_replicas_streams_were_given(plant: Plant) -
     machine, strategy = planted(plant)
     value = per_replica(machine, [np.zeros(4, SINGLE)] * 3)
     for k, part in enumerate(value.values):
-        stream = machine.driver.replica_stream(f"GPU:{k}", ORDINALS[k])
+        stream = machine.driver.stream(ORDINALS[k], f"GPU:{k}")
         machine.driver.enqueue(stream, partial(part.memory.array.view(SINGLE).fill, 2))
     assert (await strategy.reduce("SUM", value, axis=None)).numpy().tolist() == [6.0] * 4
 

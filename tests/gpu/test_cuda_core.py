@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import importlib
 import subprocess
 import sys
@@ -13,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from aiodist._gpu.cuda_core import CudaCore, HostPool, array_of, machine_code
+from aiodist._gpu.cuda_core import CudaCore, machine_code
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.cuda.compiled import compile_form
 from aiodist_kernels.cuda.forms import form_for
@@ -65,25 +63,3 @@ def test_driver_works_on_a_stand_in(tmp_path: Path) -> None:
     variables = environment() | {"LD_LIBRARY_PATH": str(tmp_path)}
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_memory_is_given_out_again_once_the_last_array_in_it_is_gone() -> None:
-    locked: list[ctypes.Array] = []
-
-    def lock(nbytes: int) -> int:
-        locked.append(ctypes.create_string_buffer(nbytes))
-        return ctypes.addressof(locked[-1])
-
-    pool = HostPool(lock)
-    whole = array_of(pool.take(5000), (5000,), np.dtype(np.uint8))
-    part = whole[1:].view(np.uint8)
-    del whole
-    gc.collect()
-    other = pool.take(8000)
-    assert other.address == ctypes.addressof(locked[1])
-    part[:] = 7
-    assert locked[0].raw[1:5000] == bytes([7]) * 4999
-    del part
-    gc.collect()
-    assert pool.take(4097).address == ctypes.addressof(locked[0])
-    assert [len(buffer) for buffer in locked] == [8192, 8192]

@@ -78,7 +78,7 @@ async def test_function_runs_on_the_replicas_device_and_stream(
 ) -> None:
     plant(2)
     streams = {("GPU:1", 1): Own()}
-    monkeypatch.setattr(FakeDriver, "replica_stream", lambda self, name, device: streams[name, device])
+    monkeypatch.setattr(FakeDriver, "stream", lambda self, device, name: streams[name, device])
     await thread_of(frameworks, "GPU:1")
     assert frameworks.log == [
         "enter torch device(1,)",
@@ -100,7 +100,7 @@ async def test_function_comes_behind_what_its_caller_enqueued_and_before_what_fo
     plant: Callable[..., Any], frameworks: Frameworks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = plant(2)
-    monkeypatch.setattr(FakeDriver, "replica_stream", lambda *_: Own())
+    monkeypatch.setattr(FakeDriver, "stream", lambda *_: Own())
     log = frameworks.log = machine.driver.log
     await thread_of(frameworks, "GPU:1")
     steps = [entry[:2] if isinstance(entry, tuple) else entry for entry in log]

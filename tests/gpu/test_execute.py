@@ -74,7 +74,7 @@ def test_bits_in_any_order(
 ) -> None:
     driver = FakeDriver(seed, walls)
     problem, queue = Problem(partial(placed, driver), op, dtype, devices, sizes), Queue(driver)
-    streams = [driver.replica_stream(f"GPU:{i}", device) for i, device in enumerate(devices)]
+    streams = [driver.stream(device, f"GPU:{i}") for i, device in enumerate(devices)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(steps, "SHARD_FROM", 0 if shards else 1 << 60)
         for _ in range(times):

@@ -64,7 +64,7 @@ def test_any_part_to_any_part(
     memory, target = placed(driver, devices[0], values), placed(driver, devices[1], wanted)
     wanted[there] = values[where]
     memory.array[...] = POISON
-    stream = driver.replica_stream("GPU:0", devices[0])
+    stream = driver.stream(devices[0], "GPU:0")
     driver.enqueue(stream, partial(np.copyto, memory.array, values.reshape(-1)))
     move = Move(
         cut(view(devices[1], target, target_shape, itemsize), there),

@@ -13,14 +13,12 @@ from aiodist_kernels import pool
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let every result lie in a block of memory; return a list that grows by the size of each block that is made."""
     sizes: list[int] = []
-    plain = pool._Block
 
-    def make(nbytes: int) -> Any:
+    def allocate(nbytes: int) -> Any:
         sizes.append(nbytes)
-        return plain(nbytes)
+        return pool._aligned(nbytes)
 
-    monkeypatch.setattr(pool, "_Block", make)
     monkeypatch.setattr(pool, "POOLED_FROM", 1)
     monkeypatch.setattr(pool, "POOLED_AMONG_FROM", 1)
-    monkeypatch.setattr(pool, "results", pool.Pool())
+    monkeypatch.setattr(pool, "results", pool.Pool(allocate=allocate))
     return sizes

@@ -5,6 +5,5 @@ It compiles kernels and says how to launch them; it never touches a device. Impo
 nor CUDA. Its modules, each of which imports only from those above it:
 
 - `forms`: which kernels there are, and the tables by which work is dealt out to their threads
-- `instructions`: what a kernel calls, in LLVM instructions; who compiles for CUDA
-- `compiled`: how threads go over leaves and buffers; the kernels' PTX
+- `compiled`: what a thread does, in LLVM instructions; how threads go over leaves and buffers; the kernels' PTX
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels for GPUs: how threads go over leaves and buffers; their PTX.
+"""Kernels for GPUs: what a thread does to some lanes, how threads go over leaves and buffers, and the kernels' PTX.
 
     direct(out, addresses, vectors, lanes)
         out         address of the result
@@ -12,57 +12,298 @@
         chunks      entries of the heads, each for one block
         count       buffers of each leaf
 
-Loops are written with `while`: a `range` with a step costs a 64-bit division in every thread. A thread
+Loops over lanes are written with `while`: a `range` with a step costs a 64-bit division in every thread. A thread
 loads its lanes of all buffers before it stores any, and no other thread touches them: so the result may be one of
 the buffers. Nothing here calls a function that would have to be compiled apart, as Numba's own target does that for
 a device only: not even `min`.
+
+What is done to lanes is written in LLVM's instructions, and is the CPU kernels' own code. Only memory and one operation
+differ: vectors are loaded and stored as 32- or 64-bit words, which the compiler keeps together as one 128-bit access,
+whatever the lanes are; and the complex product says how each of its operations is rounded, else the compiler would fuse
+a multiplication with an addition.
+
+numba-cuda compiles, without a GPU if libNVVM is there. (numba-cuda-mlir, the successor, makes no PTX without a driver,
+and its intrinsics are not written in LLVM's instructions.)
 """
 
-import dataclasses
+import contextlib
 import functools
+import importlib
 import re
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
-from aiodist_kernels.cuda.forms import UNROLLED, Form
-from aiodist_kernels.cuda.instructions import Functions, cuda, needing_cuda, types
+from llvmlite import ir
+
+from aiodist_kernels import lanes
+from aiodist_kernels.cuda.forms import UNROLLED, VECTOR_BYTES, Form
+from aiodist_kernels.lanes import Builder, Value
+from aiodist_kernels.rules import DType, Finish, lane, product_is_fused
+
+INSTALL: Final = "pip install 'aiodist[cuda]'"
+"""The command that installs the compiler for CUDA, its libraries, and the launcher of kernels."""
+
+PTX_VERSION: Final = "7.8"
+"""The oldest that knows compute capability 9.0. Compilers write their own, which older linkers and drivers refuse."""
+
+
+@contextlib.contextmanager
+def needing_cuda() -> Iterator[None]:
+    """Raise an ImportError where a library of CUDA's is not there, for which each has an error of its own."""
+    try:
+        yield
+    except (ImportError, OSError, RuntimeError) as error:
+        what = str(error).strip().partition("\n")[0]
+        raise ImportError(
+            "compiling for CUDA needs numba-cuda, its runtime, libNVVM and NVRTC, of one version of CUDA: "
+            f"{INSTALL}; or set CUDA_HOME to the folder of a CUDA toolkit ({what})"
+        ) from error
+
+
+with needing_cuda():
+    cuda: Any = importlib.import_module("numba.cuda")  # numba-cuda takes this name over
+    types: Any = importlib.import_module("numba.cuda.types")
+    intrinsic: Any = importlib.import_module("numba.cuda.extending").intrinsic
+
+
+# What a thread does.
+
+_WORD: Final = ir.IntType(64)
+_GLOBAL: Final = 1  # the address space of device memory
+
+
+class _Lanes:
+    """Writes the instructions of a fold for some lanes.
+
+    Args:
+        builder: appends them.
+        form: the kernel.
+        vector: take a whole vector of 16 bytes of each buffer, whose addresses are multiples of 16; else one element.
+    """
+
+    def __init__(self, builder: Builder, form: Form, *, vector: bool) -> None:
+        self.builder = builder
+        self.form = form
+        self.rule = form.rule
+        self.width = form.width if vector else form.rule.grain
+        self.vector = vector
+
+    def fold_all(self, addresses: Sequence[Value], index: Value, total: Value | None = None) -> Value:
+        """Fold the same lanes of all buffers in their order, on top of `total` if there is one."""
+        values = [self._load(address, index) for address in addresses]  # all in flight before the first is needed
+        for value in values:
+            total = value if total is None else self._fold(total, value)
+        return total
+
+    def fold_table(self, table: Value, index: Value, count: Value) -> Value:
+        """Fold lanes of any number of buffers, whose addresses lie in a table: in steps of many, then of one."""
+        builder = self.builder
+        total, done = self.fold_all(_read(builder, table, 1), index), _integer(1)
+        for many in (UNROLLED, 1) if self.vector else (1,):
+            before = builder.block
+            test, step, behind = (builder.append_basic_block(name) for name in ("test", "step", "behind"))
+            builder.branch(test)
+            builder.position_at_end(test)
+            so_far, folded = builder.phi(total.type), builder.phi(_WORD)
+            builder.cbranch(builder.icmp_signed("<", folded, builder.sub(count, _integer(many - 1))), step, behind)
+            builder.position_at_end(step)
+            places = _read(builder, builder.add(table, builder.mul(folded, _integer(8))), many)
+            so_far.add_incoming(total, before)
+            so_far.add_incoming(self.fold_all(places, index, so_far), step)
+            folded.add_incoming(done, before)
+            folded.add_incoming(builder.add(folded, _integer(many)), step)
+            builder.branch(test)
+            builder.position_at_end(behind)
+            total, done = so_far, folded
+        return total
+
+    def finish(self, out: Value, total: Value, index: Value, count: Value) -> None:
+        """Scale or divide by the number of buffers, an integer, round, and store lanes of the result."""
+        spread = total
+        if self.rule.finish is not Finish.NOTHING:
+            spread = lanes.spread_count(self.builder, self.rule, count, self.width)
+        self._store(out, index, lanes.finish(self.builder, self.rule, total, spread, narrows_double=True))
+
+    def _load(self, address: Value, index: Value) -> Value:
+        """Load the lanes from `index` on of a buffer, widened to the accumulator."""
+        stored = lane(self.rule.dtype)
+        place, kind, size = self._place(address, index, stored), lanes.lane_type(stored), stored.itemsize
+        if self.vector:
+            word = _word(stored)
+            kept = self._pointer(place, 0, ir.VectorType(word, 128 // word.width))
+            parts = self._parts(self.builder.load(kept, align=VECTOR_BYTES), kind, 8 * size)
+        else:
+            pointers = [self._pointer(place, i * size, kind) for i in range(self.width)]
+            parts = [self.builder.load(pointer, align=size) for pointer in pointers]
+        return lanes.widen(self.builder, self.rule, _joined(self.builder, parts))
+
+    def _parts(self, words: Value, kind: Any, bits: int) -> list[Value]:
+        """Take lanes out of words one by one: of a cast of the whole vector the compiler makes narrower accesses."""
+        parts, word = [], words.type.element
+        for each in _split(self.builder, words):
+            if word.width == bits:
+                parts.append(self.builder.bitcast(each, kind))
+                continue
+            for shift in range(0, word.width, bits):
+                moved = self.builder.lshr(each, ir.Constant(word, shift)) if shift else each
+                parts.append(self.builder.trunc(moved, kind))
+        return parts
+
+    def _store(self, address: Value, index: Value, value: Value) -> None:
+        stored = lane(self.rule.result)
+        place, parts, size = self._place(address, index, stored), _split(self.builder, value), stored.itemsize
+        if not self.vector:
+            for i, part in enumerate(parts):
+                self.builder.store(part, self._pointer(place, i * size, part.type), align=size)
+            return
+        word = _word(stored)
+        words, in_vector = self._words(parts, word, word.width // (8 * size)), 128 // word.width
+        for first in range(0, len(words), in_vector):
+            # fewer words where the result is narrower than the buffers
+            vector = _joined(self.builder, words[first : first + in_vector])
+            pointer = self._pointer(place, first * word.width // 8, vector.type)
+            self.builder.store(vector, pointer, align=vector.type.count * word.width // 8)
+
+    def _words(self, parts: Sequence[Value], word: Any, per_word: int) -> list[Value]:
+        """Put lanes into words, so many into each."""
+        if per_word == 1:
+            return [self.builder.bitcast(part, word) for part in parts]
+        words = []
+        for first in range(0, len(parts), per_word):
+            bits, *more = [self.builder.zext(part, word) for part in parts[first : first + per_word]]
+            for i, each in enumerate(more, 1):
+                bits = self.builder.or_(bits, self.builder.shl(each, ir.Constant(word, i * word.width // per_word)))
+            words.append(bits)
+        return words
+
+    def _place(self, address: Value, index: Value, stored: DType) -> Value:
+        return self.builder.add(address, self.builder.mul(index, ir.Constant(index.type, stored.itemsize)))
+
+    def _pointer(self, place: Value, offset: int, kind: Any) -> Value:
+        moved = self.builder.add(place, ir.Constant(place.type, offset)) if offset else place
+        return self.builder.inttoptr(moved, kind.as_pointer(_GLOBAL))
+
+    def _fold(self, total: Value, value: Value) -> Value:
+        if self.rule.grain == 1:
+            return lanes.fold(self.builder, self.rule, total, value)
+        # Pairs (x, y)(u, v) are (x * u - y * v, x * v + y * u), as in NumPy's loops.
+        totals, values, product = _split(self.builder, total), _split(self.builder, value), []
+        for x, y, u, v in zip(totals[::2], totals[1::2], values[::2], values[1::2], strict=True):
+            # older than LLVM's fneg, and the same: the compiler of CUDA knows no fneg before compute capability 10
+            minus = self.builder.fsub(ir.Constant(x.type, -0.0), self._rounded("mul", y, v))
+            product += [self._multiply_add(x, u, minus), self._multiply_add(x, v, self._rounded("mul", y, u))]
+        return _joined(self.builder, product)
+
+    def _multiply_add(self, x: Value, y: Value, z: Value) -> Value:
+        if product_is_fused(self.rule.accumulator):
+            return self._rounded("fma", x, y, z)
+        return self._rounded("add", self._rounded("mul", x, y), z)
+
+    def _rounded(self, operation: str, *operands: Value) -> Value:
+        """Return the result of one operation, rounded to nearest even, and fused with no other."""
+        kind, module = operands[0].type, self.builder.module
+        name = f"llvm.nvvm.{operation}.rn.{'d' if isinstance(kind, ir.DoubleType) else 'f'}"
+        signature = ir.FunctionType(kind, [kind] * len(operands))
+        return self.builder.call(module.globals.get(name) or ir.Function(module, signature, name), operands)
+
+
+def _word(stored: DType) -> Any:
+    return ir.IntType(64 if stored.itemsize == 8 else 32)
+
+
+def _integer(number: int) -> Any:
+    return ir.Constant(_WORD, number)
+
+
+def _split(builder: Builder, vector: Value) -> list[Value]:
+    return [builder.extract_element(vector, ir.Constant(ir.IntType(32), i)) for i in range(vector.type.count)]
+
+
+def _joined(builder: Builder, parts: Sequence[Value]) -> Value:
+    vector = ir.Constant(ir.VectorType(parts[0].type, len(parts)), ir.Undefined)
+    for i, part in enumerate(parts):
+        vector = builder.insert_element(vector, part, ir.Constant(ir.IntType(32), i))
+    return vector
+
+
+def _read(builder: Builder, table: Value, many: int) -> list[Value]:
+    """Read words of a table, which no kernel writes: such loads may be cached, and moved before stores."""
+    pointer = builder.inttoptr(table, _WORD.as_pointer(_GLOBAL))
+    words = [builder.load(builder.gep(pointer, [_integer(i)]), align=8) for i in range(many)]
+    for word in words:
+        word.set_metadata("invariant.load", builder.module.add_metadata([]))
+    return words
+
+
+def _reducing(form: Form, *, vector: bool) -> Any:
+    """Make `f(out, addresses, index, count)`: reduce lanes of all buffers; addresses are a tuple, or lie in a table."""
+
+    def reduce(_typing: Any, out: Any, addresses: Any, index: Any, count: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
+            out, addresses, index, count = given
+            some = _Lanes(builder, form, vector=vector)
+            if form.count:
+                count, places = _integer(form.count), _read if form.tabled else _members
+                total = some.fold_all(places(builder, addresses, form.count), index)
+            else:
+                total = some.fold_table(addresses, index, count)
+            some.finish(out, total, index, count)
+            return context.get_dummy_value()
+
+        return types.void(out, addresses, index, count), generate
+
+    return intrinsic(reduce)
+
+
+def _members(builder: Builder, numbers: Value, many: int) -> list[Value]:
+    return [builder.extract_value(numbers, i) for i in range(many)]
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _word_at(_typing: Any, table: Any, place: Any) -> Any:
+    """Read one word of a table."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, given: Any) -> Any:
+        table, place = given
+        return _read(builder, builder.add(table, builder.mul(place, _integer(8))), 1)[0]
+
+    return types.int64(table, place), generate
+
+
+# How threads go over leaves and buffers.
 
 Kernel = Callable[..., None]
 
 
-def make(form: Form, functions: Any) -> Kernel:
-    """Return the kernel of a form as a Python function, to be compiled; it calls those of `instructions.Functions`."""
-    if not form.tabled:
-        return _direct(form, functions)
-    return _tabled(form, functions) if form.count else _tabled_any(form, functions)
+def kernel(form: Form) -> Kernel:
+    """Return the kernel of a form as a Python function, to be compiled."""
+    return _tabled(form) if form.tabled else _direct(form)
 
 
-def _direct(form: Form, functions: Any) -> Kernel:
-    width, grain = form.width, form.rule.grain
-    whole, single = functions.reduce(vector=True), functions.reduce(vector=False)
+def _direct(form: Form) -> Kernel:
+    width, grain, count = form.width, form.rule.grain, form.count
+    whole, single = _reducing(form, vector=True), _reducing(form, vector=False)
 
     def direct(out: Any, addresses: Any, vectors: Any, lanes: Any) -> None:
         thread = cuda.grid(1)
         threads = cuda.gridsize(1)
         index = thread
         while index < vectors:
-            whole(out, addresses, index * width)
+            whole(out, addresses, index * width, count)
             index += threads
         index = vectors * width + thread * grain
         while index < lanes:
-            single(out, addresses, index)
+            single(out, addresses, index, count)
             index += threads * grain
 
     return direct
 
 
-def _tabled(form: Form, functions: Any) -> Kernel:
-    """Make the kernel for many leaves of a fixed number of buffers each."""
-    width, grain = form.width, form.rule.grain
-    word = functions.word()
-    whole, single = functions.reduce(vector=True), functions.reduce(vector=False)
+def _tabled(form: Form) -> Kernel:
+    width, grain, word = form.width, form.rule.grain, _word_at
+    whole, single = _reducing(form, vector=True), _reducing(form, vector=False)
 
-    def tabled(heads: Any, rows: Any, chunks: Any, _count: Any) -> None:
+    def tabled(heads: Any, rows: Any, chunks: Any, count: Any) -> None:
         thread = cuda.threadIdx.x
         chunk = cuda.blockIdx.x
         while chunk < chunks:
@@ -75,74 +316,21 @@ def _tabled(form: Form, functions: Any) -> Kernel:
             addresses = leaf + 16
             index = low + thread * width
             while index < middle:
-                whole(out, addresses, index)
+                whole(out, addresses, index, count)
                 index += cuda.blockDim.x * width
             index = middle + thread * grain
             while index < high:
-                single(out, addresses, index)
+                single(out, addresses, index, count)
                 index += cuda.blockDim.x * grain
             chunk += cuda.gridDim.x
 
     return tabled
 
 
-def _tabled_any(form: Form, functions: Any) -> Kernel:
-    """Make the kernel for any number of buffers: the fold goes on in steps of many, then of one.
-
-    What it does to a vector and to an element stands in it twice: their accumulators are of different types.
-    """
-    width, grain, many = form.width, form.rule.grain, UNROLLED
-    word = functions.word()
-    begin, end = functions.begin(vector=True), functions.end(vector=True)
-    fold_many, fold_one = functions.fold(many, vector=True), functions.fold(1, vector=True)
-    begin_single, end_single = functions.begin(vector=False), functions.end(vector=False)
-    fold_single = functions.fold(1, vector=False)
-
-    def tabled_any(heads: Any, rows: Any, chunks: Any, count: Any) -> None:
-        thread = cuda.threadIdx.x
-        chunk = cuda.blockIdx.x
-        while chunk < chunks:
-            entry = heads + 32 * chunk
-            leaf = rows + 8 * word(entry, 0)
-            low, middle, high = word(entry, 1), word(entry, 2), word(entry, 3)
-            if word(leaf, 0) == 0:
-                middle = low
-            out = word(leaf, 1)
-            addresses = leaf + 16
-            index = low + thread * width
-            while index < middle:
-                total = begin(addresses, index)
-                done = 1
-                while done + many <= count:
-                    total = fold_many(total, addresses + 8 * done, index)
-                    done += many
-                while done < count:
-                    total = fold_one(total, addresses + 8 * done, index)
-                    done += 1
-                end(out, total, index, count)
-                index += cuda.blockDim.x * width
-            index = middle + thread * grain
-            while index < high:
-                single = begin_single(addresses, index)
-                done = 1
-                while done < count:
-                    single = fold_single(single, addresses + 8 * done, index)
-                    done += 1
-                end_single(out, single, index, count)
-                index += cuda.blockDim.x * grain
-            chunk += cuda.gridDim.x
-
-    return tabled_any
-
-
 # The text.
 
-PTX_VERSION: Final = "7.8"
-"""The oldest that knows compute capability 9.0. Compilers write their own, which older linkers and drivers refuse."""
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Program:
+class Program(NamedTuple):
     """One compiled kernel, for devices of the compute capability that it was compiled for, and later ones."""
 
     name: str
@@ -160,7 +348,7 @@ def compile_form(form: Form, capability: tuple[int, int]) -> Program:
     if not form.tabled:
         arguments = (types.int64, types.UniTuple(types.int64, form.count), types.int64, types.int64)
     with needing_cuda():
-        ptx, _ = cuda.compile_ptx(make(form, Functions(form)), types.void(*arguments), cc=capability)
+        ptx, _ = cuda.compile_ptx(kernel(form), types.void(*arguments), cc=capability)
     found = re.search(r"\.visible\s+\.entry\s+(\w+)", ptx)
     assert found is not None, "a kernel has an entry"
     return Program(

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist_kernels import ReduceOp
-from aiodist_kernels.cuda import instructions
+from aiodist_kernels.cuda import compiled as compiling
 from aiodist_kernels.cuda.compiled import PTX_VERSION, Program, compile_form
 from aiodist_kernels.cuda.forms import FIRST, THREADS, VECTOR_BYTES, Form, Leaf, blocks, copying, form_for
 from aiodist_kernels.rules import Rule, components
@@ -177,12 +177,12 @@ def test_library_that_is_missing_is_named_with_what_installs_it(monkeypatch: pyt
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError("libNVVM cannot be found\n  listdir('/somewhere')")
 
-    monkeypatch.setattr(instructions.cuda, "compile_ptx", refuse)
+    monkeypatch.setattr(compiling.cuda, "compile_ptx", refuse)
     with pytest.raises(
         ImportError, match=r"CUDA_HOME to the folder of a CUDA toolkit \(libNVVM cannot be found\)$"
     ) as e:
         compile_form(form_for(SUM.rule, 2), (8, 9))
-    assert instructions.INSTALL in str(e.value)
+    assert compiling.INSTALL in str(e.value)
 
 
 # The table deals every lane of every leaf out to exactly one chunk, and vectors only where addresses allow them.
