@@ -253,7 +253,9 @@ def compare(a: Call, b: Call) -> Reason | None:  # noqa: C901, PLR0911  (one ret
         return Reason.AXIS
     if a.source != b.source:
         return Reason.SOURCE
-    if a.function != b.function or a.members != b.members:
+    if a.members != b.members:
+        return Reason.GROUP
+    if a.function != b.function:
         return Reason.MERGE_FN
     if a.structure != b.structure or a.arguments != b.arguments:
         return Reason.STRUCTURE

@@ -73,7 +73,6 @@ from aiodist._runtime.outcome import (
     without_frames_of_ours,
 )
 from aiodist._runtime.participant import ANY_THREAD, NO_RUN, Participant
-from aiodist._runtime.pool import ReductionThreads
 from aiodist._runtime.rendezvous import Extras, Rendezvous
 from aiodist._runtime.requests import Request
 from aiodist._runtime.stacks import (
@@ -86,7 +85,7 @@ from aiodist._runtime.stacks import (
     program_frame,
 )
 from aiodist._runtime.stall import PROOF_SECONDS, StallWatch, watch_here
-from aiodist._runtime.threads import DeviceThreads
+from aiodist._runtime.threads import DeviceThreads, ReductionThreads
 
 Call = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
 
