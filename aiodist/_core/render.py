@@ -6,8 +6,9 @@ on thousands fits a screen.
 
 from __future__ import annotations
 
-import re
+import ast
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -41,6 +42,30 @@ _LONGEST_CALL = 60
 _SHORTEST_LINE = 30
 _LONGEST_PART = 80
 
+_ids = partial(ids_briefly, most_runs=12)
+_clause = partial(clause, most_runs=12)
+
+
+def text(trouble: Collective) -> str:
+    """Return the whole text."""
+    circle = trouble.picture.snapshot.circle
+    lines = [
+        _headline(trouble),
+        *_rows(trouble),
+        *_source_lines(trouble),
+        *_waits(trouble),
+        *_what_differs(trouble),
+        *trouble.cancellations,
+        *([f"{upper(clause(trouble.unmade_by, 'has'))} not made {trouble.label}."] if trouble.unmade_by else []),
+        *([circle] if circle and trouble.reason is Reason.TIMEOUT else []),
+        *_last_agreement(trouble),
+        *_divergence(trouble),
+    ]
+    return on_a_screen(lines, hints(trouble))
+
+
+# Replicas that wait for each other.
+
 
 class Step(NamedTuple):
     """Replicas of a cycle that wait in one collective, which they have posted so, for those that are missing."""
@@ -56,29 +81,27 @@ class Step(NamedTuple):
         """The group of the collective."""
         return self.waits_in.group
 
+    @property
+    def creation(self) -> list[Post]:
+        """How its group was made, where some of the members have not made it."""
+        return [post for slot in self.group.open[:1] if slot.number < 0 for post, _ in slot.posts[:1]]
 
-def text(trouble: Collective) -> str:
-    """Return the whole text."""
-    lines = [_headline(trouble), *_who(trouble), *_what_differs(trouble)]
-    circle = (
-        [trouble.picture.snapshot.circle]
-        if trouble.picture.snapshot.circle and trouble.reason is Reason.TIMEOUT
-        else []
-    )
-    unmade = [f"{upper(clause(trouble.unmade_by, 'has'))} not made {trouble.label}."] if trouble.unmade_by else []
-    lines += [*trouble.cancellations, *unmade, *filter(None, circle), *_last_agreement(trouble), *_divergence(trouble)]
-    return on_a_screen(lines, hints(trouble))
+    def __str__(self) -> str:
+        number = "" if self.waits_in.joining else f"#{self.waits_in.number} "
+        where = f"{number}of {self.group.label() or 'the run'} ({place(self.post.location)})"
+        waits = f"{clause(self.replicas, 'waits')} in {self.post.call} {where} for {ids_briefly(self.missing)}"
+        return f"{'>' if self.odd else ' '} {waits}"
 
 
 def cycle_text(steps: Sequence[Step]) -> tuple[list[str], tuple[str, ...]]:
     """Return the lines on replicas that wait for each other in collectives of several groups, and what to do."""
     everyone = {i for step in steps for i in step.replicas}
     each = "each in another group's collective" if len(everyone) == len(steps) else "in collectives of several groups"
-    shown_steps = [f"{'>' if step.odd else ' '} {_step(step)}" for step in steps]
+    shown_steps = list(map(str, steps))
     if len(steps) > _MOST_STEPS:
         shown_steps[_MOST_STEPS - 1 : -1] = [f"  … and {len(steps) - _MOST_STEPS} more"]
-    creations = [(post, step.odd) for step in steps for post in _creation(step.group)]
-    places = [(post.location, odd) for post, odd in [*creations, *((step.post, step.odd) for step in steps)]]
+    creations = [(post.location, step.odd) for step in steps for post in step.creation]
+    places = [*creations, *((step.post.location, step.odd) for step in steps)]
     differ, advice = _groups_differ(steps)
     lines = [
         f"{ids_briefly(everyone)} wait for each other, {each}",
@@ -87,41 +110,31 @@ def cycle_text(steps: Sequence[Step]) -> tuple[list[str], tuple[str, ...]]:
         *source_lines(places[:_MOST_PLACES]),
         *differ,
     ]
-    return lines, tuple(fitted(advice))
+    return lines, tuple(fitted([advice]))
 
 
-def _step(step: Step) -> str:
-    number = "" if step.waits_in.joining else f"#{step.waits_in.number} "
-    where = f"{number}of {step.group.label() or 'the run'} ({place(step.post.location)})"
-    return f"{clause(step.replicas, 'waits')} in {step.post.call} {where} for {ids_briefly(step.missing)}"
-
-
-def _creation(group: GroupRecord) -> list[Post]:
-    """Return how a group was made that some of its members have not made."""
-    return [post for slot in group.open[:1] if slot.number < 0 for post, _ in slot.posts[:1]]
-
-
-def _groups_differ(steps: Sequence[Step]) -> tuple[list[str], list[str]]:
+def _groups_differ(steps: Sequence[Step]) -> tuple[list[str], str]:
     """Say in what the groups of a cycle differ, and what to do about it."""
-    unmade = [step for step in steps if _creation(step.group)]
-    if len({step.group.key for step in unmade}) > 1:
-        keys = [step.group.key for step in unmade]
-        what, shown_keys = "members", [shortened(str(list(members)), 40) for members, _, _ in keys]
+    unmade = [step for step in steps if step.creation]
+    keys = [step.group.key for step in unmade]
+    if len(set(keys)) > 1:
+        what, shown_keys = "members", [str(list(members)) for members, _, _ in keys]
         if len({members for members, _, _ in keys}) == 1:
             what, shown_keys = "names", [repr(name) for _, name, _ in keys]
         elif len({frozenset(members) for members, _, _ in keys}) == 1:
             what = "orders of the members"
-        told = ", ".join(f"{key} on {ids_briefly(step.replicas)}" for key, step in zip(shown_keys, unmade, strict=True))
-        return [f"The {what} of their groups differ: {told}."], [_SAME_GROUP]
+        own = zip(unmade, shown_keys, strict=True)
+        whose = ", ".join(f"{shortened(key, 40)} on {ids_briefly(step.replicas)}" for step, key in own)
+        return [f"The {what} of their groups differ: {whose}."], _SAME_GROUP
     if unmade:
         made = {i for _, ids in unmade[0].group.open[0].posts for i in ids}
-        others = set(unmade[0].group.key[0]) - made
-        return [f"{upper(clause(others, 'has'))} not made {unmade[0].group.label()}."], [_SAME_GROUP]
+        others = set(keys[0][0]) - made
+        return [f"{upper(clause(others, 'has'))} not made {unmade[0].group.label()}."], _SAME_GROUP
     labels = [step.group.label() for step in steps]
     if len(steps) == 2 and None in labels and compare(steps[0].post.call, steps[1].post.call) is None:
-        told = " and ".join(f"{ids_briefly(s.replicas)} in that of {s.group.label() or 'the run'}" for s in steps)
-        return [f"They make the same call in different contexts: {told}."], [_SAME_CONTEXT]
-    return [], [_SAME_ORDER]
+        whose = " and ".join(f"{ids_briefly(s.replicas)} in that of {s.group.label() or 'the run'}" for s in steps)
+        return [f"They make the same call in different contexts: {whose}."], _SAME_CONTEXT
+    return [], _SAME_ORDER
 
 
 _SAME_GROUP = "Every member must make the group: of the same replicas, in the same order, under the same name."
@@ -137,18 +150,17 @@ _SAME_ORDER = (
 
 def _headline(trouble: Collective) -> str:
     number = _collective(trouble)
-    if trouble.reason is Reason.EXITED:
-        gone = [r.replica_id for r in trouble.replicas if _left_before(trouble, r)]
-        gone = gone or [r.replica_id for r in trouble.replicas if r.state.ended]  # while they had joined
-        return f"{_ids(gone)} ended without {number}, which {_others(trouble, gone)}"
-    if trouble.reason is Reason.ABANDONED:
-        return f"{_clause(trouble.abandoned, 'was')} cancelled out of {number} before it was complete"
-    if trouble.reason is Reason.UNMATCHED:
-        return _unmatched(trouble)
-    if trouble.reason is Reason.TIMEOUT:
-        if not trouble.timeout_seconds:
-            return f"{number} cannot be completed: {_what_is_late(trouble)}"
-        return f"{number} timed out after {trouble.timeout_seconds:.3g} s: {_what_is_late(trouble)}"
+    match trouble.reason:
+        case Reason.EXITED:
+            return f"{_ids(trouble.exited)} ended without {number}, which {_others(trouble)}"
+        case Reason.ABANDONED:
+            return f"{_clause(trouble.abandoned, 'was')} cancelled out of {number} before it was complete"
+        case Reason.UNMATCHED:
+            return _unmatched(trouble)
+        case Reason.TIMEOUT:
+            seconds = trouble.timeout_seconds
+            failed = f"timed out after {seconds:.3g} s" if seconds else "cannot be completed"
+            return f"{number} {failed}: {_what_is_late(trouble)}"
     return f"replicas disagree at {number}"
 
 
@@ -171,22 +183,12 @@ def _collective(trouble: Collective) -> str:
     return f"{number} of {trouble.label}" if trouble.label is not None else number
 
 
-def _left_before(trouble: Collective, replica: ReplicaReport) -> bool:
-    if trouble.number < 0:
-        return replica.state.ended and replica.call is None
-    return replica.state.ended and _calls_made(replica) <= trouble.number
-
-
-def _calls_made(replica: ReplicaReport) -> int:
-    return replica.history[-1].sequence_number + 1 if replica.history else 0
-
-
-def _others(trouble: Collective, gone: Sequence[int]) -> str:
+def _others(trouble: Collective) -> str:
     waiting = [r.replica_id for r in trouble.replicas if r.state is ReplicaState.WAITING]
     if waiting and trouble.number >= 0:
         return f"{_clause(waiting, 'waits')} in"
     called = "made" if trouble.number < 0 else "called"
-    others = {r.replica_id for r in trouble.replicas} - set(gone)
+    others = {r.replica_id for r in trouble.replicas}.difference(trouble.exited)
     return f"{_ids(others) if others else 'nobody'} {called}"
 
 
@@ -199,36 +201,22 @@ def _what_is_late(trouble: Collective) -> str:
         return f"{_clause(missing, 'has')} not arrived, {wait} in it"
     if absent:
         return f"{wait} in it, and nothing is known of {_ids(absent)}"
-    return "its merge function has not returned" if _merges(trouble) else "all have arrived, but their values have not"
-
-
-def _merges(trouble: Collective) -> bool:
-    return bool(trouble.partitions) and trouble.partitions[0][1].call.kind == "merge_call"
-
-
-_ids = partial(ids_briefly, most_runs=12)
-_clause = partial(clause, most_runs=12)
+    return "its merge function has not returned" if trouble.merges else "all have arrived, but their values have not"
 
 
 # Who asked for what, and where: the lines that begin with a replica, and the source lines below them.
 
 
-def _who(trouble: Collective) -> list[str]:
-    return [*_rows(trouble), *_source_lines(trouble), *_waits(trouble)]
-
-
 def _rows(trouble: Collective) -> list[str]:
     """Return a line for all replicas that do the same; the odd ones marked, and last."""
-    marked = set(trouble.odd)
+    marked, leaf = set(trouble.odd), _leaf_apart(trouble)
     calls: dict[int, str] = {}
     for members, post, _ in trouble.partitions:
-        calls.update(dict.fromkeys(members, _shown_call(trouble, post.call)))
+        calls.update(dict.fromkeys(members, _shown_call(post.call, leaf)))
     alike: dict[tuple[bool, str, str], list[ReplicaReport]] = {}
     for replica in trouble.replicas:
-        what, where = _doing(trouble, replica)
-        if replica.call is not None:
-            what = calls.get(replica.replica_id, what)
-        alike.setdefault((replica.replica_id in marked, what, where), []).append(replica)
+        doing = _doing(trouble, replica, calls.get(replica.replica_id))
+        alike.setdefault((replica.replica_id in marked, *doing), []).append(replica)
     ordered = sorted(alike.items(), key=lambda each: (each[0][0], -len(each[1]), each[1][0].replica_id))
     rows = [
         (mark, ids_briefly(r.replica_id for r in own), _devices(own), what, where)
@@ -245,39 +233,37 @@ def _devices(replicas: Sequence[ReplicaReport]) -> str:
     return ", ".join(replica.device for replica in replicas)
 
 
-def _shown_call(trouble: Collective, call: Call) -> str:
-    """Return a call as text; of a large nest what differs alone."""
+def _shown_call(call: Call, leaf: int | None) -> str:
+    """Return a call as text; of a large nest only the leaf that differs, where one does."""
     whole = str(call)
     if call.structure is None or len(whole) <= _LONGEST_CALL:
         return whole
-    shown = [call.op] if call.op is not None else []
-    shown.append(count(len(call.paths), "leaf").replace("leafs", "leaves"))
-    field = _LEAF_FIELDS.get(trouble.reason)
-    if field is not None:
-        others = [post.call.leaves for _, post, _ in trouble.partitions]
-        for path, *leaves in zip(call.paths, call.leaves, *others, strict=False):
-            if len({leaf[field] for leaf in leaves[1:]}) > 1:
-                shown.append(f"value{path}: {leaf_text(*leaves[0])}")
-                break
-    return f"{call.kind}({', '.join(shown)})"
+    if leaf is None:
+        return shortened(whole, _LONGEST_CALL)
+    differs = f"{len(call.paths)} leaves, value{call.paths[leaf]}: {leaf_text(*call.leaves[leaf])}"
+    return f"{call.kind}({', '.join(filter(None, [call.op, differs]))})"
 
 
-def _doing(trouble: Collective, replica: ReplicaReport) -> tuple[str, str]:
-    """Return what a replica does, and where."""
+def _calls_made(replica: ReplicaReport) -> int:
+    return replica.history[-1].sequence_number + 1 if replica.history else 0
+
+
+def _doing(trouble: Collective, replica: ReplicaReport, call: str | None) -> tuple[str, str]:
+    """Return what a replica does, and where; ``call`` is the one in question, if it has made that."""
+    replica_id, made = replica.replica_id, f"after {count(_calls_made(replica), 'collective')}"
     if replica.call is not None and replica.location is not None:
-        return replica.call, shown(replica.location)
-    if replica.replica_id in trouble.picture.unknown:
+        return call or replica.call, shown(replica.location)
+    if replica_id in trouble.picture.unknown:
         return "nothing is known of it", ""
-    made = f"after {count(_calls_made(replica), 'collective')}"
     if replica.state is ReplicaState.EXITED:
         value = "" if replica.returned in (None, "None") else f"{replica.returned} "
         return f"returned {value}{made}", shown(replica.ended_at) if replica.ended_at is not None else ""
     if replica.state.ended:
         return f"{replica.state} {made}", ""
-    if replica.replica_id in trouble.elsewhere:
-        what, at = trouble.elsewhere[replica.replica_id]
+    if replica_id in trouble.elsewhere:
+        what, at = trouble.elsewhere[replica_id]
         return what, shown(at)
-    what = "cancelled out of it, goes on" if replica.replica_id in trouble.abandoned else "elsewhere"
+    what = "cancelled out of it, goes on" if replica_id in trouble.abandoned else "elsewhere"
     return f"{what}, {made}", f"now at {shown(replica.stack[-1])}" if replica.stack else ""
 
 
@@ -347,49 +333,36 @@ def _waits(trouble: Collective) -> list[str]:
     return lines
 
 
-# What differs inside the calls: of all that they ask for the first field that is not the same, and nothing else.
+# What differs inside the calls: the first field that is not the same, where the rows do not show it.
 
 
-def _what_differs(trouble: Collective) -> list[str]:  # noqa: PLR0911  (one return a kind of difference)
-    partitions, reason = trouble.partitions, trouble.reason
-    if len(partitions) < 2:
-        return []
-    if reason in (Reason.AXIS, Reason.SOURCE):
-        values = [str(_value(reason, post.call)) for _, post, _ in partitions]
-        return [f"The {reason} differs: {_on_each(trouble, values, _MOST_PATHS)}."]
-    if reason is Reason.CALL_SITE:
-        return _sites_differ(trouble)
-    (members, post, _), *odd = partitions
-    others, other, _ = next((each for each in odd if compare(each.post.call, post.call) is reason), odd[0])
-    a, on_a, b, on_b = post.call, ids_briefly(members), other.call, ids_briefly(others)
-    if reason in _LEAF_FIELDS:
-        return _leaf_differs(reason, a, on_a, b, on_b)
-    if reason is Reason.MERGE_FN:
-        what = "merge functions" if a.kind == "merge_call" else "functions"
-        return [f"The {what} differ: {_function(a.function)} on {on_a}, {_function(b.function)} on {on_b}."]
-    if reason is Reason.STRUCTURE:
-        what = "structures" if a.arguments is None or b.arguments is None else "arguments"
-        return [f"The {what} differ: {_structures_differ(a, on_a, b, on_b)}."]
-    return []
-
-
-def _leaf_differs(reason: Reason, a: Call, on_a: str, b: Call, on_b: str) -> list[str]:
-    field = _LEAF_FIELDS[reason]
-    for path, mine, theirs in zip(a.paths, a.leaves, b.leaves, strict=True) if a.structure is not None else ():
-        if mine[field] != theirs[field]:
-            what = "array type" if reason is Reason.DEVICE else reason
-            return [f"The {what} differs at value{path}: {leaf_text(*mine)} on {on_a}, {leaf_text(*theirs)} on {on_b}."]
+def _what_differs(trouble: Collective) -> list[str]:
+    calls, reason, leaf = [post.call for _, post, _ in trouble.partitions], trouble.reason, _leaf_apart(trouble)
+    if leaf is not None:
+        what = "array type" if reason is Reason.DEVICE else reason
+        where = f"{what} differs at value{calls[0].paths[leaf]}"
+        return [f"The {where}: {_on_each(trouble, [leaf_text(*call.leaves[leaf]) for call in calls])}."]
+    match reason:
+        case Reason.CALL_SITE:
+            return _sites_differ(trouble)
+        case Reason.STRUCTURE:
+            return [_structures_differ(trouble)]
+        case Reason.MERGE_FN:
+            functions = "merge functions" if trouble.merges else "functions"
+            return [f"The {functions} differ: {_on_each(trouble, [_function(call.function) for call in calls])}."]
     return []
 
 
 _LEAF_FIELDS = {Reason.SHAPE: 0, Reason.DTYPE: 1, Reason.DEVICE: 2}
 
 
-def _value(reason: Reason, call: Call) -> object:
-    """Return the source, or the axis: of a single leaf its own, else a tuple with one for each leaf."""
-    if reason is Reason.SOURCE:
-        return call.source
-    return call.axis[0] if call.axis is not None and call.structure is None else call.axis
+def _leaf_apart(trouble: Collective) -> int | None:
+    """Return which leaf of a nest is the first that differs in what the report is about; None for any other report."""
+    field, calls = _LEAF_FIELDS.get(trouble.reason), [post.call for _, post, _ in trouble.partitions]
+    if field is None or calls[0].structure is None:
+        return None
+    every = enumerate(zip(*(call.leaves for call in calls), strict=True))
+    return next((index for index, leaves in every if len({leaf[field] for leaf in leaves}) > 1), None)
 
 
 def _sites_differ(trouble: Collective) -> list[str]:
@@ -405,10 +378,13 @@ def _sites_differ(trouble: Collective) -> list[str]:
     return []
 
 
-def _on_each(trouble: Collective, what: Sequence[str], most: int = _MOST_PARTITIONS) -> str:
+def _on_each(trouble: Collective, what: Iterable[str]) -> str:
     """Say what holds for the replicas of each partition."""
-    told = [f"{each} on {ids_briefly(members)}" for (members, *_), each in zip(trouble.partitions, what, strict=True)]
-    return ", ".join([*told[:most], *(["…"] if len(told) > most else [])])
+    alike: dict[str, list[int]] = {}
+    for (members, *_), each in zip(trouble.partitions, what, strict=True):
+        alike.setdefault(each, []).extend(members)
+    told = [f"{each} on {ids_briefly(members)}" for each, members in list(alike.items())[:_MOST_PARTITIONS]]
+    return ", ".join(told if len(told) == len(alike) else [*told, "…"])
 
 
 def _function(function: Function | None) -> str:
@@ -417,53 +393,45 @@ def _function(function: Function | None) -> str:
     return f"{function.name} at {shown_file(function.file)}:{function.line}" if function.file else function.name
 
 
-def _structures_differ(a: Call, on_a: str, b: Call, on_b: str) -> str:
+def _structures_differ(trouble: Collective) -> str:
     """Say which leaves, or arguments of a merge function, one side has alone, or how the containers differ."""
-    (number, names), (other_number, other_names) = a.arguments or (0, ()), b.arguments or (0, ())
+    (members, post, _), *odd = trouble.partitions
+    others, other = next(one[:2] for one in odd if compare(one.post.call, post.call) is Reason.STRUCTURE)
+    a, on_a, b, on_b = post.call, ids_briefly(members), other.call, ids_briefly(others)
+    (number, names), (other_number, other_names) = a.arguments or (0, a.paths), b.arguments or (0, b.paths)
+    what, value = ("structures", "value") if a.arguments is None else ("arguments", "")
     if number != other_number:
-        return f"{count(number, 'positional argument')} on {on_a}, {other_number} on {on_b}"
-    if a.arguments is None and (a.structure is None or b.structure is None):
+        return f"The arguments differ: {count(number, 'positional argument')} on {on_a}, {other_number} on {on_b}."
+    if a.arguments is None and None in (a.structure, b.structure):
         single, nest = (on_a, on_b) if a.structure is None else (on_b, on_a)
-        return f"a single value on {single}, a nest on {nest}"
-    mine = names if a.arguments is not None else [f"value{path}" for path in a.paths]
-    theirs = other_names if b.arguments is not None else [f"value{path}" for path in b.paths]
-    alone = [f"{each} is on {on_a} only" for each in mine if each not in theirs]
-    alone += [f"{each} is on {on_b} only" for each in theirs if each not in mine]
-    if alone:
-        return ", ".join(alone[:_MOST_PATHS]) + (f", and {len(alone) - _MOST_PATHS} more" * (len(alone) > _MOST_PATHS))
-    here, there = _parts_that_differ(a.structure or "", b.structure or "")
-    return f"{here} on {on_a}, {there} on {on_b}"
+        return f"The structures differ: a single value on {single}, a nest on {nest}."
+    alone = [f"{value}{each} is on {on_a} only" for each in names if each not in other_names]
+    alone += [f"{value}{each} is on {on_b} only" for each in other_names if each not in names]
+    if not alone:
+        here, there = _parts_that_differ(a.structure or "", b.structure or "")
+        alone = [f"{here} on {on_a}", f"{there} on {on_b}"]
+    more = f", and {len(alone) - _MOST_PATHS} more" if len(alone) > _MOST_PATHS else ""
+    return f"The {what} differ: {', '.join(alone[:_MOST_PATHS])}{more}."
 
 
-_TOKEN = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^]\[(){},'"]+|.""", re.DOTALL)
+_LEAF_NAME = "__leaf__"
 
 
 def _parts_that_differ(a: str, b: str) -> list[str]:
-    """Return the parts of two nests between what they have in common: whole items, with a ``*`` for every leaf."""
-    here, there = _TOKEN.findall(a), _TOKEN.findall(b)
-    shorter = min(len(here), len(there))
-    first = next((i for i in range(shorter) if here[i] != there[i]), shorter)
-    last = next((i for i in range(shorter - first) if here[-1 - i] != there[-1 - i]), shorter - first)
-    while True:  # until the parts are whole items, with all their brackets
-        parts = [tokens[first : len(tokens) - last] for tokens in (here, there)]
-        if first and (here[first - 1] not in ("(", "[", "{", ",") or any(_unopened(part) for part in parts)):
-            first -= 1
-        elif last and (here[-last] not in (")", "]", "}", ",") or any(_unopened(p[::-1], ")]}", "([{") for p in parts)):
-            last -= 1
-        else:
-            break
-    texts = ("".join(part).replace(LEAF, "*").strip() or "nothing" for part in parts)
-    return [text if len(text) <= _LONGEST_PART else f"{text[: _LONGEST_PART - 2]} …" for text in texts]
+    """Return the smallest parts that hold all in which two nests differ, with a ``*`` for every leaf."""
+    texts = [text.replace(LEAF, _LEAF_NAME) for text in (a, b)]
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):  # what stands for a key may be no expression
+        texts = list(map(ast.unparse, _apart(*(ast.parse(text, mode="eval").body for text in texts))))
+    return [shortened(text.replace(_LEAF_NAME, "*"), _LONGEST_PART) for text in texts]
 
 
-def _unopened(tokens: Iterable[str], opening: str = "([{", closing: str = ")]}") -> bool:
-    """Whether a bracket is closed in some text that is not opened there."""
-    depth = 0
-    for token in tokens:
-        depth += (token in opening) - (token in closing)
-        if depth < 0:
-            return True
-    return False
+def _apart(a: ast.AST, b: ast.AST) -> tuple[ast.AST, ast.AST]:
+    parts = [list(ast.iter_child_nodes(each)) for each in (a, b)]
+    if type(a) is type(b) and len(parts[0]) == len(parts[1]):
+        apart = [(x, y) for x, y in zip(*parts, strict=True) if ast.dump(x) != ast.dump(y)]
+        if len(apart) == 1:
+            return _apart(*apart[0])
+    return a, b
 
 
 # What came before, and how they diverged.
@@ -500,32 +468,63 @@ def hints(trouble: Collective) -> list[str]:
     return fitted(_hints(trouble))
 
 
-def _hints(trouble: Collective) -> Sequence[str]:
-    if trouble.races and trouble.sides is None and len(trouble.partitions) > 1:
+def _hints(trouble: Collective) -> Sequence[str]:  # noqa: C901, PLR0911  (one return a finding, the most telling first)
+    reason, divergence, sides = trouble.reason, trouble.divergence, trouble.sides or ()
+    kind = divergence.kind if divergence is not None else None
+    one_more_or_less = kind in (DivergenceKind.SKIPPED, DivergenceKind.ADDED)
+    if trouble.races:
         return [*trouble.races[:2], _RACE]
-    if trouble.joining and trouble.reason is Reason.EXITED:
-        return ["If one replica joins, all must: await ctx.join() after the loop, on every path out of it."]
     if trouble.unmade_by:
         return [_SAME_GROUP]
-    if trouble.number < 0 and trouble.reason is Reason.CALL_SITE:
+    if trouble.joining and reason is Reason.EXITED:
+        return ["If one replica joins, all must: await ctx.join() after the loop, on every path out of it."]
+    if trouble.number < 0 and reason is Reason.CALL_SITE:
         return ["Every member must make the group at the same place, or give the group the same name."]
-    return _by_divergence(trouble) or _by_reason(trouble)
-
-
-def _by_divergence(trouble: Collective) -> Sequence[str]:
-    kind = trouble.divergence.kind if trouble.divergence is not None else None
-    if kind is DivergenceKind.LEFT_LOOP and trouble.divergence is not None:
-        return _UNEVEN_BY_FAILURE if CAUGHT in trouble.divergence.text else _UNEVEN
+    if divergence is not None and kind is DivergenceKind.LEFT_LOOP:
+        return _UNEVEN_BY_FAILURE if CAUGHT in divergence.text else _UNEVEN
     if kind is DivergenceKind.SWAPPED:
         return ["Iterate over sorted keys, or reduce one dict: then the order is the same on every replica."]
-    if trouble.sides is not None and any(side.handles for side in trouble.sides):
+    if any(side.handles for side in sides):
         return ["Let an exception end the run, or do what follows it on every replica: reduce whether one has failed."]
-    one_more_or_less = kind in (DivergenceKind.SKIPPED, DivergenceKind.ADDED)
-    if one_more_or_less and _in_one_loop(trouble):
+    if (one_more_or_less or reason is Reason.NAME) and _in_one_loop(trouble):
         return [_ITEMS]
-    if kind is not None and trouble.reason in _BRANCHED:
+    if kind is not None and reason in _BRANCHED:
         return _CONDITION
-    return [*_CONDITION, _NAME] if one_more_or_less else []
+    if one_more_or_less:
+        return [*_CONDITION, _NAME]
+    if reason is Reason.EXITED:
+        return _EXITED
+    return list(filter(None, [_BY_REASON.get(reason, "") + _more(trouble)]))
+
+
+def _more(trouble: Collective) -> str:  # noqa: PLR0911  (one return a reason)
+    """Return the part of a hint on a reason that depends on what the calls, or the replicas, show."""
+    calls, told = [post.call for _, post, _ in trouble.partitions], " ".join(trouble.cancellations)
+    match trouble.reason:
+        case Reason.NAME | Reason.REDUCE_OP as reason if _on_one_line(trouble):
+            what = "name" if reason is Reason.NAME else "op"
+            return f" It is the same line everywhere, so the {what} is a variable: print it."
+        case Reason.STRUCTURE if trouble.merges:
+            return "Every replica must pass the merge function arguments of the same structure."
+        case Reason.STRUCTURE:
+            return "Where a replica has no value, reduce zeros instead, or leave the leaf out everywhere."
+        case Reason.SHAPE:
+            pairs = zip(calls[0].shapes or (), calls[1].shapes or (), strict=False)
+            only_axis_0 = all(len(a) == len(b) > 0 and a[1:] == b[1:] for a, b in pairs if a != b)
+            return " Was it a last, smaller batch? Drop it, or pad it." * only_axis_0
+        case Reason.DTYPE if any("float64" in call.dtypes for call in calls):
+            return " NumPy makes float64 by default."
+        case Reason.ABANDONED if "sibling task failed" in told:
+            return (
+                "A task group cancels its other tasks when one fails: let that end the run, or reduce whether one has."
+            )
+        case Reason.ABANDONED if calls and ", inside `" in told:
+            return _TIME_LIMIT
+        case Reason.TIMEOUT if trouble.merges and not trouble.missing:
+            return "The merge function runs in a task of its own: look at what it awaits."
+        case Reason.TIMEOUT if any("Lock" in each or "Semaphore" in each for each in _waits(trouble)):
+            return "A lock that is held across a collective keeps the others from reaching it: release it first."
+    return ""
 
 
 def _on_one_line(trouble: Collective) -> bool:
@@ -538,65 +537,16 @@ def _in_one_loop(trouble: Collective) -> bool:
     return _on_one_line(trouble) and any(source.is_in_loop(at.file, at.line) for at in path)
 
 
-def _by_reason(trouble: Collective) -> Sequence[str]:  # noqa: C901, PLR0911  (one return a reason that needs a look)
-    reason, calls = trouble.reason, [post.call for _, post, _ in trouble.partitions]
-    match reason:
-        case Reason.NAME if _in_one_loop(trouble):
-            return [_ITEMS]
-        case Reason.NAME | Reason.REDUCE_OP:
-            what = "name" if reason is Reason.NAME else "op"
-            variable = f" It is the same line everywhere, so the {what} is a variable: print it."
-            return [_BY_REASON[reason] + variable * _on_one_line(trouble)]
-        case Reason.AXIS | Reason.SOURCE:
-            passed = all(len(who) == 1 and _value(reason, post.call) == who[0] for who, post, _ in trouble.partitions)
-            return [
-                _BY_REASON[reason] + (" The replica's id was passed." if passed else " Was the replica's id passed?")
-            ]
-        case Reason.MERGE_FN if _merges(trouble):
-            return [f"The merge function must be the same on every replica; it runs once. {_AS_ARGUMENT}"]
-        case Reason.STRUCTURE if calls[0].shapes is None:
-            return ["Every replica must pass the merge function arguments of the same structure."]
-        case Reason.SHAPE:
-            pairs = zip(calls[0].shapes or (), calls[1].shapes or (), strict=False)
-            only_axis_0 = all(len(a) == len(b) > 0 and a[1:] == b[1:] for a, b in pairs if a != b)
-            return [_BY_REASON[reason] + " Was it a last, smaller batch? Drop it, or pad it." * only_axis_0]
-        case Reason.DTYPE:
-            numpy = any("float64" in call.dtypes for call in calls)
-            return [_BY_REASON[reason] + " NumPy makes float64 by default." * numpy]
-        case Reason.EXITED:
-            return _EXITED
-        case Reason.ABANDONED:
-            return _abandoned_hint(trouble)
-        case Reason.TIMEOUT:
-            return _timeout_hint(trouble)
-    return [_BY_REASON[reason]] if reason in _BY_REASON else []
-
-
-def _abandoned_hint(trouble: Collective) -> Sequence[str]:
-    told = " ".join(trouble.cancellations)
-    if "sibling task failed" in told:
-        return ["A task group cancels its other tasks when one fails: let that end the run, or reduce whether one has."]
-    return [_TIME_LIMIT] if trouble.partitions and ", inside `" in told else []
-
-
-def _timeout_hint(trouble: Collective) -> Sequence[str]:
-    if all(replica.call is not None for replica in trouble.replicas):
-        runs = "The merge function runs in a task of its own: look at what it awaits."
-        return [runs] if _merges(trouble) else []
-    waits = " ".join(replica.waits_for or "" for replica in trouble.replicas)
-    if "Lock" in waits or "Semaphore" in waits:
-        return ["A lock that is held across a collective keeps the others from reaching it: release it first."]
-    return ["The places where the missing replicas are now are in report.replicas[i].stack."]
-
-
 _BRANCHED = (Reason.KIND, Reason.STRUCTURE, Reason.SHAPE, Reason.DTYPE, Reason.REDUCE_OP, Reason.AXIS, Reason.SOURCE)
-_JOIN = "A replica that has run out of data can join instead: await ctx.join()."
-_DONE = "  done = await ctx.all_reduce(ReduceOp.MAX, done)"
+_STOP = (
+    "  done = await ctx.all_reduce(ReduceOp.MAX, done)",
+    "A replica that has run out of data can join instead: await ctx.join().",
+)
 _UNEVEN = (
-    "Give every replica equally many rounds: drop the remainder, or decide together when to stop, e.g.", _DONE, _JOIN,
+    "Give every replica equally many rounds: drop the remainder, or decide together when to stop, e.g.", *_STOP,
 )  # fmt: skip
 _EXITED = (
-    "Every replica must make as many collectives as the others: decide together when to stop, e.g.", _DONE, _JOIN,
+    "Every replica must make as many collectives as the others: decide together when to stop, e.g.", *_STOP,
 )  # fmt: skip
 _UNEVEN_BY_FAILURE = (
     "Give every replica equally many rounds, also where one fails: reduce whether one has failed, e.g.",
@@ -607,7 +557,6 @@ _CONDITION = (
     "  stop = await ctx.all_reduce(ReduceOp.MAX, stop)",
 )
 _NAME = "If the places are meant to meet, give both calls the same name=."
-_AS_ARGUMENT = "Pass what differs as an argument."
 _RACE = (
     "The order of racing tasks may differ on other replicas: await them one after the other, or give each a group of "
     "its own: ctx.new_group(range(ctx.num_replicas_in_sync))."
@@ -627,10 +576,12 @@ _BY_REASON = {
     ),
     Reason.NAME: "The names differ: calls that are to meet have the same name.",
     Reason.REDUCE_OP: "The reduce op must be the same on every replica.",
-    Reason.AXIS: "The axis must be the same value everywhere.",
-    Reason.SOURCE: "The source must be the same value everywhere, the id of the one that has the value.",
-    Reason.MERGE_FN: f"The function must be the same on every worker. {_AS_ARGUMENT}",
-    Reason.STRUCTURE: "Where a replica has no value, reduce zeros instead, or leave the leaf out everywhere.",
+    Reason.AXIS: "The axis must be the same value everywhere. Was the replica's id passed?",
+    Reason.SOURCE: (
+        "The source must be the same value everywhere, the id of the one that has the value. Was the replica's id "
+        "passed?"
+    ),
+    Reason.MERGE_FN: "The function must be the same everywhere. Pass what differs as an argument.",
     Reason.SHAPE: "Nothing is broadcast across replicas.",
     Reason.DTYPE: "Values are never cast across replicas.",
     Reason.DEVICE: "Every replica must pass the same type of array or number.",

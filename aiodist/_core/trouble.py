@@ -194,6 +194,17 @@ class Collective:
         """Those of the missing that will never come to it."""
         return [each for each in self.missing if each.replica_id in self.picture.ended or self.left(each)]
 
+    @property
+    def exited(self) -> list[int]:
+        """The ids of those of the missing that ended before they came to it."""
+        own = (m for m in self.missing if m.replica_id in self.picture.ended and m.sequence <= self.number)
+        return [member.replica_id for member in own]
+
+    @property
+    def merges(self) -> bool:
+        """Whether it calls a merge function."""
+        return bool(self.partitions) and self.partitions[0].post.call.kind == "merge_call"
+
     @cached_property
     def partitions(self) -> list[Posted]:
         """Who has come to it, by what their posts mean; the largest partition first."""
@@ -278,7 +289,7 @@ class Collective:
             return min((each for each in found if each is not None), key=_REASONS.index, default=Reason.CALL_SITE)
         if self.missing and self.partitions and self.partitions[0].post.call.kind == MESSAGE:
             return Reason.UNMATCHED
-        if any(m.replica_id in self.picture.ended and m.sequence <= self.number for m in self.missing):
+        if self.exited:
             return Reason.EXITED
         return Reason.ABANDONED if self.abandoned else Reason.TIMEOUT
 
@@ -287,7 +298,7 @@ class Collective:
         """The minority, which is marked; empty on a tie, where nobody is to blame."""
         absent = {member.replica_id for member in self.missing}
         if self.reason is Reason.TIMEOUT:
-            if not absent and self.partitions and self.partitions[0].post.call.kind == "merge_call":
+            if not absent and self.merges:
                 return (min(self.group.key[0]),)  # its merge function hangs
             return tuple(sorted(absent - self.picture.unknown or absent))
         there, gone = [each.replicas for each in self.partitions], tuple(member.replica_id for member in self.gone)

@@ -164,9 +164,9 @@ async def test_structures_that_differ_are_shown_in_whole_items() -> None:
     nests = OrderedDict(a=1, z=1), OrderedDict(z=1, a=1)
     error = await error_of(lambda ctx: ctx.all_reduce("SUM", nests[replica()]), 2)
     text = (
-        "('a', *), ('z', *) on replica 0, ('z', *), ('a', *) on replica 1."
+        "[('a', *), ('z', *)] on replica 0, [('z', *), ('a', *)] on replica 1."
         if sys.version_info < (3, 12)
-        else "'a': *, 'z': * on replica 0, 'z': *, 'a': * on replica 1."
+        else "{'a': *, 'z': *} on replica 0, {'z': *, 'a': *} on replica 1."
     )
     assert f"The structures differ: {text}" in str(error)
 
