@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain, product
 from typing import Any, TypeAlias
 
@@ -33,7 +33,7 @@ import aiodist_kernels as kernels
 from aiodist._arrays.host import HostType
 from aiodist._arrays.leaves import LeafMark, LeafType
 from aiodist._collectives import host
-from aiodist._collectives.host import HostExecutor, frozen, part
+from aiodist._collectives.host import HostExecutor, frozen, in_native_order, part
 from aiodist._collectives.kinds import ALL_TO_ALL, Collective, LeafPlan, Result
 from aiodist_kernels import Accumulate, ReduceOp, plan_for
 from aiodist_kernels.numpy_tier import finished, quietly
@@ -65,61 +65,47 @@ class Members:
 # Reductions.
 
 
-@lru_cache(maxsize=64)  # workers in one process, of which there may be thousands, share it
-def _one_each(workers: int) -> tuple[int, ...]:
-    return (1,) * workers
-
-
 class Reduction:
     """Rows to be reduced over the workers: leaves of one accumulator and result, one behind the other.
 
-    Args:
-        op: the reduce op.
-        rules: by leaf, how it is reduced; they differ in the dtypes of what is contributed alone.
-        shapes: by leaf.
-        members: who takes part.
-        ordered: rows are of replicas, and folded in the order of these.
-
     Attributes:
         op: SUM, PRODUCT, MIN or MAX.
+        rule: how they are reduced; those of the leaves differ in the dtypes of what is contributed alone.
         dtype: the accumulator.
+        shapes, sizes: by leaf, its shape, and how many elements it has.
         size: how many elements a row has.
-        sizes: by leaf, how many elements it has.
-        rows: by rank, how many rows a worker contributes.
-        own_rows: how many this one does.
-        ordered: the order in which rows become one matters.
-        in_accumulator, finishes: results have the accumulator's dtype; totals are not the results as they are.
+        ordered: rows are of replicas, and folded in the order of these; else the order is the engine's.
+        own_rows: how many rows this worker contributes.
+        order: in which rows, by rank, become one.
+        finishes: totals are not the results as they are.
         cost: about how many bytes could be moved in the time that it takes to fold this worker's rows.
     """
 
     def __init__(
-        self,
-        op: ReduceOp,
-        rules: Sequence[Rule],
-        shapes: Sequence[Sequence[int]],
-        members: Members,
-        *,
-        ordered: bool = False,
+        self, op: ReduceOp, rules: Sequence[Rule], shapes: Sequence[Any], members: Members, *, ordered: bool = False
     ) -> None:
         self.op = ReduceOp.SUM if op is ReduceOp.MEAN else op
         self.rule, self.shapes, self.replicas, self.ordered = rules[0], shapes, members.replicas, ordered
         self.dtype = self.rule.accumulator
-        self.in_accumulator = self.rule.result == self.dtype
-        self.finishes = self.rule.finish is not Finish.NOTHING or not self.in_accumulator
-        self.sizes = [math.prod(shape) for shape in shapes]
+        self.finishes = self.rule.finish is not Finish.NOTHING or self.rule.result != self.dtype
+        self.sizes = list(map(math.prod, shapes))
         self.size = sum(self.sizes)
         plans = [plan_for(self.op, rule.dtype, len(members.own), "native") for rule in rules]
         self.cost = sum(plan.cost(size) for plan, size in zip(plans, self.sizes, strict=True))
-        self.rows: Sequence[int] = list(map(len, members.ids)) if ordered else _one_each(len(members.ids))
-        self.own_rows = self.rows[members.rank]
-        self._order: Sequence[int] = range(len(members.ids))  # of all rows
+        self._ids = members.ids
+        self.own_rows = self.rows_of(members.rank)
+        self.order: Sequence[int] = range(len(members.ids))
         if ordered:
             positions = list(chain(*members.ids))
-            self._order = sorted(range(len(positions)), key=positions.__getitem__)
+            self.order = sorted(range(len(positions)), key=positions.__getitem__)
+
+    def rows_of(self, rank: int) -> int:
+        """Return how many rows a worker contributes."""
+        return len(self._ids[rank]) if self.ordered else 1
 
     def combine(self, rows: Sequence[Array]) -> Array:
         """Return one row of all workers', by rank; it lies in one of them."""
-        in_order = [rows[place] for place in self._order]
+        in_order = [rows[place] for place in self.order]
         return kernels.reduce(self.op, in_order, out=in_order[0]) if len(rows) > 1 else rows[0]
 
     def ranges(self, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
@@ -178,16 +164,18 @@ class Rows:
                 wide = [array.astype(reduction.dtype, copy=False) for array in arrays]
                 kernels.reduce(reduction.op, wide, out=rows[0, at : at + high - low])
 
-    def room(self, begin: int, end: int) -> Array | None:
-        """Return where the total of a range may lie for its result to lie there, too; None where it cannot."""
-        return self._results[begin:end] if self.reduction.in_accumulator else None
+    def room(self, begin: int, end: int) -> Array:
+        """Return where the total of a range is to lie; where it can, that is where its result does."""
+        if self.reduction.rule.result == self.reduction.dtype:
+            return self._results[begin:end]
+        return pool.empty((end - begin,), self.reduction.dtype)
 
     def finish(self, begin: int, end: int, total: Array) -> None:
-        """Make a range of the results of its total, which is spoilt."""
+        """Make a range of the results of its total, which is spoilt and lies in its room."""
         if self.reduction.finishes:
             total = quietly(finished, self.reduction.rule, total, self.reduction.replicas)
-        if not np.may_share_memory(total, self._results):
-            self._results[begin:end] = total
+            if not np.may_share_memory(total, self._results):
+                self._results[begin:end] = total
 
     def results(self) -> list[Array]:
         """Return the leaves' results, all ranges of which are finished."""
@@ -208,7 +196,6 @@ class WorkerPlan:
 
     Attributes:
         shared: one result serves all local replicas; else there is one for each, by local position.
-        is_one_array: the result is one array that is reduced, for all of them.
         leaves: by place, what becomes of a leaf, and what it is.
         reductions: the leaves that are reduced, by their accumulator, with their places.
         pieces: of those of which parts are exchanged, the place, and a part's shape, dtype and bytes.
@@ -223,9 +210,8 @@ class WorkerPlan:
     ) -> None:
         spec, op = collective.spec, collective.op
         assert spec is not None
-        self.collective, self.members = collective, members
+        self.collective, self.members, self.single = collective, members, spec.single
         self.accumulate: Accumulate = accumulate
-        self.single = spec.single
         plans = collective.plans(members.replicas)
         self.leaves: list[tuple[LeafPlan, LeafMark]] = list(zip(plans, spec.marks, strict=True))
         self.shared = collective.kind.shared and not any(isinstance(mark, HostType) for mark in spec.marks)
@@ -233,13 +219,13 @@ class WorkerPlan:
         self.gathered: list[int] = []
         alike: dict[Any, dict[int, Rule]] = {}
         for place, (plan, mark) in enumerate(self.leaves):
+            shape: Any = spec.shapes[place]
             if plan.is_one_fold and mark not in (LeafType.INDEXED_SLICES, LeafType.PYTHON_NUMBER):
                 assert op is not None
                 rule = rule_for(op, spec.dtypes[place], accumulate)
                 alike.setdefault((rule.accumulator, rule.result), {})[place] = rule
             elif collective.kind is ALL_TO_ALL:
                 axis, _, count = plan.cut(0)
-                shape: Any = spec.shapes[place]  # which is known
                 shape = (*shape[:axis], shape[axis] // count, *shape[axis + 1 :])
                 native = spec.dtypes[place].newbyteorder("=")
                 self.pieces.append((place, shape, native, math.prod(shape) * native.itemsize))
@@ -251,16 +237,18 @@ class WorkerPlan:
         self.reductions: list[tuple[Reduction, list[int]]] = []
         for rules in alike.values():
             assert op is not None
-            shapes: Any = [spec.shapes[place] for place in rules]  # all of them are known
-            reduction = Reduction(op, list(rules.values()), shapes, members, ordered=ordered)
+            reduction = Reduction(op, list(rules.values()), spec.of(list(rules)).shapes, members, ordered=ordered)
             self.reductions.append((reduction, list(rules)))
         self.sources: Sequence[Sequence[int]] = members.ids  # which all workers in a process share
         needed = plans[0].inputs if plans else range(members.replicas)
         if len(needed) < members.replicas:
             self.sources = [[position for position in ids if position in needed] for ids in members.ids]
-        one_array = self.shared and self.single and spec.marks == (LeafType.NUMPY_ARRAY,)
-        self.is_one_array = one_array and bool(self.reductions)
         self._host = HostExecutor(collective, len(members.own))
+
+    def own_results(self, place: int) -> Sequence[Result]:
+        """Return what the local replicas' results of a leaf are made of; the one for all where that is shared."""
+        results = self.leaves[place][0].results
+        return results if self.collective.kind.shared else [results[i] for i in self.members.own]
 
     def hand_out(self, result: Any) -> Any:
         """Return `Crossing.result` as replicas get it: other frameworks' arrays as such."""
@@ -289,9 +277,10 @@ class Crossing:
         ]
         own, sources = plan.members.own, plan.sources[plan.members.rank]
         self.given: list[list[Any]] = [
-            [self._columns[place][own.index(position)] for position in sources] for place in plan.gathered
+            [in_native_order(self._columns[place][own.index(position)]) for position in sources]
+            for place in plan.gathered
         ]
-        self._results: list[list[Any]] = [[] for _ in plan.leaves]
+        self._results: list[Sequence[Any]] = [()] * len(plan.leaves)
 
     def parts(self) -> Array:
         """Return the bytes of the parts that this worker has for all, by rank: by leaf, by their replica, by ours."""
@@ -316,48 +305,47 @@ class Crossing:
                     parts[place, taker, source] = np.ndarray(shape, dtype, data[at : at + nbytes] if nbytes else b"")
                     at += nbytes
         for place, *_ in self.plan.pieces:
-            for taker, result in zip(members.own, self._own_results(place), strict=True):
-                assert result.axis is not None
-                arrays = [parts[place, taker, source] for source in result.sources]
-                self._results[place].append(frozen(host.put_together(arrays, result.axis)))
+            for_each = zip(members.own, self.plan.own_results(place), strict=True)
+            self._results[place] = [
+                _put_together(result, [parts[place, taker, source] for source in result.sources])
+                for taker, result in for_each
+            ]
 
     def take_gathered(self, everyone: Sequence[Sequence[Sequence[Any]]]) -> None:
-        """Take what all workers give, by rank, as ``given`` is."""
+        """Take what all workers give, by rank, as ``given`` is.
+
+        Raises:
+            OverflowError: a Python int that a replica gives, or that comes out, does not fit int64.
+        """
         op, accumulate = self.plan.collective.op, self.plan.accumulate
         for number, place in enumerate(self.plan.gathered):
             plan, mark = self.plan.leaves[place]
-            inputs: dict[int, Any] = {}
+            arrays: dict[int, Any] = {}
             for sources, by_leaf in zip(self.plan.sources, everyone, strict=True):
-                inputs.update(zip(sources, by_leaf[number], strict=True))
-            results, arrays = self._own_results(place), dict(inputs)
-            for source in {source for result in results for source in result.sources if source >= plan.size}:
+                arrays.update(zip(sources, by_leaf[number], strict=True))
+            results = self.plan.own_results(place)
+            # Numbers are folded for all replicas: what is too large for one worker is so for all.
+            of = plan.results if mark == LeafType.PYTHON_NUMBER else results
+            for source in {source for result in of for source in result.sources if source >= plan.size}:
                 assert op is not None
-                column = [inputs[position] for position in plan.folds[source - plan.size]]
+                column = [arrays[position] for position in plan.folds[source - plan.size]]
                 arrays[source] = host.fold(op, column, mark, accumulate)
+            check_integers(list(arrays.values()))
             self._results[place] = [self._of_gathered(result, arrays, plan.size) for result in results]
 
-    def _own_results(self, place: int) -> list[Result]:
-        """Return what the local replicas' results of a leaf are made of; the one for all where that is shared."""
-        results = self.plan.leaves[place][0].results
-        return list(results) if self.plan.collective.kind.shared else [results[i] for i in self.plan.members.own]
-
     def _of_gathered(self, result: Result, arrays: Mapping[int, Any], size: int) -> Any:
-        parts = [arrays[source] for source in result.sources]
-        made = None
-        if result.cut is None and isinstance(parts[0], np.ndarray):
-            if len(parts) > 1 and result.axis is not None:
-                made = _as_they_lie(parts, result.axis)
-            elif len(parts) == 1 and parts[0].flags.aligned and result.sources[0] not in self.plan.members.own:
-                made = parts[0]  # as it has come
-        if made is None:
-            made = host.made(result, arrays, size)
+        parts, first = [arrays[source] for source in result.sources], result.sources[0]
+        if result.cut is None and isinstance(parts[0], np.ndarray) and first < size:
+            if len(parts) > 1:
+                return _put_together(result, parts)
+            if first not in self.plan.members.own:  # else it may be in the replica's own memory
+                return frozen(parts[0])
+        made = host.made(result, arrays, size)
         return frozen(made) if isinstance(made, np.ndarray) else made
 
     def result(self) -> Any:
         """Return the result: a leaf or a list of leaves for all local replicas, or a list of such, one for each."""
         plan, shared = self.plan, self.plan.collective.kind.shared
-        if plan.is_one_array:
-            return self.rows[0].results()[0]
         for (_, places), rows in zip(plan.reductions, self.rows, strict=True):
             for place, total in zip(places, rows.results(), strict=True):
                 self._results[place] = self._of_total(place, total)
@@ -371,7 +359,32 @@ class Crossing:
         plan, mark = self.plan.leaves[place]
         if self.plan.collective.kind.shared:
             return [total[()] if mark == LeafType.NUMPY_SCALAR else total]
-        return [frozen(host.made(each, {plan.size: total}, plan.size)) for each in self._own_results(place)]
+        return [frozen(host.made(each, {plan.size: total}, plan.size)) for each in self.plan.own_results(place)]
+
+
+def check_integers(value: Any) -> None:
+    """Check that Python ints, which may be among what workers give or make, fit int64.
+
+    Raises:
+        OverflowError: one does not.
+    """
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            check_integers(each)
+    elif type(value) is int and not fits(value):
+        raise too_large()
+
+
+def fits(number: int) -> bool:
+    """Return whether an int fits int64."""
+    return -(2**63) <= number < 2**63
+
+
+def too_large() -> OverflowError:
+    """Return the error for a Python int that does not fit."""
+    return OverflowError(
+        "over several workers Python ints, and what comes of them, must fit int64, and one does not; pass floats"
+    )
 
 
 # Bytes.
@@ -387,20 +400,29 @@ def joined(pieces: Sequence[Array]) -> Array:
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces or [np.empty(0, np.uint8)])
 
 
-def _as_they_lie(arrays: Sequence[Array], axis: int) -> Array | None:
-    """Return arrays one behind the other along an axis, if they lie so in the buffer that they came to; else None."""
-    first, base = arrays[0], arrays[0].base
-    if math.prod(first.shape[:axis]) != 1 or not isinstance(base, np.ndarray) or not base.flags.c_contiguous:
-        return None
-    end = begin = _address(first)
+def _put_together(result: Result, arrays: Sequence[Array]) -> Array:
+    """Return arrays that have come, one behind the other along an axis; no copy of them where they lie so already."""
+    first, axis = arrays[0], result.axis or 0
+    owner, begin = _owner(first), _address(first)
+    end = begin
     for array in arrays:
-        if array.base is not base or array.dtype != first.dtype or (_address(array) != end and array.nbytes):
-            return None
+        is_next = array.flags.c_contiguous and _address(array) == end and _owner(array) is owner
+        if not (is_next and array.nbytes and array.dtype == first.dtype):
+            return frozen(host.put_together(arrays, axis))
         end += array.nbytes
+    if math.prod(first.shape[:axis]) != 1 or not first.flags.aligned or not isinstance(owner, np.ndarray):
+        return frozen(host.put_together(arrays, axis))
     shape = (*first.shape[:axis], sum(array.shape[axis] for array in arrays), *first.shape[axis + 1 :])
-    if not first.flags.aligned or not first.nbytes:
-        return None
-    return np.ndarray(shape, first.dtype, base, begin - _address(base))
+    return frozen(np.ndarray(shape, first.dtype, owner, begin - _address(owner)))
+
+
+def _owner(array: Any) -> Any:
+    """Return what has the memory of an array."""
+    while True:
+        base = array.base if isinstance(array, np.ndarray) else array.obj if isinstance(array, memoryview) else None
+        if base is None:
+            return array
+        array = base
 
 
 def _address(array: Array) -> int:

@@ -52,7 +52,7 @@ from aiodist._workers.bootstrap import in_one_thread, rendezvous
 from aiodist._workers.exchange import Agreed
 from aiodist._workers.span import RunSpan
 from aiodist._workers.team import Move, Pending, Team
-from aiodist._workers.transport import Steps
+from aiodist._workers.transport import Steps, in_thread
 
 _OWN: Final = ("aiodist._strategy", "aiodist._runtime", "aiodist._data")
 
@@ -223,7 +223,7 @@ def _move(operation: Operation, operands: Sequence[Operand], down: Work | None, 
     if not operands:
         return []
     if down is not None:
-        operands = yield from agreed.moving.threads.call(down.carry_out)
+        operands = yield from in_thread(down.carry_out)
     op = operation.op
     if op is not None and operands[0].axes is not None:  # an axis holds for every leaf
         # Each component is reduced along its axes here; what comes of them is folded in the order of all replicas.

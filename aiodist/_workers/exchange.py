@@ -16,7 +16,6 @@ the engine's reduction (for MIN there is none, and adding 0 to -0.0 changes it).
 
 from __future__ import annotations
 
-import io
 import math
 import pickle
 from collections import deque
@@ -34,20 +33,12 @@ from aiodist._arrays.leaves import LeafType, Spec
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import ALL_TO_ALL, Collective
 from aiodist._collectives.work import Work
-from aiodist._collectives.workers import Crossing, Members, Rows, WorkerPlan, bytes_of, joined
+from aiodist._collectives.workers import Crossing, Members, Rows, WorkerPlan, check_integers, fits, joined, too_large
 from aiodist._core.ledger import Group
 from aiodist._workers.layout import Layout
 from aiodist._workers.record import FLOAT64, PAYLOAD, Found, RecordBuffers
 from aiodist._workers.session import Session
-from aiodist._workers.transport import (
-    Array,
-    Communicator,
-    Parts,
-    Request,
-    Steps,
-    Threads,
-    as_bytes,
-)
+from aiodist._workers.transport import Array, Communicator, Parts, Request, Steps, as_bytes, in_thread
 from aiodist_kernels import policy
 from aiodist_kernels.pool import results as pool
 
@@ -59,6 +50,7 @@ _IN_FLIGHT: Final = 2
 _FARTHEST: Final = 2**31 - 1
 """How far from the beginning of a buffer MPI 3 can put something, in bytes."""
 _MOST_KEPT: Final = 1024
+_ALIGNED: Final = 16
 
 
 # What travels in the record.
@@ -67,19 +59,14 @@ _MOST_KEPT: Final = 1024
 class Small:
     """Values that fit into the record of every worker: where they lie in the records of a communicator.
 
-    Args:
-        collective: what is asked for.
-        members: who takes part.
-        records: the records.
-
-    Attributes:
-        shared: one result serves all local replicas; else there is one for each, by local position.
+    A Python int stands there as an int64, and behind it whether it fits.
     """
 
     def __init__(self, collective: Collective, members: Members, records: RecordBuffers) -> None:
         spec = collective.spec
         assert spec is not None
-        self._collective, self._members, self._spec = collective, members, spec
+        self._collective, self._members = collective, members
+        self._single, self._dtypes, self._marks = spec[3], spec.dtypes, spec.marks
         self.shared = collective.kind.shared and not any(isinstance(mark, HostType) for mark in spec.marks)
         self._own = [_views(spec, records.payload, i) for i in range(len(members.own))]
         views = {
@@ -89,8 +76,7 @@ class Small:
         }
         rows = [views[position] for position in range(members.replicas)]
         self._all: list[Any] = [row[0] for row in rows] if spec.single else rows
-        self._integers = [view for row in rows for view, dtype in zip(row, spec.dtypes, strict=True) if dtype is int]
-        self._has_scalars = any(mark in _SCALARS for mark in spec.marks)
+        self._has_scalars = any(mark in (LeafType.PYTHON_NUMBER, LeafType.NUMPY_SCALAR) for mark in spec.marks)
         self._runs: dict[Any, Callable[[Sequence[Any]], Any]] = {}
 
     @staticmethod
@@ -108,75 +94,79 @@ class Small:
     def write(self, values: Sequence[Any]) -> None:
         """Put what the local replicas contribute into this worker's record."""
         for value, views in zip(values, self._own, strict=True):
-            for leaf, view in zip((value,) if self._spec.single else value, views, strict=True):
-                try:
+            for leaf, dtype, view in zip((value,) if self._single else value, self._dtypes, views, strict=True):
+                if dtype is int:
+                    view[:] = (leaf, 1) if fits(leaf) else 0
+                else:
                     view[...] = leaf
-                except OverflowError:
-                    view[...] = _TOO_LARGE
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the records hold all values; the exchange is complete. Integers may be too large."""
-        return not (self._integers and any(view == _TOO_LARGE for view in self._integers))
 
     def take(self, slot: Rendezvous, found: Found) -> Any:
-        """Return what comes of the values in all records on one machine, for the local replicas."""
+        """Return what comes of the values in all records on one machine, for the local replicas.
+
+        Raises:
+            OverflowError: a Python int that a replica contributed, or that is the result, does not fit int64.
+        """
         accumulate_in = accumulate_of(found)
         run = self._runs.get(accumulate_in)
         if run is None:
             made = executor(self._collective, self._members.replicas, (), accumulate_in)
             run = self._runs[accumulate_in] = made.run
-        result: Any = run([self._as_contributed(row) for row in self._all] if self._has_scalars else self._all)
+        result: Any = run(list(map(self._as_contributed, self._all)) if self._has_scalars else self._all)
+        if self._has_scalars:  # all results: what one worker raises, all do
+            check_integers(result)
         slot.shared = self.shared
         if not self.shared:
             result = [result[position] for position in self._members.own]
         over = slot.request.over_workers
         if over is not None:
             return over.finish(slot.values, result)
-        return _in_buffers(slot, result) if slot.outs else result
+        return _in_buffers(slot, result, shared=self.shared) if slot.outs else result
 
     def _as_contributed(self, row: Any) -> Any:
-        leaves = zip((row,) if self._spec.single else row, self._spec.marks, strict=True)
-        found = [
-            view.item() if mark == LeafType.PYTHON_NUMBER else view[()] if mark == LeafType.NUMPY_SCALAR else view
-            for view, mark in leaves
-        ]
-        return found[0] if self._spec.single else found
+        leaves = zip((row,) if self._single else row, self._marks, strict=True)
+        found = [view if mark not in _SCALARS else _scalar(view, mark) for view, mark in leaves]
+        return found[0] if self._single else found
 
 
 _SCALARS: Final = (LeafType.PYTHON_NUMBER, LeafType.NUMPY_SCALAR)
-_TOO_LARGE: Final = -(2**63)
-"""Stands for an integer that does not fit; then all values are moved otherwise."""
+
+
+def _scalar(view: Array, mark: Any) -> Any:
+    """Return the number that stands in a record."""
+    if mark == LeafType.NUMPY_SCALAR:
+        return view[()]
+    if not view.ndim:
+        return view.item()
+    number, fits = view.tolist()
+    if not fits:
+        raise too_large()
+    return number
 
 
 def _fields(spec: Spec) -> Iterator[tuple[Any, Any, int]]:
-    """Yield shape, dtype and bytes of each leaf of a value as it stands in a record."""
+    """Yield shape, dtype and padded bytes of each leaf of a value as it stands in a record."""
     for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True):
         native = np.dtype(dtype).newbyteorder("=")
-        yield shape, native, native.itemsize * math.prod([size or 0 for size in shape])
+        known: Any = (2,) if dtype is int else shape
+        yield known, native, _padded(native.itemsize * math.prod(known))
 
 
 def _views(spec: Spec, payload: Array, index: int) -> list[Array]:
     """Return the places of a replica's leaves in a payload, each aligned."""
     fields = list(_fields(spec))
-    sizes = [_padded(nbytes) for _, _, nbytes in fields]
+    sizes = [nbytes for *_, nbytes in fields]
     begins = accumulate(sizes, initial=index * sum(sizes))
     return [np.ndarray(shape, dtype, payload, at) for (shape, dtype, _), at in zip(fields, begins, strict=False)]
 
 
 def _padded(nbytes: int) -> int:
-    return -(-nbytes // 16) * 16
+    return -(-nbytes // _ALIGNED) * _ALIGNED
 
 
 class Moving:
-    """Moves the values of a strategy's collectives; plans are kept, since most calls come again.
-
-    Attributes:
-        threads: fold and copy what would hold up the event loop.
-    """
+    """Moves the values of a strategy's collectives; plans are kept, since most calls come again."""
 
     def __init__(self, layout: Layout, *, ordered: bool) -> None:
-        self.threads = Threads()
         self._layout = layout
         self._ordered = ordered
         self._all = Members(layout.rank, layout.ids)
@@ -191,28 +181,23 @@ class Moving:
             ranks[layout.worker_of(replica_id)].append(rank)
         return Members(list(ranks).index(layout.rank), tuple(map(tuple, ranks.values())))
 
-    def _members(self, group: Group) -> Members:
-        return self._all if group.is_root else self._members_of(group.key[0])
+    def _plan(self, slot: Rendezvous, accumulate_in: Any) -> WorkerPlan:
+        group = slot.group
+        members = self._all if group.is_root else self._members_of(group.key[0])
+        return self._plan_of(_collective(slot), members, accumulate_in)
 
-    def begin_for_all(self, collective: Collective, accumulate_in: Any, values: Sequence[Any]) -> Crossing:
-        """Take values that all replicas contribute."""
-        return Crossing(self._plan_of(collective, self._all, accumulate_in), values)
+    def ways(self, session: Session, slot: Rendezvous) -> tuple[Small | None, WorkerPlan | None]:
+        """Return how a slot's values travel in the records; or how they are probably moved behind them.
 
-    def small(self, session: Session, slot: Rendezvous) -> Small | None:
-        """Return how a slot's values travel in the records; None where they do not."""
-        collective, members = _collective(slot), self._members(slot.group)
-        if not session.records.in_full or not Small.fits(collective, members):
-            return None
-        several = max(map(len, members.ids)) > 1  # whose sums have the bits of sums of each worker's sum
-        if several and not self._ordered and self._plan_of(collective, members, "native").reductions:
-            return None
-        return Small(collective, members, session.records)
-
-    def plan(self, slot: Rendezvous) -> WorkerPlan | None:
-        """Return how a slot's values are probably moved; None where there are none, or they lie on GPUs."""
+        Neither where there are none. Those on GPUs are to be fetched first.
+        """
         if slot.request.collective.spec is None or slot.request.on_devices:
-            return None
-        return self._plan_of(_collective(slot), self._members(slot.group), slot.options.accumulate)
+            return None, None
+        plan = self._plan(slot, slot.options.accumulate)
+        several = plan.reductions and max(map(len, plan.members.ids)) > 1  # summed on each worker, unless ordered
+        if session.records.in_full and Small.fits(plan.collective, plan.members) and (self._ordered or not several):
+            return Small(plan.collective, plan.members, session.records), None
+        return None, plan
 
     def move(self, session: Session, slot: Rendezvous, found: Found, crossing: Crossing | None) -> Steps[Any]:
         """Move the values of a slot that all workers have agreed on, and may have begun; return the result."""
@@ -221,18 +206,13 @@ class Moving:
         if request.collective.spec is None:
             return None
         if crossing is None or crossing.plan.accumulate != accumulate_in:
-            plan = self._plan_of(_collective(slot), self._members(slot.group), accumulate_in)
-            values = (yield from self._on_host(slot)) if request.on_devices else contributed(slot)
-            crossing = Crossing(plan, values)
+            crossing = Crossing(self._plan(slot, accumulate_in), (yield from self._on_host(slot)))
         plan = crossing.plan
-        yield from _carry_out(crossing, session.communicator, self.threads)
-        result = crossing.result()
-        if request.over_workers is not None:
-            return request.over_workers.finish(slot.values, result)
-        slot.shared = plan.shared
-        if request.on_devices:
-            return (yield from self._on_gpus(slot, result))
-        return plan.hand_out(_in_buffers(slot, result) if slot.outs else result)
+        result = yield from carry_out(crossing, session.communicator)
+        if request.over_workers is None and not request.on_devices:
+            slot.shared = plan.shared
+            return plan.hand_out(_in_buffers(slot, result, shared=True))
+        return (yield from self._handed_out(slot, result))
 
     def gather(self, session: Session, slot: Rendezvous | None) -> Steps[Any]:
         """Tell all workers what each replica contributes that is there; return what comes of it.
@@ -243,56 +223,66 @@ class Moving:
         accumulate_in = ""
         if slot is not None:
             accumulate_in = slot.options.accumulate
-            values = (yield from self._on_host(slot)) if slot.request.on_devices else contributed(slot)
+            values = yield from self._on_host(slot)
             has_value = slot.request.collective.spec is not None
             there = [member for member in slot.group.members if member.position not in slot.absent]
             own = {member.replica_id: values[member.position] if has_value else None for member in there}
-        told = yield from gather_objects(session.communicator, (accumulate_in, own), self.threads)
+        told = yield from gather_objects(session.communicator, (accumulate_in, own))
         if slot is None:
             return None
-        ids, request = slot.group.key[0], slot.request
+        ids, collective = slot.group.key[0], _collective(slot)
         by_id = {replica_id: value for _, values in told for replica_id, value in values.items()}
         absent = tuple(position for position, replica_id in enumerate(ids) if replica_id not in by_id)
-        collective = _collective(slot)
         slot.shared = True
         collective.check_present(absent)
-        if collective.spec is None:
+        spec = collective.spec
+        if spec is None:
             return None
-        on_host = collective._replace(spec=_without_devices(collective.spec)) if request.on_devices else collective
-        made = executor(on_host, len(ids), absent, next(found for found, _ in told if found))
+        check_integers(list(by_id.values()))
+        if slot.request.on_devices:
+            marks = [None if isinstance(mark, (DeviceType, HostType)) else mark for mark in spec.marks]
+            collective = collective._replace(spec=spec._replace(marks=tuple(marks)))
+        made = executor(collective, len(ids), absent, next(found for found, _ in told if found))
         result = made.run([by_id.get(replica_id) for replica_id in ids])
         if isinstance(result, Work):
-            result = yield from self.threads.call(result.carry_out)
+            result = yield from in_thread(result.carry_out)
+        check_integers(result)
+        if slot.request.over_workers is None:
+            slot.shared = made.shared
+            if not made.shared:
+                result = [result[member.rank] for member in slot.group.members]
+        return (yield from self._handed_out(slot, result))
+
+    def _handed_out(self, slot: Rendezvous, result: Any) -> Steps[Any]:
+        """Return a result as this worker's replicas get it."""
+        request = slot.request
         if request.over_workers is not None:
             return request.over_workers.finish(slot.values, result)
-        slot.shared = made.shared
-        if not made.shared:
-            result = [result[member.rank] for member in slot.group.members]
-        if request.on_devices:
-            return (yield from self._on_gpus(slot, result))
-        return _in_buffers(slot, result)
-
-    def _on_host(self, slot: Rendezvous) -> Steps[Any]:
-        """Return values on GPUs as they are on the host, each by itself."""
-        from aiodist._collectives.device import to_host  # loaded where there are arrays on GPUs
-
-        devices = self._devices_of(slot.group)
-        work = to_host(slot.request.collective, slot.values, devices)
-        return (yield from self.threads.call(work.carry_out))
-
-    def _on_gpus(self, slot: Rendezvous, result: Any) -> Steps[Any]:
-        """Return a result on the GPUs that the values came from."""
-        from aiodist._collectives.device import from_host
+        if not request.on_devices:
+            return _in_buffers(slot, result, shared=slot.shared)
+        from aiodist._collectives.device import from_host  # loaded where there are arrays on GPUs
 
         outs = {position: out.leaves for position, out in (slot.outs or {}).items()}
         slot.shared = False
-        devices = self._devices_of(slot.group)
-        work = from_host(slot.request.collective, slot.values, result, devices, outs)
-        return (yield from self.threads.call(work.carry_out))
+        work = from_host(request.collective, slot.values, result, self._devices_of(slot.group), outs)
+        return (yield from in_thread(work.carry_out))
+
+    def _on_host(self, slot: Rendezvous) -> Steps[Any]:
+        """Return what the local replicas contribute; values on GPUs as they are on the host, each by itself."""
+        if not slot.request.on_devices:
+            return contributed(slot)
+        from aiodist._collectives.device import to_host  # loaded where there are arrays on GPUs
+
+        work = to_host(slot.request.collective, slot.values, self._devices_of(slot.group))
+        return (yield from in_thread(work.carry_out))
 
     def _devices_of(self, group: Group) -> tuple[str, ...]:
         own, devices = self._layout.own, self._layout.devices[self._layout.rank]
         return tuple(devices[own.index(member.replica_id)] for member in group.members)
+
+    def begin_for_all(self, collective: Collective, accumulate_in: Any, values: Sequence[Any]) -> Crossing:
+        """Take values that all replicas contribute."""
+        return Crossing(self._plan_of(collective, self._all, accumulate_in), values)
 
 
 class Agreed(NamedTuple):
@@ -304,13 +294,11 @@ class Agreed(NamedTuple):
 
     def move(self, collective: Collective, values: Sequence[Any]) -> Steps[Any]:
         """Move values that all replicas contribute, by local position; return the result, on the host."""
-        crossing = self.moving.begin_for_all(collective, self.accumulate, values)
-        yield from _carry_out(crossing, self.communicator, self.moving.threads)
-        return crossing.result()
+        return carry_out(self.moving.begin_for_all(collective, self.accumulate, values), self.communicator)
 
     def gather(self, own: Any) -> Steps[list[Any]]:
         """Return what each worker has, by rank."""
-        return gather_objects(self.communicator, own, self.moving.threads)
+        return gather_objects(self.communicator, own)
 
 
 def _collective(slot: Rendezvous) -> Collective:
@@ -324,17 +312,13 @@ def contributed(slot: Rendezvous) -> Sequence[Any]:
     return slot.values if over is None else over.bring(slot.values)
 
 
-def _in_buffers(slot: Rendezvous, result: Any) -> Any:
-    """Copy a result into the replicas' own buffers, where there are any; return it."""
+def _in_buffers(slot: Rendezvous, result: Any, *, shared: bool) -> Any:
+    """Copy a result, one for all or by position, into the replicas' own buffers where there are any; return it."""
     for position, out in (slot.outs or {}).items():
-        own = result if slot.shared else result[position]
+        own = result if shared else result[position]
         for buffer, leaf in zip(out.leaves, own if isinstance(own, list) else [own], strict=True):
             buffer[...] = leaf
     return result
-
-
-def _without_devices(spec: Spec) -> Spec:
-    return spec._replace(marks=tuple(None if isinstance(m, (DeviceType, HostType)) else m for m in spec.marks))
 
 
 def accumulate_of(found: Found) -> Any:
@@ -345,45 +329,44 @@ def accumulate_of(found: Found) -> Any:
 # What is moved.
 
 
-def _carry_out(crossing: Crossing, communicator: Communicator, threads: Threads) -> Steps[None]:
-    """Move the values of a step, and make the results of them."""
+def carry_out(crossing: Crossing, communicator: Communicator) -> Steps[Any]:
+    """Move the values of a step; return the result, on the host."""
     for rows in crossing.rows:
-        yield from _reduce(rows, communicator, threads)
+        yield from _reduce(rows, communicator)
     if crossing.plan.pieces:
-        crossing.take_parts((yield from _exchange(crossing, communicator, threads)))
+        crossing.take_parts((yield from _exchange(crossing, communicator)))
     if crossing.given:
-        crossing.take_gathered((yield from gather_objects(communicator, crossing.given, threads)))
+        crossing.take_gathered((yield from gather_objects(communicator, crossing.given)))
+    return crossing.result()
 
 
-def _reduce(rows: Rows, communicator: Communicator, threads: Threads) -> Steps[None]:
+def _reduce(rows: Rows, communicator: Communicator) -> Steps[None]:
     """Reduce segment by segment, of which a few are on their way."""
     size, step = rows.reduction.size, SEGMENT // rows.reduction.dtype.itemsize
     if 0 < size <= step:
-        yield from _reduce_segment(rows, 0, size, communicator, threads)
+        yield from _reduce_segment(rows, communicator, 0, size)
     else:
         ends = ((begin, min(begin + step, size)) for begin in range(0, size, step))
-        yield from _in_turns((_reduce_segment(rows, *each, communicator, threads) for each in ends), communicator.depth)
+        yield from _in_turns((_reduce_segment(rows, communicator, *each) for each in ends), communicator.depth)
 
 
-def _reduce_segment(rows: Rows, begin: int, end: int, communicator: Communicator, threads: Threads) -> Steps[None]:
+def _reduce_segment(rows: Rows, communicator: Communicator, begin: int, end: int) -> Steps[None]:
     reduction = rows.reduction
-    dtype, size, count = reduction.dtype, end - begin, reduction.rows[communicator.rank]
+    dtype, size, count = reduction.dtype, end - begin, reduction.own_rows
     by_engine = not reduction.ordered and communicator.reduces(reduction.op, dtype)
     shares = [size] if by_engine else _shares(size, communicator.size)
     source = rows.own(begin, end)
     if source is None:
         source = pool.empty((size * count,), dtype)
-        cost = reduction.cost * size // reduction.size
-        yield from _by_cost(cost, threads, _fold, rows, begin, shares, source)
-    room = rows.room(begin, end)
-    total = pool.empty((size,), dtype) if room is None else room
+        yield from _by_cost(reduction.cost * size // reduction.size, _fold, rows, begin, shares, source)
+    total = rows.room(begin, end)
     if by_engine:
         yield communicator.iallreduce(reduction.op, source, total)
     else:  # each worker gets its share of everybody's rows
-        share, item = shares[communicator.rank], dtype.itemsize
-        received = pool.empty((share * sum(reduction.rows),), dtype)
+        share, item, rows_of = shares[communicator.rank], dtype.itemsize, map(reduction.rows_of, range(len(shares)))
+        received = pool.empty((share * len(reduction.order),), dtype)
         to = Parts(as_bytes(source), [each * count * item for each in shares])
-        of = Parts(as_bytes(received), [share * each * item for each in reduction.rows])
+        of = Parts(as_bytes(received), [share * each * item for each in rows_of])
         yield communicator.ialltoallv(to, of)
         folded = reduction.combine(list(received.reshape(-1, share))) if share else received
         yield communicator.iallgatherv(as_bytes(folded), Parts(as_bytes(total), [each * item for each in shares]))
@@ -397,26 +380,26 @@ def _shares(size: int, workers: int) -> list[int]:
 
 def _fold(rows: Rows, begin: int, shares: Sequence[int], out: Array) -> None:
     """Fold this worker's rows; of several, each worker's share behind the other."""
-    at, count = 0, rows.reduction.own_rows
+    count = rows.reduction.own_rows
     for low, high in pairwise(accumulate(shares, initial=begin)):
-        rows.fold(low, high, out[at : at + (high - low) * count])
-        at += (high - low) * count
+        rows.fold(low, high, out[(low - begin) * count : (high - begin) * count])
 
 
-def _exchange(crossing: Crossing, communicator: Communicator, threads: Threads) -> Steps[Array]:
+def _exchange(crossing: Crossing, communicator: Communicator) -> Steps[Array]:
     """Return the bytes for this worker, of all by rank."""
-    going = coming = crossing.plan.counts
-    send = yield from _by_cost(2 * sum(going), threads, crossing.parts)
-    whole = np.empty(sum(coming), np.uint8)
-    step, most = max(1, SEGMENT // communicator.size), crossing.plan.most
-    segments = [(_segment(send, going, at, step), _segment(whole, coming, at, step)) for at in range(0, most, step)]
-    yield from _in_turns(_waiting(communicator.ialltoallv(to, of)) for to, of in segments)
+    counts = crossing.plan.counts  # of what goes, and of what comes
+    send = yield from _by_cost(2 * sum(counts), crossing.parts)
+    whole = np.empty(sum(counts), np.uint8)
+    step = max(1, SEGMENT // communicator.size)
+    yield from _in_turns(
+        _waiting(communicator.ialltoallv(_segment(send, counts, at, step), _segment(whole, counts, at, step)))
+        for at in range(0, crossing.plan.most, step)
+    )
     return whole
 
 
-def gather_bytes(communicator: Communicator, own: Array, sizes: Sequence[int]) -> Steps[list[Array]]:
-    """Return the bytes of all workers, by rank, who have so many each; of more, only these are given."""
-    own = own[: sizes[communicator.rank]]
+def _gather_bytes(communicator: Communicator, own: Array, sizes: Sequence[int]) -> Steps[list[Array]]:
+    """Return the bytes of all workers, by rank, who have so many each."""
     givers = [rank for rank, size in enumerate(sizes) if size]
     if len(givers) == 1 < len(sizes) or sum(sizes) > _FARTHEST:
         parts = [own if rank == communicator.rank else np.empty(size, np.uint8) for rank, size in enumerate(sizes)]
@@ -432,63 +415,37 @@ def gather_bytes(communicator: Communicator, own: Array, sizes: Sequence[int]) -
     return Parts(whole, sizes).views()
 
 
-# Objects: pickled, without their arrays, which are moved from where they lie and read where they come to.
+def gather_objects(communicator: Communicator, own: Any) -> Steps[list[Any]]:
+    """Return what each worker has, by rank.
 
-
-class _Pickler(pickle.Pickler):
-    """Keeps arrays out of what is pickled."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=5)
-        self.pieces: list[Array] = []
-
-    def persistent_id(self, value: Any) -> Any:
-        """Return shape and dtype of an array, and keep its bytes."""
-        if type(value) is not np.ndarray or value.dtype.hasobject:
-            return None
-        native = value.dtype.newbyteorder("=")
-        self.pieces.append(bytes_of(np.asarray(value, native)))
-        gap = -self.pieces[-1].size % 16
-        if gap:
-            self.pieces.append(np.zeros(gap, np.uint8))
-        return value.shape, native
-
-
-class _Unpickler(pickle.Unpickler):
-    """Puts the arrays in again."""
-
-    def __init__(self, head: Array, body: Array) -> None:
-        super().__init__(io.BytesIO(head.data))
-        self._body, self._at = body, 0
-
-    def persistent_load(self, known: Any) -> Array:
-        """Return the next array."""
-        shape, dtype = known
-        begin, nbytes = self._at, dtype.itemsize * math.prod(shape)
-        self._at += _padded(nbytes)
-        return np.ndarray(shape, dtype, self._body[begin : begin + nbytes]) if nbytes else np.empty(shape, dtype)
-
-
-def gather_objects(communicator: Communicator, own: Any, threads: Threads | None = None) -> Steps[list[Any]]:
-    """Return what each worker has, by rank."""
-    file = io.BytesIO()
-    pickler = _Pickler(file)
-    pickler.dump(own)
-    file.write(bytes(-file.tell() % 16))  # what is behind it is aligned
-    head = np.frombuffer(file.getbuffer(), np.uint8)
-    nbytes = sum(piece.size for piece in pickler.pieces)
-    body = yield from _by_cost(2 * nbytes if len(pickler.pieces) > 1 else 0, threads, joined, pickler.pieces)
+    It is pickled, without its arrays, which are moved from where they lie and read where they come to.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(own, 5, buffer_callback=buffers.append)
+    arrays = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
+    head = np.frombuffer(pickle.dumps((pickled, [array.size for array in arrays])), np.uint8)
+    gaps = [np.zeros(-array.size % _ALIGNED, np.uint8) for array in arrays]
+    pieces = [piece for pair in zip(arrays, gaps, strict=True) for piece in pair if piece.size]
+    nbytes = sum(piece.size for piece in pieces)
+    body = yield from _by_cost(2 * nbytes if len(pieces) > 1 else 0, joined, pieces)
 
     lengths = np.empty((communicator.size, 2), np.int64)
     yield communicator.iallgather(as_bytes(np.array([len(head), nbytes])), as_bytes(lengths))
-    heads = yield from gather_bytes(communicator, head, lengths[:, 0].tolist())
-    bodies = yield from gather_bytes(communicator, body, lengths[:, 1].tolist())
-    return [_Unpickler(head, body).load() for head, body in zip(heads, bodies, strict=True)]
+    heads = yield from _gather_bytes(communicator, head, lengths[:, 0].tolist())
+    bodies = yield from _gather_bytes(communicator, body, lengths[:, 1].tolist())
+    return list(map(_unpickled, heads, bodies))
 
 
-def _by_cost(nbytes: int, threads: Threads | None, fn: Callable[..., Any], *args: Any) -> Steps[Any]:
+def _unpickled(head: Array, body: Array) -> Any:
+    """Return what another worker has pickled; its arrays are views of the bytes that have come."""
+    pickled, sizes = pickle.loads(head.data)  # noqa: S301  (the engine's data path is trusted)
+    begins = accumulate(map(_padded, sizes), initial=0)
+    return pickle.loads(pickled, buffers=[body[at : at + size] for at, size in zip(begins, sizes, strict=False)])  # noqa: S301
+
+
+def _by_cost(nbytes: int, fn: Callable[..., Any], *args: Any) -> Steps[Any]:
     """Call a function that takes as long as moving so many bytes, in a thread where that would hold up the loop."""
-    return fn(*args) if threads is None or not policy.blocks(nbytes) else (yield from threads.call(fn, *args))
+    return (yield from in_thread(fn, *args)) if policy.blocks(nbytes) else fn(*args)
 
 
 def _segment(whole: Array, sizes: Sequence[int], at: int, step: int) -> Parts:

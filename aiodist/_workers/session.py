@@ -39,7 +39,7 @@ from aiodist._collectives.workers import Crossing
 from aiodist._core.errors import CollectiveError
 from aiodist._workers.messages import Ask, GroupTag, Query
 from aiodist._workers.record import ALIKE, NO_FLAGS, Agreement, Callers, Found, Notice, Record, RecordBuffers
-from aiodist._workers.transport import OF_VALUES, Communicator, Steps
+from aiodist._workers.transport import Communicator, Steps
 
 _END: Final = b"end"
 _JOINED: Final = b"join"
@@ -91,19 +91,12 @@ class Step(NamedTuple):
     route: Route
     what: Any  # the caller's own: a slot
     flags: int = NO_FLAGS  # see `record`
-    small: Any = None  # where its values travel in the record: `Route.small`
-    absent: bool = False  # some local replicas have joined
-    values: Any = None  # what the local replicas contribute
+    values: Sequence[Any] | None = ()  # what the local replicas contribute; None where some of them have joined
 
 
 def _prepared(step: Step) -> Any:
     """Use the time until the records have come: take values that are probably to be moved."""
-    if step.small is not None or step.values is None or step.route.plan is None:
-        return None
-    try:
-        return Crossing(step.route.plan, step.values)
-    except OF_VALUES:
-        return None  # every worker finds the same when it comes to moving them
+    return None if step.values is None or step.route.plan is None else Crossing(step.route.plan, step.values)
 
 
 class Carrier:
@@ -202,8 +195,8 @@ class Session:
                 if self._queue:
                     step = self._queue.popleft()
                     record = self._record_of(step)
-                    if step.small is not None:
-                        step.small.write(step.values)
+                    if step.route.small is not None and step.values is not None:
+                        step.route.small.write(step.values)
                 elif self._joined:
                     record = Record(self._chain, notice=Notice.JOINED)
                 elif self._ended:
@@ -243,7 +236,7 @@ class Session:
             self.is_advancing = False
 
     def _record_of(self, step: Step) -> Record:
-        notice = Notice.ABSENT if step.absent else Notice.NONE
+        notice = Notice.ABSENT if step.values is None else Notice.NONE
         route = step.route
         sums = ALIKE if route.site is None or route.callers is None else route.site.with_call(route.callers)
         return Record(self._after(route.digest), step.flags, notice, sums)

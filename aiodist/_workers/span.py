@@ -82,15 +82,9 @@ class RunSpan(Carrier):
         if slot is slot.group.joining:
             session.join()
         else:
-            route, small, values = self._route(session, slot), None, None
-            if not slot.absent:
-                try:
-                    values = contributed(slot)  # now: a run that fails forgets what its slots hold
-                    small = route.small
-                except OF_VALUES:
-                    pass  # every worker finds the same when it comes to moving them
+            values = None if slot.absent else contributed(slot)  # now: a run that fails forgets what its slots hold
             flags = FLOAT64 if slot.options.accumulate == "float64" else NO_FLAGS
-            session.post(Step(route, slot, flags, small, bool(slot.absent), values))
+            session.post(Step(self._route(session, slot), slot, flags, values))
         self._team.start(session)
 
     def _route(self, session: Session, slot: Rendezvous) -> Route:
@@ -106,8 +100,7 @@ class RunSpan(Carrier):
                 digest_of(order_check, post),
                 session.site((slot.code, slot.offset)),
                 callers_of(post) if counts else None,
-                self._team.moving.small(session, slot),
-                self._team.moving.plan(slot),
+                *self._team.moving.ways(session, slot),
                 (slot.call, slot.code),
             )
         return route
@@ -198,9 +191,9 @@ class RunSpan(Carrier):
         if step is None:
             return self._team.outcome(self._team.moving.gather(session, None), lambda *_: None)
         slot: Rendezvous = step.what
-        if step.small is not None and found.agreement is Agreement.ALIKE and step.small.is_whole:
+        if step.route.small is not None and found.agreement is Agreement.ALIKE:
             try:
-                self._run.complete(slot, step.small.take(slot, found), None)
+                self._run.complete(slot, step.route.small.take(slot, found), None)
             except OF_VALUES as error:
                 self._run.complete(slot, None, error)
             return None

@@ -262,7 +262,6 @@ class Team:
             self.error = _lost(self.layout, (), f"worker {self.layout.rank} has closed the strategy")
         self._fail_all(self.error)
         self.control.close(why)
-        self.moving.threads.close()
 
 
 class Outside(Carrier):

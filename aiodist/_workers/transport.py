@@ -7,19 +7,19 @@ stays as it is.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
+from functools import partial
 from itertools import accumulate
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
+from aiodist._runtime import threads
 from aiodist_kernels import ReduceOp
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
-_MOST_THREADS: Final = 8
 
 
 class Request(Protocol):
@@ -120,65 +120,51 @@ def as_bytes(array: Array) -> Array:
 
 
 class Job:
-    """A call in a worker thread, as a request."""
+    """A call in a thread of the process's cache, as a request; behind another one, where that is given."""
 
-    def __init__(self, future: Future[Any]) -> None:
-        self._future = future
+    def __init__(self, fn: Callable[[], Any], after: Job | None = None) -> None:
+        self.future: Future[Any] = Future()
+        self._fn, self._after = fn, after
+        thread = threads.take("aiodist transfer")
+        thread.submit(self._call)
+        thread.release()
+
+    def _call(self) -> None:
+        fn, after = self._fn, self._after
+        del self._fn, self._after
+        if after is not None:
+            wait([after.future])
+        try:
+            self.future.set_result(fn())
+        except BaseException as error:  # noqa: BLE001  (it is for who waits)
+            self.future.set_exception(error)
 
     def test(self) -> bool:
         """Return whether it has returned."""
-        return self._future.done()
+        return self.future.done()
 
     def add_done_callback(self, fn: Callable[[], object], /) -> None:
         """Call a function, in the worker thread, when it has returned."""
-        self._future.add_done_callback(lambda _: fn())
+        self.future.add_done_callback(lambda _: fn())
 
 
 class Serial:
-    """Calls one function after the other, each in a thread of its own.
+    """Calls one function after the other in threads, which are daemons.
 
-    The threads are daemons: one that waits for a worker that has died waits for ever, and nobody waits for it then.
+    One that waits for a worker that has died waits for ever, and nobody waits for it then.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._last: Future[Any] | None = None
+    def __init__(self) -> None:
+        self._last: Job | None = None
 
-    def call(self, fn: Callable[[], T]) -> Steps[T]:
+    def call(self, fn: Callable[..., T], *args: Any) -> Steps[T]:
         """Call a function when all that was to be called before has returned; return what it returns."""
-        future: Future[Any] = Future()
-        before, self._last = self._last, future
-
-        def call() -> None:
-            if before is not None:
-                wait([before])
-            try:
-                future.set_result(fn())
-            except Exception as error:  # noqa: BLE001  (it is for who waits)
-                future.set_exception(error)
-
-        threading.Thread(target=call, name=self._name, daemon=True).start()
-        yield Job(future)
-        result: T = future.result()
+        job = self._last = Job(partial(fn, *args), self._last)
+        yield job
+        result: T = job.future.result()
         return result
 
 
-class Threads:
-    """Worker threads, which start with the first call, and end with `close`; they can be used again then."""
-
-    def __init__(self) -> None:
-        self._executor: ThreadPoolExecutor | None = None
-
-    def call(self, fn: Callable[..., T], *args: Any) -> Steps[T]:
-        """Call a function in a worker thread, and return what it returns."""
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="aiodist transfer")
-        future = self._executor.submit(fn, *args)
-        yield Job(future)
-        return future.result()
-
-    def close(self) -> None:
-        """End the threads, when what they do is done."""
-        if self._executor is not None:
-            self._executor.shutdown(wait=True)
-            self._executor = None
+def in_thread(fn: Callable[..., T], *args: Any) -> Steps[T]:
+    """Call a function in a worker thread; return what it returns."""
+    return Serial().call(fn, *args)

@@ -78,7 +78,7 @@ def reduce(everyone: Sequence[Rows], dice: random.Random) -> None:
         end = min(begin + step, size)
         found: list[np.ndarray] = []
         for rank, rows in enumerate(everyone):
-            count = reduction.rows[rank]
+            count = reduction.rows_of(rank)
             own = rows.own(begin, end) if count == 1 else None
             if own is None or dice.random() < 0.3:
                 own = np.empty(count * (end - begin), reduction.dtype)
@@ -87,7 +87,5 @@ def reduce(everyone: Sequence[Rows], dice: random.Random) -> None:
         total = reduction.combine(found).copy()
         for rows in everyone:
             room = rows.room(begin, end)
-            if room is None or dice.random() < 0.3:
-                room = np.empty_like(total)
             room[...] = total
             rows.finish(begin, end, room)

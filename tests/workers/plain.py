@@ -246,8 +246,6 @@ class _Replica:
 class PlainSmall:
     """Adds numbers up that lie in the records."""
 
-    is_whole = True
-
     def __init__(self, session: Session) -> None:
         self._own = session.records.payload[:8].view(np.int64)
         self._all = [payload[:8].view(np.int64) for payload in session.records.payloads]
@@ -262,11 +260,10 @@ class PlainSmall:
 class PlainMover:
     """Adds numbers up, at every second call site in the record, at the others behind it."""
 
-    def small(self, session: Session, slot: Any) -> PlainSmall | None:
+    def ways(self, session: Session, slot: Any) -> tuple[PlainSmall | None, None]:
         has_value = slot.request.kind is not kinds.MERGE_CALL
-        return PlainSmall(session) if has_value and session.records.in_full and slot.code.line % 2 == 0 else None
-
-    def plan(self, slot: Any) -> None: ...
+        small = PlainSmall(session) if has_value and session.records.in_full and slot.code.line % 2 == 0 else None
+        return small, None
 
     def move(self, session: Session, slot: Any, found: Found, prepared: None) -> Steps[Any]:
         return self.gather(session, slot)

@@ -87,12 +87,12 @@ async def test_kinds_of_values(layout: tuple[int, ...]) -> None:
     async def program(ctx: ReplicaContext) -> Any:
         r = ctx.replica_id_in_sync_group
         slices = IndexedSlices(np.full((r + 1, 2), r), np.arange(r + 1), (9, 2))
-        nest = {"w": whole(ctx, np.float32, 700), "b": [whole(ctx, np.float64, 2), r + 10**20], "l": 0.5 * r}
+        nest = {"w": whole(ctx, np.float32, 700), "b": [whole(ctx, np.float64, 2), r + 10**15], "l": 0.5 * r}
         return [
             await ctx.all_reduce("MEAN", nest),
             await ctx.all_reduce("SUM", nest),
             await ctx.all_reduce("MAX", {"a": np.float32(r), "b": r == 1, "c": np.array([r == 0, True])}),
-            await ctx.all_reduce("SUM", [r + 10**20, r, 0.5 * r, np.float32(r)]),
+            await ctx.all_reduce("SUM", [r + 10**15, r, 0.5 * r, np.float32(r)]),
             await ctx.all_reduce("MAX", -(2**63)),
             await ctx.all_reduce("SUM", slices),
             await ctx.all_reduce("SUM", whole(ctx, ">f4", 5)),
@@ -146,6 +146,27 @@ async def test_merge_call_runs_once_for_each_worker_with_its_values(layout: tupl
 
     n = sum(layout)
     assert await job.values(program) == [(n * (n - 1) // 2 + 1, 2 * n, n)] * n
+
+
+@pytest.mark.parametrize("nest", [lambda x: x, lambda x: [x, np.ones(300)]], ids=["in the record", "beside it"])
+@pytest.mark.parametrize(("mine", "op"), [(2**63, "MIN"), (-(2**63) - 1, "MAX"), (2**62, "SUM")])
+async def test_python_ints_fit_int64_or_every_worker_raises(mine: int, op: str, nest: Callable[[Any], Any]) -> None:
+    async def program(ctx: ReplicaContext) -> Any:
+        with pytest.raises(OverflowError, match="must fit int64"):
+            await ctx.all_reduce(op, nest(mine if ctx.replica_id_in_sync_group % 2 else 2**62))
+        largest = await ctx.broadcast(nest(2**63 - 1), 1)
+        with pytest.raises(OverflowError, match="must fit int64"):
+            await ctx.scan("SUM", nest(2**62))
+        sums = await ctx.all_reduce("SUM", nest(-(2**61)))
+        assert repr(largest).strip("[").startswith(str(2**63 - 1))
+        assert repr(sums).strip("[").startswith(str(-(2**61) * ctx.num_replicas_in_sync))
+        if ctx.replica_id_in_sync_group:
+            with pytest.raises(OverflowError, match="must fit int64"):
+                await ctx.all_reduce("MAX", nest(mine * 2))
+        await ctx.join()
+
+    for layout in [(1, 1), (2, 1)]:
+        await Job(*layout).values(program)
 
 
 async def test_first_replica_says_how_to_accumulate() -> None:

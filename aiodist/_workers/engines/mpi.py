@@ -19,7 +19,7 @@ import numpy as np
 from aiodist._arrays import environment
 from aiodist._workers.ending import finalise, of_library
 from aiodist._workers.engines.simulated import alone
-from aiodist._workers.transport import Array, Communicator, Parts, Request, Serial, Steps, in_the_air
+from aiodist._workers.transport import Array, Communicator, Parts, Request, Serial, Steps, in_the_air, in_thread
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.numpy_tier import quietly
 from aiodist_kernels.pool import results as pool
@@ -159,12 +159,12 @@ class MpiCommunicator:
         self.rank: int = communicator.Get_rank()
         self.size: int = communicator.Get_size()
         self.depth = 4 if self._mpi.get_vendor()[0] == "Open MPI" else 2
-        self._maker = Serial("aiodist communicators")
+        self._maker = Serial()
 
     @classmethod
     def of_world(cls) -> Steps[Communicator]:
         """Make a communicator of all workers that MPI knows of; see `load_mpi`."""
-        mpi = yield from Serial("aiodist MPI").call(load_mpi)
+        mpi = yield from in_thread(load_mpi)
         return (yield from cls(mpi.COMM_WORLD).dup())
 
     @classmethod

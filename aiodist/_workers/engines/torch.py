@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from aiodist._workers.transport import Array, Communicator, Parts, Request, Serial, Steps, in_the_air
+from aiodist._workers.transport import Array, Communicator, Parts, Request, Serial, Steps, in_the_air, in_thread
 from aiodist_kernels import ReduceOp
 
 INSTALL: Final = "torchrun has started this process, and its workers meet by PyTorch: pip install 'aiodist[torch]'"
@@ -76,8 +76,8 @@ class TorchCommunicator:
         self._torch, self._dist = load_torch()
         self._group = group
         self._ranks = list(ranks)
-        self._duplicates = Serial("aiodist communicators")  # one order for these, and one for groups
-        self._groups = Serial("aiodist groups")
+        self._duplicates = Serial()  # one order for these, and one for groups
+        self._groups = Serial()
         ops = self._dist.ReduceOp
         self._ops = {
             ReduceOp.SUM: ops.SUM, ReduceOp.PRODUCT: ops.PRODUCT, ReduceOp.MIN: ops.MIN, ReduceOp.MAX: ops.MAX
@@ -91,7 +91,7 @@ class TorchCommunicator:
         """Make a communicator of all processes; torch.distributed is initialised, unless the program has done that."""
         _, dist = load_torch()
         if not dist.is_initialized():
-            yield from Serial("aiodist torch").call(lambda: dist.init_process_group("gloo"))
+            yield from in_thread(dist.init_process_group, "gloo")
         return (yield from cls(None, range(dist.get_world_size())).dup())
 
     def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
