@@ -17,7 +17,7 @@ import aiodist
 from aiodist._arrays.environment import completes_words, fix_hashes, launched_workers, worker_rank
 from aiodist._tools.check import add_check, add_explain
 from aiodist._tools.doctor import add_doctor
-from aiodist._tools.launch.run import add_run, launch
+from aiodist._tools.launch import add_run, launch
 from aiodist._tools.trace.show import add_trace
 from aiodist._tools.usage import Exit, UsageError, natural, positive, print_help
 

@@ -19,7 +19,7 @@ import numpy as np
 import aiodist
 from aiodist._arrays import devices
 from aiodist._core.text import size
-from aiodist._tools.launch.run import WHEELS, find_mpiexec
+from aiodist._tools.launch import WHEELS, find_mpiexec
 from aiodist._tools.usage import Exit, UsageError
 from aiodist_kernels import ReduceOp, plan_for, warm
 

@@ -1,14 +1,12 @@
 """How a job of `aiodist run` and its workers end: the journal, and what a worker does in the end.
 
 The journal is a file to which the job's processes append what the launcher must know: an engine that waits for a worker
-does so in its own code, and tells nobody who has not come. Each line is a kind, the process of a worker, and what
-belongs to it:
+does so in its own code, and tells nobody who has not come. Each line is a kind, the process of a worker, and a number:
 
-    started PROCESS RANK    by its agent, as `aiodist._tools.launch.agent` has it
+    started PROCESS RANK    by its agent, as `aiodist._tools.agent` has it
     ended PROCESS CODE      likewise
-    waits PROCESS           for the others, to make a strategy
-    goes-on PROCESS         it waits no more
-    leaves PROCESS          it is at its end, where MPI keeps it until all are
+    waits PROCESS 1         for the others, to make a strategy; 0: no more
+    leaves PROCESS 1        it is at its end, where MPI keeps it until all are
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ import os
 import platform
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
@@ -30,60 +29,42 @@ from aiodist._core.report import CollectiveReport
 _NAME: Final = "journal"
 
 
-def _note(kind: str) -> None:
+def _note(kind: str, number: int) -> None:
     """Append a line of this worker's, where there is a launcher."""
     if folder := environment.notes():
         with suppress(OSError), open(os.path.join(folder, _NAME), "a", encoding="utf-8") as file:  # noqa: PTH118, PTH123
-            file.write(f"{kind} {os.getpid()}\n")
+            file.write(f"{kind} {os.getpid()} {number}\n")
 
 
 @contextmanager
 def noted_rendezvous() -> Iterator[None]:
     """Note that this worker waits for the others, and when it does no more."""
-    _note("waits")
+    _note("waits", 1)
     try:
         yield
     finally:
-        _note("goes-on")
+        _note("waits", 0)
 
 
 class Journal:
-    """What a job's journal says by now; all by process.
+    """What a job's journal says by now.
 
     Attributes:
-        started: the ranks.
-        ended: the exit codes, in the order in which the workers have ended.
-        waiting: who waits to make a strategy.
-        gone: who has ended, or is at its end.
+        started: by process, the ranks.
+        ended: by process, the exit codes, in the order in which the workers have ended.
+        waiting: the processes that wait to make a strategy.
+        gone: those that have ended, or are at their end.
     """
 
     def __init__(self, folder: str | None) -> None:
-        self.started: dict[int, int] = {}
-        self.ended: dict[int, int] = {}
-        self.waiting: set[int] = set()
-        self.gone: set[int] = set()
-        text = ""
+        said: defaultdict[str, dict[int, int]] = defaultdict(dict)
         with suppress(OSError), open(os.path.join(folder or "", _NAME), encoding="utf-8") as file:  # noqa: PTH118, PTH123
-            text = file.read()
-        for line in text.split("\n")[:-1]:
-            kind, *words = line.split(" ")
-            process, *numbers = map(int, words)
-            match kind:
-                case "started":
-                    (self.started[process],) = numbers
-                case "ended":
-                    (self.ended[process],) = numbers
-                    self.gone.add(process)
-                case "leaves":
-                    self.gone.add(process)
-                case "waits":
-                    self.waiting.add(process)
-                case "goes-on":
-                    self.waiting.discard(process)
-
-    def running(self) -> list[int]:
-        """Return the workers that have started and not ended."""
-        return [process for process in self.started if process not in self.ended]
+            for line in file.read().split("\n")[:-1]:
+                kind, process, number = line.split(" ")
+                said[kind][int(process)] = int(number)
+        self.started, self.ended = said["started"], said["ended"]
+        self.waiting = {process for process, waits in said["waits"].items() if waits}
+        self.gone = self.ended.keys() | said["leaves"].keys()
 
     def failure(self) -> int:
         """Return the exit code of the first worker that has failed by itself; 0 where none has.
@@ -166,7 +147,7 @@ def finalise(mpi: Any, worker: int) -> None:
     if notes is None or call is None:
         mpi.Finalize()
         return
-    _note("leaves")
+    _note("leaves", 1)
     thread = threading.Thread(target=call, name="aiodist MPI", daemon=True)
     thread.start()
     while thread.is_alive() and not any(Journal(notes).ended.values()):

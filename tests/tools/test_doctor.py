@@ -14,7 +14,7 @@ import pytest
 from aiodist._arrays import devices
 from aiodist._tools import doctor
 from aiodist._tools.cli import main
-from aiodist._tools.launch.run import MPICH, OPEN_MPI, Mpiexec
+from aiodist._tools.launch import MPICH, OPEN_MPI, Mpiexec
 from aiodist._tools.usage import UsageError
 from tests.project.paths import ROOT
 

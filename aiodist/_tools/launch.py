@@ -6,10 +6,10 @@ The agent starts the worker, ends it when the job ends, and tells how it ended. 
 first failure, and their reports be lost, or wait for all for ever. One worker needs no mpiexec: its agent is started
 directly.
 
-A job ends when all its processes have; or some seconds after the first worker has failed, in which the others may tell
-of it; or some seconds after the user has asked for it, in which the workers may end by themselves. A second Ctrl-C ends
-it at once. It ends, too, when all that run wait to make a strategy with one that has ended: MPI would let them wait on.
-No process of it is left on this machine then, and no memory of MPI's.
+A job ends when all its processes have; or some seconds after the first worker has failed, or the user has asked for
+it: in these the workers may tell of it, and end by themselves. A second Ctrl-C ends it at once. It ends, too, when all
+that run wait to make a strategy with one that has ended: MPI would let them wait on. No process of it is left on this
+machine then, and no memory of MPI's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import tempfile
 import time
 from argparse import REMAINDER, ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from aiodist._arrays import environment
-from aiodist._tools.launch import agent
+from aiodist._tools import agent
 from aiodist._tools.usage import UsageError, positive
 from aiodist._workers.ending import Journal
 
@@ -49,11 +49,6 @@ class Mpiexec:
 
     path: str  # where it is
     mpi: str  # whose it is, `MPICH` or `OPEN_MPI`
-
-    @property
-    def rank_variable(self) -> str:
-        """The environment variable in which it tells a process its rank."""
-        return "PMI_RANK" if self.mpi == MPICH else "OMPI_COMM_WORLD_RANK"
 
     def start(self, workers: int) -> list[str]:
         """Return what stands before the command of the workers."""
@@ -106,9 +101,12 @@ def _owner(path: str) -> str:
 
 
 LAST_WORDS_SECONDS: Final = 3.5
-ENDING_SECONDS: Final = 3.0
 _POLL_SECONDS: Final = 0.05
 _FAREWELL_SECONDS: Final = 1.0
+_IN_VAIN: Final = (
+    "{} of the workers have ended, and the others wait for them to make a MultiWorkerMirroredStrategy; "
+    "every worker must run the same program"
+)
 _OF_MPI: Final = ("mpich_shm_*", "sm_segment.*")  # MPICH's, and Open MPI's
 
 
@@ -137,61 +135,74 @@ def _run(arguments: Namespace) -> int:
 
 def launch(workers: int, program: Sequence[str], *, launcher: str | None = None) -> int:
     """Run a command on several workers; return the exit code of the first that failed, or 0."""
-    start, rank = [], "none: there is one worker"
-    if workers > 1 or launcher is not None:
-        mpiexec = find_mpiexec(launcher)
-        start, rank = mpiexec.start(workers), mpiexec.rank_variable
+    start = find_mpiexec(launcher).start(workers) if workers > 1 or launcher is not None else []
     with tempfile.TemporaryDirectory(prefix="aiodist-run-", ignore_cleanup_errors=True) as folder:  # nobody else's
-        command = [*start, sys.executable, agent.__file__, folder, str(workers), rank, *program]
         agent.adopt_orphans()
+        received = _pass_signals_on(folder)
         begun = time.time()
         with subprocess.Popen(  # noqa: S603  (the user's command)
-            command,
+            [*start, sys.executable, agent.__file__, folder, str(workers), *program],
             env=environment.with_workers(workers, folder),
             start_new_session=True,
-            preexec_fn=lambda: agent.die_with_parent(signal.SIGKILL),  # noqa: PLW1509  (this process has no threads)
+            preexec_fn=agent.die_with_parent,  # noqa: PLW1509  (this process has no threads)
         ) as process:
-            return _follow(process, folder, begun)
+            return _follow(process, folder, received, begun)
 
 
 # A job, followed to its end.
 
 
-def _follow(process: subprocess.Popen[bytes], folder: str, begun: float) -> int:
+def _follow(process: subprocess.Popen[bytes], folder: str, received: Sequence[int], begun: float) -> int:
     """Wait for the end of a job, or bring it about; return the exit code of the worker that failed first, or 0.
 
-    ``folder`` is that of its journal.
+    Args:
+        process: the job.
+        folder: that of its journal.
+        received: the signals that have come by now.
+        begun: when it was started, by the clock of files.
     """
-    with _noted_signals() as signals:
-        try:
-            complaint = _until_over(process, folder, signals)
-            failure = Journal(folder).failure()  # before those that are left are killed
-        finally:
-            _end(process, folder, begun)
-        if signal.SIGINT in signals:
-            raise KeyboardInterrupt
-        if signals:
-            return 128 + signals[0]
-        if complaint:
-            print(f"Error: {complaint}", file=sys.stderr)
-            return 1
-        code = process.wait()
-        return failure or Journal(folder).failure() or (code if code >= 0 else 128 - code)
-
-
-@contextmanager
-def _noted_signals() -> Iterator[Sequence[int]]:
-    """Note the signals that ask for the end (Ctrl-C, SIGTERM, the end of the terminal) instead of ending."""
-    received: list[int] = []
-    names = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
-        names.append(signal.SIGHUP)
-    before = {name: signal.signal(name, lambda number, _: received.append(number)) for name in names}
     try:
-        yield received
+        complaint = _until_over(process, folder, received)
+        failure = Journal(folder).failure()  # before those that are left are killed
     finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
+        _end(process, folder, begun)
+    if signal.SIGINT in received:
+        raise KeyboardInterrupt
+    if received:
+        return 128 + received[0]
+    if complaint:
+        print(f"Error: {complaint}", file=sys.stderr)
+        return 1
+    code = process.wait()
+    return failure or Journal(folder).failure() or (code if code >= 0 else 128 - code)
+
+
+def _pass_signals_on(folder: str) -> Sequence[int]:
+    """Let the workers hear of what asks for the end: Ctrl-C, SIGTERM, the end of the terminal; return what has come."""
+    received: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        received.append(number)
+        _signal_workers(folder, signal.SIGTERM if number == signal.SIGHUP else number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, pass_on)
+    return received
+
+
+def _until_over(process: subprocess.Popen[bytes], folder: str, received: Sequence[int]) -> str:
+    """Wait until a job has ended, or the time has come to kill what still runs; return why, if nothing has failed."""
+    well_at = time.monotonic()
+    while process.poll() is None and len(received) < 2:
+        journal, now = Journal(folder), time.monotonic()
+        has_failed, waits_in_vain = received or journal.failure(), journal.waits_in_vain()
+        if not has_failed and not waits_in_vain:
+            well_at = now
+        elif now > well_at + LAST_WORDS_SECONDS:
+            return "" if has_failed else _IN_VAIN.format(len(journal.gone))
+        _wait(process, _POLL_SECONDS)
+    return ""
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
@@ -199,37 +210,15 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
         process.wait(seconds)
 
 
-def _until_over(process: subprocess.Popen[bytes], folder: str, signals: Sequence[int]) -> str:
-    """Wait until a job has ended, or the time has come to kill what still runs; return why, if nothing has failed."""
-    passed_on = 0
-    over_at = in_vain_at = float("inf")
-    while process.poll() is None and time.monotonic() < over_at:
-        now, journal = time.monotonic(), Journal(folder)
-        if len(signals) > passed_on:
-            over_at = now if passed_on else now + ENDING_SECONDS
-            passed_on = len(signals)
-            _signal_workers(journal, signal.SIGTERM if signals[0] == signal.SIGHUP else signals[0])
-        elif journal.failure():
-            over_at = min(over_at, now + LAST_WORDS_SECONDS)
-        in_vain_at = min(in_vain_at, now + LAST_WORDS_SECONDS) if journal.waits_in_vain() else float("inf")
-        if now >= in_vain_at:
-            return (
-                f"{len(journal.gone)} of the workers have ended, and the others wait for them to make a "
-                "MultiWorkerMirroredStrategy; every worker must run the same program"
-            )
-        _wait(process, _POLL_SECONDS)
-    return ""
-
-
 def _end(process: subprocess.Popen[bytes], folder: str, begun: float) -> None:
     """End what is left: workers, what they have started, and mpiexec; remove the shared memory of all.
 
     When the agents have ended, mpiexec ends by itself, and removes its own files.
     """
-    for end in (partial(_signal_workers, Journal(folder), signal.SIGKILL), process.terminate, process.kill):
+    for end in (partial(_signal_workers, folder, signal.SIGKILL), process.terminate, process.kill):
         end()
         _wait(process, _FAREWELL_SECONDS)
-    agent.kill_descendants()
+    agent.kill_children()
     for path in _left_memory(begun):
         with suppress(OSError):
             path.unlink()
@@ -254,8 +243,9 @@ def _left_memory(begun: float) -> list[Path]:
     return found
 
 
-def _signal_workers(journal: Journal, number: int) -> None:
+def _signal_workers(folder: str, number: int) -> None:
     """Signal all workers that run, with what they have started, as a terminal does for Ctrl-C."""
-    for worker in journal.running():
+    journal = Journal(folder)
+    for worker in journal.started.keys() - journal.ended.keys():
         with suppress(ProcessLookupError):
             os.killpg(worker, number)

@@ -1,0 +1,158 @@
+"""The agent of one worker under `aiodist run`: starts it, passes its output on, and ends it when the job ends.
+
+    python agent.py NOTES WORKERS COMMAND...
+
+NOTES is the folder of the job's journal (`aiodist._workers.ending`). The agent is a script that imports nothing but the
+standard library, so that it starts at once.
+
+The worker has a session of its own, so that it can be killed with everything that it has started, and on Linux it dies
+with its agent. mpiexec ends the whole job when the first of its processes fails, and the other workers have a report to
+print; or, after Ctrl-C, something to save. So the agent of a failed worker stays until all workers have ended.
+
+Ctrl-C and SIGTERM reach the worker from the launcher. Any signal to the agent, and the end of its parent, kill it.
+
+Of several workers, whole lines of output are passed on, each with the worker's rank in front.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Final
+
+_POLL_SECONDS: Final = 0.05
+_KILL_SECONDS: Final = 2.0
+_LAST_LINES_SECONDS: Final = 1.0
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+def main(notes: Path, workers: int, rank: int, command: Sequence[str]) -> int:
+    """Run a worker; return its exit code, as shells have it."""
+    parent = os.getppid()
+    asked: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: asked.append(number))
+    adopt_orphans()
+    piped = subprocess.PIPE if workers > 1 else None
+    worker = subprocess.Popen(  # noqa: S603  (the command that the user gave)
+        command,
+        start_new_session=True,
+        stdin=None if rank == 0 else subprocess.DEVNULL,  # MPICH's others would wait for what never comes
+        stdout=piped,
+        stderr=piped,
+        close_fds=False,  # mpiexec may speak to it through descriptors that it has inherited
+        preexec_fn=die_with_parent,  # noqa: PLW1509  (this process has no threads yet)
+    )
+    output = [
+        threading.Thread(target=_pass_lines, args=(source, target, f"[{rank}] ".encode()), daemon=True)
+        for source, target in ((worker.stdout, 1), (worker.stderr, 2))
+        if source is not None
+    ]
+    for thread in output:
+        thread.start()
+    _note(notes, f"started {worker.pid} {rank}")
+    while worker.poll() is None:
+        if asked or os.getppid() != parent:
+            with suppress(ProcessLookupError):
+                os.killpg(worker.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            worker.wait(_POLL_SECONDS)
+    code = worker.returncode if worker.returncode >= 0 else 128 - worker.returncode
+    _note(notes, f"ended {worker.pid} {0 if asked else code}")  # what was asked to end has not failed
+    kill_children()
+    until = time.monotonic() + _LAST_LINES_SECONDS
+    for thread in output:
+        thread.join(max(0.0, until - time.monotonic()))
+    while code and not asked and os.getppid() == parent and _some_run(notes, workers):
+        time.sleep(_POLL_SECONDS)
+    return code
+
+
+def _note(notes: Path, line: str) -> None:
+    """Append a line to the journal; without a word where there is no folder, as when the launcher is gone."""
+    with suppress(OSError), (notes / "journal").open("a") as file:
+        file.write(f"{line}\n")
+
+
+def _some_run(notes: Path, workers: int) -> bool:
+    """Return whether some workers have not ended; False, too, where there is no journal any more."""
+    with suppress(OSError):
+        return (notes / "journal").read_text().count("\nended ") < workers
+    return False
+
+
+def _pass_lines(source: IO[bytes], target: int, prefix: bytes) -> None:
+    """Write what is read, line by line; when nobody reads that any more, the worker is to know."""
+    with source, suppress(OSError):
+        for line in source:
+            data = prefix + line
+            while data:
+                data = data[os.write(target, data) :]
+
+
+# Processes, as Linux shows them.
+
+
+def die_with_parent() -> None:
+    """Let this process be killed when the one that has started it ends; on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+_older: set[int] = set()
+
+
+def adopt_orphans() -> None:
+    """Let what this process's children leave behind become children of this one, to be killed in the end; on Linux.
+
+    Children that it has by now, as a shell that became this process may have had, are not of the job.
+    """
+    if sys.platform == "linux":
+        _older.update(_children())
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_children() -> None:
+    """Kill all children of this process but those older than the job, and then those which it is left with by them.
+
+    A killed one is among them until it is waited for here, and its own children are, too, by then: where there is none,
+    nothing is left.
+    """
+    until = time.monotonic() + _KILL_SECONDS
+    while (left := _children() - _older) and time.monotonic() < until:
+        for pid in left:
+            with suppress(OSError):  # it has been waited for elsewhere, or is another user's
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.01)
+
+
+def _children() -> set[int]:
+    """Return the children of this process, with those that have ended and have not been waited for; on Linux."""
+    found = set()
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # just ended
+            fields = status.read_text().rpartition(")")[2].split()  # its name, before that, may have anything in it
+            if int(fields[1]) == os.getpid():
+                found.add(int(status.parent.name))
+    return found
+
+
+def _rank(workers: int) -> int:
+    """Return which worker this is, as mpiexec says it."""
+    if workers == 1:  # which has no mpiexec; what is set is of a job that it is part of
+        return 0
+    return int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), _rank(int(sys.argv[2])), sys.argv[3:]))
