@@ -57,6 +57,11 @@ def clause(replicas: Collection[int], verb: str, most_runs: int = _MOST_RUNS) ->
     return f"{ids_briefly(replicas, most_runs)} {agrees}"
 
 
+def brief(error: BaseException) -> str:
+    """Return an error's type and the first line of its message."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
 def upper(text: str) -> str:
     """Return a text as the beginning of a sentence."""
     return text[:1].upper() + text[1:]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Ledger, Replica, Slot
-from aiodist._core.text import ids, ids_briefly, place
+from aiodist._core.text import brief, ids, ids_briefly, place
 
 _MOST_NOTES = 4
 _SCHEDULER = "aiodist._runtime.scheduler"
@@ -103,11 +103,11 @@ def error_of_run(
         if not isinstance(error, Exception):
             return error
     if reported is not None:
-        _add_notes(reported, [f"while it unwound, replica {i} raised {_brief(error)}" for i, error in distinct.items()])
+        _add_notes(reported, [f"while it unwound, replica {i} raised {brief(error)}" for i, error in distinct.items()])
         odd = [replica_id for replica_id in reported.report.suspects if replica_id in handled]
         if odd:
             reported.__cause__ = handled[odd[0]]
-            reported.add_note(f"replica {odd[0]} was handling {_brief(handled[odd[0]])}")
+            reported.add_note(f"replica {odd[0]} was handling {brief(handled[odd[0]])}")
         return reported
     if not distinct:
         return None
@@ -117,7 +117,7 @@ def error_of_run(
         return ExceptionGroup("several replicas failed", errors)
     alike: dict[str, list[int]] = {}
     for replica_id, error in others:
-        alike.setdefault(_brief(error), []).append(replica_id)
+        alike.setdefault(brief(error), []).append(replica_id)
     _add_notes(first, [f"{ids_briefly(who)} failed, too: {what}" for what, who in alike.items()])
     return first
 
@@ -138,7 +138,3 @@ def _distinct(failures: Mapping[int, BaseException]) -> dict[int, BaseException]
             known.add(id(failures[replica_id]))
             seen[replica_id] = failures[replica_id]
     return seen
-
-
-def _brief(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]

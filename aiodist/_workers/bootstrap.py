@@ -47,7 +47,14 @@ def rendezvous(
         order_check: as in `Team`.
         ordered: as in `Team`.
     """
-    communicator = given if hasattr(given, "iallgatherv") else _communicator(given)
+    launched = environment.launched()
+    who = "worker 0 of 1" if launched is None else f"worker {launched.rank} of {launched.workers}"
+    communicator: Communicator = given
+    if not hasattr(given, "iallgatherv"):
+        with noted_rendezvous():
+            communicator = _blocking(communicator_of(given, launched), who)
+        if given is None:
+            check(communicator, launched)
     hello = Hello.of_this_process(devices)
     make = partial(Team, order_check=order_check, ordered=ordered)
     if not isinstance(communicator, SimulatedCommunicator):
@@ -67,32 +74,21 @@ def in_one_thread(communicator: Communicator) -> Team:
 
 def _among_processes(communicator: Communicator, hello: Hello, make: Callable[..., Team]) -> Team:
     """Meet the other workers, and connect this one: worker 0 to all others, these to worker 0."""
-    rank, size = communicator.rank, communicator.size
-    hellos: list[Hello] = _blocking(gather_objects(communicator, hello), rank, size)
+    rank, who = communicator.rank, f"worker {communicator.rank} of {communicator.size}"
+    hellos: list[Hello] = _blocking(gather_objects(communicator, hello), who)
     layout = layout_of(hellos).seen_from(rank)
-    door: Door | None = None
+    meeting: Door | Address | None = None
     told: Address | str | None = None
     if rank == 0:
         try:
-            door = Door(hellos)
-            told = door.address
+            meeting = Door(hellos)
+            told = meeting.address
         except OSError as error:
             told = str(error)  # for everybody to raise
-    address = _blocking(gather_objects(communicator, told), rank, size)[0]
+    address = _blocking(gather_objects(communicator, told), who)[0]
     if isinstance(address, str):
         raise ConnectionError(address)
-    return make(layout, communicator, partial(TcpControl, hellos=hellos, meeting=door or address))
-
-
-def _communicator(given: Any) -> Communicator:
-    """Return the communicator of the workers, when all have come."""
-    launched = environment.launched()
-    rank, size = (launched.rank, launched.workers) if launched is not None else (0, 1)
-    with noted_rendezvous():
-        found = _blocking(communicator_of(given), rank, size)
-    if given is None:
-        check(found, launched)
-    return found
+    return make(layout, communicator, partial(TcpControl, hellos=hellos, meeting=meeting or address))
 
 
 # Which engine.
@@ -106,7 +102,7 @@ _TO_TYPE: Final = {
 _MPIEXEC: Final = "`aiodist run -n {workers} program.py`, which finds the mpiexec of the MPI that mpi4py uses"
 
 
-def communicator_of(given: Any) -> Steps[Communicator]:
+def communicator_of(given: Any, launched: Launched | None) -> Steps[Communicator]:
     """Make the communicator of a strategy's workers."""
     mpi = sys.modules.get("mpi4py.MPI")
     if given is not None and (mpi is None or not isinstance(given, mpi.Comm)):
@@ -115,7 +111,6 @@ def communicator_of(given: Any) -> Steps[Communicator]:
             "communicator must be an mpi4py.MPI.Intracomm, or None for all workers that a launcher has started, got "
             f"{kind.__module__}.{kind.__qualname__}: {given!r}"
         )
-    launched = environment.launched()
     is_launched = launched is not None and launched.workers > 1
     if given is None and not is_launched and mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         given = mpi.COMM_WORLD  # the program's own MPI may know of others
@@ -160,34 +155,33 @@ def check(found: Communicator, launched: Launched | None) -> None:
 # Waiting, in the constructor.
 
 
-def _blocking(steps: Steps[T], rank: int, size: int) -> T:
+def _blocking(steps: Steps[T], who: str) -> T:
     try:
         while True:
-            _wait(next(steps), rank, size)
+            _wait(next(steps), who)
     except StopIteration as end:
         found: T = end.value
         return found
 
 
-def _wait(request: Request, rank: int, size: int) -> None:
+def _wait(request: Request, who: str) -> None:
     """Block until a request of the rendezvous is complete; warn once meanwhile."""
     begun = time.monotonic()
-    warn_at = begun + (environment.stall_seconds() or RENDEZVOUS_SECONDS)
+    warn_after = environment.stall_seconds() or RENDEZVOUS_SECONDS
     while not request.test():
-        now = time.monotonic()
-        if now > begun + RENDEZVOUS_SECONDS:
+        waited = time.monotonic() - begun
+        if waited > RENDEZVOUS_SECONDS:
             raise TimeoutError(
-                f"worker {rank} of {size} has waited {RENDEZVOUS_SECONDS:.0f} s for the others to make their "
+                f"{who} has waited {RENDEZVOUS_SECONDS:.0f} s for the others to make their "
                 "MultiWorkerMirroredStrategy; every worker must run the same program"
             )
-        if now >= warn_at:
-            warn_at = begun + 2 * RENDEZVOUS_SECONDS
+        if waited >= warn_after:
+            warn_after = 2 * RENDEZVOUS_SECONDS
             here = _constructor()
             missing = Journal(environment.notes()).missing()
             warn_of_stall(
-                f"worker {rank} of {size} has waited {now - begun:.3g} s to make a strategy at "
-                f"{shown_file(here.file)}:{here.line}, which every worker is to make{missing} "
-                "(AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
+                f"{who} has waited {waited:.3g} s to make a strategy at {shown_file(here.file)}:{here.line}, which "
+                f"every worker is to make{missing} (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
                 here.file,
                 here.line,
             )

@@ -40,7 +40,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -82,19 +82,22 @@ def proof(secret: bytes, sent: bytes, received: bytes) -> bytes:
 
 
 async def _prove(streams: Streams, secret: bytes, rank: int) -> int:
-    """Return the rank of the worker at the other end, once both sides have proved that they belong."""
+    """Return the rank of the worker at the other end, once both sides have proved that they belong; or break off."""
     reader, writer = streams
     own = _RANK.pack(rank) + secrets.token_bytes(_RANDOM_BYTES)
-    async with asyncio.timeout(PROOF_SECONDS):
-        writer.write(own)
-        others = await reader.readexactly(len(own))
-        (other,) = _RANK.unpack_from(others)
-        if rank != 0:
-            writer.write(proof(secret, own, others))
-        others_proof = await reader.readexactly(_PROOF_BYTES)
-    proved = hmac.compare_digest(others_proof, proof(secret, others, own))
-    if not proved or (rank == 0) == (other == 0):  # a worker 0 that meets one sees its own bytes come back
-        raise ConnectionError("who is at the other end does not know the secret of this strategy")
+    with ExitStack() as stack:
+        stack.callback(writer.transport.abort)
+        async with asyncio.timeout(PROOF_SECONDS):
+            writer.write(own)
+            others = await reader.readexactly(len(own))
+            (other,) = _RANK.unpack_from(others)
+            if rank != 0:
+                writer.write(proof(secret, own, others))
+            others_proof = await reader.readexactly(_PROOF_BYTES)
+        proved = hmac.compare_digest(others_proof, proof(secret, others, own))
+        if not proved or (rank == 0) == (other == 0):  # a worker 0 that meets one sees its own bytes come back
+            raise ConnectionError("who is at the other end does not know the secret of this strategy")
+        stack.pop_all()
     if rank == 0:
         writer.write(proof(secret, own, others))
     return int(other)
@@ -160,15 +163,11 @@ class Door:
             del self.unproven[oldest]
         task = asyncio.current_task()
         self.unproven[task] = None
-        rank = self._size
         with suppress(OSError, EOFError, asyncio.CancelledError):  # asyncio's server would log a cancellation
             rank = await _prove((reader, writer), self.address.secret, 0)
-        self.unproven.pop(task, None)
-        if rank < self._size:
             self.admitted[rank] = reader, writer
             self._changed.set()
-        else:
-            writer.transport.abort()
+        self.unproven.pop(task, None)
 
 
 def own_address() -> str:
@@ -187,30 +186,24 @@ def _allow_connections(count: int) -> None:
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         needed = count + _OTHER_FILES
-        if soft != resource.RLIM_INFINITY and soft < needed:
-            most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        if 0 <= soft < needed:  # an unlimited one is negative, or greater than anything
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard < 0 else min(needed, hard), hard))
 
 
-async def connect(address: Address, rank: int) -> Streams:
-    """Return this worker's connection to worker 0; one that is cut off before the proofs is tried again."""
+async def connect(address: Address, rank: int) -> dict[int, Streams]:
+    """Return this worker's connection, to worker 0; one that is cut off before the proofs is tried again."""
     give_up = time.monotonic() + CONNECT_SECONDS
     while True:
         try:
             streams = await asyncio.open_connection(address.host, address.port)
-            try:
-                await _prove(streams, address.secret, rank)
-            except BaseException:
-                streams[1].transport.abort()
-                raise
+            await _prove(streams, address.secret, rank)
+            return {0: streams}
         except (OSError, EOFError) as error:
             if time.monotonic() > give_up:
                 raise ConnectionError(
                     f"worker 0 cannot be reached at {address.host}, port {address.port} ({error}); where that is the "
                     "wrong network, set AIODIST_CONTROL_ADDRESS there"
                 ) from error
-        else:
-            return streams
         await asyncio.sleep(_RETRY_SECONDS)
 
 
@@ -234,6 +227,7 @@ MOST_BYTES: Final = 1 << 26
 _LOOK_SECONDS: Final = 0.005
 _MOST_FRAMES: Final = 6
 _MACHINERY: Final = ("asyncio", "trio", "anyio", "uvloop", "aiodist")
+_NOTHING_HEARD: Final = "nothing is heard of it: it is stopped or cut off, or a long call holds the interpreter lock"
 _LENGTH: Final = struct.Struct("<I")
 BEAT: Final = _LENGTH.pack(0)
 
@@ -298,18 +292,17 @@ class Pulse:
 
     def silence(self) -> tuple[str, str, int]:
         """Return what to report of a loop that does not answer: a text, and the file and line that its thread is at."""
-        frames: list[FrameType] = []
         here = sys._current_frames().get(self._thread or 0)  # noqa: SLF001  (CPython has no other way)
-        while here is not None:  # without the calls of event loops and our own
-            if not frames or here.f_globals.get("__name__", "").partition(".")[0] not in _MACHINERY:
-                frames.append(here)
-            here = here.f_back
+        frames: list[tuple[FrameType, int]] = []
+        for frame, line in traceback.walk_stack(here) if here is not None else ():
+            if not frames or frame.f_globals.get("__name__", "").partition(".")[0] not in _MACHINERY:
+                frames.append((frame, line))  # without the calls of event loops and our own
         shown = [
             f"    {each.filename}:{each.lineno} in {each.name}" + (f"    {each.line}" * bool(each.line))
-            for each in traceback.StackSummary.extract((f, f.f_lineno) for f in frames[:_MOST_FRAMES])
+            for each in traceback.StackSummary.extract(frames[:_MOST_FRAMES])
         ]
         text = f"its event loop has been silent for {self.silent_seconds:.1f} s: something blocks it. Its thread is at"
-        file, line = (frames[0].f_code.co_filename, frames[0].f_lineno) if frames else ("", 0)
+        file, line = (frames[0][0].f_code.co_filename, frames[0][1]) if frames else ("", 0)
         return "\n".join([text, *shown]), file, line
 
 
@@ -331,9 +324,11 @@ class Peer:
         self._reader = reader
         self.writer = writer
 
-    def send(self, data: bytes) -> None:
-        """Let a message, as `packed` gave it, be sent."""
-        self.writer.write(data)
+    def limit(self, seconds: float) -> None:
+        """Let the connection end when its machine has not acknowledged for so long what it was sent; on Linux."""
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            option = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000)
+            self.writer.get_extra_info("socket").setsockopt(*option)
 
     async def receive(self) -> Message:
         """Return the next message; a ValueError says that what comes is none, an EOFError or OSError that it ends."""
@@ -369,15 +364,13 @@ class TcpControl:
         layout = team.layout
         self._team = weakref.ref(team)
         self._rank = layout.rank
-        self._size = layout.workers
         self._hellos = hellos
         self._coordinator = Coordinator(layout) if self._rank == 0 else None
         self._pulse = Pulse(self._ask_loop)
         self._peers: dict[int, Peer] = {}
-        self._gone: set[int] = set()
         self._allowed, self._stall = environment.lost_seconds() or 0.0, environment.stall_seconds()
         self._stalled: set[int] = set()
-        self._beat_seconds = max(BEAT_SECONDS, self._size / MOST_BEATS)
+        self._beat_seconds = max(BEAT_SECONDS, layout.workers / MOST_BEATS)
         self._lingers = False
         self._process = os.getpid()
         self._loop = asyncio.SelectorEventLoop()
@@ -385,8 +378,7 @@ class TcpControl:
         self._left = threading.Event()
         ending.shorten_reports(self._rank)
         connected: Future[None] = Future()
-        serve = partial(self._serve, meeting, connected)
-        threading.Thread(target=serve, name="aiodist control", daemon=True).start()
+        threading.Thread(target=self._serve, args=(meeting, connected), name="aiodist control", daemon=True).start()
         connected.result()
         atexit.register(self.close)
 
@@ -394,14 +386,13 @@ class TcpControl:
 
     def send(self, message: Message) -> None:
         """Tell the coordinator something."""
-        self._request(self._tell_coordinator, message)
+        self._request(self._tell_coordinator, self._rank, message)
 
     def close(self, why: str = "") -> None:
         """Tell the others that this worker ends, or why it leaves them; give them time to hear of an error."""
         atexit.unregister(self.close)
         if os.getpid() == self._process:  # what the program has forked has no part in it
-            error = ending.last_error()
-            self._request(self._say_farewell, why or ending.farewell_of(error), bool(why) or error is not None)
+            self._request(self._say_farewell, why or ending.farewell())
             self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
 
     def _request(self, fn: Callable[..., object], *arguments: Any) -> None:
@@ -412,26 +403,19 @@ class TcpControl:
 
     def _serve(self, meeting: Door | Address, connected: Future[None]) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            try:
-                runner.run(self._connect(meeting))
-            except BaseException as error:  # noqa: BLE001  (it is for the constructor, which waits)
-                connected.set_exception(error)
-            else:
-                connected.set_result(None)
-                runner.run(self._until_left())
+            runner.run(self._until_left(meeting, connected))
         self._left.set()
 
-    async def _connect(self, meeting: Door | Address) -> None:
-        connections = (
-            await meeting.admit_all() if isinstance(meeting, Door) else {0: await connect(meeting, self._rank)}
-        )
-        for rank, (reader, writer) in connections.items():
-            if hasattr(socket, "TCP_USER_TIMEOUT"):
-                limit = int((self._allowed or CUT_OFF_SECONDS) * 1000)
-                writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit)
-            self._peers[rank] = Peer(rank, reader, writer)
-
-    async def _until_left(self) -> None:
+    async def _until_left(self, meeting: Door | Address, connected: Future[None]) -> None:
+        try:
+            found = await (meeting.admit_all() if isinstance(meeting, Door) else connect(meeting, self._rank))
+            self._peers = {rank: Peer(rank, *streams) for rank, streams in found.items()}
+            for peer in self._peers.values():
+                peer.limit(self._allowed or CUT_OFF_SECONDS)
+        except BaseException as error:  # noqa: BLE001  (it is for the constructor, which waits)
+            connected.set_exception(error)
+            return
+        connected.set_result(None)
         hearing = [asyncio.create_task(self._hear(peer)) for peer in self._peers.values()]
         self._beat()
         await self._leaving.wait()
@@ -447,47 +431,46 @@ class TcpControl:
     def _may_leave(self) -> bool:
         if all(peer.farewell is not None for peer in self._peers.values()):
             return True
-        is_analysing = self._coordinator is not None and self._coordinator.pending
+        is_analysing = self._coordinator is not None and self._coordinator.is_analysing
         is_sending = any(peer.writer.transport.get_write_buffer_size() for peer in self._peers.values())
         return not (self._lingers or is_analysing or is_sending)
+
+    def _say_farewell(self, why: str) -> None:
+        if not self._leaving.is_set():
+            self._lingers = why != ending.ENDED
+            for peer in self._peers.values():
+                peer.writer.write(packed(Farewell(why)))
+            self._leaving.set()
 
     def _beat(self) -> None:
         self._loop.call_later(self._beat_seconds, self._beat)
         now = time.monotonic()
         self._pulse.beat(now)
+        self._warn_once(self._rank, self._pulse.silent_seconds, self._pulse.silence)
         for peer in list(self._peers.values()):
-            peer.send(BEAT)
-            self._look_at(peer, now - peer.heard - (self._beat_seconds - BEAT_SECONDS))
-        if self._is_stalled(self._rank, self._pulse.silent_seconds):
-            self._tell_of_stall(self._rank, *self._pulse.silence())
+            peer.writer.write(BEAT)
+            silent = now - peer.heard - (self._beat_seconds - BEAT_SECONDS)
+            why = trouble(self._hellos[peer.rank], silent, self._allowed)
+            if why is not None:
+                self._lose(peer.rank, why)
+            else:
+                self._warn_once(peer.rank, silent, lambda: (_NOTHING_HEARD, "", 0))
         if self._team() is None:  # nobody has the strategy any more
-            self._say_farewell(ending.ENDED, lingers=False)
+            self._say_farewell(ending.ENDED)
 
-    def _look_at(self, peer: Peer, silent: float) -> None:
-        why = trouble(self._hellos[peer.rank], silent, self._allowed)
-        if why is not None:
-            self._lose(peer.rank, why)
-        elif self._is_stalled(peer.rank, silent):
-            what = "nothing is heard of it: it is stopped or cut off, or a long call holds the interpreter lock"
-            self._tell_of_stall(peer.rank, what, "", 0)
-
-    def _is_stalled(self, rank: int, silent: float) -> bool:
-        """Return whether the others are to hear of a silence: once, when it is time."""
+    def _warn_once(self, rank: int, silent: float, describe: Callable[[], tuple[str, str, int]]) -> None:
+        """Let the others hear of a worker's silence, when it is time."""
         if silent < self._stall or not self._stall:
             self._stalled.discard(rank)
-            return False
-        is_new = rank not in self._stalled
-        self._stalled.add(rank)
-        return is_new
-
-    def _tell_of_stall(self, rank: int, what: str, file: str, line: int) -> None:
-        hello = self._hellos[rank]
-        text = f"worker {rank} of {self._size}, process {hello.pid} on {hello.host}: {what}"
-        message = Stalled(text, portable(file), line)
-        if self._rank != 0 and rank == 0:  # it is the coordinator that is silent
-            self._pass_on(message)
-        else:
-            self._tell_coordinator(message, rank)
+        elif rank not in self._stalled:
+            self._stalled.add(rank)
+            hello, (what, file, line) = self._hellos[rank], describe()
+            text = f"worker {rank} of {len(self._hellos)}, process {hello.pid} on {hello.host}: {what}"
+            message = Stalled(text, portable(file), line)
+            if self._rank != 0 and rank == 0:  # it is the coordinator that is silent
+                self._pass_on(message)
+            else:
+                self._tell_coordinator(rank, message)
 
     # This worker.
 
@@ -502,11 +485,10 @@ class TcpControl:
         elif isinstance(message, Lost) and message.why != ending.ENDED:
             ending.losses.append(message.why)
         team = self._team()
-        if team is None:
-            return
-        team.post(message)
-        if isinstance(message, Ask):
-            self._loop.call_later(ANSWER_SECONDS, self._answer, message.run)
+        if team is not None:
+            team.post(message)
+            if isinstance(message, Ask):
+                self._loop.call_later(ANSWER_SECONDS, self._answer, message.run)
 
     def _answer(self, run: int, *, again: bool = True) -> None:
         """Tell of a run in the place of an event loop that is blocked, or of a worker that has not begun it.
@@ -519,51 +501,39 @@ class TcpControl:
         elif team is not None:
             team.answer_for(run, self._pulse.silence()[0] if is_blocked else "")
 
-    def _say_farewell(self, why: str, lingers: bool) -> None:
-        if not self._leaving.is_set():
-            self._lingers = lingers
-            for peer in list(self._peers.values()):
-                peer.send(packed(Farewell(why)))
-            self._leaving.set()
-
     # The coordinator.
 
-    def _tell_coordinator(self, message: Message, about: int = 0) -> None:
+    def _tell_coordinator(self, rank: int, message: Message) -> None:
+        """Tell the coordinator what a worker says, or what is found out about it."""
         if self._coordinator is not None:
-            self._coordinate(partial(self._coordinator.take, about, message))
+            self._coordinate(self._coordinator.take, rank, message)
         elif 0 in self._peers:
-            self._peers[0].send(packed(message))
+            self._peers[0].writer.write(packed(message))
 
-    def _coordinate(self, step: Callable[[], Sent]) -> None:
+    def _coordinate(self, step: Callable[..., Sent], *arguments: Any) -> None:
         """Let the coordinator take a step, and send what follows; an error of its own ends the strategy for all."""
         assert self._coordinator is not None
-        known = self._coordinator.pending
         try:
-            sent = list(step())
+            sent = list(step(*arguments))
         except Exception as error:
             logging.getLogger("aiodist").exception("the coordinator has failed")
             sent = list(self._coordinator.give_up(error))
-        for run in self._coordinator.pending:
-            if run not in known:
-                conclude = partial(self._coordinator.conclude, run)
-                self._loop.call_later(PATIENCE_SECONDS, self._coordinate, conclude)
         for ranks, message in sent:
+            if isinstance(message, Ask):
+                self._loop.call_later(PATIENCE_SECONDS, self._coordinate, self._coordinator.conclude, message.run)
             data = packed(message)
             for rank in ranks:
                 if rank == 0:
                     self._pass_on(message)
                 elif rank in self._peers:
-                    self._peers[rank].send(data)
+                    self._peers[rank].writer.write(data)
 
     def _lose(self, rank: int, why: str) -> None:
-        """Note that a worker is gone."""
+        """Note that a worker is gone; nothing comes of it where that is known."""
         if rank in self._peers:
             self._peers.pop(rank).writer.transport.abort()
-        if rank in self._gone:
-            return
-        self._gone.add(rank)
         if self._coordinator is not None:
-            self._coordinate(partial(self._coordinator.lose, rank, why))
+            self._coordinate(self._coordinator.lose, rank, why)
         else:
             self._pass_on(Lost(rank, why))
 
@@ -571,33 +541,22 @@ class TcpControl:
 
     async def _hear(self, peer: Peer) -> None:
         """Take what a worker sends, until its connection ends."""
-        while True:
-            try:
+        try:
+            while True:
                 message = await peer.receive()
-            except (ValueError, EOFError, OSError) as error:
-                break_off = error
-                break
-            match message:
-                case Farewell():
+                if isinstance(message, Farewell):
                     peer.farewell = message.why
                     self._loop.call_later(FAREWELL_SECONDS, self._lose, peer.rank, message.why)
-                case _ if self._coordinator is not None:
-                    self._coordinate(partial(self._coordinator.take, peer.rank, message))
-                case _:
+                elif self._coordinator is not None:
+                    self._tell_coordinator(peer.rank, message)
+                else:
                     self._pass_on(message)
+        except (ValueError, EOFError, OSError) as error:
+            has_died = isinstance(error, EOFError | ConnectionError)
+            why = "has died: its connection was closed without a farewell" if has_died else f"is cut off: {error}"
         if self._peers.get(peer.rank) is not peer:  # it was ended here
             return
         if peer.farewell is None:
-            self._lose(peer.rank, self._why_lost(break_off))
+            self._lose(peer.rank, why)
         else:  # who has said farewell is lost a little later, when what was in flight has arrived
             self._peers.pop(peer.rank).writer.transport.abort()
-
-    def _why_lost(self, error: Exception) -> str:
-        """Return what to report of a worker whose connection has ended so."""
-        match error:
-            case TimeoutError():
-                return f"is cut off: its machine has not answered for {self._allowed or CUT_OFF_SECONDS:.0f} s"
-            case EOFError() | ConnectionError():
-                return "has died: its connection was closed without a farewell"
-            case _:
-                return f"is cut off: {error}"

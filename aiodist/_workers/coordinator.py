@@ -27,11 +27,12 @@ from aiodist._core.ledger import Ledger
 from aiodist._core.report import CollectiveReport, ReplicaReport
 from aiodist._core.snapshot import GroupKey, ReplicaFacts, Snapshot, merge
 from aiodist._core.terms import Reason, ReplicaState
+from aiodist._core.text import brief
 from aiodist._workers.layout import Layout
 from aiodist._workers.messages import Ask, GroupTag, Lost, Message, OpenGroup, Query, Report, Stalled, Trouble, Waiting
 
 PATIENCE_SECONDS: Final = 5.0
-"""How long the others have to send their parts; whoever keeps the time calls `Coordinator.conclude` then."""
+"""How long the others have to answer an `Ask`; whoever keeps the time calls `Coordinator.conclude` then."""
 
 Sent: TypeAlias = Iterator[tuple[tuple[int, ...], Message]]
 """Messages, each behind the ranks of the workers that it is for."""
@@ -53,9 +54,9 @@ class Coordinator:
         self.outcome: Report | Lost | None = None
 
     @property
-    def pending(self) -> tuple[int, ...]:
-        """The runs in trouble that some workers have not reported yet."""
-        return tuple(self._cases)
+    def is_analysing(self) -> bool:
+        """Whether a run is in trouble that some workers have not reported yet."""
+        return bool(self._cases)
 
     def take(self, rank: int, message: Message) -> Sent:
         """Take a worker's message; yield the answers."""
@@ -108,7 +109,7 @@ class Coordinator:
 
     def give_up(self, error: Exception) -> Sent:
         """End the strategy for all: this coordinator has failed itself."""
-        yield from self._end(Lost(0, f"has given up: {type(error).__name__}: {error}".partition("\n")[0]))
+        yield from self._end(Lost(0, f"has given up: {brief(error)}"))
 
     # Replicas that wait for each other, or for one that has ended.
 
@@ -158,7 +159,7 @@ def report_of(parts: Mapping[int, Trouble], layout: Layout) -> CollectiveReport:
     whole = replace(whole, replicas=tuple(replace(each, device=names[each.replica_id]) for each in whole.replicas))
     somebody_waits = any(group.open or group.join is not None for group in whole.groups)
     report = analyse(whole, overdue=overdue) if overdue is not None or somebody_waits else _nobody_waits(whole)
-    notes = [str(each) for rank in ranks for each in parts[rank].failures]
+    notes = [each for rank in ranks for each in parts[rank].failures]
     notes += [f"Worker {rank}: {parts[rank].note}" for rank in ranks if parts[rank].note]
     notes += [f"Worker {rank} has told nothing." for rank in silent]
     return replace(report, text="\n".join([report.text, *notes])) if notes else report

@@ -19,12 +19,14 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from types import TracebackType
 from typing import Any, Final
 
 from aiodist._arrays import environment
 from aiodist._core.errors import CollectiveError
 from aiodist._core.report import CollectiveReport
+from aiodist._core.text import brief
 
 _NAME: Final = "journal"
 
@@ -98,22 +100,24 @@ losses: Final[list[str]] = []
 reports_of_all: Final[list[CollectiveReport]] = []
 """The reports that all workers have been given."""
 
-_shortens: Final[list[int]] = []
 
-
-def last_error() -> BaseException | None:
+def _last_error() -> BaseException | None:
     """Return the error that ends the program; None where none has been shown, as of one that calls `sys.exit`."""
     return getattr(sys, "last_value", None)
 
 
-def farewell_of(error: BaseException | None) -> str:
-    """Return what the others hear of this worker, whose program ends with that error."""
-    return ENDED if error is None else f"{ENDED}: {type(error).__name__}: {error}".partition("\n")[0]
+def farewell() -> str:
+    """Return what the others hear of this worker, whose program ends."""
+    error = _last_error()
+    return ENDED if error is None else f"{ENDED}: {brief(error)}"
 
 
+@cache
 def shorten_reports(rank: int) -> None:
     """Show a report that all workers raise as one line, where a program of a worker behind the first ends by it."""
     show = sys.excepthook
+    if rank == 0:
+        return
 
     def show_shortly(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         inner = error
@@ -126,9 +130,7 @@ def shorten_reports(rank: int) -> None:
         else:
             show(kind, error, trace)
 
-    if rank > 0 and not _shortens:
-        _shortens.append(rank)
-        sys.excepthook = show_shortly
+    sys.excepthook = show_shortly
 
 
 def finalise(mpi: Any, worker: int) -> None:
@@ -141,7 +143,7 @@ def finalise(mpi: Any, worker: int) -> None:
     """
     if os.getpid() != worker or mpi.Is_finalized():  # a child that the program has forked ends by itself
         return
-    if mpi.COMM_WORLD.Get_size() > 1 and (last_error() is not None or losses):
+    if mpi.COMM_WORLD.Get_size() > 1 and (_last_error() is not None or losses):
         return
     notes, call = environment.notes(), of_library(mpi, "MPI_Finalize")
     if notes is None or call is None:

@@ -19,22 +19,6 @@ OUTSIDE: Final = -1
 """The number of what is called outside of replicas, beside those of runs, which count from 0."""
 
 
-class Failure(NamedTuple):
-    """What a replica raised on its own."""
-
-    replica_id: int  # the replica
-    type: str  # the exception's type
-    text: str  # its message, the first line
-
-    @classmethod
-    def of(cls, replica_id: int, error: BaseException) -> Failure:
-        """Return what to report of an exception."""
-        return cls(replica_id, type(error).__name__, str(error).partition("\n")[0])
-
-    def __str__(self) -> str:
-        return f"Replica {self.replica_id} raised {self.type}: {self.text}"
-
-
 class Trouble(NamedTuple):
     """A worker's part of a run that cannot go on. The first one that the coordinator hears makes it ask the others."""
 
@@ -43,7 +27,7 @@ class Trouble(NamedTuple):
     group: GroupKey | None = None  # the group that is in trouble, where that is known
     number: int | None = None  # the number of the collective that cannot be complete
     overdue: Overdue | None = None  # the collective whose time is up, where that is the trouble
-    failures: tuple[Failure, ...] = ()  # what replicas raised
+    failures: tuple[str, ...] = ()  # which replicas raised what
     note: str = ""  # more, for a person: that the event loop is blocked, say
 
 
@@ -85,7 +69,7 @@ class Report(NamedTuple):
 
     run: int
     report: CollectiveReport
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[str, ...] = ()
 
 
 class Lost(NamedTuple):

@@ -26,8 +26,9 @@ from aiodist._core.call import Call, OrderCheck, Post, path_of
 from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Group
 from aiodist._core.snapshot import GroupKey, Overdue
+from aiodist._core.text import brief
 from aiodist._workers.exchange import contributed
-from aiodist._workers.messages import Ask, Failure, GroupTag, OpenGroup, Query, Trouble, Waiting
+from aiodist._workers.messages import Ask, GroupTag, OpenGroup, Query, Trouble, Waiting
 from aiodist._workers.record import FLOAT64, NO_FLAGS, Agreement, Found, callers_of, digest_of
 from aiodist._workers.session import Carrier, Route, Session, Step
 from aiodist._workers.team import Team
@@ -277,7 +278,7 @@ class RunSpan(Carrier):
         key, number = (None, None) if group is None else (group.key, group.doomed)
         if overdue is not None:
             number = overdue.number
-        found = tuple(Failure.of(replica_id, error) for replica_id, error in (failures or {}).items())
+        found = tuple(f"Replica {i} raised {brief(error)}" for i, error in (failures or {}).items())
         snapshot = self._run.snapshot(blocked=self._blocked)
         self._team.control.send(Trouble(self.number, snapshot, key, number, overdue, found, note))
 

@@ -31,7 +31,7 @@ from aiodist._core.ledger import Ledger, Path, Slot
 from aiodist._core.report import CollectiveReport, ReplicaReport
 from aiodist._core.snapshot import Overdue, ReplicaFacts
 from aiodist._core.terms import Reason, ReplicaState
-from aiodist._core.text import ids
+from aiodist._core.text import brief, ids
 from aiodist._workers.coordinator import not_begun
 from aiodist._workers.driver import Driver
 from aiodist._workers.exchange import Agreed, Moving, accumulate_of
@@ -199,7 +199,7 @@ class Team:
 
     def _failed(self, error: Exception) -> None:
         """End the strategy with an error in its steps, which is the engine's and may be one worker's alone."""
-        text = f"has given up: {type(error).__name__}: {error}".partition("\n")[0]
+        text = f"has given up: {brief(error)}"
         self.control.send(Lost(self.layout.rank, text))
         lost = lost_worker(self.layout, self.layout.rank, text)
         lost.__cause__ = error
@@ -225,7 +225,7 @@ class Team:
         match message:
             case Report():
                 error = error_of(message.report)
-                error.__cause__ = next((RuntimeError(str(failure)) for failure in message.failures), None)
+                error.__cause__ = next((RuntimeError(failure) for failure in message.failures), None)
                 self.end(error)
             case Lost():
                 self.end(lost_worker(self.layout, message.rank, message.why))

@@ -99,7 +99,7 @@ async def let_in(opened: Door) -> None:
 
 async def admitted(opened: Door) -> None:
     """Let worker 1 in, beside whatever strangers there are."""
-    _, writer = await connect(opened.address, 1)
+    ((_, writer),) = (await connect(opened.address, 1)).values()
     writer.close()
     await let_in(opened)
     assert list(opened.admitted) == [1]
@@ -113,7 +113,7 @@ async def test_star_is_made_at_the_address_that_is_set(monkeypatch: pytest.Monke
     monkeypatch.setenv("AIODIST_CONTROL_ADDRESS", "localhost")
     opened = Door(hellos("a", "b", "c"))
     admitting = asyncio.create_task(opened.admit_all())
-    others = await asyncio.gather(*(connect(opened.address, rank) for rank in (2, 1)))
+    others = [each[0] for each in await asyncio.gather(*(connect(opened.address, rank) for rank in (2, 1)))]
     connections = await admitting
     assert sorted(connections) == [1, 2]
     for _, writer in [*connections.values(), *others]:
