@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import random
 import re
 import time
+import warnings
+from asyncio import Handle
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
@@ -24,7 +27,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from aiodist._checking.loop import Callback, ControlledLoop, Execution, OnPoint, Step, making_loops
+from aiodist._checking.loop import ControlledLoop, Execution, OnPoint, Step, making_loops
 from aiodist._checking.schedule import Change, LastFirst, Order, Random, Replayed, Schedule, directed, swapping
 from aiodist._checking.threads import busy_threads
 from aiodist._core import analysis
@@ -155,7 +158,7 @@ def run(program: Program, order: Order, *, seed: int, seconds: float | None, on_
 
     The seed is that of what it draws from `random` and `numpy.random`; None seconds: it may take as long as it likes.
     """
-    deadline = None if seconds is None else time.monotonic() + seconds
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
     execution = Execution(order, StuckRuns(seconds), on_point=on_point, deadline=deadline)
     value, error = None, None
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -181,7 +184,8 @@ def value_of(program: Program) -> Any:
     try:
         found = runner.run(value)
     except BaseException:
-        with suppress(CollectiveError):  # that what is left is stuck, too, is an echo of the first error
+        with suppress(CollectiveError), warnings.catch_warnings():  # what is left is stuck, too: an echo of the error
+            warnings.simplefilter("ignore", RuntimeWarning)  # on threads that do not end
             runner.close()
         raise
     runner.close()
@@ -231,7 +235,7 @@ def explore(program: Program, *, schedules: int, seed: int, seconds: float | Non
     points: defaultdict[object, list[int]] = defaultdict(list)
     swaps: defaultdict[object, list[Change]] = defaultdict(list)
 
-    def note(point: int, first: Step, _: Step | None, others: Iterable[Callback]) -> None:
+    def note(point: int, first: Step, _: Step | None, others: Iterable[Handle]) -> None:
         place, replica = _place_of(first), _replica_of(first)
         points[place].append(point)
         near = islice((step for step in others if isinstance(step, Step)), _NEAR if replica is not None else 0)
@@ -264,7 +268,7 @@ def replay(program: Program, schedule: Schedule, *, seconds: float | None) -> Ex
     """Run a program under one schedule."""
     lines: list[str] = []
 
-    def describe(_: int, first: Step, instead: Step | None, __: Iterable[Callback]) -> None:
+    def describe(_: int, first: Step, instead: Step | None, __: Iterable[Handle]) -> None:
         if instead is first:
             lines.append(f"{who(first)} is deferred until nothing else can run, {_where(first)}")
         elif instead is not None:

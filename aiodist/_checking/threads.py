@@ -53,14 +53,18 @@ _GLANCE = 0.0002
 
 def busy_threads(*, pause: float) -> list[threading.Thread]:
     """Return the threads that could call into the event loop of this one: after two looks, with a pause in between."""
-    others = (thread for thread in threading.enumerate() if type(thread).__module__ not in _BYSTANDERS)
-    if all(thread.ident == threading.get_ident() for thread in others):
-        return []
-    found = _busy()
-    if not found and pause:
+    others = _others()
+    found = _busy(others)
+    if others and pause and not found:
         time.sleep(pause)
-        found = _busy()
+        found = _busy(_others())
     return found
+
+
+def _others() -> list[threading.Thread]:
+    here = threading.get_ident()
+    everyone = threading.enumerate()
+    return [each for each in everyone if each.ident != here and type(each).__module__ not in _BYSTANDERS]
 
 
 _slow: WeakSet[threading.Thread] = WeakSet()
@@ -77,21 +81,19 @@ def let_threads_finish() -> None:
         time.sleep(_GLANCE)
 
 
-def _busy() -> list[threading.Thread]:
+def _busy(threads: list[threading.Thread]) -> list[threading.Thread]:
     frames = sys._current_frames()  # noqa: SLF001  (documented)
-    here = threading.get_ident()
-    threads = [
-        (thread, frames.get(thread.ident or 0))
-        for thread in threading.enumerate()
-        if thread.ident != here and type(thread).__module__ not in _BYSTANDERS
-    ]
-    waiting = Counter(executor for _, frame in threads if (executor := _employer(frame)) is not None)
-    handing_out = {executor for executor, number in waiting.items() if _has_handed_out(executor, number)}
-    return [
-        thread
-        for thread, frame in threads
-        if (thread.busy if isinstance(thread, Worker) else not _is_idle(frame) or _employer(frame) in handing_out)
-    ]
+    busy, waiting = [], list[tuple[threading.Thread, ThreadPoolExecutor]]()
+    for thread in threads:
+        frame = frames.get(thread.ident or 0)
+        employer = _employer(frame)
+        if employer is not None:
+            waiting.append((thread, employer))
+        elif thread.busy if isinstance(thread, Worker) else not _is_idle(frame):
+            busy.append(thread)
+    numbers = Counter(employer for _, employer in waiting)
+    handing_out = {employer for employer, number in numbers.items() if _has_handed_out(employer, number)}
+    return busy + [thread for thread, employer in waiting if employer in handing_out]
 
 
 def _is_idle(frame: FrameType | None) -> bool:
@@ -103,9 +105,7 @@ def _is_idle(frame: FrameType | None) -> bool:
         waiter = variables.get("waiter")
         waiters = getattr(variables["self"], "_waiters", ())
         return variables.get("timeout") is None and waiter is not None and waiter in waiters
-    if code in _JOINS:
-        return variables.get("timeout", -1) in (None, -1) and variables["self"] in threading.enumerate()
-    return _employer(frame) is not None
+    return code in _JOINS and variables.get("timeout", -1) in (None, -1) and variables["self"] in threading.enumerate()
 
 
 def _employer(frame: FrameType | None) -> ThreadPoolExecutor | None:
@@ -119,18 +119,14 @@ def _employer(frame: FrameType | None) -> ThreadPoolExecutor | None:
     return None if executor is None or getattr(executor, "_shutdown", True) else executor
 
 
-_in_hand: WeakKeyDictionary[ThreadPoolExecutor, tuple[int, int, float]] = WeakKeyDictionary()
-"""Of executors that counted fewer waiting threads than there seem to be: both numbers, and since when."""
+_since: WeakKeyDictionary[ThreadPoolExecutor, float] = WeakKeyDictionary()
+"""Executors that have counted fewer waiting threads than there seem to be since then."""
 
 
 def _has_handed_out(executor: ThreadPoolExecutor, waiting: int) -> bool:
     """Whether a thread that seems to wait has been handed work, as far as its executor's count tells."""
-    counted: int = getattr(getattr(executor, "_idle_semaphore", None), "_value", waiting)
-    if counted >= waiting:
-        _in_hand.pop(executor, None)
+    if getattr(getattr(executor, "_idle_semaphore", None), "_value", waiting) >= waiting:
+        _since.pop(executor, None)
         return False
     now = time.monotonic()
-    before = _in_hand.get(executor)
-    if before is None or before[:2] != (counted, waiting):
-        before = _in_hand[executor] = counted, waiting, now
-    return now - before[2] < _COUNT_SECONDS
+    return now - _since.setdefault(executor, now) < _COUNT_SECONDS

@@ -39,6 +39,6 @@ def work_until_the_loop_waits() -> None:
     while time.monotonic() < limit:
         frame = sys._current_frames().get(main or 0)
         while frame is not None:
-            if frame.f_code.co_qualname == "ControlledLoop._wait":
+            if frame.f_code.co_qualname == "ControlledLoop._wait_for_more":
                 return
             frame = frame.f_back
