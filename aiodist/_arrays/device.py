@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 
 import numpy as np
 
-from aiodist._arrays.host import bfloat16, class_name, packages, refuse_gradient
+from aiodist._arrays.host import HostType, bfloat16, class_name, dlpack_device, host_type_of, packages, refuse_gradient
 
 CUDA: Final = 2  # of DLPack's DLDeviceType
 LEGACY_DEFAULT_STREAM: Final = 1
@@ -71,7 +71,12 @@ class DeviceType:
 
     def buffer(self, leaf: Any) -> DeviceArray:
         """Return an array as one to write into; a TypeError says why it cannot be."""
-        raise NotImplementedError
+        found = self.view(leaf)
+        if found.owner is not leaf:  # but a copy
+            raise TypeError(
+                "out must hold contiguous arrays on GPUs, with elements in C's order; leave it out, and copy"
+            )
+        return found
 
     def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
         """Return new arrays, or what `finish` makes them of, each with its address; ``allocate`` may give memory."""
@@ -102,19 +107,7 @@ def has_gaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) ->
     return any(size > 1 and step != own for size, step, own in zip(shape, strides, plain, strict=True))
 
 
-def lies_apart(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    """Return whether each element has memory of its own, and axes lie in forward order."""
-    reach = itemsize
-    for step, size in sorted((step, size) for size, step in zip(shape, strides, strict=True) if size > 1):
-        if step < reach:
-            return False
-        reach += step * (size - 1)
-    return True
-
-
 # Frameworks.
-
-_NOT_CONTIGUOUS: Final = "out must hold contiguous arrays on GPUs, with elements in C's order; leave it out, and copy"
 
 
 class Torch(DeviceType):
@@ -128,14 +121,7 @@ class Torch(DeviceType):
     def view(self, leaf: Any) -> DeviceArray:
         if leaf.is_conj() or leaf.is_neg():  # what its memory holds is not what it says
             leaf = leaf.resolve_conj().resolve_neg()
-        return self._array(leaf if leaf.is_contiguous() else leaf.contiguous())
-
-    def buffer(self, leaf: Any) -> DeviceArray:
-        if leaf.is_conj() or leaf.is_neg() or not leaf.is_contiguous():
-            raise TypeError(_NOT_CONTIGUOUS)
-        return self._array(leaf)
-
-    def _array(self, leaf: Any) -> DeviceArray:
+        leaf = leaf.contiguous()
         if leaf.requires_grad:
             refuse_gradient(leaf)
         dtype, ordinal = _of_torch(leaf.dtype), leaf.get_device()
@@ -185,11 +171,6 @@ class _WithInterface(DeviceType):
 
     def is_on_gpu(self, leaf: Any) -> bool:
         return hasattr(type(leaf), "__cuda_array_interface__")
-
-    def buffer(self, leaf: Any) -> DeviceArray:
-        if has_gaps(leaf.shape, leaf.strides, leaf.dtype.itemsize):
-            raise TypeError(_NOT_CONTIGUOUS)
-        return self._array(leaf)
 
     def _array(self, leaf: Any) -> DeviceArray:
         if not leaf.dtype.isnative:
@@ -313,7 +294,10 @@ def device_type_of(leaf: Any) -> DeviceType | None:
     for package in packages(kind):
         if package in TYPES:  # only the framework can tell whether it is on a GPU
             return TYPES[package] if TYPES[package].is_on_gpu(leaf) else None
-    if not _is_on_gpu(leaf):
+    if hasattr(leaf, "__dlpack_device__"):
+        if dlpack_device(leaf) != CUDA:
+            return None
+    elif not hasattr(leaf, "__cuda_array_interface__"):
         return None
     known = ", ".join(dict.fromkeys(kind.name for kind in TYPES.values()))
     raise TypeError(
@@ -322,15 +306,9 @@ def device_type_of(leaf: Any) -> DeviceType | None:
     )
 
 
-def _is_on_gpu(leaf: Any) -> bool:
-    try:
-        tell = leaf.__dlpack_device__
-    except AttributeError:
-        return hasattr(leaf, "__cuda_array_interface__")
-    try:
-        return int(tell()[0]) == CUDA
-    except ValueError:  # PyTorch's "meta" tensors, which have no memory
-        return False
+def framework_of(leaf: Any) -> HostType | DeviceType | None:
+    """Return whose array it is, wherever it lies; None if it is no other framework's. See `host_type_of`."""
+    return device_type_of(leaf) or host_type_of(leaf)
 
 
 # Memory that JAX takes over, and memory that it shows, by DLPack.

@@ -137,13 +137,17 @@ def host_type_of(leaf: Any) -> HostType | None:
     framework = _framework_of(leaf) if is_foreign(leaf) else None
     if framework is None:
         return None
-    try:
-        device = leaf.__dlpack_device__()[0]
-    except ValueError:  # PyTorch's "meta" tensors, which have no memory
-        device = None
-    if device != CPU:
+    if dlpack_device(leaf) != CPU:
         raise TypeError(f"expected an array in host memory, got a {class_name(leaf)} elsewhere; copy it first")
     return HostType(framework)
+
+
+def dlpack_device(leaf: Any) -> int | None:
+    """Return DLPack's type of the device that an array lies on."""
+    try:
+        return int(leaf.__dlpack_device__()[0])
+    except ValueError:  # PyTorch's "meta" tensors, which have no memory
+        return None
 
 
 def is_foreign(value: Any) -> bool:

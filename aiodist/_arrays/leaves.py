@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from aiodist._arrays import nests
-from aiodist._arrays.device import DeviceType, device_type_of
-from aiodist._arrays.host import ArrayLike, HostType, host_type_of
+from aiodist._arrays.device import DeviceType, device_type_of, framework_of
+from aiodist._arrays.host import ArrayLike, HostType
 from aiodist._arrays.values import IndexedSlices
 
 
@@ -22,42 +22,53 @@ class LeafType:
     """
 
     NUMPY_ARRAY: Final = None
-    NUMPY_SCALAR: Final = "NumPy scalar"
-    PYTHON_NUMBER: Final = "Python number"
-    INDEXED_SLICES: Final = "IndexedSlices"
-
-
-_NUMBERS = (int, float, complex, bool)
+    NUMPY_SCALAR: Final = "scalar"
+    PYTHON_NUMBER: Final = "number"
+    INDEXED_SLICES: Final = "slices"
 
 
 LeafMark: TypeAlias = str | HostType | DeviceType | None
 Leaf: TypeAlias = tuple[tuple[Any, ...], Any, LeafMark, Any]
 
+_NUMBERS = (int, float, complex, bool)
 
-def describe(value: Any) -> tuple[Any, Any, Any, Any, Any]:
-    """Return structure, shapes, dtypes, marks and leaves of a value.
 
-    For a single leaf, the commonest value, the structure is None and the rest is the leaf's own; for a nest there is an
-    item for each leaf in the rest, except that the marks are None where all leaves are NumPy arrays. The leaves are
-    what takes part in the collective: see `describe_leaf`.
+class Spec(NamedTuple):
+    """What a replica's value is, without its numbers: an item for each leaf."""
+
+    shapes: tuple[tuple[int | None, ...], ...]  # a size is None where it may differ between replicas
+    dtypes: tuple[Any, ...]  # the type of a Python number
+    marks: tuple[LeafMark, ...]
+    single: bool = False  # the value is its only leaf, and no nest
+
+    def of(self, places: Sequence[int]) -> Spec:
+        """Return the spec of some of the leaves, as a nest."""
+        return Spec(
+            tuple([self.shapes[place] for place in places]),
+            tuple([self.dtypes[place] for place in places]),
+            tuple([self.marks[place] for place in places]),
+        )
+
+
+def describe(value: Any) -> tuple[nests.Structure | None, Spec, Any]:
+    """Return structure, spec and leaves of a value; a single leaf, the commonest value, has no structure.
+
+    The leaves are what takes part in the collective, see `describe_leaf`; a single one stands for itself.
     """
     if isinstance(value, (np.ndarray, np.generic, int, float, complex)) or hasattr(value, "__dlpack_device__"):
-        return None, *describe_leaf(value)
+        return _single(value)
     leaves, structure = nests.flatten(value)
     if len(leaves) == 1 and leaves[0] is value:
-        return None, *describe_leaf(value)
-    for leaf in leaves:
-        if type(leaf) is not np.ndarray:
-            break
-    else:  # also where there are none
-        return structure, tuple([a.shape for a in leaves]), tuple([a.dtype for a in leaves]), None, leaves
-    if len(set(map(type, leaves))) == 1:
+        return _single(value)
+    types = set(map(type, leaves))
+    if types <= {np.ndarray}:
+        return structure, _spec(leaves, LeafType.NUMPY_ARRAY), leaves
+    if len(types) == 1:
         with suppress(TypeError):  # for which the leaves, one by one, find the words
             mark = device_type_of(leaves[0])
             if mark is not None and all(map(mark.is_on_gpu, leaves)):  # nests of hundreds of tensors are common
                 arrays = list(map(mark.view, leaves))
-                shapes, dtypes = tuple([a.shape for a in arrays]), tuple([a.dtype for a in arrays])
-                return structure, shapes, dtypes, (mark,) * len(leaves), arrays
+                return structure, _spec(arrays, mark), arrays
     found = []
     for index, leaf in enumerate(leaves):
         try:
@@ -65,15 +76,25 @@ def describe(value: Any) -> tuple[Any, Any, Any, Any, Any]:
         except TypeError as error:
             path = nests.leaf_paths(structure, "value")[index]
             raise TypeError(f"{path}: {error}") from None
-    of_shapes, of_dtypes, marks, taking_part = zip(*found, strict=True)
-    return structure, of_shapes, of_dtypes, marks if any(marks) else None, list(taking_part)
+    shapes, dtypes, marks, taking_part = zip(*found, strict=True)
+    return structure, Spec(shapes, dtypes, marks), list(taking_part)
 
 
-def describe_leaf(leaf: Any) -> Leaf:  # noqa: PLR0911  (one return a type)
+def _single(leaf: Any) -> tuple[None, Spec, Any]:
+    shape, dtype, mark, taking_part = describe_leaf(leaf)
+    return None, Spec((shape,), (dtype,), (mark,), single=True), taking_part
+
+
+def _spec(arrays: Sequence[Any], mark: LeafMark) -> Spec:
+    """Return the spec of a nest of arrays that are all of one sort."""
+    return Spec(tuple([a.shape for a in arrays]), tuple([a.dtype for a in arrays]), (mark,) * len(arrays))
+
+
+def describe_leaf(leaf: Any) -> Leaf:
     """Return a leaf's shape, dtype (for a Python number its type), mark, and what of it takes part in a collective.
 
-    The shape has None for a size that is not known; the mark is what `LeafType` says; what takes part is the leaf, the
-    array that it reads as, a NumPy array over its memory, or its `DeviceArray`. Anything else is a TypeError.
+    What takes part is the leaf, the array that it reads as, a NumPy array over its memory, or its `DeviceArray`.
+    Anything else is a TypeError.
     """
     kind: Any = type(leaf)
     if kind is np.ndarray or kind is np.memmap:
@@ -86,15 +107,11 @@ def describe_leaf(leaf: Any) -> Leaf:  # noqa: PLR0911  (one return a type)
         return leaf.shape, leaf.dtype, LeafType.INDEXED_SLICES, leaf
     if isinstance(leaf, ArrayLike):
         return describe_leaf(leaf.read_value())
-    on_device = device_type_of(leaf)
-    if on_device is not None:
-        found = on_device.view(leaf)
-        return found.shape, found.dtype, on_device, found
-    foreign = host_type_of(leaf)
-    if foreign is None:
+    framework = framework_of(leaf)
+    if framework is None:
         raise TypeError(_unsupported(leaf))
-    array = foreign.view(leaf)
-    return array.shape, array.dtype, foreign, array
+    array = framework.view(leaf)
+    return array.shape, array.dtype, framework, array
 
 
 def _unsupported(leaf: Any) -> str:
@@ -116,23 +133,6 @@ def _unsupported(leaf: Any) -> str:
 def _short(value: object, limit: int = 60) -> str:
     text = repr(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-class Spec(NamedTuple):
-    """What a replica's value is, without its numbers: an item for each leaf."""
-
-    shapes: tuple[tuple[int | None, ...], ...]  # a size is None where it may differ between replicas
-    dtypes: tuple[Any, ...]  # the type of a Python number
-    marks: tuple[LeafMark, ...]  # what they are beside that, see `LeafType`
-    single: bool = False  # the value is its only leaf, and no nest
-
-    def of(self, places: Sequence[int]) -> Spec:
-        """Return the spec of some of the leaves, as a nest."""
-        return Spec(
-            tuple([self.shapes[place] for place in places]),
-            tuple([self.dtypes[place] for place in places]),
-            tuple([self.marks[place] for place in places]),
-        )
 
 
 def is_array(mark: LeafMark) -> bool:

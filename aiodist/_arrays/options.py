@@ -23,7 +23,7 @@ class CommunicationOptions:
             and rounds once; replica 0's value is used.
 
     Raises:
-        TypeError: ``bytes_per_pack`` or ``timeout_seconds`` is not a number.
+        TypeError: ``bytes_per_pack`` is not an int, or ``timeout_seconds`` not a number.
         ValueError: a value is out of range.
     """
 
@@ -33,6 +33,8 @@ class CommunicationOptions:
     accumulate: Accumulate = "native"
 
     def __post_init__(self) -> None:
+        if not hasattr(self.bytes_per_pack, "__index__"):
+            raise TypeError(f"bytes_per_pack must be an int, got {self.bytes_per_pack!r}")
         if self.bytes_per_pack < 0:
             raise ValueError(f"bytes_per_pack must be 0 or more, got {self.bytes_per_pack}")
         if self.timeout_seconds is not None and not self.timeout_seconds > 0:  # nor is NaN

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 import aiodist_kernels as kernels
-from aiodist._arrays.device import DeviceArray, DeviceType, device_type_of, lies_apart
+from aiodist._arrays.device import DeviceArray, DeviceType, device_type_of
 from aiodist._arrays.host import class_name
 from aiodist._arrays.leaves import LeafMark, LeafType, describe_leaf, is_array
 from aiodist._collectives.kinds import Collective
@@ -37,17 +37,16 @@ def checked(collective: Collective, leaves: Sequence[Any], buffers: Sequence[Any
         _buffer(buffer, leaf, shape, dtype, mark, op)
         for buffer, leaf, shape, dtype, mark in zip(buffers, leaves, *spec[:3], strict=True)
     ]
-    by_bounds = len(found) > 1 and entangled((), [span(buffer, place) for place, buffer in enumerate(found)])
-    if by_bounds and any(starmap(_share, combinations(found, 2))):  # columns of a matrix do not
+    hosts = [buffer for buffer in found if isinstance(buffer, np.ndarray)]
+    on_host, on_gpus = [span(b, 0) for b in hosts], [span(b, 0) for b in found if not isinstance(b, np.ndarray)]
+    if entangled((), on_gpus) or (entangled((), on_host) and any(starmap(_share, combinations(hosts, 2)))):
         raise ValueError("out must have a buffer of its own for each leaf, got two that share memory")
     return found
 
 
-def _share(one: Any, other: Any) -> bool:
-    """Return whether two buffers share an element, or it would take NumPy long to find out."""
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return np.may_share_memory(one, other, max_work=1000)  # type: ignore[arg-type]  # any number does
-    return entangled((), [span(one, 0), span(other, 1)])
+def _share(one: Array, other: Array) -> bool:
+    """Return whether arrays share an element, as columns of a matrix do not, or it would take long to find out."""
+    return np.may_share_memory(one, other, max_work=1000)  # type: ignore[arg-type]  # any number does
 
 
 def _buffer(out: Any, leaf: Any, shape: tuple[int | None, ...], dtype: Any, mark: LeafMark, op: ReduceOp) -> Any:
@@ -68,8 +67,8 @@ def _buffer(out: Any, leaf: Any, shape: tuple[int | None, ...], dtype: Any, mark
             raise TypeError(f"out must hold arrays, where the value has arrays, got {out!r}")
         if not buffer.flags.writeable:
             raise ValueError("out must be writeable, got a read-only array")
-        steps = tuple(map(abs, buffer.strides))
-        if not (buffer.flags.forc or lies_apart(buffer.shape, steps, buffer.itemsize)):
+        begin, end = byte_bounds(buffer)
+        if buffer.size and end - begin < buffer.nbytes:
             raise ValueError(
                 f"out must have memory for each element, got an array of shape {buffer.shape} whose elements overlap: "
                 f"its strides are {buffer.strides}"
@@ -107,7 +106,7 @@ def entangled(inputs: Iterable[Span], outs: Iterable[Span]) -> bool:
     """
     read = written = 0  # how far what is read, and what is written, has reached so far
     for begin, end, _, is_written in sorted([(*each, False) for each in inputs] + [(*each, True) for each in outs]):
-        if begin == end:
+        if begin >= end:  # it is empty
             continue
         if begin < written or (is_written and begin < read):
             return True

@@ -19,7 +19,7 @@ import numpy as np
 from aiodist._arrays import nests
 from aiodist._arrays.device import DeviceType
 from aiodist._arrays.host import HostType
-from aiodist._arrays.leaves import LeafType, Spec, describe
+from aiodist._arrays.leaves import LeafMark, Spec, describe
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._collectives import kinds
 from aiodist._collectives.execution import executor
@@ -206,19 +206,11 @@ def dtype_text(dtype: Any, kind: Kind) -> str:
     return dtype.newbyteorder("=").name if isinstance(dtype, np.dtype) else str(getattr(dtype, "__name__", dtype))
 
 
-_ARRAYS = {
-    LeafType.NUMPY_ARRAY: "array",
-    LeafType.NUMPY_SCALAR: "scalar",
-    LeafType.PYTHON_NUMBER: "number",
-    LeafType.INDEXED_SLICES: "slices",
-}
-
-
-def array_text(mark: Any) -> str:
+def array_text(mark: LeafMark) -> str:
     """Return what a leaf is, as calls have it."""
     if isinstance(mark, DeviceType):
         return mark.name + ON_A_GPU
-    return mark.name if isinstance(mark, HostType) else _ARRAYS[mark]
+    return mark.name if isinstance(mark, HostType) else mark or "array"
 
 
 # Arguments.
@@ -234,29 +226,22 @@ def reduction(given: ReduceOp | str, value: Any, name: str | None) -> tuple[Requ
         found = array_request(kinds.ALL_REDUCE, op, value.shape, value.dtype)
         found.spelling = given
         return found, None, value
-    structure, shapes, dtypes, marks, leaves = describe(value)
-    spec = _spec(structure, shapes, dtypes, marks)
+    structure, spec, leaves = described(value)
     found = request(kinds.ALL_REDUCE, op, None, checked_name(name), structure, spec)
     if structure is None:
         return found, None, leaves
-    if marks is None and name is None:
+    if name is None and not any(spec.marks):
         found.spelling = given
         found.learn(value)
     return found, nests.builder(structure), leaves
 
 
-def described(value: Any) -> tuple[Any, Spec, Any]:
-    """Return structure (None for a single leaf), spec and leaves of a value; a single leaf stands for itself."""
-    structure, shapes, dtypes, marks, leaves = describe(value)
-    return structure, _spec(structure, shapes, dtypes, marks), leaves
-
-
-def _spec(structure: Any, shapes: Any, dtypes: Any, marks: Any) -> Spec:
-    if structure is None:
-        return Spec((shapes,), (dtypes,), (marks,), single=True)
-    if not shapes:
-        check_not_all_none(structure.unflatten(()), 5)
-    return Spec(shapes, dtypes, marks if marks is not None else (None,) * len(shapes), single=False)
+def described(value: Any) -> tuple[nests.Structure | None, Spec, Any]:
+    """Return structure, spec and leaves of a value, as `describe` does; warn of one whose leaves are all None."""
+    found = describe(value)
+    if not found[1].shapes:
+        check_not_all_none(value, 5)
+    return found
 
 
 def check_not_all_none(value: Any, stacklevel: int) -> None:

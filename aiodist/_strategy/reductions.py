@@ -23,9 +23,9 @@ from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 import aiodist_kernels as kernels
 from aiodist._arrays import nests
-from aiodist._arrays.device import DeviceType, device_type_of
+from aiodist._arrays.device import DeviceType, framework_of
 from aiodist._arrays.devices import gpu_number
-from aiodist._arrays.host import Array, HostType, host_type_of
+from aiodist._arrays.host import Array, HostType
 from aiodist._arrays.leaves import LeafMark, LeafType, Spec, describe_leaf
 from aiodist._arrays.values import DistributedValues, Mirrored, check_awaited, check_unmasked
 from aiodist._collectives.execution import executor
@@ -177,7 +177,7 @@ def _copied(leaf: Any) -> Operand | None:
 
 def is_foreign_array(leaf: Any) -> bool:
     """Return whether a leaf is another framework's array, on the host or on a GPU."""
-    return device_type_of(leaf) is not None or host_type_of(leaf) is not None
+    return framework_of(leaf) is not None
 
 
 def _are_arrays_alike(parts: Sequence[Any]) -> bool:

@@ -18,6 +18,7 @@ from aiodist._core.call import OrderCheck
     ("values", "error", "text"),
     [
         ({"bytes_per_pack": -1}, ValueError, "bytes_per_pack must be 0 or more, got -1"),
+        ({"bytes_per_pack": 2.5}, TypeError, "bytes_per_pack must be an int, got 2.5"),
         ({"timeout_seconds": 0}, ValueError, "timeout_seconds must be more than 0, or None to wait, got 0"),
         ({"timeout_seconds": math.nan}, ValueError, "timeout_seconds must be more than 0"),
         ({"timeout_seconds": "3"}, TypeError, "not supported between instances of 'str' and 'int'"),
