@@ -2,7 +2,9 @@
 
     what replicas enqueued ──▶ event ──▶ each device's own stream: launches, copies ──▶ event ──▶ the replicas' streams
 
-So a replica's next kernel sees the result, and may write to what it contributed, with no further care.
+So a replica's next kernel sees the result, and may write to what it contributed, with no further care. What a replica
+calls in a worker thread is ordered in the same way: it runs with the replica's device and stream as the current ones of
+the frameworks that the program has loaded.
 
 A training step's collectives are the same again and again; what differs is, at most, addresses. So steps are made for
 arrays that have numbers: the address of a byte in an array is `symbol` of the array's number, plus its offset. A
@@ -12,20 +14,25 @@ Array 0 of a schedule that nobody numbers begins at address 0: its steps have ad
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import cache, partial
 from threading import RLock
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from aiodist._arrays.device import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM, TYPES
+from aiodist._arrays.devices import gpu_number
 from aiodist._gpu import steps
 from aiodist._gpu.cuda_core import CudaCore, DeviceEvent, DeviceMemory, DeviceStream
 from aiodist._gpu.steps import Copy, Job, Launch, Meet, Move, Rows, Step
 from aiodist_kernels.cuda import forms
 from aiodist_kernels.cuda.forms import Form
 from aiodist_kernels.rules import Rule
+
+T = TypeVar("T")
 
 BOUND = 64
 """How many schedules with their addresses are kept."""
@@ -62,11 +69,9 @@ class Bound(NamedTuple):
     """Whether it serves again; scratch memory serves one time only."""
 
 
-Bind: TypeAlias = Callable[[Sequence[int], NDArray[np.int64], list[DeviceMemory]], Call]
-"""A step of a schedule: it takes where each array begins, twice, the second time as an array for steps that take many,
-and what holds the memory that it needs; it returns the step with its addresses put in."""
-
-_NO_NUMBERS: Final = np.zeros(0, np.int64)
+Bind: TypeAlias = Callable[[Sequence[int], list[DeviceMemory]], Call]
+"""A step of a schedule: takes where each array begins, and what holds the memory that the step needs; returns the step
+with its addresses put in."""
 
 
 class Schedule:
@@ -83,7 +88,6 @@ class Schedule:
         self._loaded = False
         devices = {place.device for batch in batches for place in (*batch.jobs[0].inputs, *batch.jobs[0].outputs)}
         self._devices = tuple(sorted(devices | steps.devices_of(then)))
-        self._has_tables = False
         found = [s for b in batches for s in steps.reduce_steps(b.rule, b.jobs, driver.reaches, self._allocate)]
         if batches and then and len(self._devices) > 1:
             found.append(Meet(self._devices))
@@ -99,8 +103,7 @@ class Schedule:
         keeps = [self._driver.allocate(device, nbytes) for device, nbytes in self._scratch]
         if keeps:
             begins = *begins, *[memory.address for memory in keeps]
-        numbers = np.array(begins, np.int64) if self._has_tables else _NO_NUMBERS
-        calls = [bind(begins, numbers, keeps) for bind in self._steps]
+        calls = [bind(begins, keeps) for bind in self._steps]
         return Bound(self._devices, calls, keeps, not self._scratch)
 
     def _allocate(self, device: int, nbytes: int) -> int:
@@ -118,7 +121,8 @@ class Schedule:
             case Copy():
                 return self._copy(step)
             case Meet(devices):
-                call = partial(meet, self._driver, devices)
+                own = [self._driver.stream(device) for device in devices]
+                call = partial(_order, self._driver, own, own)
                 return lambda *_: call
 
     def _direct(self, step: Launch) -> Bind:
@@ -141,19 +145,18 @@ class Schedule:
     def _tabled(self, step: Launch) -> Bind:
         """Return a launch with tables in the device's memory."""
         device, form, leaves, lanes = step
-        self._has_tables = True
         driver, count = self._driver, len(leaves[0].buffers)
         places = np.array([_split(address) for leaf in leaves for address in (leaf.out, *leaf.buffers)], np.int64)
         arrays, offsets = places.T.reshape(2, len(leaves), 1 + count)
         layout = forms.Layout(form, [leaf.elements * lanes for leaf in leaves], count)
         ready: list[tuple[DeviceMemory, Callable[..., object]]] = []  # from the first time on
 
-        def bind(_: Sequence[int], numbers: NDArray[np.int64], keeps: list[DeviceMemory]) -> Call:
+        def bind(begins: Sequence[int], keeps: list[DeviceMemory]) -> Call:
             if not ready:
                 heads = driver.upload(device, layout.heads)
                 ready.append((heads, driver.launcher(device, form, layout.chunks * forms.THREADS)))
             heads, launch = ready[0]
-            rows = driver.upload(device, layout.rows(numbers[arrays] + offsets))
+            rows = driver.upload(device, layout.rows(np.array(begins, np.int64)[arrays] + offsets))
             keeps += [heads, rows]
             return partial(launch, heads.address, rows.address, layout.chunks, count)
 
@@ -187,18 +190,17 @@ def _split(address: int) -> tuple[int, int]:
     return address >> _OFFSET, address & ((1 << _OFFSET) - 1)
 
 
-def meet(driver: CudaCore, devices: Sequence[int]) -> None:
-    """Let each device's stream wait for what the others' have been given so far."""
-    events: dict[int, Any] = {device: driver.record(driver.stream(device)) for device in devices}
-    for device in devices:
-        for other in devices:
-            if other != device:
-                driver.wait(driver.stream(device), events[other])
-    for event in events.values():
-        driver.release(event)
-
-
 # Streams.
+
+
+def _order(driver: CudaCore, first: Iterable[DeviceStream], then: Sequence[DeviceStream]) -> None:
+    """Let streams wait for what others have been given so far."""
+    for stream in first:
+        event = driver.record(stream)
+        for other in then:
+            if other is not stream:
+                driver.wait(other, event)
+        driver.release(event)
 
 
 class Completion:
@@ -251,9 +253,19 @@ class Queue:
 
         Inputs were made, and results will be used, on the ``streams``; ``keeps`` own them.
         """
-        with self.driver.using():
+        driver = self.driver
+        with driver.using():
             bound = self._bind(schedule, begins)
-            return self._enqueue(bound, streams, [keeps, bound.keeps])
+            own = [driver.stream(device) for device in bound.devices]
+            others = [stream for stream in streams if stream not in own]
+            _order(driver, others, own)
+            for call in bound.calls:
+                call()
+            done = [driver.record(device) for device in own]
+            for stream in others:
+                for event in done:
+                    driver.wait(stream, event)
+            return Completion(driver, done, [keeps, bound.keeps])
 
     def _bind(self, schedule: Schedule, begins: tuple[int, ...]) -> Bound:
         """Return a schedule with addresses put in, the same as before where all lies where it lay.
@@ -269,23 +281,6 @@ class Queue:
                     del self._bound[next(iter(self._bound))]
         return found
 
-    def _enqueue(self, bound: Bound, streams: Iterable[DeviceStream], keeps: list[Any]) -> Completion:
-        driver = self.driver
-        own = [driver.stream(device) for device in bound.devices]
-        others = [stream for stream in streams if stream not in own]
-        for stream in others:
-            ready = driver.record(stream)
-            for device in own:
-                driver.wait(device, ready)
-            driver.release(ready)
-        for call in bound.calls:
-            call()
-        done = [driver.record(device) for device in own]
-        for stream in others:
-            for event in done:
-                driver.wait(stream, event)
-        return Completion(driver, done, keeps)
-
 
 enqueuing: Final = RLock()
 """Held by whoever enqueues: replicas' worker threads load kernels and then enqueue, too."""
@@ -299,3 +294,53 @@ def queue() -> Queue:
         ImportError: what launches kernels is not installed.
     """
     return Queue(CudaCore())
+
+
+# A replica's device and stream as those of a thread.
+
+
+def current_streams(device: str) -> frozenset[int]:
+    """Return the streams on which this thread's frameworks work now on a replica's GPU, by their handles."""
+    ordinal = gpu_number(device)
+    loaded = [name for name, module in (("torch", "torch"), ("cupy", "cupy"), ("numba", "numba.cuda")) if _has(module)]
+    handles = {TYPES[name].stream(ordinal) or LEGACY_DEFAULT_STREAM for name in loaded}
+    return frozenset(handles - {PER_THREAD_DEFAULT_STREAM})  # in another thread, that is another stream
+
+
+def _has(module: str) -> bool:
+    found = sys.modules.get(module)
+    return found is not None and (module != "torch" or found.cuda.is_available())
+
+
+def call_on(device: str, callers: frozenset[int], fn: Callable[..., T], *args: Any) -> T:
+    """Return ``fn(*args)``, called with a GPU as the current device, and its stream as the current one.
+
+    What it enqueues comes behind what its caller's streams had been given, and before what they are given afterwards:
+    values go in and out as if there were one stream. `callers` are the caller's `current_streams`.
+    """
+    ordinal = gpu_number(device)
+    driver = queue().driver
+    with ExitStack() as stack:
+        with enqueuing, driver.using():
+            own = driver.stream(ordinal, device)
+            others = [driver.foreign_stream(ordinal, handle) for handle in sorted(callers)]
+            _order(driver, others, [own])
+        stack.callback(_let_wait, driver, own, others)
+        if _has("torch"):
+            torch = sys.modules["torch"]
+            stack.enter_context(torch.cuda.device(ordinal))
+            stack.enter_context(torch.cuda.stream(torch.cuda.ExternalStream(int(own.handle), device=ordinal)))
+        if _has("cupy"):
+            cupy = sys.modules["cupy"]
+            stack.enter_context(cupy.cuda.Device(ordinal))
+            stack.enter_context(cupy.cuda.Stream.from_external(own.stream))
+        if _has("numba.cuda"):
+            with enqueuing:  # Numba lists its devices at the first look, which two threads may not take at once
+                found = sys.modules["numba.cuda"].gpus[ordinal]
+            stack.enter_context(found)
+        return fn(*args)
+
+
+def _let_wait(driver: CudaCore, own: DeviceStream, others: Sequence[DeviceStream]) -> None:
+    with enqueuing, driver.using():
+        _order(driver, [own], others)

@@ -208,9 +208,9 @@ def _begin_all(others: Sequence[tuple[Worker, Job]], job: Job) -> None:
 
 
 def _on_gpu(device: str, fn: Callable[..., T]) -> Callable[..., T]:
-    from aiodist._gpu import current
+    from aiodist._gpu import enqueue
 
-    return partial(current.call_on, device, current.streams(device), fn)
+    return partial(enqueue.call_on, device, enqueue.current_streams(device), fn)
 
 
 def _name(fn: Any) -> str:

@@ -9,7 +9,6 @@ takes over half as long as compiling, and happens on the same thread. NumPy serv
 import os
 import platform
 from collections.abc import Callable
-from functools import cache
 from typing import Any, Final
 
 from llvmlite import ir
@@ -18,7 +17,6 @@ from numba.core import codegen
 from numba.extending import intrinsic
 
 from aiodist_kernels import lanes
-from aiodist_kernels.lanes import constant
 from aiodist_kernels.rules import Rule, is_bfloat16, is_half, lane
 
 _host_features: Any = codegen.get_host_cpu_features
@@ -51,7 +49,8 @@ def compile_kernel(rule: Rule, count: int) -> Kernel:  # noqa: C901  (a function
     whole = _fold_all(rule, count, width, streaming=False)
     streamed = _fold_all(rule, count, width, streaming=True)
     single = _fold_all(rule, count, 1, streaming=False)
-    fence, give_way = _fence(), _give_way()
+    fence: Any = _fence
+    give_way: Any = _give_way
     turn = max(width, TURN_BYTES // (lane(rule.dtype).itemsize * count) // width * width)
 
     def kernel(out: Any, buffers: Any, start: Any, stop: Any, streaming: Any) -> None:
@@ -90,13 +89,12 @@ def _fold_all(rule: Rule, count: int, width: int, *, streaming: bool) -> Any:
     def fold_all(_context: Any, out: Any, buffers: Any, index: Any) -> Any:
         def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             out, buffers, index = arguments
-            buffer_count = constant(ir.VectorType(lanes.lane_type(rule.registers), width), count)
             total = None
             for place in range(count):
                 base = builder.extract_value(buffers, place)
                 value = lanes.load(builder, rule, lanes.address(builder, base, index, rule.dtype), width)
                 total = value if total is None else lanes.fold(builder, rule, total, value)
-            result = lanes.finish(builder, rule, total, buffer_count)
+            result = lanes.finish(builder, rule, total, ir.Constant(ir.IntType(64), count))
             lanes.store(builder, result, lanes.address(builder, out, index, rule.result), streaming=streaming)
 
         return _types.void(out, buffers, index), generate
@@ -104,28 +102,21 @@ def _fold_all(rule: Rule, count: int, width: int, *, streaming: bool) -> Any:
     return intrinsic(fold_all)
 
 
-@cache
-def _fence() -> Any:
-    """Make `f()`: order streaming stores before whatever tells another thread of them."""
+@intrinsic
+def _fence(_context: Any) -> Any:
+    """Order streaming stores before whatever tells another thread of them."""
 
-    def fence(_context: Any) -> Any:
-        def generate(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
-            builder.fence("seq_cst")
-            return context.get_dummy_value()
+    def generate(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
 
-        return _types.void(), generate
-
-    return intrinsic(fence)
+    return _types.void(), generate
 
 
-@cache
-def _give_way() -> Any:
-    """Make `f()`: let the core run another thread, if one waits for it."""
-    if not hasattr(os, "sched_yield"):
-        return njit(lambda: None)
-    yields = _types.ExternalFunction("sched_yield", _types.int32())
+_yield: Any = _types.ExternalFunction("sched_yield", _types.int32()) if hasattr(os, "sched_yield") else njit(lambda: 0)
 
-    def give_way() -> None:
-        yields()
 
-    return njit(give_way)
+@njit
+def _give_way() -> None:
+    """Let the core run another thread, if one waits for it."""
+    _yield()

@@ -105,23 +105,19 @@ def fold(builder: Builder, rule: Rule, total: Value, value: Value) -> Value:
     return builder.select(builder.fcmp_unordered("uno", first, first), first, chosen)
 
 
-def spread_count(builder: Builder, rule: Rule, count: Value, width: int) -> Value:
-    """Put an integer into every lane of an accumulator, which is one of floats, for `finish`."""
-    number = builder.sitofp(count, lane_type(rule.registers))
-    undefined = ir.Constant(ir.VectorType(number.type, width), ir.Undefined)
-    first = builder.insert_element(undefined, number, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(first, first, constant(ir.VectorType(ir.IntType(32), width), 0))
-
-
 def finish(builder: Builder, rule: Rule, total: Value, count: Value, *, narrows_double: bool = False) -> Value:
-    """Scale or divide by the number of buffers (given in accumulator lanes), and round once.
+    """Scale or divide by the number of buffers, an integer, and round once.
 
     `narrows_double`: there is an instruction that rounds float64 to float16.
     """
-    if rule.finish is Finish.SCALE:
-        total = builder.fmul(total, builder.fdiv(constant(total.type, 1.0), count))
-    elif rule.finish is Finish.DIVIDE:
-        total = builder.fdiv(total, count)
+    if rule.finish is not Finish.NOTHING:
+        number = builder.sitofp(count, total.type.element)
+        first = builder.insert_element(ir.Constant(total.type, ir.Undefined), number, ir.Constant(ir.IntType(32), 0))
+        by = builder.shuffle_vector(first, first, constant(_like(total, ir.IntType(32)), 0))
+        if rule.finish is Finish.SCALE:
+            total = builder.fmul(total, builder.fdiv(constant(total.type, 1.0), by))
+        else:
+            total = builder.fdiv(total, by)
     if lane(rule.result) == rule.registers:
         return total
     if not is_half(rule.result):

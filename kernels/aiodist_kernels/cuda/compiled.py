@@ -38,7 +38,7 @@ from llvmlite import ir
 from aiodist_kernels import lanes
 from aiodist_kernels.cuda.forms import UNROLLED, VECTOR_BYTES, Form
 from aiodist_kernels.lanes import Builder, Value
-from aiodist_kernels.rules import DType, Finish, lane, product_is_fused
+from aiodist_kernels.rules import DType, lane, product_is_fused
 
 INSTALL: Final = "pip install 'aiodist[cuda]'"
 """The command that installs the compiler for CUDA, its libraries, and the launcher of kernels."""
@@ -118,16 +118,17 @@ class _Lanes:
         return total
 
     def finish(self, out: Value, total: Value, index: Value, count: Value) -> None:
-        """Scale or divide by the number of buffers, an integer, round, and store lanes of the result."""
-        spread = total
-        if self.rule.finish is not Finish.NOTHING:
-            spread = lanes.spread_count(self.builder, self.rule, count, self.width)
-        self._store(out, index, lanes.finish(self.builder, self.rule, total, spread, narrows_double=True))
+        """Finish the fold of so many buffers, and store lanes of the result."""
+        self._store(out, index, lanes.finish(self.builder, self.rule, total, count, narrows_double=True))
 
     def _load(self, address: Value, index: Value) -> Value:
         """Load the lanes from `index` on of a buffer, widened to the accumulator."""
         stored = lane(self.rule.dtype)
-        place, kind, size = self._place(address, index, stored), lanes.lane_type(stored), stored.itemsize
+        place, kind, size = (
+            lanes.address(self.builder, address, index, stored),
+            lanes.lane_type(stored),
+            stored.itemsize,
+        )
         if self.vector:
             word = _word(stored)
             kept = self._pointer(place, 0, ir.VectorType(word, 128 // word.width))
@@ -151,7 +152,11 @@ class _Lanes:
 
     def _store(self, address: Value, index: Value, value: Value) -> None:
         stored = lane(self.rule.result)
-        place, parts, size = self._place(address, index, stored), _split(self.builder, value), stored.itemsize
+        place, parts, size = (
+            lanes.address(self.builder, address, index, stored),
+            _split(self.builder, value),
+            stored.itemsize,
+        )
         if not self.vector:
             for i, part in enumerate(parts):
                 self.builder.store(part, self._pointer(place, i * size, part.type), align=size)
@@ -175,9 +180,6 @@ class _Lanes:
                 bits = self.builder.or_(bits, self.builder.shl(each, ir.Constant(word, i * word.width // per_word)))
             words.append(bits)
         return words
-
-    def _place(self, address: Value, index: Value, stored: DType) -> Value:
-        return self.builder.add(address, self.builder.mul(index, ir.Constant(index.type, stored.itemsize)))
 
     def _pointer(self, place: Value, offset: int, kind: Any) -> Value:
         moved = self.builder.add(place, ir.Constant(place.type, offset)) if offset else place
