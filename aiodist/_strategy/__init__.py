@@ -6,7 +6,6 @@ Modules, in order; each imports only from those above it and from lower floors:
 - `variable`: `Variable`: its components, the assignments that change them, and how replicas create one together.
 - `reductions`: reductions, gatherings and copies outside of replicas: what takes part, and how they are carried out.
 - `extended`: `StrategyExtended`, and hints by TensorFlow's names.
-- `warmup`: kernels compiled before they are needed.
 - `strategy`: `Strategy`, `MirroredStrategy`, the default one, and which is in force.
 - `multi_worker`: `MultiWorkerMirroredStrategy`, and what its workers do together outside of replicas.
 """

@@ -77,9 +77,6 @@ for _class in (CrossDeviceOps, ReductionToOneDevice, HierarchicalCopyAllReduce, 
 del _class
 
 
-# Updates of variables.
-
-
 class VariableComponent(ArrayLike):
     """One component of a variable, as the function of an update sees it. Assignments to it are not awaited."""
 
@@ -108,42 +105,6 @@ class VariableComponent(ArrayLike):
 
     assign_add = partialmethod(assign, method="assign_add")
     assign_sub = partialmethod(assign, method="assign_sub")
-
-
-class Update:
-    """A function's calls on the components of a variable: their results, and the components that it gets."""
-
-    def __init__(self, variable: Variable) -> None:
-        self._variable = variable
-        self._before = variable.values
-        self.components = list(self._before)
-        self.results: list[Any] = []
-
-    async def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Update:
-        """Call a function on each component, with its part of the arguments."""
-        each = split((list(args), dict(kwargs)), len(self.components))
-        for replica_id, (own_args, own_kwargs) in enumerate(each):
-            result = fn(VariableComponent(self._variable, self.components, replica_id), *own_args, **own_kwargs)
-            self.results.append(await result if inspect.isawaitable(result) else result)
-        self.check_unchanged()
-        return self
-
-    def apply(self) -> None:
-        """Change the variable."""
-        self.check_unchanged()
-        components, state = self.components, state_of(self._variable)
-        if state.mirrored:
-            check_equal(state.spec.name, components)
-            components = components[:1] * len(components)
-        state.put(components)
-
-    def check_unchanged(self) -> None:
-        """Check that nobody has assigned to the variable meanwhile."""
-        if any(now is not then for now, then in zip(self._variable.values, self._before, strict=True)):
-            raise RuntimeError(
-                f"the variable {self._variable.name!r} was assigned to while it was updated; in the function of an "
-                "update assign to the component that it is passed, and let other assignments wait"
-            )
 
 
 @dataclass(frozen=True)
@@ -234,8 +195,7 @@ class StrategyExtended:
         strategy = self._required(what)
         chosen = self.communication_options.merge(arguments.options(options, None))
         operation = Operation(ALL_REDUCE, arguments.reduce_op(reduce_op), None, chosen.accumulate)
-        several = isinstance(pairs, Iterable) and not isinstance(pairs, (DistributedValues, Variable))
-        found: list[Any] = list(pairs) if several else [pairs]
+        found: list[Any] = list(pairs) if isinstance(pairs, Iterable) else [pairs]
         for pair in found:
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
                 raise TypeError(f"value_destination_pairs must be pairs (value, destinations), got {pair!r}")
@@ -303,15 +263,26 @@ class StrategyExtended:
         self._check_own(variable)
         if not callable(fn):
             raise TypeError(f"extended.update expects a function, got {fn!r}")
-        checked = arguments.call_arguments(args, kwargs)
+        args, kwargs = arguments.call_arguments(args, kwargs)
         await checkpoint()
-        workers = replicas_of(strategy).sharing
+        before, state, workers = variable.values, state_of(variable), replicas_of(strategy).sharing
+        components, results = list(before), list[Any]()
         with Scope(strategy):
-            update = await Update(variable).call(fn, *checked)
-            if workers is not None and state_of(variable).mirrored:
-                await workers.compare_update(variable, update.components, workers.caller())
-            update.apply()
-            return regroup(update.results, replicas=replicas_here(strategy)) if group else tuple(update.results)
+            for replica_id, (own_args, own_kwargs) in enumerate(split((list(args), dict(kwargs)), len(before))):
+                result = fn(VariableComponent(variable, components, replica_id), *own_args, **own_kwargs)
+                results.append(await result if inspect.isawaitable(result) else result)
+            if state.mirrored and workers is not None:
+                await workers.compare_update(variable, components, workers.caller())
+            if any(now is not then for now, then in zip(variable.values, before, strict=True)):
+                raise RuntimeError(
+                    f"the variable {variable.name!r} was assigned to while it was updated; in the function of an "
+                    "update assign to the component that it is passed, and let other assignments wait"
+                )
+            if state.mirrored:
+                check_equal(variable.name, components)
+                components = components[:1] * len(components)
+            state.put(components)
+            return regroup(results, replicas=replicas_here(strategy)) if group else tuple(results)
 
     def value_container(self, value: Any) -> Any:
         """Return the variable that a component in an update belongs to; anything else unchanged."""
@@ -372,17 +343,13 @@ def _devices_of(destinations: Any, replicas: Sequence[str]) -> tuple[str, ...]:
     return resolve(destinations)
 
 
-def new_extended(
-    devices: int | Sequence[str] | None, options: CommunicationOptions | None, order_check: str, ops: Any = None
-) -> StrategyExtended:
+def new_extended(devices: Any, options: Any, order_check: Any, ops: Any = None) -> StrategyExtended:
     """Return what a strategy extends, for arguments that a user gives to the strategy."""
-    if options is not None and not isinstance(options, CommunicationOptions):
-        raise TypeError(f"communication_options must be CommunicationOptions or None, got {options!r}")
     if ops is not None and not isinstance(ops, CrossDeviceOps):
         raise TypeError(
             f"cross_device_ops must be CrossDeviceOps or None, got {ops!r}; e.g. aiodist.HierarchicalCopyAllReduce()"
         )
-    return StrategyExtended(resolve(devices), options or CommunicationOptions(), OrderCheck.parse(order_check))
+    return StrategyExtended(devices, CommunicationOptions() if options is None else options, order_check)
 
 
 def bind(extended: StrategyExtended, strategy: HasReplicas) -> None:

@@ -12,8 +12,13 @@ from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+import anyio.to_thread
+import numpy as np
+
 from aiodist._arrays import nests
+from aiodist._arrays.devices import gpu_number
 from aiodist._arrays.environment import ClusterSettings
+from aiodist._arrays.leaves import describe_leaf
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import check_awaited, regroup, regroup_data, split
 from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE
@@ -36,7 +41,7 @@ from aiodist._strategy.scope import (
     strategy_in_force,
 )
 from aiodist._strategy.variable import Variable, as_distributed, check_created
-from aiodist._strategy.warmup import compile_kernels
+from aiodist_kernels import Accumulate, Plan, ReduceOp, plan_for, warm
 
 if TYPE_CHECKING:  # datasets are imported by the methods that make one: most programs make none
     from aiodist._data.dataset import NumpyDataset
@@ -199,7 +204,7 @@ class Strategy(HasReplicas):
             TypeError: a leaf is no array or number, or one that cannot be summed.
         """
         options = self._extended.communication_options
-        await compile_kernels(specs, self._extended.devices, options.accumulate)
+        await _compile(specs, self._extended.devices, options.accumulate)
 
     # Per-replica values.
 
@@ -438,6 +443,36 @@ class Strategy(HasReplicas):
     def colocate_vars_with(self, variable: Variable) -> AbstractContextManager[object]:
         """Call `StrategyExtended.colocate_vars_with`."""
         return self._extended.colocate_vars_with(variable)
+
+
+# Warming up.
+
+
+async def _compile(values: Sequence[Any], devices: Sequence[str], accumulate: Accumulate) -> None:
+    """Compile what SUM and MEAN of these nests over replicas on these devices need, in a worker thread."""
+    leaves = [leaf for value in values for leaf in nests.flatten(value)[0]] if values else [np.float32(), np.float64()]
+    dtypes = dict.fromkeys(np.dtype(describe_leaf(leaf)[1]).newbyteorder("=") for leaf in leaves)
+    ops = ReduceOp.SUM, ReduceOp.MEAN
+    plans = [plan_for(op, dtype, len(devices), accumulate) for dtype in dtypes for op in ops]
+    ordinals = sorted({gpu_number(device) for device in devices if device.startswith("GPU:")})
+    if len(devices) > 1 and any(device.startswith("CPU:") for device in devices):
+        await anyio.to_thread.run_sync(warm, plans)
+    if ordinals:
+        await anyio.to_thread.run_sync(_load, plans, ordinals)
+
+
+def _load(plans: Sequence[Plan], ordinals: Sequence[int]) -> None:
+    """Load the kernels for one leaf, and for several, on each GPU, and those that copy results."""
+    from aiodist._gpu import enqueue
+    from aiodist_kernels.cuda.forms import copying, form_for
+
+    driver = enqueue.queue().driver
+    for plan in plans:
+        size = plan.rule.result.itemsize
+        forms = [*(form_for(plan.rule, plan.count, leaves=leaves) for leaves in (1, 2)), copying(size)]
+        for form in dict.fromkeys(forms):
+            for ordinal in ordinals:
+                driver.load(ordinal, form)
 
 
 # Data.

@@ -19,7 +19,7 @@ from aiodist import (
     set_logical_devices,
 )
 from aiodist._gpu import enqueue
-from aiodist._strategy import warmup
+from aiodist._strategy import strategy as strategies
 from aiodist_kernels import reduce
 from tests.gpu.conftest import Machine, PlantedArray, cancelled_and_held_back
 from tests.kernels import arrays
@@ -155,7 +155,7 @@ async def test_no_collective_has_to_compile_afterwards(plant: Plant, monkeypatch
     machine = plant(2, unloaded=True)
     set_logical_devices("GPU:0", 2)
     strategy = MirroredStrategy()
-    monkeypatch.setattr(warmup, "warm", lambda _: pytest.fail("there is no replica on a CPU"))
+    monkeypatch.setattr(strategies, "warm", lambda _: pytest.fail("there is no replica on a CPU"))
     threads: list[int] = []
     load = machine.driver.load
 
@@ -183,7 +183,7 @@ async def test_no_collective_has_to_compile_afterwards(plant: Plant, monkeypatch
 
 async def test_replicas_on_cpus_need_no_gpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     warmed: list[kernels.Plan] = []
-    monkeypatch.setattr(warmup, "warm", warmed.extend)
+    monkeypatch.setattr(strategies, "warm", warmed.extend)
     monkeypatch.setattr(enqueue, "queue", lambda: pytest.fail("there is no replica on a GPU"))
     await MirroredStrategy(["CPU:0", "CPU:1"]).warmup()
     assert {spec.count for spec in warmed} == {2}

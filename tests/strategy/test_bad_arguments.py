@@ -119,7 +119,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (lambda s: s.extended.broadcast_to(ONE, "CPU:0"), TypeError, "one value for all, got a PerReplica"),
     *(
         (paired(bad), TypeError, r"must be pairs \(value, destinations\), got")
-        for bad in (5, ONE, [ONE], [(ONE,)], "ab")
+        for bad in (5, [ONE], [(ONE,)], "ab")
     ),
     # updates
     (updated(print, variable=Variable(1.0)), ReplicaContextError, "was not created under"),
