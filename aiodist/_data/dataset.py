@@ -67,9 +67,9 @@ def _joined(rest: Run, run: Run) -> Run:
 def _repeat(count: int | None, upstream: Upstream, epoch: Epoch) -> Iterator[Run]:
     """Yield the whole again and again; without a count for ever, unless there is nothing to repeat."""
     for repetition in itertools.count() if count is None else range(count):
-        found = False
+        found = 0
         for run in upstream((*epoch, repetition)):
-            found = found or bool(len(run))
+            found += len(run)
             yield run
         if not found:
             return
@@ -120,8 +120,7 @@ class NumpyDataset:
             seed: an int of 0 or more.
 
         Raises:
-            TypeError: ``seed`` is not an int.
-            ValueError: ``seed`` is negative, or the dataset is endless.
+            TypeError, ValueError: ``seed`` is not an int, or negative; the dataset is endless.
         """
         if self._endless:
             raise ValueError("an endless dataset cannot be shuffled; write .shuffle(seed) before .repeat()")
@@ -135,8 +134,8 @@ class NumpyDataset:
             drop_remainder: whether to leave out a last batch of fewer than n.
 
         Raises:
-            TypeError: ``n`` is not an int.
-            ValueError: ``n`` is less than 1; while iterating, batches of different sizes cannot be batched again.
+            TypeError, ValueError: ``n`` is not an int, or less than 1; while iterating, batches of different sizes
+                cannot be batched again.
         """
         stage = partial(_batch, _checked("n", n, 1), drop_remainder)
         return self._with(stage, _ahead=-(-self._ahead // n))  # what was prefetched before, in batches
@@ -148,8 +147,7 @@ class NumpyDataset:
             k: the number of repetitions; None: endlessly, unless there are no elements.
 
         Raises:
-            TypeError: ``k`` is not an int.
-            ValueError: ``k`` is negative.
+            TypeError, ValueError: ``k`` is not an int, or negative.
         """
         count = None if k is None else _checked("k", k, 0)
         return self._with(partial(_repeat, count), _endless=self._endless or count is None)
@@ -164,8 +162,7 @@ class NumpyDataset:
             k: the number of elements, at least 1.
 
         Raises:
-            TypeError: ``k`` is not an int.
-            ValueError: ``k`` is less than 1.
+            TypeError, ValueError: ``k`` is not an int, or less than 1.
         """
         return self._with(_ahead=_checked("k", k, 1))
 
@@ -173,21 +170,16 @@ class NumpyDataset:
         elements = self._elements(next(self._iterations))
         return Prefetched(elements, self._ahead) if self._ahead else Steps(elements)
 
+    __aiter__ = __iter__
+
     def _elements(self, iteration: int) -> Iterator[Any]:
         upstream: Upstream = lambda _: iter([np.arange(self._size, dtype=np.intp)])  # noqa: E731
         for stage in self._stages:
             upstream = partial(stage, upstream)
         for run in upstream((iteration,)):
-            for index in run:
-                yield self._structure.unflatten([_rows(leaf, index) for leaf in self._leaves])
-
-    def __aiter__(self) -> Steps:
-        return iter(self)
-
-
-def _rows(array: np.ndarray[Any, Any], index: Any) -> Any:
-    """Return a copy of what stands at an index or at an array of indices."""
-    return array[index] if index.ndim else array[index].copy()
+            for index in run:  # a number, or an array of them: NumPy copies what stands there, but not a single row
+                rows = [leaf[index] if index.ndim else leaf[index].copy() for leaf in self._leaves]
+                yield self._structure.unflatten(rows)
 
 
 def _checked(name: str, value: Any, least: int) -> int:

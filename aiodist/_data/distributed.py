@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final, Self
 
 from anyio.lowlevel import checkpoint
@@ -38,9 +38,7 @@ def cut(batch: Any, num_replicas: int, mine: range) -> Any:
 def group(batches: Sequence[Any], num_replicas: int) -> Any:
     """Group the batches of one step: the k-th is replica k's; replicas that are left without one get no rows."""
     missing = num_replicas - len(batches)
-    if missing:
-        batches = [*batches, *[without_rows(batches[0])] * missing]
-    return regroup_data(batches, "batches")
+    return regroup_data([*batches, *[without_rows(batches[0]) for _ in range(missing)]], "batches")
 
 
 def without_rows(batch: Any) -> Any:
@@ -68,11 +66,12 @@ def common_size(leaves: Sequence[Any], structure: nests.Structure, root: str) ->
                 "a 0-dimensional array; is the dataset batched, e.g. with .batch(32)?"
             )
         sizes.setdefault(int(shape[0]), index)
-    if not sizes:
-        raise ValueError(f"{root} must hold at least one array, got {nests.text(structure)}")
-    if len(sizes) > 1:
-        found = [f"{nests.leaf_paths(structure, root)[index]} has {size}" for size, index in sizes.items()]
-        raise ValueError(f"the arrays of {root} must have the same size along their first axis; {', '.join(found)}")
+    if len(sizes) != 1:
+        paths = nests.leaf_paths(structure, root)
+        found = ", ".join(f"{paths[index]} has {size}" for size, index in sizes.items())
+        raise ValueError(
+            f"{root} must hold arrays, all of the same size along their first axis; {found or 'there are none'}"
+        )
     return next(iter(sizes))
 
 
@@ -83,7 +82,7 @@ def common_size(leaves: Sequence[Any], structure: nests.Structure, root: str) ->
 class InputContext:
     """The argument of a dataset function; see `Strategy.distribute_datasets_from_function`.
 
-    Args:
+    Attributes:
         num_input_pipelines: how many times the function is called, over all workers.
         input_pipeline_id: which of those calls this is, from 0.
         num_replicas_in_sync: the number of replicas.
@@ -112,7 +111,7 @@ class InputContext:
 class ValueContext:
     """The argument of a value function; see `Strategy.experimental_distribute_values_from_function`.
 
-    Args:
+    Attributes:
         replica_id_in_sync_group: the id of the replica that the value is for, from 0.
         num_replicas_in_sync: the number of replicas.
     """
@@ -195,7 +194,8 @@ class DistributedIterator:
         self._rule.check_plain()
         if not hasattr(self._batches, "__next__"):
             raise TypeError("this iterator's source is asynchronous: take the next batch with `await anext(iterator)`")
-        batches = list(islice(self._batches, self._rule.size))
+        batches = list(islice(chain(self._taken, self._batches), self._rule.size))
+        self._taken = []
         if not batches:
             raise StopIteration
         return self._rule.assemble(batches)

@@ -62,10 +62,7 @@ class Prefetched(Steps):
 
     def __next__(self) -> Any:
         wait([*self._ahead][:1])
-        element = self._take()
-        if element is _END:
-            raise StopIteration
-        return element
+        return self._take(StopIteration)
 
     async def __anext__(self) -> Any:
         await checkpoint()
@@ -73,25 +70,23 @@ class Prefetched(Steps):
             event = anyio.Event()
             self._ahead[0].add_done_callback(_setter(event))
             await event.wait()
-        element = self._take()
-        if element is _END:
-            raise StopAsyncIteration
-        return element
+        return self._take(StopAsyncIteration)
 
     def _ask(self) -> None:
         future: Future[Any] = Future()
         self._ahead.append(future)
         self._worker.submit(partial(_carry_out, future, self._make))
 
-    def _take(self) -> Any:
-        """Return the next element, which is there, or `_END`; raise what the thread raised, once."""
+    def _take(self, at_end: type[Exception]) -> Any:
+        """Return the next element, which has been made; raise what the thread raised, once."""
         if not self._ahead:
-            return _END
+            raise at_end
         future = self._ahead.popleft()
         self._ask()
         element = future.result()
         if element is _END:
             self.close()
+            raise at_end
         return element
 
     def close(self) -> None:

@@ -128,8 +128,7 @@ class StrategyExtended:
     _strategy: Any = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        options: Any = self.communication_options
-        if not isinstance(options, CommunicationOptions):
+        if not isinstance(options := self.communication_options, CommunicationOptions):
             raise TypeError(f"communication_options must be CommunicationOptions, got {options!r}")
         object.__setattr__(self, "devices", resolve(self.devices))
         object.__setattr__(self, "order_check", OrderCheck.parse(self.order_check))
@@ -169,10 +168,7 @@ class StrategyExtended:
             of `ReplicaContext.all_reduce`. Values on GPUs are reduced onto GPUs.
 
         Raises:
-            TypeError: the op does not take a dtype, or ``destinations`` has the wrong type.
-            ValueError: an unknown op; different shapes or dtypes; a plain value with SUM or PRODUCT on several
-                replicas; a device that is misspelled or given twice.
-            DeviceNotFoundError: this machine does not have a device.
+            Exception: as `Strategy.reduce`, and for devices as `MirroredStrategy`.
         """
         (result,) = await self._reduce("extended.reduce_to", reduce_op, [(value, destinations)], options)
         return result
@@ -186,7 +182,7 @@ class StrategyExtended:
         """Reduce the values of pairs, each onto its destinations, and return a list of the results; see `reduce_to`.
 
         Raises:
-            ReplicaContextError, TypeError, ValueError, DeviceNotFoundError: as `reduce_to`.
+            Exception: as `reduce_to`.
         """
         results: list[Any] = await self._reduce("extended.batch_reduce_to", reduce_op, value_destination_pairs, options)
         return results
@@ -214,7 +210,7 @@ class StrategyExtended:
 
         Raises:
             TypeError: the value is a per-replica value or a masked array.
-            ValueError, DeviceNotFoundError: for destinations, as `reduce_to`.
+            Exception: for destinations, as `reduce_to`.
         """
         strategy = self._required("extended.broadcast_to")
         goals = [_devices_of(destinations, self.devices)]
@@ -298,8 +294,7 @@ class StrategyExtended:
         if not isinstance(variable, Variable):
             raise TypeError(f"expected an aiodist.Variable, got {variable!r}")
         own = self._strategy
-        owner = None if own is None or replicas_of(own).is_default else own
-        return bool(state_of(variable).strategy is owner)
+        return bool(state_of(variable).strategy is (None if own is None or replicas_of(own).is_default else own))
 
     def colocate_vars_with(self, variable: Variable) -> AbstractContextManager[object]:
         """Return a context manager in which variables are created on the devices of another one.

@@ -42,7 +42,7 @@ from aiodist._collectives.kinds import (
 from aiodist._collectives.work import Work
 from aiodist._core.call import leaf_text
 from aiodist._runtime import requests as arguments
-from aiodist._strategy.scope import is_in_group_of_this_worker, replicas_here, replicas_of, require_cross_replica
+from aiodist._strategy.scope import group_here, replicas_here, replicas_of, require_cross_replica
 from aiodist._strategy.variable import Variable, as_distributed
 from aiodist_kernels import Accumulate, ReduceOp, policy
 from aiodist_kernels.rules import rule_for
@@ -232,27 +232,26 @@ class Leaf:
     ``targets`` are the GPUs that get a result each; None for an operand on the host.
     """
 
-    __slots__ = ("_count", "_results", "operand", "targets")
+    __slots__ = ("_results", "operand", "targets")
 
     def __init__(self, leaf: Any, operand: Any, goals: Sequence[str] | None) -> None:
         self.operand: Any = operand
-        self._count = 1 if goals is None or leaf is None else len(goals)
-        self._results: Sequence[Any] = [leaf] * self._count
+        self._results: Sequence[Any] = [leaf] * (1 if goals is None or leaf is None else len(goals))
         self.targets: tuple[int, ...] | None = None
         if operand is not None and operand.on_gpus:
             self.targets = (operand.arrays[0].ordinal,) if goals is None else tuple(map(_gpu, goals))
 
     def give(self, result: Any) -> None:
         """Take the result: NumPy's, or for an operand on GPUs a list by target."""
-        mark = self.operand.mark
+        mark, count = self.operand.mark, len(self._results)
         if isinstance(mark, HostType):
-            self._results = mark.give_each(result, self._count)
+            self._results = mark.give_each(result, count)
         else:
-            self._results = [result] * self._count if self.targets is None else result
+            self._results = [result] * count if self.targets is None else result
 
     def result(self) -> Any:
         """Return the result; for several destinations it is mirrored."""
-        return self._results[0] if self._count == 1 else Mirrored(self._results)
+        return self._results[0] if len(self._results) == 1 else Mirrored(self._results)
 
 
 def _gpu(name: str) -> int:
@@ -377,15 +376,20 @@ def combine(
     strategy: Any, kind: str, operation: Operation, value: Any, destinations: Sequence[Sequence[str]] | None = None
 ) -> CoroutineType[Any, Any, Any]:
     """Return what an operation makes of a nest, over the replicas of all workers; for arguments see `Combination`."""
-    doing: Any = _combined(strategy, kind, operation, value, destinations, replicas_of(strategy).caller())
-    doing.__qualname__ = kind
-    return doing  # type: ignore[no-any-return]  # checkers find one that is not awaited by its more special type
+    return named(kind, _combined(strategy, kind, operation, value, destinations, replicas_of(strategy).caller()))
+
+
+def named(name: str, doing: Any) -> CoroutineType[Any, Any, Any]:
+    """Return a coroutine under the name that people call; type checkers notice by its type if it is not awaited."""
+    doing.__qualname__ = name
+    return doing  # type: ignore[no-any-return]
 
 
 async def _combined(strategy: Any, kind: str, operation: Operation, value: Any, destinations: Any, site: Any) -> Any:
     require_cross_replica(strategy, kind)
     replicas, over_workers = replicas_here(strategy), replicas_of(strategy).combine
-    if operation is COPY or is_in_group_of_this_worker():
+    group = group_here()
+    if operation is COPY or (group is not None and group.size == len(group.members)):  # all of it is done here
         over_workers = None
     bare = over_workers is not None and len(replicas) == 1
     combination = Combination(operation, value, replicas, strategy.extended.devices, destinations, bare=bare)

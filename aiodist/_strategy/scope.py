@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from aiodist._core.errors import ReplicaContextError
+from aiodist._core.ledger import Group
 from aiodist._runtime.current import CrossReplica, Entries, MakesRuns, current
 from aiodist._runtime.participant import Participant
 
@@ -75,35 +75,30 @@ class Scope(Generic[S]):
         self._entries = Entries()
 
     def __enter__(self) -> S:
-        strategy = self._strategy
-        here = current.get()
-        replicas = replicas_of(strategy)
+        here, replicas = current.get(), replicas_of(self._strategy)
         if not replicas.is_default:
-            require_cross_replica(strategy, "strategy.scope()")
+            require_cross_replica(self._strategy, "strategy.scope()")
             if not isinstance(here, CrossReplica) or here.lasting:  # in its own scope or merge function all stays
-                here = CrossReplica(strategy, replicas.local)
+                here = CrossReplica(self._strategy, replicas.local)
         self._entries.enter(here)
-        return strategy
+        return self._strategy
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._entries.exit()
+
+
+def group_here() -> Group | None:
+    """Return the group that `new_group` made whose merge function this is; None elsewhere."""
+    here = current.get()
+    return here.group if isinstance(here, CrossReplica) else None
 
 
 def replicas_here(strategy: HasReplicas) -> Sequence[int]:
     """Return the ids, over all workers, of the replicas that have the components here."""
-    here = current.get()
-    if isinstance(here, CrossReplica) and here.strategy is strategy and here.group is not None:
-        return [member.replica_id for member in here.group.members]
+    here, group = current.get(), group_here()
+    if group is not None and here.strategy is strategy:
+        return [member.replica_id for member in group.members]
     return replicas_of(strategy).share.mine
-
-
-def is_in_group_of_this_worker() -> bool:
-    """Return whether this is the merge function of a group that has no members elsewhere."""
-    here = current.get()
-    group = here.group if isinstance(here, CrossReplica) else None
-    return group is not None and group.size == len(group.members)
 
 
 def require_cross_replica(strategy: object, what: str) -> None:
@@ -125,9 +120,9 @@ def require_cross_replica(strategy: object, what: str) -> None:
 
 def require_all_workers() -> None:
     """Check that this is not the merge function of a group, which only some workers run."""
-    here = current.get()
-    if isinstance(here, CrossReplica) and here.group is not None:
+    group = group_here()
+    if group is not None:
         raise ReplicaContextError(
-            f"an operation of all workers cannot be called in the merge function of {here.group.label()}, which runs "
+            f"an operation of all workers cannot be called in the merge function of {group.label()}, which runs "
             "only on the workers of its members; combine values in the group first"
         )

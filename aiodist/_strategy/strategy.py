@@ -30,7 +30,7 @@ from aiodist._runtime.current import CrossReplica, current
 from aiodist._runtime.participant import Participant
 from aiodist._runtime.scheduler import Call, Run, new_standing_run, run_replicas
 from aiodist._strategy.extended import CrossDeviceOps, StrategyExtended, bind, new_extended
-from aiodist._strategy.reductions import Operation, combine
+from aiodist._strategy.reductions import Operation, combine, named
 from aiodist._strategy.scope import (
     HasReplicas,
     Replicas,
@@ -105,10 +105,8 @@ class Strategy(HasReplicas):
     def scope(self) -> Scope[Self]:
         """Return a context manager that enters this strategy's cross-replica context, and gives the strategy.
 
-        It may be entered again. The default strategy's scope does nothing.
-
-        Raises (when entered):
-            ReplicaContextError: this is inside a replica, or in another strategy's scope.
+        It may be entered again, and raises `ReplicaContextError` inside a replica or in another strategy's scope. The
+        default strategy's scope does nothing.
         """
         return Scope(self)
 
@@ -140,14 +138,12 @@ class Strategy(HasReplicas):
         Raises:
             CollectiveError: the replicas disagree, or a collective can never be complete; a worker is gone.
             ExceptionGroup: several replicas raised exceptions of several types.
-            TypeError: ``args`` is neither a tuple nor a list, ``kwargs`` is not a mapping, or ``fn`` is not callable.
+            TypeError: an argument has the wrong type.
             ValueError: a per-replica value has another number of components; the replicas returned nests of
                 different structure, which the error has in ``.values``, or created different numbers of variables.
             Exception: what a replica raised, with a note that names the replica.
         """
-        doing: Any = self._run(fn, args, kwargs, options, self._replicas.caller())
-        doing.__qualname__ = "Strategy.run"
-        return doing  # type: ignore[no-any-return]
+        return named("Strategy.run", self._run(fn, args, kwargs, options, self._replicas.caller()))
 
     async def _run(self, fn: Any, args: Any, kwargs: Any, options: Any, site: Any) -> Any:  # noqa: ARG002  (see Workers)
         calls = self._calls(fn, args, kwargs)
@@ -316,9 +312,9 @@ class Strategy(HasReplicas):
         """
         require_cross_replica(self, "strategy.distribute_datasets_from_function")
         _check_none("options", options)
-        share = self._replicas.share
         from aiodist._data.distributed import DistributedDataset, InputContext, StepRule, group
 
+        share = self._replicas.share
         dataset = _called(dataset_fn, "dataset_fn", InputContext(share.workers, share.rank, share.replicas))
         size = len(share.mine)
         rule = StepRule(size, partial(group, num_replicas=size), _refuse_inside_replica, share.fill_up)
@@ -334,20 +330,18 @@ class Strategy(HasReplicas):
         """Return a nest of per-replica values that a function makes, in replica order.
 
         Args:
-            value_fn: called once for each local replica, with a `ValueContext`; returns nests of equal structure.
-
-        Returns:
-            The nest with a `PerReplica` for each leaf; None stays None where all replicas have it. With one replica,
-            what the function returned.
+            value_fn: called once for each local replica, with a `ValueContext`; returns nests of equal structure. Each
+                leaf becomes a `PerReplica`; None stays None where all replicas have it. With one replica, what the
+                function returned is returned.
 
         Raises:
             TypeError: ``value_fn`` is not a plain function.
             ValueError: the structures differ.
         """
         require_cross_replica(self, "strategy.experimental_distribute_values_from_function")
-        replicas, mine, *_ = self._replicas.share
         from aiodist._data.distributed import ValueContext
 
+        replicas, mine, *_ = self._replicas.share
         values = [_called(value_fn, "value_fn", ValueContext(replica_id, replicas)) for replica_id in mine]
         return regroup_data(values, "values", mine)
 
@@ -418,8 +412,7 @@ class Strategy(HasReplicas):
             task_id: this process's index in the job.
 
         Raises:
-            TypeError: an argument has the wrong type.
-            ValueError: the settings contradict each other, or the strategy is for one process.
+            TypeError, ValueError: a setting has the wrong type; they contradict each other; this is for one process.
         """
         settings = ClusterSettings.of(cluster_spec, task_type, task_id)
         if settings is not None:
@@ -568,8 +561,7 @@ def _default_context() -> ReplicaContext:
 def get_strategy() -> Strategy:
     """Return the strategy in force: the replica's, the scope's, or the default strategy."""
     here = current.get()
-    strategy: Strategy = _default_strategy() if here is None else here.strategy
-    return strategy
+    return _default_strategy() if here is None else here.strategy
 
 
 def has_strategy() -> bool:
@@ -590,8 +582,7 @@ def get_replica_context() -> ReplicaContext:
     here = current.get()
     if isinstance(here, Participant):
         return context_of(here)
-    context: Any = None if here is not None else _default_context()
-    return context  # type: ignore[no-any-return]
+    return _default_context() if here is None else None  # type: ignore[return-value]
 
 
 def experimental_set_strategy(strategy: Strategy | None) -> None:

@@ -680,7 +680,7 @@ class Variable(ArrayLike):
         """
         if isinstance(current.get(), Participant):
             raise ReplicaContextError(
-                f"the variable {self.name!r} was copied in a replica, where each replica would make another variable; "
+                f"the variable {self.name!r} was copied in a replica, where each would make a variable of its own; "
                 "copy it outside, or write Variable(variable.read_value()), which replicas make together"
             )
         return self._made(State(self._state.spec, self._state.strategy, self._state.present()))

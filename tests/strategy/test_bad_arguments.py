@@ -191,7 +191,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (numpy((np.zeros(2), np.zeros(3))), ValueError, r"numpy_input\[0\] has 2, numpy_input\[1\] has 3"),
     (numpy(np.zeros(())), ValueError, "numpy_input must have a first axis"),
     (numpy({"x": [1, 2]}), TypeError, r"numpy_input\['x'\]\[0\] must be an array"),
-    (numpy({}), ValueError, "at least one array"),
+    (numpy({}), ValueError, "must hold arrays.* there are none"),
     (lambda _: NumpyDataset(np.zeros(2)).shuffle(-1), ValueError, "seed must be at least 0, got -1"),
     (lambda _: NumpyDataset(np.zeros(2)).shuffle(None), TypeError, "interpreted as an integer"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     (lambda _: NumpyDataset(np.zeros(2)).repeat().batch(2).shuffle(0), ValueError, r"shuffle\(seed\) before \.repeat"),
