@@ -117,10 +117,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (reduced_to([7]), TypeError, "7"),
     (lambda s: s.extended.broadcast_to(MASKED, "CPU:0"), TypeError, "MaskedArray"),
     (lambda s: s.extended.broadcast_to(ONE, "CPU:0"), TypeError, "one value for all, got a PerReplica"),
-    *(
-        (paired(bad), TypeError, r"must be pairs \(value, destinations\), got")
-        for bad in (5, [ONE], [(ONE,)], "ab")
-    ),
+    *((paired(bad), TypeError, r"must be pairs \(value, destinations\), got") for bad in (5, [ONE], [(ONE,)], "ab")),
     # updates
     (updated(print, variable=Variable(1.0)), ReplicaContextError, "was not created under"),
     (updated(print, variable=np.zeros(2)), TypeError, r"expected an aiodist\.Variable"),
