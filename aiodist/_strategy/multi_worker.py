@@ -50,8 +50,7 @@ from aiodist._strategy.strategy import Strategy
 from aiodist._strategy.variable import State, Variable, VariableAggregation, differ, state_of
 from aiodist._workers.bootstrap import in_one_thread, rendezvous
 from aiodist._workers.exchange import Agreed
-from aiodist._workers.span import RunSpan
-from aiodist._workers.team import Move, Pending, Team
+from aiodist._workers.team import Move, Pending, RunSpan, Team
 from aiodist._workers.transport import Steps, in_thread
 
 _OWN: Final = ("aiodist._strategy", "aiodist._runtime", "aiodist._data")

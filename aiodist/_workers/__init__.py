@@ -13,8 +13,7 @@ one, and all raise the same report. Modules, in order; each imports only from th
 - `exchange`: what becomes of a collective's values: plan, record or transfers, result.
 - `coordinator`: worker 0's part in trouble, as a state machine: snapshots in, one report out; tags of groups.
 - `driver`: waits for requests on the event loop; nothing else here knows that there is one.
-- `team`: this worker's part in a strategy, and what is called outside of replicas.
-- `span`: a run's part.
+- `team`: this worker's part in a strategy, in what is called outside of replicas, and in each run.
 - `engines`: simulated (many workers in one process, or one alone), mpi, torch.
 - `control`: the connections that carry reports of trouble, and who may connect; heartbeats; a thread of its own.
 - `bootstrap`: the rendezvous of a strategy's workers, and which engine serves them.

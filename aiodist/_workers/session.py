@@ -33,11 +33,9 @@ import sys
 from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from aiodist._collectives.workers import Crossing
-from aiodist._core.errors import CollectiveError
-from aiodist._workers.messages import Ask, GroupTag, Query
 from aiodist._workers.record import ALIKE, NO_FLAGS, Agreement, Callers, Found, Notice, Record, RecordBuffers
 from aiodist._workers.transport import Communicator, Steps
 
@@ -99,52 +97,38 @@ def _prepared(step: Step) -> Any:
     return None if step.values is None or step.route.plan is None else Crossing(step.route.plan, step.values)
 
 
-class Carrier:
-    """What a session's steps are for. Generators end when the workers have moved what there is to move."""
-
-    told = False  # trouble has been reported to the coordinator
+class Carrier(Protocol):
+    """What a session's steps are for."""
 
     def move(self, session: Session, step: Step | None, found: Found, prepared: Any) -> Steps[None] | None:
         """Return what moves the values of a step that all have agreed on; None where there is nothing left to do.
 
         There is no step where all of this worker's replicas have joined. Where some have, ``found`` says so.
         """
-        raise NotImplementedError
 
     def finish_join(self, session: Session) -> Steps[None]:
         """Find out which replica was the last to join, and let all go on."""
-        raise NotImplementedError
+        ...
 
     def diverged(self, session: Session) -> None:
         """Hear that the workers are at different calls."""
-        raise NotImplementedError
 
     def over(self) -> None:
         """Hear that all replicas of all workers have ended."""
-
-    def receive(self, message: Ask | Query | GroupTag) -> None:
-        """Take what the coordinator asks or tells."""
-        raise NotImplementedError
-
-    def tell(self, *, note: str = "") -> None:
-        """Tell the coordinator this worker's part, once; from any thread."""
-        raise NotImplementedError
-
-    def fail(self, error: CollectiveError) -> None:
-        """End all that is under way."""
-        raise NotImplementedError
 
 
 class Session:
     """One order of steps; its name is the same on every worker, and no other session's over that communicator.
 
     Attributes:
+        of: what it is a session of, the carrier's own.
         number: how many steps all have agreed on and carried out.
         records: the buffers of the records.
         is_advancing: steps are under way.
     """
 
-    def __init__(self, name: str, communicator: Communicator, carrier: Carrier) -> None:
+    def __init__(self, name: str, communicator: Communicator, carrier: Carrier, of: Any = None) -> None:
+        self.of = of
         self.number = 0
         self.communicator = communicator
         self.records = RecordBuffers(communicator)

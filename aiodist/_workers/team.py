@@ -1,10 +1,17 @@
-"""The team: this worker's part in a strategy on several workers, and what is called outside of replicas.
+"""The team: this worker's part in a strategy on several workers; what is called outside of replicas, and in runs.
 
 A `Team` has the strategy's communicator, its connection to the coordinator, and the driver that carries steps out. What
-it does outside of replicas (a run's opening, reduce, gather, a variable's creation) has one order, a `Session` of its
-own, and is checked as replicas' collectives are: this worker's caller posts for all local replicas. Each run has a
-`RunSpan` (module `span`), over a channel that no other run uses at the same time; at the opening, all workers choose
-the first that each has free.
+a strategy does outside of replicas (a run's opening, reduce, gather, a variable's creation) has one order, a `Session`
+of its own, and is checked as replicas' collectives are (`Outside`): this worker's caller posts for all local replicas.
+Each run has a `RunSpan`, over a channel that no other run uses at the same time; at the opening, all workers choose the
+first that each has free. The run tells it what all local replicas have posted, and that a group is in trouble; it
+completes slots and fails the run. A group whose members live on several workers is given a communicator at its first
+collective: the coordinator says when all its workers have come to that.
+
+**Trouble.** Whatever is wrong, here or elsewhere, ends in one message to the coordinator (`Span.tell`), once local
+replicas have settled. A record that differs, a replica's own exception and a collective whose time is up are found
+here; of the rest the coordinator tells. From the number on that is in trouble, no record is contributed any more. What
+lies before it is carried out as ever, so that every worker's replicas get as far as they would on one machine.
 
 Whatever ends the strategy (a report, a lost worker, the engine's own error) ends all that is under way, and is raised
 by all that is called after it.
@@ -14,36 +21,55 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Any, Final, Protocol
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 import numpy as np
 
 from aiodist._arrays.environment import stall_seconds
+from aiodist._collectives import kinds
 from aiodist._core.analysis import error_of
-from aiodist._core.call import Call, OrderCheck
+from aiodist._core.call import Call, OrderCheck, Post, path_of
 from aiodist._core.errors import CollectiveError, StallWarning, WorkerLostError
-from aiodist._core.ledger import Ledger, Path, Slot
+from aiodist._core.ledger import Group, Ledger, Path, Slot
 from aiodist._core.report import CollectiveReport, ReplicaReport
-from aiodist._core.snapshot import Overdue, ReplicaFacts
+from aiodist._core.snapshot import GroupKey, Overdue, ReplicaFacts, Snapshot
 from aiodist._core.terms import Reason, ReplicaState
 from aiodist._core.text import brief, ids
 from aiodist._workers.coordinator import not_begun
 from aiodist._workers.driver import Driver
-from aiodist._workers.exchange import Agreed, Moving, accumulate_of
+from aiodist._workers.exchange import Agreed, Moving, accumulate_of, contributed
 from aiodist._workers.layout import Layout
-from aiodist._workers.messages import OUTSIDE, Ask, GroupTag, Lost, Message, Query, Report, Stalled, Trouble
-from aiodist._workers.record import FLOAT64, NO_FLAGS, Found, digest_of, resolved
-from aiodist._workers.session import Carrier, Route, Session, Step
-from aiodist._workers.transport import OF_VALUES, Communicator, Steps
+from aiodist._workers.messages import (
+    OUTSIDE,
+    Ask,
+    GroupTag,
+    Lost,
+    Message,
+    OpenGroup,
+    Query,
+    Report,
+    Stalled,
+    Trouble,
+    Waiting,
+)
+from aiodist._workers.record import FLOAT64, NO_FLAGS, Agreement, Found, callers_of, digest_of, resolved
+from aiodist._workers.session import Route, Session, Step
+from aiodist._workers.transport import OF_VALUES, Communicator, Steps, as_bytes
 from aiodist_kernels import ReduceOp
+
+if TYPE_CHECKING:
+    from aiodist._runtime.rendezvous import Rendezvous
+    from aiodist._runtime.scheduler import Run
 
 Move = Callable[[Agreed], Steps[Any]]
 _CHANNELS: Final = 64
+_MOST_KEPT: Final = 1024
 
 
 class Control(Protocol):
@@ -56,39 +82,6 @@ class Control(Protocol):
         """Tell the others that this worker ends, or leaves them for a reason, and leave."""
 
 
-class Pending(Slot):
-    """A call outside of replicas, until all workers have it."""
-
-    move: Move  # moves its values, and returns the result
-    value: Any = None  # the result, once it is complete without an error
-
-    @property
-    def has_result(self) -> bool:
-        """Whether the result is there, and no error."""
-        return self.complete and self.error is None
-
-    def end(self, value: Any, error: BaseException | None) -> None:
-        """Note that it is complete, with its value, or with an error; unless that is known."""
-        if not self.complete:
-            self.value, self.error = value, error
-            self.group.complete(self)
-
-    def result(self) -> Any:
-        """Return the result."""
-        if self.error is not None:
-            raise _anew(self.error)
-        return self.value
-
-
-def _anew(error: BaseException) -> BaseException:
-    """Return an error of its own for each caller's traceback."""
-    if not isinstance(error, CollectiveError):
-        return error
-    found = type(error)(error.report)
-    found.__cause__ = error.__cause__
-    return found
-
-
 class Team:
     """This worker's part in a strategy; what comes over the connection, that ``connect`` makes, is passed on to it.
 
@@ -96,6 +89,7 @@ class Team:
         order_check: what calls are compared by.
         driver: carries steps out.
         moving: moves the values of collectives.
+        outside: what is called outside of replicas.
         error: what has ended the strategy; None while all is well.
     """
 
@@ -114,12 +108,12 @@ class Team:
         self.driver = Driver(self._failed)
         self.moving = Moving(layout, ordered=ordered)
         self.error: CollectiveError | None = None
-        self.outside = Outside(self)
-        self._carriers: WeakValueDictionary[int, Carrier] = WeakValueDictionary({OUTSIDE: self.outside})
+        self._spans: weakref.WeakValueDictionary[int, Span] = weakref.WeakValueDictionary()
         self._asked: dict[int, Ask] = {}
         self._channels: dict[int, Communicator] = {}
         self._free = np.ones(_CHANNELS, np.uint8)  # which channels this worker does not use
         self._groups: dict[tuple[int, tuple[int, ...], int], Communicator] = {}
+        self.outside = Outside(self)
         self.control = connect(self)
 
     def check(self) -> None:
@@ -159,14 +153,14 @@ class Team:
 
     # Runs.
 
-    def enter(self, run: int, carrier: Carrier) -> None:
+    def enter(self, run: int, span: Span) -> None:
         """Know a run, from its opening on."""
-        self._carriers[run] = carrier
+        self._spans[run] = span
         asked = self._asked.pop(run, None)
         if self.error is not None:
-            carrier.fail(self.error)
+            span.fail(self.error)
         elif asked is not None:
-            carrier.receive(asked)
+            span.receive(asked)
 
     def choose_channel(self) -> Steps[tuple[int, Communicator]]:
         """Return the first communicator that all workers have free, with its number; make one where there is none."""
@@ -190,30 +184,29 @@ class Team:
             self._groups[key] = yield from self.communicator.create_group(key[1], tag)
         return self._groups[key]
 
-    # What goes wrong.
-
     def start(self, session: Session) -> None:
         """Take what steps a session has."""
         if not session.is_advancing:
             self.driver.start(session.advance())
 
+    # What goes wrong.
+
     def _failed(self, error: Exception) -> None:
         """End the strategy with an error in its steps, which is the engine's and may be one worker's alone."""
         text = f"has given up: {brief(error)}"
         self.control.send(Lost(self.layout.rank, text))
-        lost = lost_worker(self.layout, self.layout.rank, text)
-        lost.__cause__ = error
-        self.end(lost)
+        self.end(lost_worker(self.layout, self.layout.rank, text), error)
 
-    def end(self, error: CollectiveError) -> None:
+    def end(self, error: CollectiveError, cause: Exception | None = None) -> None:
         """End the strategy, with all that is under way."""
         if self.error is None:
             self.error = error
+            error.__cause__ = cause
             self._fail_all(error)
 
     def _fail_all(self, error: CollectiveError) -> None:
-        for carrier in list(self._carriers.values()):
-            carrier.fail(error)
+        for span in list(self._spans.values()):
+            span.fail(error)
         self.driver.notify()
 
     def post(self, message: Message) -> None:
@@ -224,18 +217,17 @@ class Team:
         """Take what the coordinator tells, in the thread that uses the strategy."""
         match message:
             case Report():
-                error = error_of(message.report)
-                error.__cause__ = next((RuntimeError(failure) for failure in message.failures), None)
-                self.end(error)
+                causes = map(RuntimeError, message.failures)
+                self.end(error_of(message.report), next(causes, None))
             case Lost():
                 self.end(lost_worker(self.layout, message.rank, message.why))
             case Stalled():
                 if self.driver.waiting_seconds >= stall_seconds() / 2:
                     warn_of_stall(message.text, resolved(message.file), message.line)
             case Ask() | Query() | GroupTag():
-                carrier = self._carriers.get(message.run)
-                if carrier is not None:
-                    carrier.receive(message)
+                span = self._spans.get(message.run)
+                if span is not None:
+                    span.receive(message)
                 elif isinstance(message, Ask):
                     self._asked[message.run] = message
             case _:
@@ -246,15 +238,15 @@ class Team:
 
         A note says why the event loop, which would be asked otherwise, does not answer.
         """
-        carrier = self._carriers.get(run)  # once: the run may end meanwhile, in its own thread
-        if self.error is not None or (carrier is not None and carrier.told):
+        span = self._spans.get(run)  # once: the run may end meanwhile, in its own thread
+        if self.error is not None or (span is not None and span.told):
             return
-        if carrier is None:
+        if span is None:
             self.control.send(Trouble(run, not_begun(self.layout, self.layout.rank, self.order_check), note=note))
         elif run != OUTSIDE and not note and self.driver.is_waited_for:  # the loop turns
-            self.driver.call(carrier.tell)
+            self.driver.call(span.tell)
         else:
-            carrier.tell(note=note)
+            span.tell(note=note)
 
     def close(self, why: str = "") -> None:
         """Leave the other workers."""
@@ -264,31 +256,137 @@ class Team:
         self.control.close(why)
 
 
-class Outside(Carrier):
+# What is called.
+
+
+class Span:
+    """What calls that have one order have to do with the other workers.
+
+    Attributes:
+        number: the number of the run; `OUTSIDE`.
+        told: trouble has been reported to the coordinator.
+        is_over: all replicas of all workers have ended.
+        error: what has ended it; None while all is well.
+    """
+
+    def __init__(self, team: Team, number: int, name: str, communicator: Communicator, ledger: Ledger) -> None:
+        self.number = number
+        self.told = self.is_over = False
+        self.error: CollectiveError | None = None
+        self._team = team
+        self._ledger = ledger
+        self._sessions: dict[GroupKey, Session] = {}  # of the run's own group, and of others that have one
+        self._root = self._new_session(ledger.root, name, communicator)
+        team.enter(number, self)
+
+    def _new_session(self, group: Group, name: str, communicator: Communicator) -> Session:
+        made = self._sessions[group.key] = Session(name, communicator, self, weakref.ref(group))
+        return made
+
+    def move(self, session: Session, step: Step | None, found: Found, prepared: Any) -> Steps[None] | None:
+        """Return what moves the values of a step that all workers have agreed on, and makes its result."""
+        raise NotImplementedError
+
+    def finish_join(self, session: Session) -> Steps[None]:
+        """Find out which replica was the last to join, and let all go on."""
+        raise NotImplementedError
+
+    def diverged(self, session: Session) -> None:
+        """Hear that the workers are at different calls: local replicas settle, and then this worker tells."""
+        self._doom(session.of(), session.number)
+
+    def over(self) -> None:
+        """Hear that all replicas of all workers have ended."""
+        self.is_over = True
+
+    def receive(self, message: Ask | Query | GroupTag) -> None:
+        """Take what the coordinator asks or tells."""
+        raise NotImplementedError
+
+    def _doom(self, group: Group, number: int) -> None:
+        """Let a group make no call from that number on; tell, once local replicas have settled."""
+        raise NotImplementedError
+
+    def _snapshot(self) -> Snapshot:
+        raise NotImplementedError
+
+    def _fail_calls(self, error: CollectiveError) -> None:
+        """End all calls that are under way."""
+        raise NotImplementedError
+
+    def tell(
+        self,
+        *,
+        group: Group | None = None,
+        overdue: Overdue | None = None,
+        failures: Mapping[int, BaseException] | None = None,
+        note: str = "",
+    ) -> None:
+        """Tell the coordinator this worker's part, once; from any thread."""
+        if self.told or self.error is not None:
+            return
+        self.told = True
+        key, number = (None, None) if group is None else (group.key, group.doomed)
+        if overdue is not None:
+            number = overdue.number
+        found = tuple(f"Replica {i} raised {brief(error)}" for i, error in (failures or {}).items())
+        self._team.control.send(Trouble(self.number, self._snapshot(), key, number, overdue, found, note))
+
+    def fail(self, error: CollectiveError) -> None:
+        """End all that is under way: the strategy has ended."""
+        if not self.is_over and self.error is None:
+            self.error = error
+            for session in self._sessions.values():
+                session.freeze()
+            self._fail_calls(error)
+
+
+class Pending(Slot):
+    """A call outside of replicas, until all workers have it."""
+
+    move: Move  # moves its values, and returns the result
+    value: Any = None  # the result, once it is complete without an error
+
+    @property
+    def has_result(self) -> bool:
+        """Whether the result is there, and no error."""
+        return self.complete and self.error is None
+
+    def end(self, value: Any, error: BaseException | None) -> None:
+        """Note that it is complete, with its value, or with an error; unless that is known."""
+        if not self.complete:
+            self.value, self.error = value, error
+            self.group.complete(self)
+
+    def result(self) -> Any:
+        """Return the result."""
+        if self.error is not None:
+            raise _anew(self.error)
+        return self.value
+
+
+class Outside(Span):
     """What is called outside of replicas, in the order in which all workers call it."""
 
     def __init__(self, team: Team) -> None:
-        self._team = team
-        self._tell_at: int | None = None
         layout = team.layout
-        self._ledger = Ledger(layout.own, team.order_check, total=layout.replicas, slot_type=Pending)
-        self.session = Session("outside", team.communicator, self)
+        ledger = Ledger(layout.own, team.order_check, total=layout.replicas, slot_type=Pending)
+        super().__init__(team, OUTSIDE, "outside", team.communicator, ledger)
 
     def begin(self, call: Call, code: Any, offset: int, path: Path, move: Move, *, float64: bool = False) -> Pending:
         """Post a call for all local replicas; the steps that it takes are carried out from now on.
 
         ``move`` moves its values, once all workers have agreed on it, and returns the result.
         """
-        team = self._team
-        team.check()
+        self._team.check()
         group = self._ledger.root
         slot, *_ = [group.post(member, call, code, offset, path) for member in group.members]  # one for all of them
         assert isinstance(slot, Pending)
         slot.move = move
         slot.waiters = list(group.members)  # which are all waited for here
-        route = Route(digest_of(team.order_check, slot.post_of(0)))
-        self.session.post(Step(route, slot, FLOAT64 if float64 else NO_FLAGS))
-        team.start(self.session)
+        route = Route(digest_of(self._team.order_check, slot.post_of(0)))
+        self._root.post(Step(route, slot, FLOAT64 if float64 else NO_FLAGS))
+        self._team.start(self._root)
         return slot
 
     def abandon(self, pending: Pending) -> None:
@@ -296,7 +394,8 @@ class Outside(Carrier):
         if not pending.complete:
             for member in pending.group.members:
                 pending.group.abandon(member, pending)
-            self.tell(number=pending.number)
+            self._root.freeze(pending.number)
+            self.tell(group=pending.group)
 
     def warn(self, pending: Pending, seconds: float) -> None:
         """Warn that the other workers do not come to a call."""
@@ -310,7 +409,8 @@ class Outside(Carrier):
 
     def expire(self, pending: Pending, seconds: float) -> None:
         """Note that the time is up in which the other workers were to make a call."""
-        self.tell(number=pending.number, overdue=Overdue(self._ledger.root.key, pending.number, seconds))
+        self._root.freeze(pending.number)
+        self.tell(overdue=Overdue(pending.group.key, pending.number, seconds))
 
     def move(self, session: Session, step: Step | None, found: Found, prepared: Any) -> Steps[None]:  # noqa: ARG002
         """Move the values of a call that all workers make."""
@@ -318,37 +418,246 @@ class Outside(Carrier):
         pending: Pending = step.what
         agreed = Agreed(session.communicator, accumulate_of(found), self._team.moving)
         yield from self._team.outcome(pending.move(agreed), pending.end)
-        if session.number + 1 == self._tell_at:
+        if session.number + 1 == pending.group.doomed:
             self.tell()
-
-    def diverged(self, session: Session) -> None:
-        """Hear that the workers make different calls."""
-        self.tell(number=session.number)
 
     def receive(self, message: Ask | Query | GroupTag) -> None:
         """Tell the coordinator what this worker calls, once it has come to a call that cannot be complete."""
         assert isinstance(message, Ask)
-        self.session.freeze(message.number)
-        if message.number is None or self.session.number >= message.number:
-            self.tell()
-        else:
-            self._tell_at = message.number
+        self._doom(self._ledger.root, self._root.number if message.number is None else message.number)
 
-    def tell(self, *, number: int | None = None, overdue: Overdue | None = None, note: str = "") -> None:
-        """Tell the coordinator what this worker calls, once; from any thread."""
-        if not self.told:
-            self.told = True
-            self.session.freeze(number)
-            layout = self._team.layout
-            snapshot = self._ledger.snapshot([ReplicaFacts(i, layout.names[i]) for i in layout.own])
-            self._team.control.send(Trouble(OUTSIDE, snapshot, self._ledger.root.key, number, overdue, note=note))
+    def _doom(self, group: Group, number: int) -> None:
+        self._root.freeze(number)
+        group.doom(number)
+        if self._root.number >= number:
+            self.tell(group=group)
 
-    def fail(self, error: BaseException) -> None:
-        """End all that is under way."""
-        self.session.freeze()
+    def _snapshot(self) -> Snapshot:
+        layout = self._team.layout
+        return self._ledger.snapshot([ReplicaFacts(i, layout.names[i]) for i in layout.own])
+
+    def _fail_calls(self, error: CollectiveError) -> None:
         for slot in list(self._ledger.root.slots()):
             assert isinstance(slot, Pending)
             slot.end(None, error)
+
+
+class RunSpan(Span):
+    """What one run has to do with the other workers."""
+
+    def __init__(self, team: Team, number: int, channel: int, communicator: Communicator, run: Run) -> None:
+        self._finishing = self._left = False
+        self._run = run
+        self._channel = channel
+        self._waiting: dict[GroupKey, list[Rendezvous]] = {}  # of groups that have no session yet
+        self._tagged: Counter[tuple[int, ...]] = Counter()  # by workers, how many of their groups have been given tags
+        self._doomed: dict[GroupKey, int] = {}  # groups that are not made here yet
+        self._routes: dict[Any, Route] = {}
+        self._blocked: tuple[int, ...] = ()
+        self._seen: Any = None
+        super().__init__(team, number, f"run {number}", communicator, run.ledger)
+
+    # What the run tells.
+
+    def matched(self, slot: Rendezvous) -> None:
+        """Agree with the other workers on what all local members have posted, move its values, and complete it."""
+        key = slot.group.key
+        session = self._root if slot.group.is_root else self._sessions.get(key)
+        if session is not None:
+            self._post(session, slot)
+            return
+        if key not in self._waiting:
+            self._waiting[key] = []
+            self._team.control.send(OpenGroup(self.number, key, self._team.layout.workers_of(key[0])))
+        self._waiting[key].append(slot)
+
+    def _post(self, session: Session, slot: Rendezvous) -> None:
+        if slot is slot.group.joining:
+            session.join()
+        else:
+            values = None if slot.absent else contributed(slot)  # now: a run that fails forgets what its slots hold
+            flags = FLOAT64 if slot.options.accumulate == "float64" else NO_FLAGS
+            session.post(Step(self._route(session, slot), slot, flags, values))
+        self._team.start(session)
+
+    def _route(self, session: Session, slot: Rendezvous) -> Route:
+        key = session, id(slot.call), id(slot.code), slot.offset, slot.path
+        route = self._routes.get(key)
+        if route is None:
+            if len(self._routes) >= _MOST_KEPT:
+                self._routes.clear()
+            order_check = self._team.order_check
+            post = slot.post_of(0)
+            counts = order_check is OrderCheck.CALL_SITE and post.call.name is None
+            route = self._routes[key] = Route(
+                digest_of(order_check, post),
+                session.site((slot.code, slot.offset)),
+                callers_of(post) if counts else None,
+                *self._team.moving.ways(session, slot),
+                (slot.call, slot.code),
+            )
+        return route
+
+    def made(self, group: Group) -> None:
+        """Hear of a group with members on other workers, from the first local member that makes it."""
+        if group.key in self._doomed:
+            self._run.doom(group, self._doomed.pop(group.key))
+
+    def troubled(self, group: Group, overdue: Overdue | None) -> None:
+        """Have all workers' snapshots analysed: every local member of a doomed group has settled."""
+        self.tell(group=group, overdue=overdue)
+
+    def stuck(self, replica_ids: Collection[int]) -> None:
+        """Hear which local replicas only wait, again and again; report what is the same the second time."""
+        seen = tuple(sorted(replica_ids)), self._ledger.progress()
+        if seen == self._seen:
+            self._tell_waiting(replica_ids)
+        self._seen = seen
+
+    async def finish(self, failures: Mapping[int, BaseException]) -> None:
+        """Meet the other workers at the end of the run; where they have not come to it, the run has failed then."""
+        self.end(failures)
+        await self._team.driver.until(lambda: self.is_settled)
+
+    def end(self, failures: Mapping[int, BaseException]) -> None:
+        """Tell the other workers that all local replicas have ended."""
+        self._finishing = True
+        ledger = self._ledger
+        if failures or ledger.troubled or any(replica.end != "exited" for replica in ledger.replicas):
+            self.tell(failures=failures)
+        else:
+            self._root.end()
+            self._team.start(self._root)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is nothing more to hear of the run from other workers."""
+        failed = any(replica.end == "failed" for replica in self._ledger.replicas)
+        return self.is_over or self.error is not None or (self.told and self._finishing and failed)
+
+    def abandon(self) -> None:
+        """Tell the other workers that this one's caller was cancelled: its replicas have ended."""
+        self._finishing = True
+        if not self.is_over:
+            self.tell()
+
+    def leave(self) -> None:
+        """Give back what the run has had of the strategy; nobody waits in it any more, and its loop may be gone."""
+        self._left = True
+        if self.is_over and not (self.told or self._waiting) and all(each.is_idle for each in self._sessions.values()):
+            self._team.free_channel(self._channel)
+
+    # Steps.
+
+    def move(self, session: Session, step: Step | None, found: Found, prepared: Any) -> Steps[None] | None:
+        """Return what moves the values of a step that all workers have agreed on, and makes its result."""
+        moving, run = self._team.moving, self._run
+        if step is None:
+            return self._team.outcome(moving.gather(session, None), lambda *_: None)
+        slot: Rendezvous = step.what
+        if found.agreement is Agreement.WITHOUT_SOME:
+            steps = moving.gather(session, slot)
+        elif step.route.small is not None:
+            try:
+                run.complete(slot, step.route.small.take(slot, found), None)
+            except OF_VALUES as error:
+                run.complete(slot, None, error)
+            return None
+        elif slot.request.kind is kinds.MERGE_CALL:
+            run.start_merge(slot)
+            return None
+        else:
+            steps = moving.move(session, slot, found, prepared)
+        return self._team.outcome(steps, partial(run.complete, slot))
+
+    def finish_join(self, session: Session) -> Steps[None]:
+        """Find out which replica was the last to join, and let all go on."""
+        group = session.of()
+        slot = group.joining
+        last = slot.values[0] if slot.values else group.members[-1].rank
+        own = np.array([group.number_of_join(), last], np.int64)
+        everyone = np.empty((session.communicator.size, 2), np.int64)
+        yield session.communicator.iallgather(as_bytes(own), as_bytes(everyone))
+        number, last = max(everyone.tolist())
+        self._run.finish_join(slot, number, last)
+
+    def _open_session(self, tag: GroupTag) -> Steps[None]:
+        """Make the communicator and the session of a group, as all its workers do now."""
+        group = self._waiting[tag.group][0].group
+        workers = self._team.layout.workers_of(group.key[0])
+        key = self._channel, workers, self._tagged[workers]
+        self._tagged[workers] += 1
+        communicator = yield from self._team.communicator_of_group(key, tag.tag)
+        made = Post(Call("new_group", members=group.key[0], name=group.key[1]), path_of([group.made_at or (None, 0)]))
+        creation = digest_of(self._team.order_check, made)  # all have made it at one place
+        session = self._new_session(group, f"run {self.number} group {tag.group} {creation.hex()}", communicator)
+        if self.told:
+            session.freeze()
+        for slot in self._waiting.pop(tag.group):
+            self._post(session, slot)
+
+    # Trouble.
+
+    def receive(self, message: Ask | Query | GroupTag) -> None:
+        """Take what the coordinator asks or tells."""
+        match message:
+            case Ask():
+                self._asked(message)
+            case Query() if self._is_well:  # else its event loop may be gone
+                self._tell_waiting(self._run.waiting_for_good(), is_answer=True)
+            case GroupTag() if message.group in self._waiting:
+                self._team.driver.start(self._open_session(message))
+
+    def _asked(self, ask: Ask) -> None:
+        """Tell what there is to tell, once the local replicas have settled, as others are in trouble."""
+        groups = {group.key: group for group in self._ledger.groups()}
+        if ask.group is None or ask.number is None or self._finishing:
+            self.tell()
+        elif ask.group in groups:
+            self._doom(groups[ask.group], ask.number)
+        elif self._ledger.replicas and set(self._team.layout.own).isdisjoint(ask.group[0]):
+            self.tell()
+        else:  # a group that is not made here yet; where it never is, somebody answers in the run's place
+            self._doomed[ask.group] = ask.number
+
+    def _doom(self, group: Group, number: int) -> None:
+        session = self._sessions.get(group.key)
+        if session is not None:
+            session.freeze(number)
+        if self._finishing:
+            self.tell(group=group)
+        elif not self.told:
+            self._run.doom(group, number)
+
+    @property
+    def _is_well(self) -> bool:
+        """Whether the run goes on, and nothing is wrong here."""
+        return not self.told and not self.is_over and self.error is None
+
+    def _tell_waiting(self, replica_ids: Collection[int], *, is_answer: bool = False) -> None:
+        """Tell the coordinator what local replicas wait in, while nothing is wrong here."""
+        self._blocked = tuple(sorted(replica_ids))
+        if self._is_well:
+            self._team.control.send(Waiting(self.number, self._snapshot(), is_answer))
+
+    def _snapshot(self) -> Snapshot:
+        return self._run.snapshot(blocked=self._blocked)
+
+    def _fail_calls(self, error: CollectiveError) -> None:
+        if not self._left:
+            self._run.fail(error)
+
+
+# Errors and warnings.
+
+
+def _anew(error: BaseException) -> BaseException:
+    """Return an error of its own for each caller's traceback."""
+    if not isinstance(error, CollectiveError):
+        return error
+    found = type(error)(error.report)
+    found.__cause__ = error.__cause__
+    return found
 
 
 def warn_of_stall(text: str, file: str, line: int) -> None:
@@ -361,12 +670,11 @@ def warn_of_stall(text: str, file: str, line: int) -> None:
 
 def lost_worker(layout: Layout, rank: int, why: str) -> WorkerLostError:
     """Return the error for a worker that is gone."""
-    gone = tuple(layout.ids[rank])
+    gone = layout.ids[rank]
     return _lost(layout, gone, f"worker {rank} of {layout.workers} {why}; it had {ids(gone)}")
 
 
-def _lost(layout: Layout, gone: tuple[int, ...], text: str) -> WorkerLostError:
-    lost = set(gone)
-    states = [ReplicaState.FAILED if i in lost else ReplicaState.RUNNING for i in range(layout.replicas)]
+def _lost(layout: Layout, gone: Sequence[int], text: str) -> WorkerLostError:
+    states = [ReplicaState.FAILED if i in gone else ReplicaState.RUNNING for i in range(layout.replicas)]
     replicas = tuple(map(ReplicaReport, range(layout.replicas), layout.names, states))
-    return WorkerLostError(CollectiveReport(Reason.WORKER_LOST, 0, replicas, gone, text))
+    return WorkerLostError(CollectiveReport(Reason.WORKER_LOST, 0, replicas, tuple(gone), text))

@@ -27,8 +27,7 @@ from aiodist._workers.layout import Layout
 from aiodist._workers.messages import Lost, Message, decode, encode
 from aiodist._workers.record import Found
 from aiodist._workers.session import Session
-from aiodist._workers.span import RunSpan
-from aiodist._workers.team import Team
+from aiodist._workers.team import RunSpan, Team
 from aiodist._workers.transport import Steps, as_bytes
 
 
