@@ -6,8 +6,7 @@ Modules, in order; each imports only from those above it and from lower floors:
 - `kinds`: the table of collectives: what each accepts, and its plan: of which inputs each result is made, and how.
 - `out`: callers' own buffers for results.
 - `host`: the executor over host memory.
-- `device_plan`: what a plan comes to on GPUs: arrays to make, launches and copies.
-- `device`: the executor over GPUs, and the way between them and the host.
+- `device`: the executor over GPUs: what a plan comes to there, and the way between them and the host.
 - `execution`: which executor carries out what.
 - `workers`: the executor over workers: what they exchange.
 """

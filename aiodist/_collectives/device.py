@@ -5,37 +5,253 @@ first does a worker thread do that. Then the loop looks a few times whether the 
 always are, and a worker thread sleeps until it is. Results are made in each replica's own framework, on its device, or
 written into its own buffers; leaves on the host are the host executor's meanwhile.
 
-What a collective comes to is worked out once, as a `DevicePlan`, and kept. What is left to do each time is to gather
-addresses, to make results, and to enqueue.
+What a collective comes to is worked out once, as a `DevicePlan`, and kept: it depends on shapes, dtypes, devices and
+which buffers there are, and on no address. What is left to do each time is to gather addresses, to make results, and
+to enqueue.
+
+    inputs ── folds ──▶ totals ── moves ──▶ results ── moves ──▶ callers' buffers
+
+What all who are on one device get is moved there once, for the first of them, and copied from there. Memory of the host
+is a place like a device: to and from it go values whose way leads to other workers, or through NumPy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from aiodist._arrays.device import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM, DeviceArray, DeviceType
-from aiodist._arrays.leaves import Spec
-from aiodist._collectives.device_plan import PAGE_LOCKED, Column, Leaf, Leaves, Planner, Where
+from aiodist._arrays.device import (
+    LEGACY_DEFAULT_STREAM,
+    PER_THREAD_DEFAULT_STREAM,
+    Allocate,
+    DeviceArray,
+    DeviceType,
+    DType,
+    Spec,
+)
+from aiodist._arrays.leaves import Spec as ValueSpec
 from aiodist._collectives.host import HostExecutor, given
 from aiodist._collectives.kinds import Collective, LeafPlan, Result
 from aiodist._collectives.out import NO_OUTS, Outs, entangled, span
 from aiodist._collectives.work import Work
 from aiodist._gpu import enqueue
-from aiodist._gpu.enqueue import Completion
-from aiodist._gpu.steps import HOST
-from aiodist_kernels import Accumulate
+from aiodist._gpu.enqueue import Batch, Completion, Schedule, symbol
+from aiodist._gpu.steps import HOST, Job, Move, Place, View, whole
+from aiodist_kernels import Accumulate, ReduceOp
+from aiodist_kernels.rules import rule_for
 
-Array = np.ndarray[Any, Any]
+Column: TypeAlias = Sequence[DeviceArray]
+"""One leaf of all that contribute it, in order."""
+
+Where: TypeAlias = tuple[int, int]
+"""A leaf, and a taker of results."""
 
 KEPT: Final = 256
 """How many plans are kept."""
 
+Array = np.ndarray[Any, Any]
+
 _ADDRESS, _ORDINAL, _STREAM = map(attrgetter, ("address", "ordinal", "stream"))
+
+
+# Plans.
+
+
+class PageLocked(DeviceType):
+    """NumPy arrays in memory of the host that devices copy to and from."""
+
+    name = "NumPy"
+
+    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:  # noqa: ARG002
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in specs]
+        arrays = [
+            allocate(HOST, max(1, size))[:size].view(dtype).reshape(shape)
+            for size, (shape, dtype) in zip(sizes, specs, strict=True)
+        ]
+        return [(array, array.ctypes.data) for array in arrays]
+
+    def stream(self, ordinal: int) -> int:  # noqa: ARG002
+        return 0  # a stream that nobody looks at
+
+
+PAGE_LOCKED: Final = PageLocked()
+
+
+class Leaf(NamedTuple):
+    """A leaf on devices: whose arrays it has, and what becomes of them."""
+
+    mark: DeviceType
+    plan: LeafPlan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Leaves:
+    """What becomes of some leaves on devices, again and again: it stands for their plans."""
+
+    leaves: Sequence[Leaf]
+    op: ReduceOp | None = None
+    accumulate: Accumulate = "native"
+    devices: Sequence[str] = ()  # on whose streams inputs may have been made
+    ragged: bool = False  # inputs of one leaf may differ in shape
+
+
+class DevicePlan(NamedTuple):
+    """What leaves on devices come to."""
+
+    makes: Sequence[tuple[DeviceType, int, Sequence[Spec], Sequence[int]]]
+    """Arrays to be made: of a framework, on a GPU, those of shapes and dtypes, with places among all that are made."""
+    total: int  # how many they are
+    results: Sequence[Sequence[int | None]]  # by leaf and taker: which it gets; None: has a buffer
+    schedule: Schedule  # what is enqueued
+
+
+class Planner:
+    """Works out what leaves come to; for the arguments see `DeviceRun`.
+
+    Arrays have numbers: first inputs, then buffers, then those that are made. Buffers are ``straight`` where results
+    may be written into them while inputs are read.
+    """
+
+    def __init__(
+        self,
+        group: Leaves,
+        columns: Sequence[Column],
+        takers: Sequence[Sequence[int]],
+        buffers: Mapping[Where, DeviceArray],
+        *,
+        straight: bool,
+    ) -> None:
+        self._group, self._straight = group, straight
+        numbers = itertools.count()
+        inputs = [[self._view(next(numbers), array) for array in column] for column in columns]
+        self._buffers = {where: self._view(next(numbers), buffer) for where, buffer in buffers.items()}
+        self._first_made = next(numbers)
+        self._total = 0  # arrays to be made
+        self._makes: dict[tuple[DeviceType, int], tuple[list[Spec], list[int]]] = {}
+        self._jobs: dict[Any, list[Job]] = {}
+        self._moves: list[Move] = []
+        self._last: list[Move] = []
+        self._results: list[list[int | None]] = []
+        for leaf, column, ordinals in zip(group.leaves, inputs, takers, strict=True):
+            self._add(leaf, column, ordinals)
+
+    def plan(self) -> DevicePlan:
+        """Return what it has come to."""
+        batches = [Batch(rule, jobs) for (rule, *_), jobs in self._jobs.items()]
+        with enqueue.enqueuing:
+            schedule = enqueue.queue().schedule(batches, [*self._moves, *self._last], self._first_made + self._total)
+        makes = [(*key, *group) for key, group in self._makes.items()]
+        return DevicePlan(makes, self._total, self._results, schedule)
+
+    @staticmethod
+    def _view(number: int, array: DeviceArray) -> View:
+        return whole(Place(array.ordinal, symbol(number)), tuple(array.shape), array.dtype)
+
+    def _add(self, leaf: Leaf, inputs: Sequence[View], takers: Sequence[int]) -> None:
+        """Plan a leaf's results: those that are folds, then those that are moved, what is alike once a device."""
+        plan = leaf.plan
+        which = range(len(takers)) if len(plan.results) > 1 else [0] * len(takers)
+        self._results.append([None] * len(takers))
+        totals = [self._fold(leaf, fold, inputs, takers, which) for fold in range(len(plan.folds))]
+        firsts: dict[tuple[int, int], View] = {}
+        for taker, (number, ordinal) in enumerate(zip(which, takers, strict=True)):
+            result = plan.results[number]
+            if _is_fold(plan, result):
+                continue
+            sources = [inputs[i] if i < plan.size else totals[i - plan.size][ordinal] for i in result.sources]
+            parts = [_part(source, result) for source in sources]
+            target = self._result(leaf, taker, ordinal, _shape(parts, result), sources[0].dtype)
+            first = firsts.setdefault((number, ordinal), target)
+            if first is target:
+                self._assemble(target, parts, result)
+            else:
+                self._moves.append(Move(target, first))
+
+    def _assemble(self, target: View, parts: Sequence[View], result: Result) -> None:
+        at = 0
+        for part in parts:
+            where = target
+            if len(parts) > 1:
+                assert result.axis is not None
+                begin, at = at, at + part.shape[result.axis]
+                where = target.part(result.axis, begin, at)
+            self._moves.append(Move(where, part))
+
+    def _fold(
+        self, leaf: Leaf, fold: int, inputs: Sequence[View], takers: Sequence[int], which: Sequence[int]
+    ) -> dict[int, View]:
+        """Plan a fold into the results that are nothing else, and what others are made of; return where it lies."""
+        plan, parts = leaf.plan, [inputs[i] for i in leaf.plan.folds[fold]]
+        assert self._group.op is not None
+        shape, rule = parts[0].shape, rule_for(self._group.op, parts[0].dtype, self._group.accumulate)
+        outputs: list[View] = []
+        lies: dict[int, View] = {}
+        takes = [
+            (taker, ordinal, _is_fold(plan, plan.results[number]))
+            for taker, (number, ordinal) in enumerate(zip(which, takers, strict=True))
+            if plan.size + fold in plan.results[number].sources
+        ]
+        for taker, ordinal, is_fold in sorted(takes, key=lambda take: not take[2]):
+            if is_fold:
+                outputs.append(self._result(leaf, taker, ordinal, shape, rule.result))
+                lies.setdefault(ordinal, outputs[-1])
+            elif ordinal not in lies:
+                lies[ordinal] = self._make(leaf.mark, ordinal, shape, rule.result)
+                outputs.append(lies[ordinal])
+        job = Job(tuple([p.place for p in parts]), tuple([o.place for o in outputs]), math.prod(shape))
+        alike = rule, tuple([place.device for place in job.inputs]), tuple([place.device for place in job.outputs])
+        self._jobs.setdefault(alike, []).append(job)
+        return lies
+
+    def _result(self, leaf: Leaf, taker: int, ordinal: int, shape: tuple[int, ...], dtype: DType) -> View:
+        """Plan the memory of a result; one that is wanted in a buffer gets there behind all else, if not straight."""
+        index = len(self._results) - 1
+        buffer = self._buffers.get((index, taker))
+        if buffer is not None and self._straight:
+            return buffer
+        made = self._make(PAGE_LOCKED if ordinal == HOST else leaf.mark, ordinal, shape, dtype)
+        if buffer is None:
+            self._results[index][taker] = self._total - 1
+        else:
+            self._last.append(Move(buffer, made))
+        return made
+
+    def _make(self, mark: DeviceType, ordinal: int, shape: tuple[int, ...], dtype: DType) -> View:
+        specs, places = self._makes.setdefault((mark, ordinal), ([], []))
+        specs.append((shape, dtype))
+        places.append(self._total)
+        self._total += 1
+        return whole(Place(ordinal, symbol(self._first_made + self._total - 1)), shape, dtype)
+
+
+def _is_fold(plan: LeafPlan, result: Result) -> bool:
+    """Return whether a result is a fold, and nothing else."""
+    return len(result.sources) == 1 and result.cut is None and result.sources[0] >= plan.size
+
+
+def _part(source: View, result: Result) -> View:
+    if result.cut is None:
+        return source
+    axis, place, parts = result.cut
+    step = source.shape[axis] // parts
+    return source.part(axis, place * step, (place + 1) * step)
+
+
+def _shape(parts: Sequence[View], result: Result) -> tuple[int, ...]:
+    first, axis = parts[0].shape, result.axis
+    if len(parts) == 1 or axis is None:
+        return first
+    return (*first[:axis], sum([part.shape[axis] for part in parts]), *first[axis + 1 :])
+
+
+# Carrying them out.
 
 
 def _allocate(ordinal: int, nbytes: int) -> Any:
@@ -60,17 +276,13 @@ class DeviceRun:
     ) -> None:
         self._queue, self._group = enqueue.queue(), group
         inputs = [array for column in columns for array in column]
-        buffers: dict[Where, DeviceArray] = {}
-        straight = True
-        if outs:
-            found = [((leaf, taker), each) for leaf, row in enumerate(outs) for taker, each in enumerate(row)]
-            buffers = {where: buffer for where, buffer in found if buffer is not None}
-            straight = _straight(columns, buffers)
+        found = [((leaf, taker), each) for leaf, row in enumerate(outs) for taker, each in enumerate(row)]
+        buffers: dict[Where, DeviceArray] = {where: buffer for where, buffer in found if buffer is not None}
+        straight = not buffers or _straight(columns, buffers)
         self._arrays = [*inputs, *buffers.values()]
-        self._ordinals = tuple(map(_ORDINAL, self._arrays))
+        ordinals = tuple(map(_ORDINAL, self._arrays))
         specs = tuple([(array.shape, array.dtype) for array in inputs]) if group.ragged else None
-        layout = (straight, tuple(buffers)) if buffers else None
-        key = group, self._ordinals, specs, None if takers is None else tuple(map(tuple, takers)), layout
+        key = group, ordinals, specs, None if takers is None else tuple(map(tuple, takers)), straight, tuple(buffers)
         known = self._queue.known
         plan = known.get(key)
         if plan is None:
@@ -81,32 +293,26 @@ class DeviceRun:
         self._plan = plan
         self._made: list[Any] = [None] * plan.total
         addresses = [0] * plan.total
-        self._streams = set(zip(self._ordinals, map(_STREAM, self._arrays), strict=True))
+        self._streams = set(zip(ordinals, map(_STREAM, self._arrays), strict=True))
         for mark, ordinal, made_specs, places in plan.makes:
             for place, (array, address) in zip(places, mark.make(made_specs, ordinal, _allocate), strict=True):
                 self._made[place], addresses[place] = array, address
             self._streams.add((ordinal, mark.stream(ordinal)))
         self._begins = (*map(_ADDRESS, self._arrays), *addresses)
 
-    def results(self) -> list[list[Any]]:
-        """Return results by leaf and taker: the frameworks' arrays, NumPy's on the host, and None for a buffer.
-
-        They are there when the devices are done; some frameworks' only then, in the event loop's thread.
-        """
-        return [[None if n is None else self._made[n] for n in numbers] for numbers in self._plan.results]
-
     def work(self, result: Callable[[list[list[Any]]], Any]) -> Work:
         """Enqueue it, or return it as work where a kernel must be compiled first.
 
-        ``result`` makes the result of `results`, in the event loop's thread.
+        ``result`` makes the result, in the event loop's thread, of those by leaf and taker: the frameworks' arrays,
+        NumPy's on the host, and None for a buffer.
         """
         schedule = self._plan.schedule
         if not schedule.is_loaded() and any(stream == PER_THREAD_DEFAULT_STREAM for _, stream in self._streams):
             self._queue.load(schedule)  # a worker thread would have another stream of that name
         if schedule.is_loaded():
             completion = self._enqueue()
-            return Work([[completion.wait]], lambda: result(self._finished()), completion.is_done)
-        return Work([[self._load_and_enqueue]], lambda: result(self._finished()))
+            return Work([[completion.wait]], lambda: result(self._results()), completion.is_done)
+        return Work([[self._load_and_enqueue]], lambda: result(self._results()))
 
     def _load_and_enqueue(self) -> None:
         self._queue.load(self._plan.schedule)
@@ -120,14 +326,14 @@ class DeviceRun:
             streams += [stream for name in self._group.devices if (stream := driver.used_stream(name)) is not None]
             return self._queue.run(self._plan.schedule, streams, [self._arrays, self._made], self._begins)
 
-    def _finished(self) -> list[list[Any]]:
+    def _results(self) -> list[list[Any]]:
         made = self._made
         for mark, _, _, places in self._plan.makes:
             if mark.finishes:
                 for place, array in zip(places, mark.finish([made[place] for place in places]), strict=True):
                     made[place] = array
         self._arrays = []
-        return self.results()
+        return [[None if n is None else made[n] for n in numbers] for numbers in self._plan.results]
 
 
 def _straight(columns: Sequence[Column], buffers: dict[Where, DeviceArray]) -> bool:
@@ -159,7 +365,7 @@ def _of_leaves(passed: Sequence[Sequence[Any] | None], places: Sequence[int]) ->
     return [[None if found is None else found[place] for found in passed] for place in places]
 
 
-def _there(spec: Spec) -> dict[int, DeviceType]:
+def _there(spec: ValueSpec) -> dict[int, DeviceType]:
     """Return the places of leaves on devices, and whose they are."""
     return {place: mark for place, mark in enumerate(spec.marks) if isinstance(mark, DeviceType)}
 
@@ -203,7 +409,10 @@ class DeviceExecutor:
         columns = _columns(self._single, values, self._positions)
         there = [columns[place] for place in self._there]
         passed = [outs.get(position) for position in self._positions]
-        on_host = self._run_host(columns, passed)
+        on_host: Any = None
+        if self._host is not None:
+            own = {i: [each[place] for place in self._here] for i, each in enumerate(passed) if each is not None}
+            on_host = self._host.run_into(list(zip(*[columns[place] for place in self._here], strict=True)), own)
 
         def result(by_leaf: Sequence[Sequence[Any]]) -> list[Any]:
             if self._here:
@@ -218,13 +427,6 @@ class DeviceExecutor:
         return Work([*on_host.phases, *work.phases], work.result) if type(on_host) is Work else work
 
     run = run_into
-
-    def _run_host(self, columns: Sequence[Sequence[Any]], passed: Sequence[Any]) -> Any:
-        """Carry out the leaves on the host."""
-        if self._host is None:
-            return None
-        outs = {taker: [each[place] for place in self._here] for taker, each in enumerate(passed) if each is not None}
-        return self._host.run_into(list(zip(*[columns[place] for place in self._here], strict=True)), outs)
 
     def _columns_here(self, result: Any) -> list[Sequence[Any]]:
         """Return by leaf on the host what each taker gets: None where it passed a buffer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from aiodist._arrays.leaves import has_device_arrays
 from aiodist._collectives.host import HostExecutor
@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from aiodist._collectives.device import DeviceExecutor
 
 
-Executor: TypeAlias = "HostExecutor | DeviceExecutor"
-"""What carries out one collective, again and again; see `HostExecutor.run_into`."""
-
-
 @lru_cache(maxsize=1024)
 def executor(
     collective: Collective,
@@ -26,8 +22,8 @@ def executor(
     accumulate: Accumulate = "native",
     devices: tuple[str, ...] = (),
     targets: tuple[int, ...] | None = None,
-) -> Executor:
-    """Return what carries out a collective, which has been checked, at so many positions.
+) -> HostExecutor | DeviceExecutor:
+    """Return what carries out a collective, which has been checked, at so many positions; see `HostExecutor.run_into`.
 
     Those that are absent have joined, and take part with nothing. ``devices`` are by position the replicas' logical
     ones, on whose streams arrays may have been made; ``targets`` the GPUs that get a result each of arrays on GPUs,
