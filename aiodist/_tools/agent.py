@@ -35,7 +35,7 @@ _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
-def main(notes: Path, workers: int, rank: int, command: Sequence[str]) -> int:
+def main(journal: Path, workers: int, rank: int, command: Sequence[str]) -> int:
     """Run a worker; return its exit code, as shells have it."""
     parent = os.getppid()
     asked: list[int] = []
@@ -59,7 +59,7 @@ def main(notes: Path, workers: int, rank: int, command: Sequence[str]) -> int:
     ]
     for thread in output:
         thread.start()
-    _note(notes, f"started {worker.pid} {rank}")
+    _note(journal, f"started {worker.pid} {rank}")
     while worker.poll() is None:
         if asked or os.getppid() != parent:
             with suppress(ProcessLookupError):
@@ -67,27 +67,21 @@ def main(notes: Path, workers: int, rank: int, command: Sequence[str]) -> int:
         with suppress(subprocess.TimeoutExpired):
             worker.wait(_POLL_SECONDS)
     code = worker.returncode if worker.returncode >= 0 else 128 - worker.returncode
-    _note(notes, f"ended {worker.pid} {0 if asked else code}")  # what was asked to end has not failed
+    _note(journal, f"ended {worker.pid} {0 if asked else code}")  # what was asked to end has not failed
     kill_children()
     until = time.monotonic() + _LAST_LINES_SECONDS
     for thread in output:
         thread.join(max(0.0, until - time.monotonic()))
-    while code and not asked and os.getppid() == parent and _some_run(notes, workers):
-        time.sleep(_POLL_SECONDS)
+    with suppress(OSError):  # the launcher is gone, and the journal with it
+        while code and not (asked or os.getppid() != parent) and journal.read_text().count("\nended ") < workers:
+            time.sleep(_POLL_SECONDS)
     return code
 
 
-def _note(notes: Path, line: str) -> None:
+def _note(journal: Path, line: str) -> None:
     """Append a line to the journal; without a word where there is no folder, as when the launcher is gone."""
-    with suppress(OSError), (notes / "journal").open("a") as file:
+    with suppress(OSError), journal.open("a") as file:
         file.write(f"{line}\n")
-
-
-def _some_run(notes: Path, workers: int) -> bool:
-    """Return whether some workers have not ended; False, too, where there is no journal any more."""
-    with suppress(OSError):
-        return (notes / "journal").read_text().count("\nended ") < workers
-    return False
 
 
 def _pass_lines(source: IO[bytes], target: int, prefix: bytes) -> None:
@@ -147,12 +141,8 @@ def _children() -> set[int]:
     return found
 
 
-def _rank(workers: int) -> int:
-    """Return which worker this is, as mpiexec says it."""
-    if workers == 1:  # which has no mpiexec; what is set is of a job that it is part of
-        return 0
-    return int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
-
-
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), _rank(int(sys.argv[2])), sys.argv[3:]))
+    _, folder, workers, *command = sys.argv
+    said = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or "0"
+    rank = 0 if workers == "1" else int(said)  # one worker has no mpiexec: what is set is of a job around it
+    sys.exit(main(Path(folder, "journal"), int(workers), rank, command))

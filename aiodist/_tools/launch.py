@@ -7,9 +7,8 @@ first failure, and their reports be lost, or wait for all for ever. One worker n
 directly.
 
 A job ends when all its processes have; or some seconds after the first worker has failed, or the user has asked for
-it: in these the workers may tell of it, and end by themselves. A second Ctrl-C ends it at once. It ends, too, when all
-that run wait to make a strategy with one that has ended: MPI would let them wait on. No process of it is left on this
-machine then, and no memory of MPI's.
+it: in these the workers may tell of it, and end by themselves. A second Ctrl-C ends it at once. No process of it is
+left on this machine then, and no memory of MPI's.
 """
 
 from __future__ import annotations
@@ -77,13 +76,11 @@ def find_mpiexec(given: str | None) -> Mpiexec:
 
 def _of_wheels() -> Iterator[str]:
     for name in WHEELS:
-        try:
-            files = distribution(name).files or ()
-        except PackageNotFoundError:
-            continue
-        for file in files:
-            if file.name == "mpiexec" and (path := os.path.abspath(file.locate())) and os.access(path, os.X_OK):  # noqa: PTH100  (symbolic links stay: the MPI finds its files from there)
-                yield path
+        with suppress(PackageNotFoundError):
+            for file in distribution(name).files or ():
+                path = os.path.abspath(file.locate())  # noqa: PTH100  (symbolic links stay: the MPI finds its files from there)
+                if file.name == "mpiexec" and os.access(path, os.X_OK):
+                    yield path
 
 
 def _owner(path: str) -> str:
@@ -103,10 +100,6 @@ def _owner(path: str) -> str:
 LAST_WORDS_SECONDS: Final = 3.5
 _POLL_SECONDS: Final = 0.05
 _FAREWELL_SECONDS: Final = 1.0
-_IN_VAIN: Final = (
-    "{} of the workers have ended, and the others wait for them to make a MultiWorkerMirroredStrategy; "
-    "every worker must run the same program"
-)
 _OF_MPI: Final = ("mpich_shm_*", "sm_segment.*")  # MPICH's, and Open MPI's
 
 
@@ -155,14 +148,16 @@ def launch(workers: int, program: Sequence[str], *, launcher: str | None = None)
 def _follow(process: subprocess.Popen[bytes], folder: str, received: Sequence[int], begun: float) -> int:
     """Wait for the end of a job, or bring it about; return the exit code of the worker that failed first, or 0.
 
-    Args:
-        process: the job.
-        folder: that of its journal.
-        received: the signals that have come by now.
-        begun: when it was started, by the clock of files.
+    The job has a journal in ``folder``; ``received`` are the signals that have come by now.
     """
     try:
-        complaint = _until_over(process, folder, received)
+        well_at = time.monotonic()
+        while process.poll() is None and len(received) < 2:
+            if not received and not Journal(folder).failure():
+                well_at = time.monotonic()
+            elif time.monotonic() > well_at + LAST_WORDS_SECONDS:
+                break
+            _wait(process, _POLL_SECONDS)
         failure = Journal(folder).failure()  # before those that are left are killed
     finally:
         _end(process, folder, begun)
@@ -170,9 +165,6 @@ def _follow(process: subprocess.Popen[bytes], folder: str, received: Sequence[in
         raise KeyboardInterrupt
     if received:
         return 128 + received[0]
-    if complaint:
-        print(f"Error: {complaint}", file=sys.stderr)
-        return 1
     code = process.wait()
     return failure or Journal(folder).failure() or (code if code >= 0 else 128 - code)
 
@@ -189,20 +181,6 @@ def _pass_signals_on(folder: str) -> Sequence[int]:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, pass_on)
     return received
-
-
-def _until_over(process: subprocess.Popen[bytes], folder: str, received: Sequence[int]) -> str:
-    """Wait until a job has ended, or the time has come to kill what still runs; return why, if nothing has failed."""
-    well_at = time.monotonic()
-    while process.poll() is None and len(received) < 2:
-        journal, now = Journal(folder), time.monotonic()
-        has_failed, waits_in_vain = received or journal.failure(), journal.waits_in_vain()
-        if not has_failed and not waits_in_vain:
-            well_at = now
-        elif now > well_at + LAST_WORDS_SECONDS:
-            return "" if has_failed else _IN_VAIN.format(len(journal.gone))
-        _wait(process, _POLL_SECONDS)
-    return ""
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:

@@ -4,11 +4,8 @@ It works while the engine hangs and while the program's event loop is blocked: t
 worker says every quarter of a second that it lives, or less often where they are thousands. **Dead** is whose
 connection has ended without a farewell. **Stopped** is a silent process that its machine says is so (`trouble`). **Cut
 off** is whose system does not acknowledge for some seconds what is sent to it (``TCP_USER_TIMEOUT``): so a program that
-holds the interpreter lock for seconds is not taken for lost, since its system answers for it.
-
-Worker 0's thread hears everyone, and has the coordinator. It is the one that keeps the coordinator's time, and that
-loses workers; the others hear of that from it, and lose worker 0 themselves. Messages travel as compressed JSON behind
-their length; nothing behind a length of 0 is a heartbeat.
+holds the interpreter lock for seconds is not taken for lost, since its system answers for it. Worker 0, which has the
+coordinator, loses workers; the others hear of that from it, and lose worker 0 themselves.
 
 **Who may connect.** Worker 0 listens on the loopback interface where all workers are on one machine, else on the one
 address that the others use, and stops when all of them are connected. Its address and a secret, which is made for each
@@ -19,7 +16,8 @@ it has received. So what somebody has recorded is worth nothing on another conne
 rank 0, and the others take no other, neither is what a side has said itself. Worker 0 proves itself last: a worker that
 has its proof is let in, and one that has had to make room before that tries again. Nothing that a stranger sends says
 how much is read. At most so many connections are unproven at a time, each for some seconds, and the oldest makes room
-for the next; all are tasks of one thread.
+for the next; all are tasks of one thread. (`multiprocessing.connection` makes such proofs, too, but blocks meanwhile:
+there a stranger keeps workers out, or takes a thread.)
 """
 
 from __future__ import annotations
@@ -58,8 +56,7 @@ MOST_UNPROVEN: Final = 64
 PROOF_SECONDS: Final = 5.0
 CONNECT_SECONDS: Final = 60.0
 
-_RANDOM_BYTES: Final = 32
-_PROOF_BYTES: Final = 32
+_SECRET_BYTES: Final = 32  # as many as SHA-256 has
 _RANK: Final = struct.Struct("<I")
 _RETRY_SECONDS: Final = 0.05
 _OTHER_FILES: Final = 512
@@ -84,7 +81,7 @@ def proof(secret: bytes, sent: bytes, received: bytes) -> bytes:
 async def _prove(streams: Streams, secret: bytes, rank: int) -> int:
     """Return the rank of the worker at the other end, once both sides have proved that they belong; or break off."""
     reader, writer = streams
-    own = _RANK.pack(rank) + secrets.token_bytes(_RANDOM_BYTES)
+    own = _RANK.pack(rank) + secrets.token_bytes(_SECRET_BYTES)
     with ExitStack() as stack:
         stack.callback(writer.transport.abort)
         async with asyncio.timeout(PROOF_SECONDS):
@@ -93,7 +90,7 @@ async def _prove(streams: Streams, secret: bytes, rank: int) -> int:
             (other,) = _RANK.unpack_from(others)
             if rank != 0:
                 writer.write(proof(secret, own, others))
-            others_proof = await reader.readexactly(_PROOF_BYTES)
+            others_proof = await reader.readexactly(_SECRET_BYTES)
         proved = hmac.compare_digest(others_proof, proof(secret, others, own))
         if not proved or (rank == 0) == (other == 0):  # a worker 0 that meets one sees its own bytes come back
             raise ConnectionError("who is at the other end does not know the secret of this strategy")
@@ -130,7 +127,7 @@ class Door:
                 f"worker 0 cannot listen at {host} ({error}); set AIODIST_CONTROL_ADDRESS there to a name or number of "
                 "its machine by which the other workers reach it",
             ) from error
-        self.address = Address(host, self._socket.getsockname()[1], secrets.token_bytes(_RANDOM_BYTES))
+        self.address = Address(host, self._socket.getsockname()[1], secrets.token_bytes(_SECRET_BYTES))
 
     async def admit_all(self) -> dict[int, Streams]:
         """Return the connections of all others, by rank, once they have come; let nobody in after that."""
@@ -230,6 +227,8 @@ _MACHINERY: Final = ("asyncio", "trio", "anyio", "uvloop", "aiodist")
 _NOTHING_HEARD: Final = "nothing is heard of it: it is stopped or cut off, or a long call holds the interpreter lock"
 _LENGTH: Final = struct.Struct("<I")
 BEAT: Final = _LENGTH.pack(0)
+BREAKS: Final = EOFError, OSError, ValueError, zlib.error
+"""What ends a connection: its own end, and what is no message."""
 
 
 def packed(message: Message) -> bytes:
@@ -293,17 +292,16 @@ class Pulse:
     def silence(self) -> tuple[str, str, int]:
         """Return what to report of a loop that does not answer: a text, and the file and line that its thread is at."""
         here = sys._current_frames().get(self._thread or 0)  # noqa: SLF001  (CPython has no other way)
-        frames: list[tuple[FrameType, int]] = []
-        for frame, line in traceback.walk_stack(here) if here is not None else ():
-            if not frames or frame.f_globals.get("__name__", "").partition(".")[0] not in _MACHINERY:
-                frames.append((frame, line))  # without the calls of event loops and our own
-        shown = [
-            f"    {each.filename}:{each.lineno} in {each.name}" + (f"    {each.line}" * bool(each.line))
-            for each in traceback.StackSummary.extract(frames[:_MOST_FRAMES])
-        ]
-        text = f"its event loop has been silent for {self.silent_seconds:.1f} s: something blocks it. Its thread is at"
-        file, line = (frames[0][0].f_code.co_filename, frames[0][1]) if frames else ("", 0)
-        return "\n".join([text, *shown]), file, line
+        stack = () if here is None else traceback.walk_stack(here)
+        own = [each for each in stack if each[0] is here or not _is_machinery(each[0])][:_MOST_FRAMES]
+        shown = "".join(traceback.StackSummary.extract(own[::-1]).format())
+        text = f"its event loop has been silent for {self.silent_seconds:.1f} s: something blocks it. Its thread:"
+        file, line = (own[0][0].f_code.co_filename, own[0][1]) if own else ("", 0)
+        return f"{text}\n{shown}".rstrip(), file, line
+
+
+def _is_machinery(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _MACHINERY
 
 
 # The connections.
@@ -324,14 +322,8 @@ class Peer:
         self._reader = reader
         self.writer = writer
 
-    def limit(self, seconds: float) -> None:
-        """Let the connection end when its machine has not acknowledged for so long what it was sent; on Linux."""
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            option = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000)
-            self.writer.get_extra_info("socket").setsockopt(*option)
-
     async def receive(self) -> Message:
-        """Return the next message; a ValueError says that what comes is none, an EOFError or OSError that it ends."""
+        """Return the next message; others of `BREAKS` than EOFError and OSError say that what comes is none."""
         length = 0
         while not length:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
@@ -339,10 +331,7 @@ class Peer:
         if length > MOST_BYTES:
             raise ValueError(f"a message of {length} bytes")
         inflater = zlib.decompressobj()
-        try:
-            data = inflater.decompress(await self._reader.readexactly(length), MOST_BYTES)
-        except zlib.error as error:
-            raise ValueError(str(error)) from None
+        data = inflater.decompress(await self._reader.readexactly(length), MOST_BYTES)
         if not inflater.eof:
             raise ValueError("a message that is longer than it may be, or cut short")
         message = messages.decode(data)
@@ -410,8 +399,10 @@ class TcpControl:
         try:
             found = await (meeting.admit_all() if isinstance(meeting, Door) else connect(meeting, self._rank))
             self._peers = {rank: Peer(rank, *streams) for rank, streams in found.items()}
-            for peer in self._peers.values():
-                peer.limit(self._allowed or CUT_OFF_SECONDS)
+            for _, writer in found.values():
+                if hasattr(socket, "TCP_USER_TIMEOUT"):
+                    limit = int((self._allowed or CUT_OFF_SECONDS) * 1000)
+                    writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit)
         except BaseException as error:  # noqa: BLE001  (it is for the constructor, which waits)
             connected.set_exception(error)
             return
@@ -551,7 +542,7 @@ class TcpControl:
                     self._tell_coordinator(peer.rank, message)
                 else:
                     self._pass_on(message)
-        except (ValueError, EOFError, OSError) as error:
+        except BREAKS as error:
             has_died = isinstance(error, EOFError | ConnectionError)
             why = "has died: its connection was closed without a farewell" if has_died else f"is cut off: {error}"
         if self._peers.get(peer.rank) is not peer:  # it was ended here

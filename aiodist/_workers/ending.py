@@ -6,7 +6,6 @@ does so in its own code, and tells nobody who has not come. Each line is a kind,
     started PROCESS RANK    by its agent, as `aiodist._tools.agent` has it
     ended PROCESS CODE      likewise
     waits PROCESS 1         for the others, to make a strategy; 0: no more
-    leaves PROCESS 1        it is at its end, where MPI keeps it until all are
 """
 
 from __future__ import annotations
@@ -55,7 +54,6 @@ class Journal:
         started: by process, the ranks.
         ended: by process, the exit codes, in the order in which the workers have ended.
         waiting: the processes that wait to make a strategy.
-        gone: those that have ended, or are at their end.
     """
 
     def __init__(self, folder: str | None) -> None:
@@ -66,7 +64,6 @@ class Journal:
                 said[kind][int(process)] = int(number)
         self.started, self.ended = said["started"], said["ended"]
         self.waiting = {process for process, waits in said["waits"].items() if waits}
-        self.gone = self.ended.keys() | said["leaves"].keys()
 
     def failure(self) -> int:
         """Return the exit code of the first worker that has failed by itself; 0 where none has.
@@ -75,11 +72,6 @@ class Journal:
         """
         codes = [code for code in self.ended.values() if code]
         return next((code for code in codes if code != 1), 1 if codes else 0)
-
-    def waits_in_vain(self) -> bool:
-        """Return whether some workers wait to make a strategy, and all others are gone."""
-        here = self.started.keys() - self.gone
-        return bool(self.gone) and bool(here) and self.waiting.issuperset(here)
 
     def missing(self) -> str:
         """Return which workers have not come to a rendezvous, for the end of a sentence."""
@@ -149,7 +141,6 @@ def finalise(mpi: Any, worker: int) -> None:
     if notes is None or call is None:
         mpi.Finalize()
         return
-    _note("leaves", 1)
     thread = threading.Thread(target=call, name="aiodist MPI", daemon=True)
     thread.start()
     while thread.is_alive() and not any(Journal(notes).ended.values()):

@@ -45,11 +45,6 @@ HANDLERS: dict[str, Callable[[int, object], object]] = {
 }
 
 
-def one_makes_fewer_strategies(path: str, fewer: str) -> None:
-    for _ in range(int(fewer) + (not first(path))):
-        importlib.import_module("aiodist").MultiWorkerMirroredStrategy()
-
-
 def has_memory() -> None:
     importlib.import_module("aiodist").MultiWorkerMirroredStrategy()
     lines = Path("/proc/self/maps").read_text().splitlines()

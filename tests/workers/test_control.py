@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import queue
+import re
 import socket
 import struct
 import sys
@@ -309,7 +310,7 @@ def framed(text: bytes) -> bytes:
     ids=["oversized", "bomb", "plain", "pickle", "fields", "name", "types", "empty", "deep", "worker 0's"],
 )
 def test_what_is_no_message_is_an_error_of_that_connection(data: bytes) -> None:
-    with pytest.raises(ValueError, match=r"."):
+    with pytest.raises((ValueError, zlib.error)):
         received(data)
 
 
@@ -444,9 +445,8 @@ def test_pulse_tells_for_how_long_a_loop_is_silent_and_where(monkeypatch: pytest
     assert pulse.silent_seconds > 1
     told, file, _ = pulse.silence()
     assert file.endswith("control.py")
-    assert told.startswith("its event loop has been silent for 2.0 s: something blocks it. Its thread is at\n")
-    assert "test_control.py:" in told
-    assert "in test_pulse_tells_for_how_long" in told
+    assert told.startswith("its event loop has been silent for 2.0 s: something blocks it. Its thread:\n")
+    assert re.search(r"test_control\.py\", line \d+, in test_pulse_tells_for_how_long", told)
     answer()
     now = 53.5
     assert pulse.silent_seconds < 1

@@ -58,7 +58,7 @@ def test_fault_of_one_worker_is_reported_by_all_others_and_the_job_ends(
         assert expected in told[1].replace('"', "'"), output
         if kind == "blocked":
             assert re.search(r"Worker 2: its event loop has been silent for [\d.]+ s: something blocks it", told[1])
-            assert re.search(r"job\.py:\d+ in go_wrong    time\.sleep\(3\)", told[1])
+            assert re.search(r"job\.py\", line \d+, in go_wrong\\n +time\.sleep\(3\)", told[1])
 
 
 def test_worker_that_others_wait_for_is_named_by_warnings_of_theirs_and_a_report_is_shown_once(
@@ -72,7 +72,7 @@ def test_worker_that_others_wait_for_is_named_by_warnings_of_theirs_and_a_report
             r"StallWarning: .* to make a strategy at .*; .*worker 2 \(process \d+ on .*\) has not come", told
         )
         assert re.search(r"job\.py:\d+: StallWarning: worker 2 of 3, process \d+ on .*: its event loop has been", told)
-        assert re.search(r"job\.py:\d+ in replica    time\.sleep\(2\)", told)
+        assert re.search(r"job\.py\", line \d+, in replica\n +time\.sleep\(2\)", told)
         assert re.search(
             rf"StallWarning: worker {worker} of 3 has waited 0\.5 s .* to come to strategy\.reduce\(SUM", told
         )
