@@ -2,25 +2,125 @@
 
 from __future__ import annotations
 
+import math
 import traceback
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import anyio
 import numpy as np
 import pytest
+from anyio.lowlevel import checkpoint
+from hypothesis import given
+from hypothesis import strategies as st
 
 import aiodist
-from aiodist import DistributedDataset, InputContext, PerReplica, ReplicaContextError, ValueContext
-from tests.data.sources import Asynchronous, Plain, collected, lists
+from aiodist import DistributedDataset, IndexedSlices, InputContext, PerReplica, ReplicaContextError, ValueContext
 from tests.runtime.programs import mirrored
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
 
 pytestmark = pytest.mark.anyio
 
 BATCHES = [np.arange(4), np.arange(4, 7)]
 PARTS = [[[0, 1], [2, 3]], [[4, 5], [6]]]
+
+
+class Plain:
+    """An iterable that can be iterated again."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.batches = list(batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.batches
+
+
+class Asynchronous:
+    """An async iterable that can be iterated again, and waits before each batch. Its iterators are no generators."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.batches = list(batches)
+        self.left = iter(self.batches)
+
+    def __aiter__(self) -> Asynchronous:
+        return Asynchronous(self.batches)
+
+    async def __anext__(self) -> Any:
+        await checkpoint()
+        for batch in self.left:
+            return batch
+        raise StopAsyncIteration
+
+
+async def collected(dataset: Any) -> list[Any]:
+    return [element async for element in dataset]
+
+
+def lists(value: Any) -> list[Any]:
+    """Return the components of a per-replica value as lists."""
+    return [component.tolist() for component in value.values]
+
+
+# What a batch becomes.
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+class Rows:
+    """As much of another library's array as a dataset needs: a shape, and slices along the first axis."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows, self.shape = rows, (len(rows),)
+
+    def __getitem__(self, rows: slice) -> Rows:
+        return Rows(self.rows[rows])
+
+
+@given(st.integers(0, 40), st.integers(2, 12))
+def test_parts_are_consecutive_and_full_until_the_rows_run_out(m: int, n: int) -> None:
+    batch = {"x": [np.arange(2 * m).reshape(m, 2)], "y": Pair(np.arange(m), None), "z": Rows([*range(m)])}
+    (parts,), full = mirrored(n).experimental_distribute_dataset([batch]), math.ceil(m / n)
+    assert parts["y"].y is None
+    y = lists(parts["y"].x)
+    assert [len(part) for part in y] == [max(0, min(full, m - k * full)) for k in range(n)]
+    assert [number for part in y for number in part] == [*range(m)]
+    for rows, numbers, foreign in zip(parts["x"][0].values, y, parts["z"].values, strict=True):
+        assert (rows[:, 0].tolist(), foreign.rows) == ([2 * number for number in numbers], numbers)
+        assert rows.base is batch["x"][0].base, "parts are views"
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize(
+    ("batch", "error", "text"),
+    [
+        ({"x": np.zeros(4), "y": np.zeros(3)}, ValueError, r"batch\['x'\] has 4, batch\['y'\] has 3"),
+        ((np.zeros(4), np.zeros(())), ValueError, r"batch\[1\] must have a first axis.*batched"),
+        (np.float32(1), ValueError, "batch must have a first axis"),
+        ([1, 2, 3], TypeError, r"batch\[0\] must be an array.* int; .*np\.asarray"),
+        (PerReplica([np.zeros(2)] * 2), TypeError, r"batch must be an array.*PerReplica"),
+        (None, ValueError, "batch must hold arrays.* there are none"),
+        (IndexedSlices(np.zeros((1, 2)), [0]), TypeError, "batch must be an array.*IndexedSlices"),
+    ],
+)
+def test_what_cannot_be_cut_is_named(n: int, batch: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        list(mirrored(n).experimental_distribute_dataset([batch]))
+
+
+def test_batches_of_a_step_must_be_alike_and_only_arrays_are_filled_up() -> None:
+    def steps(*batches: Any) -> list[Any]:
+        return list(mirrored(2).distribute_datasets_from_function(lambda _: batches))
+
+    assert steps("a", "a")[0].values == ("a", "a")
+    with pytest.raises(TypeError, match=r"batch must be an array.* str"):
+        steps("a")
+    with pytest.raises(ValueError, match=r"batches must have the same structure: value\['x'\] is on replica 0"):
+        steps({"x": np.arange(2)}, {"y": np.arange(2)})
+
+
+# Iterating.
 
 
 @pytest.mark.parametrize("source", [Plain, Asynchronous, list, iter])
@@ -31,21 +131,16 @@ async def test_batches_are_cut_at_each_iteration(source: Callable[[Any], Any]) -
     assert [lists(batch) for batch in await collected(dataset)] == ([] if source is iter else PARTS)
 
 
-async def test_plain_source_is_iterated_plainly_too() -> None:
-    dataset = mirrored(2).experimental_distribute_dataset(Plain(BATCHES))
-    assert [lists(batch) for batch in dataset] == PARTS
-    iterator = iter(dataset)
-    assert lists(await anext(iterator)) == PARTS[0]
-    assert lists(next(iterator)) == PARTS[1]
+async def test_only_a_plain_source_is_iterated_plainly_too() -> None:
+    plain, waiting = (mirrored(2).experimental_distribute_dataset(source(BATCHES)) for source in (Plain, Asynchronous))
+    assert [lists(batch) for batch in plain] == PARTS
+    iterator = iter(plain)
+    assert [lists(await anext(iterator)), lists(next(iterator))] == PARTS
     assert next(iterator, None) is None
-
-
-async def test_asynchronous_source_is_not_iterated_plainly() -> None:
-    dataset = mirrored(2).experimental_distribute_dataset(Asynchronous(BATCHES))
     with pytest.raises(TypeError, match="async for batch in dataset"):
-        iter(dataset)
+        iter(waiting)
     with pytest.raises(TypeError, match=r"await anext\(iterator\)"):
-        next(aiter(dataset))
+        next(aiter(waiting))
 
 
 async def test_one_replica_gets_everything_bare() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from aiodist import NumpyDataset
 from aiodist._data.prefetch import Prefetched
-from tests.data.sources import collected, lists
+from tests.data.test_distributed import collected, lists
 from tests.runtime.programs import mirrored
 
 if TYPE_CHECKING:

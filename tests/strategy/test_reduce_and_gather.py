@@ -91,9 +91,6 @@ async def test_plain_and_mirrored_values(op: str) -> None:
         np.testing.assert_array_equal(await reduced(op, A), A)
 
 
-# gather
-
-
 async def test_gather_of_ragged_parts_and_nests() -> None:
     value = {"x": per_replica(A, A[:1]), "y": [per_replica(np.zeros(0), np.ones(2))], "plain": "text", "none": None}
     result = await mirrored(2).gather(value, 0)
@@ -229,3 +226,12 @@ async def test_tensors_come_back_as_tensors_of_their_own(size: int) -> None:
     copies = (await strategy.extended.broadcast_to(parts[1], ["CPU:0", "CPU:1"])).values
     copies[0].zero_()
     assert copies[1].sum() == parts[1].sum() == size
+
+
+async def test_warmup_compiles_what_the_nests_need_and_changes_no_bit() -> None:
+    strategy = mirrored(3)
+    value = PerReplica([np.random.default_rng(k).standard_normal(1 << 18).astype(np.float32) for k in range(3)])
+    before = await strategy.reduce("SUM", value, None)
+    await strategy.warmup({"w": value.values[0]})
+    assert plan_for(ReduceOp.SUM, np.dtype(np.float32), 3, "native").kernel is not None
+    assert before.tobytes() == (await strategy.reduce("SUM", value, None)).tobytes()
