@@ -141,7 +141,6 @@ class ControlledLoop(asyncio.SelectorEventLoop):
     def _run_once(self) -> None:
         """Run what is ready now, and behind it I/O and timers, as asyncio does; what comes meanwhile waits."""
         execution, batch, ready = self.execution, self._batch, self._ready
-        order, everywhere = execution.order, execution.on_point is not None
         self._look_outside()
         handle: Handle | None
         batch += ready  # behind what an interruption has left
@@ -154,7 +153,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
                 if self._steps:
                     point = execution.points
                     execution.points = point + 1
-                    if everywhere or point >= order.next_point:
+                    if point >= execution.order.next_point or execution.on_point is not None:
                         handle = self._choose(point, handle)
                         if handle is None:
                             continue

@@ -39,13 +39,8 @@ def rendezvous(
 ) -> tuple[Communicator, Team | None]:
     """Meet the other workers; return their communicator, and this worker's part.
 
+    ``given`` is one of mpi4py's communicators, or an engine's; None stands for all workers that a launcher has started.
     There is no part yet where all workers are in this thread: none may wait for others before all have been made.
-
-    Args:
-        given: the workers: one of mpi4py's communicators; an engine's; None for all that a launcher has started.
-        devices: this worker's replicas' devices.
-        order_check: as in `Team`.
-        ordered: as in `Team`.
     """
     launched = environment.launched()
     who = "worker 0 of 1" if launched is None else f"worker {launched.rank} of {launched.workers}"
@@ -111,20 +106,17 @@ def communicator_of(given: Any, launched: Launched | None) -> Steps[Communicator
             "communicator must be an mpi4py.MPI.Intracomm, or None for all workers that a launcher has started, got "
             f"{kind.__module__}.{kind.__qualname__}: {given!r}"
         )
-    is_launched = launched is not None and launched.workers > 1
-    if given is None and not is_launched and mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+    if given is None and (launched is None or launched.workers <= 1):
+        if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+            return alone()
         given = mpi.COMM_WORLD  # the program's own MPI may know of others
-    if given is None and not is_launched:
-        found: Communicator = alone()
-    elif given is None and launched is not None and launched.by == TORCHRUN:
+    if given is None and launched is not None and launched.by == TORCHRUN:
         from aiodist._workers.engines.torch import TorchCommunicator
 
-        found = yield from TorchCommunicator.of_world()
-    else:
-        from aiodist._workers.engines.mpi import MpiCommunicator
+        return (yield from TorchCommunicator.of_world())
+    from aiodist._workers.engines.mpi import MpiCommunicator
 
-        found = yield from (MpiCommunicator.of_world() if given is None else MpiCommunicator.of_program(given))
-    return found
+    return (yield from (MpiCommunicator.of_world() if given is None else MpiCommunicator.of_program(given)))
 
 
 def check(found: Communicator, launched: Launched | None) -> None:

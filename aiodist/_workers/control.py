@@ -377,11 +377,11 @@ class TcpControl:
         """Tell the coordinator something."""
         self._request(self._tell_coordinator, self._rank, message)
 
-    def close(self, why: str = "") -> None:
-        """Tell the others that this worker ends, or why it leaves them; give them time to hear of an error."""
+    def close(self) -> None:
+        """Tell the others that this worker leaves them; give them time to hear of an error that ends its program."""
         atexit.unregister(self.close)
         if os.getpid() == self._process:  # what the program has forked has no part in it
-            self._request(self._say_farewell, why or ending.farewell())
+            self._request(self._say_farewell, ending.farewell())
             self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
 
     def _request(self, fn: Callable[..., object], *arguments: Any) -> None:

@@ -15,7 +15,7 @@ order of these tags, has the k-th communicator that they have for groups of the 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import count
@@ -49,7 +49,7 @@ class Coordinator:
         self._layout = layout
         self._cases: dict[int, dict[int, Trouble]] = {}  # by run in trouble, by worker
         self._waiting: defaultdict[int, dict[int, Snapshot]] = defaultdict(dict)
-        self._groups: defaultdict[tuple[int, GroupKey], set[int]] = defaultdict(set)
+        self._opened: Counter[tuple[int, GroupKey]] = Counter()  # by run, how many workers have asked for a group's
         self._tags = count()
         self.outcome: Report | Lost | None = None
 
@@ -61,8 +61,11 @@ class Coordinator:
     def take(self, rank: int, message: Message) -> Sent:
         """Take a worker's message; yield the answers."""
         match message:
-            case OpenGroup():
-                yield from self._open_group(rank, message)
+            case OpenGroup(run, group, workers):
+                self._opened[run, group] += 1
+                if self._opened[run, group] == len(workers):
+                    del self._opened[run, group]
+                    yield workers, GroupTag(run, group, next(self._tags))
             case Stalled():
                 yield self._all_but(rank), message
             case _ if self.outcome is not None:
@@ -94,8 +97,8 @@ class Coordinator:
         parts = self._cases.get(run)
         if parts is None or self.outcome is not None:
             return
-        failures = tuple(each for rank in sorted(parts) for each in parts[rank].failures)
-        yield from self._end(Report(run, report_of(parts, self._layout), failures))
+        failures = (each for rank in sorted(parts) for each in parts[rank].failures)
+        yield from self._end(Report(report_of(parts, self._layout), next(failures, "")))
 
     def _end(self, outcome: Report | Lost) -> Sent:
         self.outcome = outcome
@@ -134,16 +137,6 @@ class Coordinator:
         elif not message.is_answer:
             yield self._all_but(rank), Query(run)
 
-    # Groups.
-
-    def _open_group(self, rank: int, message: OpenGroup) -> Sent:
-        key = message.run, message.group
-        self._groups[key].add(rank)
-        if len(self._groups[key]) < len(message.workers):
-            return
-        del self._groups[key]
-        yield message.workers, GroupTag(message.run, message.group, next(self._tags))
-
 
 # What the parts say together.
 
@@ -174,12 +167,12 @@ def not_begun(layout: Layout, rank: int, order_check: OrderCheck) -> Snapshot:
 def _nobody_waits(whole: Snapshot) -> CollectiveReport:
     """Return the report on replicas that wait for nothing, while others have failed."""
     left = {member.replica_id for group in whole.groups for member in group.members if member.abandoned is not None}
-    ended = [each for each in whole.replicas if each.end is not None or each.replica_id in left]
-    gone = ", ".join(f"replica {each.replica_id} on {each.device} {each.end or 'was cancelled'}" for each in ended)
+    ended = {each.replica_id: each for each in whole.replicas if each.end is not None or each.replica_id in left}
+    gone = ", ".join(f"replica {i} on {each.device} {each.end or 'was cancelled'}" for i, each in ended.items())
     replicas = tuple(
         ReplicaReport(each.replica_id, each.device, each.end or ReplicaState.RUNNING) for each in whole.replicas
     )
     number = min((member.sequence for member in whole.groups[0].members), default=0)
-    suspects = tuple(each.replica_id for each in ended if each.end is not ReplicaState.EXITED)
+    suspects = tuple(i for i, each in ended.items() if each.end is not ReplicaState.EXITED) or tuple(ended)
     text = f"the run ended before its end: {gone or 'a worker gave up'}"
-    return CollectiveReport(Reason.EXITED, number, replicas, suspects or tuple(each.replica_id for each in ended), text)
+    return CollectiveReport(Reason.EXITED, number, replicas, suspects, text)

@@ -67,9 +67,8 @@ class Query(NamedTuple):
 class Report(NamedTuple):
     """What all workers raise; the strategy is of no use after that."""
 
-    run: int
     report: CollectiveReport
-    failures: tuple[str, ...] = ()
+    cause: str = ""  # which replica raised what first, if one did
 
 
 class Lost(NamedTuple):

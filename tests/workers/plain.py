@@ -27,7 +27,7 @@ from aiodist._workers.layout import Layout
 from aiodist._workers.messages import Lost, Message, decode, encode
 from aiodist._workers.record import Found
 from aiodist._workers.session import Session
-from aiodist._workers.team import Span, Team
+from aiodist._workers.team import RunSpan, Team
 from aiodist._workers.transport import Steps, as_bytes
 
 
@@ -283,7 +283,7 @@ class PlainControl:
     def send(self, message: Message) -> None:
         self._job.to_coordinator[self._rank].append(encode(message))
 
-    def close(self, why: str = "") -> None: ...
+    def close(self) -> None: ...
 
 
 class PlainJob:
@@ -311,7 +311,7 @@ class PlainJob:
             team = Team(layout, communicator, partial(PlainControl, self))
             run: Any = PlainRun(layout.own, layout.replicas, program)
             team.moving = mover
-            run.span = Span(team, 0, 0, communicator, run)
+            run.span = RunSpan(team, 0, 0, communicator, run)
             self.teams.append(team)
             self.runs.append(run)
         self._ended: set[int] = set()
