@@ -13,7 +13,7 @@ from aiodist_kernels.rules import rule_for
 from tests.kernels import arrays
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from aiodist._gpu.enqueue import Completion, Queue, Schedule
 
@@ -30,6 +30,8 @@ class Problem:
         devices: of each replica.
         sizes: of each leaf.
         accumulate: the accumulator.
+        takers: the devices of those who get a result; all replicas' where there are none.
+        values: returns a replica's values, given a seed, the size and the dtype.
 
     Attributes:
         inputs: what each replica contributes of each leaf: its memory and its values.
@@ -44,19 +46,22 @@ class Problem:
         devices: list[int],
         sizes: list[int],
         accumulate: Accumulate = "native",
+        takers: Sequence[int] = (),
+        values: Callable[[int, tuple[int], np.dtype], np.ndarray] = arrays.values,
     ) -> None:
         self.rule = rule_for(op, dtype, accumulate)
+        takers = takers or devices
         self.inputs: list[tuple[Any, np.ndarray]] = []
         self.results: list[tuple[Any, np.ndarray]] = []
         self.places: list[Place] = []
         jobs = []
         for leaf, size in enumerate(sizes):
-            buffers = arrays.buffers(leaf, len(devices), (size,), dtype)
+            buffers = [np.asarray(values(leaf + 7 * replica, (size,), dtype)) for replica in range(len(devices))]
             wanted = reduce(op, buffers, accumulate=accumulate)
             poison = np.full(wanted.nbytes, POISON, np.uint8)
-            inputs = [(put(device, values), values) for device, values in zip(devices, buffers, strict=True)]
-            results = [(put(device, poison), wanted) for device in devices]
-            places = [Place(d, m.address) for d, (m, _) in zip(devices * 2, [*inputs, *results], strict=True)]
+            inputs = [(put(device, buffer), buffer) for device, buffer in zip(devices, buffers, strict=True)]
+            results = [(put(device, poison), wanted) for device in takers]
+            places = [Place(d, m.address) for d, (m, _) in zip([*devices, *takers], [*inputs, *results], strict=True)]
             first = len(self.places)
             numbered = [Place(place.device, symbol(first + i)) for i, place in enumerate(places)]
             jobs.append(Job(tuple(numbered[: len(devices)]), tuple(numbered[len(devices) :]), size))
