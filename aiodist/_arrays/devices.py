@@ -65,19 +65,17 @@ def ask(library: Any) -> Found:
         return Found(driver=driver, missing=missing)
     if error:
         return Found(driver=driver, missing=f"the NVIDIA driver does not start (cuInit returns error {error})")
-    count = ctypes.c_int()
-    library.cuDeviceGetCount(ctypes.byref(count))
-    return Found(tuple(_describe(library, ordinal) for ordinal in range(count.value)), driver)
-
-
-def _describe(library: Any, ordinal: int) -> Gpu:
-    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    count, device, major, minor = (ctypes.c_int() for _ in range(4))
     name = ctypes.create_string_buffer(256)
-    library.cuDeviceGet(ctypes.byref(device), ordinal)
-    library.cuDeviceGetName(name, len(name), device)
-    library.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, device)
-    library.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, device)
-    return Gpu(ordinal, name.value.decode(), (major.value, minor.value))
+    library.cuDeviceGetCount(ctypes.byref(count))
+    gpus = []
+    for ordinal in range(count.value):
+        library.cuDeviceGet(ctypes.byref(device), ordinal)
+        library.cuDeviceGetName(name, len(name), device)
+        library.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, device)
+        library.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, device)
+        gpus.append(Gpu(ordinal, name.value.decode(), (major.value, minor.value)))
+    return Found(tuple(gpus), driver)
 
 
 class LogicalGpus:

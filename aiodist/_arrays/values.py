@@ -64,9 +64,7 @@ class DistributedValues(Generic[T]):
         return found[0]
 
     def __repr__(self) -> str:
-        runs, left = self._runs()
-        lines = [f"  {ids}: {component!r}" for ids, component in runs]
-        return "\n".join([f"{type(self).__name__}:{{", *lines, *[f"  … {left} more"] * bool(left), "}"])
+        return "\n".join([f"{type(self).__name__}:{{", *(f"  {ids}: {text}" for ids, text in self._rows()), "}"])
 
     def __format__(self, spec: str) -> str:
         if not spec:
@@ -79,16 +77,16 @@ class DistributedValues(Generic[T]):
         """Return a table for notebooks."""
         from html import escape
 
-        runs, left = self._runs()
-        rows = [f"<tr><th>{ids}</th><td><pre>{escape(repr(component))}</pre></td></tr>" for ids, component in runs]
-        rows += [f"<tr><th>…</th><td>{left} more</td></tr>"] * bool(left)
-        return f"<table><tr><th>replica</th><th>{type(self).__name__}</th></tr>{''.join(rows)}</table>"
+        rows = "".join(f"<tr><th>{ids}</th><td><pre>{escape(text)}</pre></td></tr>" for ids, text in self._rows())
+        return f"<table><tr><th>replica</th><th>{type(self).__name__}</th></tr>{rows}</table>"
 
-    def _runs(self) -> tuple[list[tuple[str, T]], int]:
-        """Return ids and components, equal neighbours in one and at most twenty, and how many components are left."""
-        runs = [[*run] for _, run in islice(groupby(range(len(self._values)), self._shown), _MOST_SHOWN)]
-        shown = [(f"{run[0]}{f'-{run[-1]}' * (len(run) > 1)}", self._values[run[0]]) for run in runs]
-        return shown, len(self._values) - 1 - runs[-1][-1]
+    def _rows(self) -> list[tuple[str, str]]:
+        """Return ids and components as text, equal neighbours in one, at most twenty, and how many are left."""
+        rows, end, size = [], 0, len(self._values)
+        for _, run in islice(groupby(range(size), self._shown), _MOST_SHOWN):
+            begin, end = end, end + len([*run])
+            rows.append((f"{begin}-{end - 1}" if end - begin > 1 else f"{begin}", repr(self._values[begin])))
+        return rows if end == size else [*rows, ("…", f"{size - end} more")]
 
     def _shown(self, replica_id: int) -> tuple[str, bytes | int]:
         """Return what tells a component from its neighbour; a long array's repr leaves most of it out."""
@@ -168,8 +166,25 @@ class IndexedSlices:
     def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
         check_unmasked(values, "as the values of IndexedSlices")
         self._values: Array = np.asarray(values)
-        self._indices = _indices(indices, self._values)
-        self._dense_shape = None if dense_shape is None else _dense_shape(dense_shape, self._values, self._indices)
+        rows, given = self._values.shape, np.asarray(indices)
+        if given.size == 0:
+            given = given.astype(np.int64)
+        if given.dtype.kind not in "iu":
+            raise TypeError(f"indices must be integers, got {given.dtype}")
+        if not rows or given.shape != rows[:1]:
+            raise ValueError(
+                f"expected one index for each row, got indices of shape {given.shape} for values of shape {rows}"
+            )
+        if given.size and given.min() < 0:
+            raise ValueError(f"indices must be 0 or more, got {given.min()}")
+        self._indices = given.astype(np.int64, copy=False)
+        self._dense_shape = sizes = None if dense_shape is None else tuple(map(operator.index, dense_shape))
+        if sizes is None:
+            return
+        if not sizes or sizes[1:] != rows[1:]:
+            raise ValueError(f"dense_shape {sizes} must end with the shape of a row, {rows[1:]}")
+        if given.size and given.max() >= sizes[0]:
+            raise ValueError(f"indices must be below {sizes[0]}, the first size of dense_shape, got {given.max()}")
 
     @property
     def values(self) -> Array:
@@ -207,30 +222,6 @@ class IndexedSlices:
         )
 
     __array_ufunc__ = __array__
-
-
-def _indices(indices: Any, values: Array) -> Array:
-    given = np.asarray(indices)
-    if given.size == 0:
-        given = given.astype(np.int64)
-    if given.dtype.kind not in "iu":
-        raise TypeError(f"indices must be integers, got {given.dtype}")
-    if values.ndim == 0 or given.shape != values.shape[:1]:
-        raise ValueError(
-            f"expected one index for each row, got indices of shape {given.shape} for values of shape {values.shape}"
-        )
-    if given.size and given.min() < 0:
-        raise ValueError(f"indices must be 0 or more, got {given.min()}")
-    return given.astype(np.int64, copy=False)
-
-
-def _dense_shape(shape: Any, values: Array, indices: Array) -> tuple[int, ...]:
-    sizes = tuple(map(operator.index, shape))
-    if not sizes or sizes[1:] != values.shape[1:]:
-        raise ValueError(f"dense_shape {sizes} must end with the shape of a row, {values.shape[1:]}")
-    if indices.size and indices.max() >= sizes[0]:
-        raise ValueError(f"indices must be below {sizes[0]}, the first size of dense_shape, got {indices.max()}")
-    return sizes
 
 
 IndexedSlices.__module__ = "aiodist"

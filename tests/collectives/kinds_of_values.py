@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import optree
+from hypothesis import strategies as st
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -46,61 +47,61 @@ def numbers(replica_id: int, *shape: int, dtype: Any = np.float32) -> np.ndarray
     return (np.arange(count, dtype=np.int64).reshape(shape) % 5 + 3 * replica_id + 1).astype(dtype)
 
 
-def strided(replica_id: int) -> np.ndarray:
-    return numbers(replica_id, 12, 6)[::2, ::-3]
-
-
-# Arrays with axes whose sizes are divisible by 1, 2 and 3.
-ARRAYS: dict[str, Callable[[int], Any]] = {
-    "float32": lambda r: numbers(r, 6, 6),
-    "float64": lambda r: numbers(r, 6, dtype=np.float64),
-    "float16": lambda r: numbers(r, 6, dtype=np.float16),
-    "int8": lambda r: numbers(r, 6, dtype=np.int8) * 40,  # wraps
-    "uint64": lambda r: numbers(r, 6, dtype=np.uint64),
-    "complex64": lambda r: numbers(r, 6, dtype=np.complex64) * (1 + 2j),
-    "empty": lambda r: np.zeros((0, 6), np.float32),
-    "empty behind": lambda r: np.zeros((6, 0)),
-    "strided": strided,
-    "Fortran": lambda r: np.asfortranarray(numbers(r, 6, 12)),
-    "big-endian": lambda r: numbers(r, 6, dtype=">f4"),
-    "read-only": lambda r: _read_only(numbers(r, 6)),
-    "dict": lambda r: {"b": numbers(r, 6), "a": numbers(r, 12, 2, dtype=np.int32)},
-    "list": lambda r: [numbers(r, 6), numbers(r + 1, 6)],
-    "tuple": lambda r: (numbers(r, 6),),
-    "namedtuple": lambda r: Pair(numbers(r, 6), numbers(r, 6, 1)),
-    "OrderedDict": lambda r: OrderedDict(z=numbers(r, 6), a=numbers(r, 6)),
-    "defaultdict": lambda r: defaultdict(list, z=numbers(r, 6), a=numbers(r, 6)),
-    "dict subclass": lambda r: [Fields(z=(Fields(x=numbers(r, 6)),), a=numbers(r, 6))],
-    "OrderedDict subclass": lambda r: Ordered(z=numbers(r, 6), a=numbers(r, 6)),
-    "dataclass": lambda r: Point(numbers(r, 6), {"deep": [numbers(r, 6)]}),
-    "None": lambda r: None,
-    "None inside": lambda r: {"a": None, "b": (numbers(r, 6), None)},
-    "empty tuple": lambda r: (),
-    "empty dict": lambda r: {},
-    "empty list inside": lambda r: [[], numbers(r, 6), {}],
+DTYPES = [np.dtype(kind) for kind in ("f4", "f8", "f2", "i1", "u8", "i4", "c8", ">f4", "?")]
+LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "plain": lambda array: array,
+    "strided": lambda array: np.repeat(array, 2, axis=0)[::-2],
+    "Fortran": np.asfortranarray,
+    "read-only": lambda array: np.broadcast_to(array, array.shape),
 }
+NUMBERS: list[Callable[[int], Any]] = [
+    lambda r: np.array(r + 1.5),
+    lambda r: np.float32(r + 1.5),
+    lambda r: np.int16(r + 30000),
+    lambda r: r + 2,
+    lambda r: 10**30 + r,
+    lambda r: r + 0.1,
+]
+ANYTHING: list[Callable[[int], Any]] = [
+    lambda r: complex(r, 1),
+    lambda r: r > 0,
+    lambda r: np.bool_(r > 0),
+    lambda r: np.array([f"of {r}", "x"]),
+    lambda r: np.array(["2026-11-21"], "M8[D]") + np.timedelta64(r, "D"),
+    lambda r: np.array([(r, r / 2)], [("a", "i4"), ("b", "f8")]),
+]
+SHAPES = [(6,), (6, 6), (12, 2), (6, 0), (0, 6)]  # which 1, 2 and 3 replicas can cut
 
-SCALARS: dict[str, Callable[[int], Any]] = {
-    "0-d": lambda r: np.array(r + 1.5),
-    "NumPy float32": lambda r: np.float32(r + 1.5),
-    "NumPy int16": lambda r: np.int16(r + 30000),
-    "int": lambda r: r + 2,
-    "big int": lambda r: 10**30 + r,
-    "float": lambda r: r + 0.1,
-    "complex": lambda r: complex(r, 1),
-    "nest of scalars": lambda r: {"int": r, "more": [float(r), np.float64(r), np.array(r)]},
-}
 
-BOOLS: dict[str, Callable[[int], Any]] = {
-    "bool": lambda r: r > 0,
-    "NumPy bool": lambda r: np.bool_(r > 0),
-    "array of bool": lambda r: np.arange(6) > r,
-}
+def makers(arrays_alone: bool, dtypes: Sequence[np.dtype], others: Sequence[Any] = ()) -> st.SearchStrategy[Any]:
+    """Draw functions that make, of a replica's id, its value: a nest of every kind of container and leaf."""
 
+    def array(dtype: np.dtype, shape: tuple[int, ...], layout: str) -> Callable[[int], np.ndarray]:
+        return lambda r: LAYOUTS[layout](numbers(r, *shape, dtype=dtype))
 
-def _read_only(array: np.ndarray) -> np.ndarray:
-    array.flags.writeable = False
-    return array
+    def nest(make: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        return lambda inner: lambda r: make([one(r) for one in inner])
+
+    def named(kind: Callable[[Any], Any]) -> Callable[[list[Any]], Any]:
+        return lambda values: kind(zip("zax", values, strict=False))
+
+    leaves: Any = st.builds(array, st.sampled_from(dtypes), st.sampled_from(SHAPES), st.sampled_from(sorted(LAYOUTS)))
+    if not arrays_alone:
+        leaves |= st.sampled_from([*NUMBERS, *others])
+    kinds: list[Any] = [
+        list,
+        tuple,
+        *map(named, (dict, OrderedDict, Fields, Ordered, lambda items: defaultdict(list, items))),
+    ]
+    of_two: list[Any] = [lambda two: Pair(*two), lambda two: Point(*two)]
+    return st.recursive(
+        leaves | st.just(lambda _: None),
+        lambda inner: st.one_of(
+            *(st.lists(inner, max_size=3).map(nest(kind)) for kind in kinds),
+            *(st.lists(inner, min_size=2, max_size=2).map(nest(kind)) for kind in of_two),
+        ),
+        max_leaves=5,
+    )
 
 
 def leaves_of(value: Any) -> list[Any]:

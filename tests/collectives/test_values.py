@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import aiodist_kernels as kernels
 from aiodist import CommunicationOptions, ReduceOp
 from aiodist_kernels import policy
 from tests.collectives.kinds_of_values import (
-    ARRAYS,
-    BOOLS,
-    SCALARS,
+    ANYTHING,
+    DTYPES,
     assert_equal,
     assert_own_and_read_only,
     columnwise,
     containers,
     leaves_of,
+    makers,
     numbers,
 )
 from tests.runtime.programs import here, mirrored, on_each, replica, results
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:every leaf of this value is None")]
-
-COUNTS = (1, 3)
-NUMBERS = {**ARRAYS, **SCALARS}
 
 
 def fold(op: ReduceOp, column: Sequence[Any]) -> Any:
@@ -39,84 +40,62 @@ def fold(op: ReduceOp, column: Sequence[Any]) -> Any:
     return total if isinstance(column[0], np.ndarray) else total[()]
 
 
-async def check(make: Any, call: Any, wanted: Any) -> None:
-    """Run a collective on some replicas and compare every result with the one wanted.
+def check(make: Any, count: int, call: Callable[[Any], Any], wanted: Callable[[Sequence[Any], int], Any]) -> None:
+    """Run a collective and compare each replica's result with the one wanted, leaf by leaf.
 
     Args:
         make: from a replica's id to the value that it passes.
+        count: how many replicas there are.
         call: from that value to the handle.
-        wanted: from all values to all results, by NumPy.
+        wanted: from a leaf's column and a replica's id to its result, by NumPy.
     """
-    for count in COUNTS:
-        inputs = [make(replica_id) for replica_id in range(count)]
-        before = copy.deepcopy(inputs)
-        found = await results(count, lambda _, inputs=inputs: call(inputs[replica()]))  # type: ignore[misc]
-        for got, expected in zip(found, wanted(inputs), strict=True):
-            assert_equal(got, expected)
-            assert_own_and_read_only(got, inputs)
-        for given, original in zip(leaves_of(inputs), leaves_of(before), strict=True):
-            assert np.asarray(given).tobytes() == np.asarray(original).tobytes()
-        seen = [id(one) for value in [*found, *inputs] for one in containers(value)]
-        assert len(set(seen)) == len(seen)
+    inputs = [make(replica_id) for replica_id in range(count)]
+    before = copy.deepcopy(inputs)
+    found = asyncio.run(results(count, lambda _: call(inputs[replica()])))
+    for index, got in enumerate(found):
+        assert_equal(got, columnwise(lambda column, index=index: wanted(column, index), inputs))  # type: ignore[misc]
+        assert_own_and_read_only(got, inputs)
+    for given_leaf, original in zip(leaves_of(inputs), leaves_of(before), strict=True):
+        assert np.asarray(given_leaf).tobytes() == np.asarray(original).tobytes()
+    seen = [id(one) for value in [*found, *inputs] for one in containers(value)]
+    assert len(set(seen)) == len(seen)
 
 
-def parts(i: int, count: int) -> Callable[[Sequence[Any]], Any]:
-    """Return what puts the i-th parts of a column together."""
-    return lambda column: np.concatenate([np.split(array, count)[i] for array in column])
+counts = st.sampled_from([1, 3])
 
 
-def ops_of(name: str) -> list[ReduceOp]:
-    """List the ops that are defined for a kind of value."""
-    if name in BOOLS:
-        return [ReduceOp.MIN, ReduceOp.MAX]
-    return [op for op in ReduceOp if "complex" not in name or op not in (ReduceOp.MIN, ReduceOp.MAX)]
+def all_gather(value: Any, axis: int) -> Any:
+    return here().all_gather(value, axis)
 
 
-@pytest.mark.parametrize("name", [*NUMBERS, *BOOLS])
-async def test_all_reduce(name: str) -> None:
-    for op in ops_of(name):
-        await check(
-            {**NUMBERS, **BOOLS}[name],
-            lambda value, op=op: here().all_reduce(op, value),
-            lambda values, op=op: [columnwise(lambda column: fold(op, column), values)] * len(values),
-        )
+@pytest.mark.parametrize("op", list(ReduceOp))
+@given(data=st.data(), count=counts)
+def test_all_reduce(op: ReduceOp, data: st.DataObject, count: int) -> None:
+    without = "c" if op in (ReduceOp.MIN, ReduceOp.MAX) else "b"  # of which the op is not defined
+    dtypes, others = [d for d in DTYPES if d.kind != without], ANYTHING[1:3] if without == "c" else ANYTHING[:1]
+    make = data.draw(makers(False, dtypes, others))
+    check(make, count, lambda value: here().all_reduce(op, value), lambda column, _: fold(op, column))
 
 
-@pytest.mark.parametrize("name", [*NUMBERS, *BOOLS, "strings", "dates", "records"])
-async def test_broadcast(name: str) -> None:
-    others: dict[str, Any] = {
-        "strings": lambda r: np.array([f"of {r}", "x"]),
-        "dates": lambda r: np.array(["2026-11-21"], "M8[D]") + np.timedelta64(r, "D"),
-        "records": lambda r: np.array([(r, r / 2)], [("a", "i4"), ("b", "f8")]),
-    }
-    await check(
-        {**NUMBERS, **BOOLS, **others}[name],
-        lambda value: here().broadcast(value, min(1, here().num_replicas_in_sync - 1)),
-        lambda values: [values[min(1, len(values) - 1)]] * len(values),
-    )
+@settings(max_examples=200)
+@given(make=makers(False, DTYPES, ANYTHING), count=counts)
+def test_broadcast(make: Any, count: int) -> None:
+    check(make, count, lambda value: here().broadcast(value, count - 1), lambda column, _: column[-1])
 
 
-@pytest.mark.parametrize("name", ARRAYS)
-async def test_gathers_scatters_and_exchanges(name: str) -> None:
+@given(make=makers(True, DTYPES), count=counts)
+def test_gathers_and_exchanges(make: Any, count: int) -> None:
     for axis in (0, -1):
-        await check(
-            ARRAYS[name],
-            lambda value, axis=axis: here().all_gather(value, axis),
-            lambda values, axis=axis: [columnwise(lambda column: np.concatenate(column, axis), values)] * len(values),
-        )
-    await check(
-        ARRAYS[name],
-        lambda value: here().all_to_all(value),
-        lambda values: [columnwise(parts(i, len(values)), values) for i in range(len(values))],
-    )
-    await check(
-        ARRAYS[name],
-        lambda value: here().reduce_scatter("sum", value),
-        lambda values: [
-            columnwise(lambda column, i=i: np.split(fold(ReduceOp.SUM, column), len(values))[i], values)  # type: ignore[misc]
-            for i in range(len(values))
-        ],
-    )
+        gathered = partial(np.concatenate, axis=axis)
+        check(make, count, partial(all_gather, axis=axis), lambda column, _, gathered=gathered: gathered(column))  # type: ignore[misc]
+    exchanged = lambda column, i: np.concatenate([np.split(array, count)[i] for array in column])  # noqa: E731
+    check(make, count, lambda value: here().all_to_all(value), exchanged)
+
+
+@given(make=makers(True, DTYPES[:-1]), count=counts)
+def test_scatters(make: Any, count: int) -> None:
+    scattered = lambda column, i: np.split(fold(ReduceOp.SUM, column), count)[i]  # noqa: E731
+    check(make, count, lambda value: here().reduce_scatter("sum", value), scattered)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -182,18 +161,18 @@ async def test_byte_orders_may_differ_between_replicas() -> None:
 
 
 @pytest.mark.parametrize("off_loop", [False, True])
-@pytest.mark.parametrize("given", [(0, 1, 2), (1,)])
+@pytest.mark.parametrize("passed", [(0, 1, 2), (1,)])
 async def test_out_gets_the_result_and_is_what_the_await_gives(
-    given: tuple[int, ...], off_loop: bool, monkeypatch: pytest.MonkeyPatch
+    passed: tuple[int, ...], off_loop: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 1 if off_loop else 1 << 40)
 
     async def program() -> Any:
         value: dict[str, Any] = {"w": numbers(replica(), 200, 300), "b": [numbers(replica(), 4, dtype=np.int32)]}
         out: dict[str, Any] = {"w": np.zeros((400, 300), np.float32)[::2], "b": [value["b"][0]]}
-        result = await here().all_reduce("SUM", value, out=out if replica() in given else None)
-        assert (result is out) == (replica() in given)
-        assert result["w"].flags.writeable == (replica() in given)
+        result = await here().all_reduce("SUM", value, out=out if replica() in passed else None)
+        assert (result is out) == (replica() in passed)
+        assert result["w"].flags.writeable == (replica() in passed)
         return result["w"].tolist(), result["b"][0].tolist()
 
     w, b = sum(numbers(r, 200, 300) for r in range(3)), sum(numbers(r, 4, dtype=np.int32) for r in range(3))
@@ -206,8 +185,8 @@ async def test_out_gets_the_result_and_is_what_the_await_gives(
 @pytest.mark.parametrize("keyword", ["options", "experimental_hints"])
 async def test_options_change_no_result_and_may_differ_between_replicas(keyword: str) -> None:
     async def program() -> Any:
-        given = CommunicationOptions(bytes_per_pack=replica(), timeout_seconds=60, implementation="RING")
-        settings: dict[str, Any] = {keyword: given} if replica() else {}
+        wide = CommunicationOptions(bytes_per_pack=replica(), timeout_seconds=60, implementation="RING")
+        settings: dict[str, Any] = {keyword: wide} if replica() else {}
         return await here().all_reduce("SUM", 1, **settings)
 
     assert await on_each(3, program) == (3, 3, 3)
