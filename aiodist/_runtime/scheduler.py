@@ -30,9 +30,8 @@ await in any case).
 
 from __future__ import annotations
 
-import heapq
 import inspect
-import itertools
+import math
 import sys
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
@@ -94,6 +93,7 @@ _TURNS = 8
 _PAUSE_SECONDS = 0.1
 _PAUSE_PER_LOOK = 50
 _LONGEST_VALUE = 40
+_PASSED = -math.inf
 _JOIN = PlainCall("join")
 
 
@@ -181,8 +181,6 @@ class Run:
         self._states = [_State() for _ in devices]
         self._echo: CollectiveError | None = None
         self._troubles: dict[Group, _Trouble] = {}
-        self._timers: list[tuple[float, int, Rendezvous | None, Callable[[], object]]] = []
-        self._count = itertools.count()
         self._alarm: float | None = None
         self._blocks = 0
         self._looking = self._looks_again = False
@@ -249,7 +247,7 @@ class Run:
         deadline = slot.started + seconds
         if slot.deadline is None or deadline < slot.deadline:
             slot.deadline = deadline
-            self._call_at(deadline, partial(self._expire, slot), slot)
+            self._ring_by(deadline)
 
     def carry_out(self, slot: Rendezvous, last: int) -> None:
         """Take a collective on that all replicas of this process have posted alike."""
@@ -406,8 +404,8 @@ class Run:
             self._judge(group)
         elif trouble.fewest is None or unsettled < trouble.fewest:
             trouble.fewest = unsettled
-            trouble.until = until = self.now() + _SETTLE_SECONDS
-            self._call_at(until, lambda: self._judge_after_turns(group) if trouble.until == until else None)
+            trouble.until = self.now() + _SETTLE_SECONDS
+            self._ring_by(trouble.until)
 
     def _judge_after_turns(self, group: Group, turns: int = _TURNS) -> None:
         """Judge a group after some turns of the loop, unless a replica settles in them, or the run is over."""
@@ -500,39 +498,37 @@ class Run:
 
     # Timers.
 
-    def _call_at(self, at: float, fn: Callable[[], object], slot: Rendezvous | None = None) -> None:
-        """Call a function at that time, unless it is a collective's deadline that does not count any more."""
-        self._forget_deadlines()
-        heapq.heappush(self._timers, (at, next(self._count), slot, fn))
-        self._set_alarm()
-
-    def _forget_deadlines(self) -> None:
-        """Forget the first timers as long as they are deadlines that do not count any more: they keep results."""
-        while self._timers:
-            at, _, slot, _ = self._timers[0]
-            if slot is None or not (slot.complete or slot.deadline != at):
-                return
-            heapq.heappop(self._timers)
-
-    def _set_alarm(self) -> None:
-        if self._timers and not self.closed and (self._alarm is None or self._timers[0][0] < self._alarm):
-            self._alarm = self._timers[0][0]
-            self.loop.call_at(self._alarm, self._ring)
+    def _ring_by(self, at: float) -> None:
+        """Let what is due be done at that time, at the latest."""
+        if not self.closed and (self._alarm is None or at < self._alarm):
+            self._alarm = at
+            self.loop.call_at(at, self._ring)
 
     def _ring(self) -> None:
+        """Do what is due, and come back when something else is: a deadline, the end of a delay, another look."""
         self._alarm = None
         now = self.now()
-        self._forget_deadlines()
-        while self._timers and self._timers[0][0] <= now and not self.closed:
-            *_, fn = heapq.heappop(self._timers)
-            fn()
-            self._forget_deadlines()
-        self._set_alarm()
+        timed = [(slot.deadline, slot) for slot in self._open_slots() if slot.deadline not in (None, _PASSED)]
+        for deadline, slot in sorted(timed, key=lambda each: each[0]):
+            if deadline <= now and not (self.closed or slot.complete):
+                self._expire(slot, deadline)
+        for group, trouble in list(self._troubles.items()):
+            if trouble.until is not None and trouble.until <= now:
+                self._judge_after_turns(group)
+        if self._looks_again and self._not_before <= now:
+            self._looks_again = False
+            self._look()
+        for at in (
+            *(deadline for deadline, _ in timed if deadline > now),
+            *(trouble.until for trouble in self._troubles.values() if trouble.until is not None),
+            *([self._not_before] if self._looks_again else []),
+        ):
+            self._ring_by(at)
 
-    def _expire(self, slot: Rendezvous) -> None:
-        group = slot.group
-        number = None if slot is group.joining else slot.number
-        self._judge(group, Overdue(group.key, number, (slot.deadline or 0.0) - slot.started))
+    def _expire(self, slot: Rendezvous, deadline: float) -> None:
+        slot.deadline = _PASSED  # once, whatever time limits others come with
+        number = None if slot is slot.group.joining else slot.number
+        self._judge(slot.group, Overdue(slot.group.key, number, deadline - slot.started))
 
     # Replicas that wait for each other.
 
@@ -572,7 +568,7 @@ class Run:
         running = any(replica.end is None for replica in self.ledger.replicas)  # else the end of the run tells all
         if running and not self._looks_again:
             self._looks_again = True
-            self._call_at(self._not_before, self._look)
+            self._ring_by(self._not_before)
 
     def _others_have_settled(self, certain: set[int]) -> bool:
         """Whether who is not on a cycle has ended, or has had the time to show where it goes."""
