@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlparse
 
 from aiodist._core.ledger import Member
 from aiodist._torch import private
-from aiodist._torch.job import Collective, Contribution, Job, Tensor, call, op_name, parts
+from aiodist._torch.job import Collective, Contribution, Job, Tensor, call, op_name
 from aiodist._torch.private import bindings, c10d, torch
 
 _SUM = c10d.ReduceOp.SUM
@@ -165,10 +165,10 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         slot = self._job.post(self._member, Contribution(asked, inputs, outputs, -1 if root is None else root))
         return RankWork(self._job, self._member, slot, outputs if result is None else result)
 
-    def _cut(self, *tensors: Tensor) -> list[Tensor]:
-        """Return as many equal parts of each tensor as there are ranks."""
+    def _cut(self, *tensors: Tensor, sizes: Sequence[int] | None = None) -> list[Tensor]:
+        """Return the parts of each tensor along axis 0: of these sizes, else as many equal ones as there are ranks."""
         rows = [tensor if tensor.dim() else tensor.view(-1) for tensor in tensors]
-        return [part for tensor in rows for part in parts(tensor, (), self._size)]
+        return [part for each in rows for part in each.split(sizes or [each.shape[0] // self._size] * self._size)]
 
     def allreduce(self, tensors: Any, opts: Any = _SUM, timeout: Any = None) -> RankWork:
         tensors = _list(tensors)
@@ -238,10 +238,9 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return self.post("all_to_all", values if alike else values[:1], values, own, rows=alike)
 
     def all_to_all_single(
-        self, output: Tensor, value: Tensor, output_sizes: Any = (), input_sizes: Any = (), *_: Any, **__: Any
+        self, output: Tensor, value: Tensor, output_sizes: Any = None, input_sizes: Any = None, *_: Any, **__: Any
     ) -> RankWork:
-        own = parts(output, output_sizes or (), self._size)
-        values = parts(value, input_sizes or (), self._size)
+        own, values = self._cut(output, sizes=output_sizes), self._cut(value, sizes=input_sizes)
         even = not (output_sizes or input_sizes)
         return self.post("all_to_all", [value], values, own, rows=even, result=[output])
 
@@ -256,10 +255,10 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
     # Messages.
 
     def send(self, tensors: Any, to: int, tag: int = 0) -> RankWork:
-        return RankWork(self._job, *self._job.message(self._member, to, tag, tensors, sends=True), ())
+        return RankWork(self._job, *self._job.message(self._member, self.rank(), to, tag, tensors), ())
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> RankWork:
-        return RankWork(self._job, *self._job.message(self._member, source, tag, tensors, sends=False), tensors)
+        return RankWork(self._job, *self._job.message(self._member, source, self.rank(), tag, tensors), tensors)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> RankWork:
         raise NotImplementedError("aiodist check cannot carry out a recv without src: from any rank")
@@ -268,11 +267,14 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
 class RankStore(c10d.Store):  # type: ignore[misc]
     """A store of the ranks that know it by one name; a rank that waits for a key lets others run."""
 
+    _stored: ClassVar[dict[str, dict[str, bytes]]] = {}  # by name
+    _kept: ClassVar[list[RankStore]] = []  # C++ calls them back
+
     def __init__(self, job: Job, name: str) -> None:
         super().__init__()
+        self._kept.append(self)
         self._job = job
-        job.kept.append(self)
-        self._values = job.stores.setdefault(name, {})
+        self._values = self._stored.setdefault(name, {})
 
     def set(self, key: str, value: str | bytes) -> None:
         self._values[key] = _bytes(value)

@@ -19,12 +19,12 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial, reduce
-from itertools import chain
+from dataclasses import replace
+from functools import cache, reduce
+from itertools import chain, islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from aiodist._checking.schedule import Order
 from aiodist._core.analysis import analyse, error_of
@@ -32,7 +32,6 @@ from aiodist._core.call import MESSAGE, Call, OrderCheck, Place, place
 from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import Observer, who_observes
 from aiodist._core.ledger import Group, Ledger, Member, Slot
-from aiodist._core.report import CollectiveReport
 from aiodist._core.snapshot import ReplicaFacts, Snapshot
 from aiodist._core.terms import Location, ReplicaState
 from aiodist._core.text import place as shown_place
@@ -46,6 +45,7 @@ _PLUMBING = tuple(
 _SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
 _DECORATORS = f"{os.sep}typing_extensions.py"  # which marks torch's deprecated functions
 _MOST_CALLERS = 8
+_UNKNOWN = Place("<unknown>", 1, None, "?")
 _MOST_SWAPPED = 8  # over how many calls of a group the order of places is compared
 _LENGTH_OF_HASH = 32  # which torch names groups by that their members alone make
 
@@ -63,23 +63,18 @@ def is_plumbing(file: str) -> bool:
 _sites: dict[Sites, Sites] = {}
 
 
-def _frames(frame: Any) -> Iterator[Any]:
-    """Yield the program's own frames, from the innermost outward."""
+def _places(frame: Any) -> Iterator[Place]:
+    """Yield where the program's own frames are, from the innermost outward."""
     while frame is not None:
         if not is_plumbing(frame.f_code.co_filename):
-            yield frame
+            yield place(frame.f_code, frame.f_lasti)
         frame = frame.f_back
 
 
 def _here() -> Sites:
     """Return the places of the call that goes on, and of its callers."""
-    found: list[Any] = []
-    for frame in _frames(sys._getframe(2)):  # noqa: SLF001  (what every profiler uses)
-        found += (place(frame.f_code, frame.f_lasti), 0)
-        if len(found) == 2 * _MOST_CALLERS:
-            break
-    first, _, *callers = found or (Place("<unknown>", 1, None, "?"), 0)
-    sites = first, tuple(callers)
+    first, *callers = [*islice(_places(sys._getframe(2)), _MOST_CALLERS)] or [_UNKNOWN]  # noqa: SLF001  (documented)
+    sites = first, tuple(part for caller in callers for part in (caller, 0))
     return _sites.setdefault(sites, sites)
 
 
@@ -88,20 +83,13 @@ def _here() -> Sites:
 Tensor: TypeAlias = Any
 
 
-@dataclass(frozen=True, slots=True)
-class Contribution:
-    """What a rank contributes to a collective: the call, the tensors that are read, and those that are written.
-
-    `root` is the root's rank in the group; -1 where there is none.
-    """
+class Contribution(NamedTuple):
+    """What a rank contributes to a collective."""
 
     call: Call
-    inputs: Sequence[Tensor] = ()
-    outputs: Sequence[Tensor] = ()
-    root: int = -1
-
-
-_call = cache(call_of_tensors)
+    inputs: Sequence[Tensor] = ()  # are read
+    outputs: Sequence[Tensor] = ()  # are written
+    root: int = -1  # the root's rank in the group; -1 where there is none
 
 
 def call(
@@ -120,30 +108,12 @@ def call(
     """
     shapes = tuple(tuple(t.shape) if rows or not t.dim() else (None, *t.shape[1:]) for t in tensors)
     dtypes = tuple(str(t.dtype).removeprefix("torch.") for t in tensors)
-    return _call(kind, shapes, dtypes, op=op, source=root, role=role)
+    return call_of_tensors(kind, shapes, dtypes, op=op, source=root, role=role)
 
 
-def _fold(function: Callable[[Tensor, Tensor], Tensor], tensors: Sequence[Tensor]) -> Tensor:
-    return reduce(function, tensors[1:], tensors[0].clone())
-
-
-def _average(tensors: Sequence[Tensor]) -> Tensor:
-    total = _fold(torch.add, tensors)
-    whole = not (total.is_floating_point() or total.is_complex())
-    return torch.div(total, len(tensors), rounding_mode="trunc" if whole else None)
-
-
-def _sum(tensors: Sequence[Tensor]) -> Tensor:
-    return _fold(torch.logical_or if tensors[0].dtype is torch.bool else torch.add, tensors)
-
-
-_REDUCTIONS: Final[Mapping[str, Callable[[Sequence[Tensor]], Tensor]]] = {
-    "SUM": _sum,
-    "AVG": _average,
-    **{name: partial(_fold, getattr(torch, function)) for name, function in (
-        ("PRODUCT", "mul"), ("MIN", "minimum"), ("MAX", "maximum"), ("BAND", "bitwise_and"), ("BOR", "bitwise_or"),
-        ("BXOR", "bitwise_xor"),
-    )},
+_FOLDS: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "SUM": torch.add, "AVG": torch.add, "PRODUCT": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum,
+    "BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor,
 }  # fmt: skip
 
 
@@ -154,7 +124,7 @@ def op_name(op: Any) -> str:
         NotImplementedError: it cannot be carried out.
     """
     name: str = getattr(op, "op", op).name
-    if name not in _REDUCTIONS:
+    if name not in _FOLDS:
         raise NotImplementedError(f"aiodist check cannot carry out ReduceOp.{name}")
     return name
 
@@ -170,7 +140,11 @@ def compute(members: Sequence[Contribution]) -> None:
         results = _results(kind, members)  # before anything is written: an input may be a part of an output
         for rank, (member, values) in enumerate(zip(members, results, strict=True)):
             for number, (output, value) in enumerate(zip(member.outputs, values, strict=False)):
-                _write(output, value, f"{kind}: rank {rank} of the group is sent, as part {number},")
+                if value.numel() != output.numel():
+                    sent = f"rank {rank} of the group is sent, as part {number}, {list(value.shape)}"
+                    raise ValueError(f"{kind}: {sent}, but expects {list(output.shape)}")
+                shaped = value if value.shape == output.shape else value.reshape(output.shape)
+                (output if output.is_sparse else output.detach()).copy_(shaped)  # autograd must not see the writing
 
 
 def _results(kind: str, members: Sequence[Contribution]) -> Sequence[Sequence[Tensor]]:  # noqa: PLR0911  (one a kind)
@@ -196,47 +170,36 @@ def _results(kind: str, members: Sequence[Contribution]) -> Sequence[Sequence[Te
 
 
 def _reduced(op: str, inputs: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    return [_REDUCTIONS[op](column) for column in zip(*inputs, strict=True)]
+    return [_reduction(op, column) for column in zip(*inputs, strict=True)]
+
+
+def _reduction(op: str, column: Sequence[Tensor]) -> Tensor:
+    first, *others = column
+    total = reduce(torch.logical_or if op == "SUM" and first.dtype is torch.bool else _FOLDS[op], others, first.clone())
+    if op != "AVG":
+        return total
+    whole = not (total.is_floating_point() or total.is_complex())
+    return torch.div(total, len(column), rounding_mode="trunc" if whole else None)
 
 
 def _cloned(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [tensor.clone() for tensor in tensors]
 
 
-def _write(output: Tensor, value: Tensor, received: str) -> None:
-    if value.shape != output.shape:
-        if value.numel() != output.numel():
-            raise ValueError(f"{received} {list(value.shape)}, but expects {list(output.shape)}")
-        value = value.reshape(output.shape)
-    (output if output.is_sparse else output.detach()).copy_(value)  # autograd must not see the writing
-
-
-def parts(tensor: Tensor, sizes: Iterable[int], size: int) -> Sequence[Tensor]:
-    """Return a tensor's parts along axis 0: of these sizes, or, where there are none, as many equal ones as ranks.
-
-    Raises:
-        RuntimeError: it cannot be cut so.
-    """
-    cuts = list(sizes) or [tensor.shape[0] // size] * size
-    found: Sequence[Tensor] = tensor.split(cuts)
-    return found
-
-
 # The job.
 
 
 class Collective(Slot):
-    """A collective of a job's ranks: by position what each contributes; None before it has come."""
+    """A collective of a job's ranks, with what each contributes by position; a trace counts the bytes of `values`."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.contributions: list[Contribution | None] = [None] * self.missing
+        self.contributions = [Contribution(self.call)] * self.missing
         self.futures: list[Callable[[], object]] = []  # each gives a future its result
 
     @property
     def values(self) -> list[Sequence[Tensor]]:
-        """By position, the inputs of members that have come; a trace counts their bytes."""
-        return [() if each is None else each.inputs for each in self.contributions]
+        return [each.inputs for each in self.contributions]
 
 
 class Job:
@@ -244,8 +207,6 @@ class Job:
 
     Attributes:
         error: why the job cannot go on; None while it can.
-        stores: what ranks have stored, by what they know the store by.
-        kept: what C++ calls back, and which must be there as long as the job.
         collectives: how many have been completed.
     """
 
@@ -257,8 +218,6 @@ class Job:
         self.observer = who_observes() or Observer()
         self.ledger = Ledger(range(size), OrderCheck.SIGNATURE, slot_type=Collective)
         self.error: CollectiveError | None = None
-        self.stores: dict[str, dict[str, bytes]] = {}
-        self.kept: list[Any] = []
         self.collectives = 0
         self._making = Group(self.ledger, (tuple(range(size)), NEW_GROUP, 0), self.ledger.replicas, None)
         self.ledger.add(self._making)
@@ -285,13 +244,12 @@ class Job:
         """
         self._check()
         at, callers = _here()
-        slot = member.group.post(member, contribution.call, at, 0, callers)
-        assert isinstance(slot, Collective)
+        slot: Any = member.group.post(member, contribution.call, at, 0, callers)
         slot.contributions[member.position] = contribution
         self.observer.posted(member, slot)
         if slot.matched:
             self._complete(slot)
-        return slot
+        return slot  # type: ignore[no-any-return]
 
     def _complete(self, slot: Collective) -> None:
         swapped = self._swapped(slot)
@@ -299,7 +257,7 @@ class Job:
             self._fail(slot, swapped)
             self._check()
         try:
-            compute([each for each in slot.contributions if each is not None])
+            compute(slot.contributions)
         except Exception as error:  # noqa: BLE001  (what torch raises for these tensors, all ranks get)
             slot.error = error
         slot.group.complete(slot)
@@ -386,20 +344,18 @@ class Job:
     # What ranks send each other.
 
     def message(
-        self, member: Member, peer: int, tag: int, tensors: Sequence[Tensor], *, sends: bool
+        self, member: Member, source: int, to: int, tag: int, tensors: Sequence[Tensor]
     ) -> tuple[Member, Collective]:
-        """Let a member send tensors to the one of that rank, or receive some; return what it is in the two's group."""
-        source, to = (member.rank, peer) if sends else (peer, member.rank)
+        """Let a member send tensors, or receive some; return what it is in a group of the two, and the message."""
         if source == to:
             raise NotImplementedError("aiodist check cannot send from a rank to itself")
-        ids, key = member.group.key[0], (member.group, source, to, tag)
+        ids, key, sends = member.group.key[0], (member.group, source, to, tag), member.rank == source
         if key not in self._channels:
             name = f"messages {ids[source]}->{ids[to]}{f' tag {tag}' if tag else ''}"
             self._channels[key] = self.ledger.channel(ids[source], ids[to], name)
         end = self._channels[key].members[0 if sends else 1]
         asked = call(MESSAGE, tensors, role=f"send(dst={ids[to]})" if sends else f"recv(src={ids[source]})")
-        contribution = Contribution(asked, inputs=tensors) if sends else Contribution(asked, outputs=tensors)
-        return end, self.post(end, contribution)
+        return end, self.post(end, Contribution(asked, tensors if sends else (), () if sends else tensors))
 
     # How it ends.
 
@@ -412,8 +368,8 @@ class Job:
         members = self.ledger.replica_by_id[rank].members
         for member in sorted(members, key=lambda each: each.group.serial):
             for number, slot in sorted(member.group.open.items()):
-                if 0 <= number < member.sequence and isinstance(slot, Collective):
-                    self.wait(member, slot)
+                if 0 <= number < member.sequence:
+                    self.wait(member, slot)  # type: ignore[arg-type]
 
     def end(self, rank: int, state: ReplicaState, error: BaseException | None = None) -> None:
         """Note how a rank has ended, and with what error of its own."""
@@ -447,7 +403,7 @@ class Job:
             self.facts(), blocked=tuple(sorted(waiting)), deadlocked=tuple(sorted({*waiting, *self._elsewhere})),
             circle=outside,
         )  # fmt: skip
-        report = analyse(snapshot) if slot is None else _report_on_swap(snapshot, slot, swapped)
+        report = analyse(snapshot if slot is None else _only_swapped(snapshot, slot, swapped))
         self.error = error_of(in_ranks(report))
         self.observer.reported(self, self.error)
         self.ranks.wake()
@@ -460,18 +416,15 @@ class Job:
             stack: tuple[Location, ...] = ()
             frame = frames.get(self.ranks.threads.get(replica.id, -1))
             if replica.end is None and frame is not None:
-                stack = tuple(_location(each) for each in _frames(frame))[::-1]
+                stack = tuple(each.location for each in _places(frame))[::-1]
             waits = self._elsewhere.get(replica.id)
             found.append(ReplicaFacts(replica.id, self.devices[replica.id], replica.end, stack=stack, waits_for=waits))
         return found
 
 
-def _location(frame: Any) -> Location:
-    return Location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname.rpartition(".<locals>.")[2])
-
-
-def _report_on_swap(snapshot: Snapshot, slot: Collective, swapped: int) -> CollectiveReport:
-    """Return the report on calls of a group that have been swapped, so many, of which this is the last."""
+def _only_swapped(snapshot: Snapshot, slot: Collective, swapped: int) -> Snapshot:
+    """Return of a snapshot what shows that so many calls of a group, of which this is the last, have been swapped."""
+    root = snapshot.groups[0]
     group = next(each for each in snapshot.groups if each.key == slot.group.key)
     slots = sorted((*group.history, *group.open), key=lambda each: each.number)
     first = slot.number - swapped + 1
@@ -480,6 +433,5 @@ def _report_on_swap(snapshot: Snapshot, slot: Collective, swapped: int) -> Colle
         history=tuple(each for each in slots if each.number < first and len(each.posts) == 1),
         open=tuple(each._replace(waiting=()) for each in slots if first <= each.number <= slot.number),
     )
-    root = replace(snapshot.groups[0], history=(), open=())
-    groups = (shown,) if group.key == root.key else (root, shown)
-    return analyse(replace(snapshot, order_check=OrderCheck.CALL_PATH, groups=groups, blocked=(), deadlocked=()))
+    groups = (shown,) if group is root else (replace(root, history=(), open=()), shown)
+    return replace(snapshot, order_check=OrderCheck.CALL_PATH, groups=groups, blocked=(), deadlocked=())

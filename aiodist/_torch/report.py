@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final
 
 from aiodist._core.call import LEAF, Call
@@ -86,6 +87,7 @@ def _advice(report: CollectiveReport) -> list[str]:
     return by_kind or _ADVICE.get(report.reason, [])
 
 
+@lru_cache(maxsize=1 << 16)
 def call_of_tensors(
     kind: str, shapes: tuple[tuple[int | None, ...], ...], dtypes: tuple[str, ...], **more: Any
 ) -> Call:
