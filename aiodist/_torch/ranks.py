@@ -4,9 +4,9 @@ A rank keeps the baton until it waits, sleeps or ends; then the rank that has be
 that the order chooses (a point is such a moment with two or more ranks ready). So which rank does what before which is
 a function of the program and the order alone, and two ranks never touch torch's process-wide state at once.
 
-With no rank ready, the one that sleeps longest goes on, however long it wants to sleep. With none asleep either, nobody
-will ever go on: `on_stuck` is called, which must make somebody ready. What a rank does not do through this module (a
-lock of its own, a socket, a process that it waits for) keeps the baton.
+With no rank ready, those that sleep go on, however long they want to sleep. With none asleep either, nobody will ever
+go on: `on_stuck` is called, which must make somebody ready. What a rank does not do through this module (a lock of its
+own, a socket, a process that it waits for) keeps the baton.
 
 What a process has once and each rank needs for itself is swapped whenever the baton changes hands: the environment (in
 every form, and so for child processes), arguments, standard streams, `print`, loggers, filters of warnings, process
@@ -81,8 +81,8 @@ class Ranks:
         self._on_switch = on_switch
         self._on_stuck = on_stuck
         self._ready = deque(range(size))
-        self._deferred: list[int] = []
-        self._sleeping: deque[int] = deque()
+        self._later: list[int] = []  # asleep, or deferred by the order: until none is ready
+        self._asleep = False
         self._waiting: dict[int, Callable[[], bool]] = {}
         self._gates = [threading.Semaphore(0) for _ in range(size)]
         self._all_ended = threading.Event()
@@ -122,7 +122,8 @@ class Ranks:
     def sleep(self) -> None:
         """Let other ranks run until none of them is ready, however long it wants to sleep."""
         rank = self._here()
-        self._sleeping.append(rank)
+        self._later.append(rank)
+        self._asleep = True
         self._give_up(rank)
 
     def _forget(self) -> None:
@@ -159,7 +160,7 @@ class Ranks:
 
     def _hand_over(self, rank: int | None) -> int:
         """Give the baton to the next rank, and return which that is; it may be the same."""
-        if not (self._ready or self._deferred or self._sleeping):
+        if not (self._ready or self._later):
             self._on_stuck()
         following = self._next()
         self.holder = following
@@ -172,8 +173,11 @@ class Ranks:
         """Take the rank that goes on out of those that are ready, as the order chooses; it may defer some."""
         while True:
             if not self._ready:
-                self._ready.extend(self._deferred or [self._wake_up()])
-                self._deferred.clear()
+                if self._asleep:
+                    _pause(_PAUSE_SECONDS)  # threads and processes of the program's go on
+                    self._asleep = False
+                self._ready.extend(self._later)
+                self._later.clear()
             choice = 0
             if len(self._ready) > 1:
                 if self.points >= self._order.next_point:
@@ -182,16 +186,11 @@ class Ranks:
                     self.changes.append(Change(self.points, choice))
                 self.points += 1
             if choice == DEFER:
-                self._deferred.append(self._ready.popleft())
+                self._later.append(self._ready.popleft())
                 continue
             chosen = self._ready[choice]
             del self._ready[choice]
             return chosen
-
-    def _wake_up(self) -> int:
-        """Return the rank that sleeps longest; a short pause lets threads and processes of the program's work on."""
-        _pause(_PAUSE_SECONDS)
-        return self._sleeping.popleft()
 
 
 # What each rank has for itself.

@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from types import CodeType
 from typing import IO, Any
@@ -50,10 +51,7 @@ _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be run, and how: schedules are those that the seed gives, or the one to replay.
-
-    With `cpu`, CUDA devices are taken for the CPU.
-    """
+    """What is to be run, and how: schedules are those that the seed gives, or the one to replay."""
 
     script: str
     arguments: tuple[str, ...] = ()
@@ -61,31 +59,20 @@ class Request:
     seed: int = 0
     replay: Schedule | None = None
     seconds: float = 300.0
-    cpu: bool = False
+    cpu: bool = False  # CUDA devices are taken for the CPU
 
 
 @dataclass(slots=True)
 class Outcome:
-    """How a run of a script ended; everything in it is what JSON has.
+    """How a run of a script ended; everything in it is what JSON has."""
 
-    Attributes:
-        kind: ``agreed``, ``disagreed``, ``failed`` (an exception of the script's own), ``exited`` (with another code
-            than 0), ``timeout`` or ``crashed``.
-        text: what a person is to read of it.
-        report: of ranks that disagreed, as a dict.
-        collectives: how many were completed.
-        points: how many there were at which another rank could have gone on.
-        schedule: how to repeat it.
-        notes: what else a person should know.
-    """
-
-    kind: str
-    text: str = ""
-    report: dict[str, Any] | None = None
-    collectives: int = 0
-    points: int = 0
-    schedule: str = "0/"
-    notes: list[str] = field(default_factory=list)
+    kind: str  # agreed, disagreed, failed (by an exception), exited (with a code other than 0), timeout, or crashed
+    text: str = ""  # what a person is to read of it
+    report: dict[str, Any] | None = None  # of ranks that disagreed
+    collectives: int = 0  # how many were completed
+    points: int = 0  # at how many another rank could have gone on
+    schedule: str = "0/"  # how to repeat it
+    notes: list[str] = field(default_factory=list)  # what else a person should know
 
     @property
     def like(self) -> tuple[object, ...]:
@@ -120,10 +107,9 @@ class Checked:
     def command(self) -> str:
         """Return the command that runs the same schedule again."""
         request = self.request
-        words = ["aiodist", "check", "--ranks", str(request.ranks), request.script]
-        words += ["--cpu"] if request.cpu else []
-        words += ["--replay", self.outcome.schedule]
-        return shlex.join([*words, "--", *request.arguments] if request.arguments else words)
+        words = ["aiodist", "check", "--ranks", str(request.ranks), request.script, *["--cpu"] * request.cpu]
+        words += ["--replay", self.outcome.schedule, *(["--", *request.arguments] if request.arguments else [])]
+        return shlex.join(words)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as JSON has it."""
@@ -132,11 +118,7 @@ class Checked:
         return {**found, "changes": None if replay is None else str(self.request.replay)}
 
 
-def check(
-    request: Request,
-    schedules: int,
-    output: IO[str] | None = None,
-) -> Checked:
+def check(request: Request, schedules: int, output: IO[str] | None = None) -> Checked:
     """Run a script under some schedules until one fails; a script that leaves no choice has one.
 
     The first schedule is the default order, the second its reverse, and the others are random. A failing one is reduced
@@ -164,8 +146,7 @@ def check(
 
 def _run(request: Request, order: Order, output: IO[str] | None = None, *, silent: bool = False) -> Outcome:
     """Run a script once, in a fork of this process; what it prints goes to an output, or nowhere."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    _flush()
     seconds = request.seconds + _PATIENCE_SECONDS
     with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as crash, Path(os.devnull).open("w") as nowhere:
         child = os.fork()
@@ -188,6 +169,11 @@ def _run(request: Request, order: Order, output: IO[str] | None = None, *, silen
         return Outcome(**json.loads(found)) if found else Outcome("crashed", _crash_text(status, crash))
 
 
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+
+
 def _run_here(request: Request, order: Order, output: IO[str] | None, answer: IO[bytes], crash: IO[bytes]) -> None:
     """Run a script in this fork, and end it."""
     os.setsid()
@@ -200,8 +186,7 @@ def _run_here(request: Request, order: Order, output: IO[str] | None, answer: IO
     try:
         outcome = _ScriptRun(request, order, lambda rank: os.pwrite(crash.fileno(), b"%-8d" % rank, 0)).run()
         atexit._run_exitfuncs()  # noqa: SLF001  (a fork that leaves would run none: the script's, and a trace's)
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        _flush()
         answer.write(json.dumps(asdict(outcome)).encode())
         answer.flush()
         os._exit(0)
@@ -232,106 +217,104 @@ class _ScriptRun:
     """One run of a script on its ranks; the process is of no other use afterwards."""
 
     def __init__(self, request: Request, order: Order, on_switch: Callable[[int], object]) -> None:
-        self.request = request
-        self.seed = request.seed if request.replay is None else request.replay.seed
-        self.errors: dict[int, BaseException] = {}
-        self.code: CodeType
-        self.door: Door | None = None
+        self._request = request
+        self._seed = request.seed if request.replay is None else request.replay.seed
+        self._errors: dict[int, BaseException] = {}
+        self._taken_for_cpu: Door | None = None
 
         def switch(leaves: int | None, enters: int) -> None:
-            self.process.switch(leaves, enters)
+            self._process.switch(leaves, enters)
             on_switch(enters)
 
-        self.job = Job(request.ranks, Path(request.script).name, order, switch)
-        self.ranks = self.job.ranks
-        self.process = Process(self.ranks, [request.script, *request.arguments], self._environment, self.seed)
+        self._job = Job(request.ranks, Path(request.script).name, order, switch)
+        own = [request.script, *request.arguments]
+        self._process = Process(self._job.ranks, own, self._environment, self._seed)
 
     def run(self) -> Outcome:
         """Run it."""
-        script = Path(self.request.script)
+        script, request, ranks = Path(self._request.script), self._request, self._job.ranks
         try:
-            self.code = compile(script.read_bytes(), str(script), "exec")
+            code = compile(script.read_bytes(), str(script), "exec")
         except (SyntaxError, ValueError) as error:
             return Outcome("failed", "".join(traceback.format_exception_only(error)).rstrip())
-        install(self.job)
-        if self.request.cpu:
-            self.door = Door(self.request.ranks, self.job.rank)
+        install(self._job)
+        self._taken_for_cpu = Door(request.ranks, self._job.rank) if request.cpu else None
         sys.path[:] = [str(script.resolve().parent), *(path for path in sys.path if path)]
-        in_time = self.ranks.run(self._main, self.request.seconds)
-        if in_time:
-            self.job.finish()
-        outcome = self._outcome() if in_time else Outcome("timeout", self._where())
-        outcome.collectives, outcome.points = self.job.collectives, self.ranks.points
-        outcome.notes = self.door.notes() if self.door is not None else []
-        outcome.schedule = str(Schedule(self.seed, tuple(self.ranks.changes)))
+        if ranks.run(partial(self._main, code), request.seconds):
+            self._job.finish()
+            outcome = self._outcome()
+        else:
+            outcome = Outcome("timeout", self._where())
+        outcome.collectives, outcome.points = self._job.collectives, ranks.points
+        outcome.notes = self._taken_for_cpu.notes() if self._taken_for_cpu is not None else []
+        outcome.schedule = str(Schedule(self._seed, tuple(ranks.changes)))
         return outcome
 
     def _environment(self, rank: int) -> dict[str, str]:
         """Return what `torchrun` sets for a rank."""
-        size = str(self.request.ranks)
+        size = str(self._request.ranks)
         return {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "GROUP_RANK": "0",
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none",
         }  # fmt: skip
 
-    def _main(self, rank: int) -> None:
+    def _main(self, code: CodeType, rank: int) -> None:
         """Be one rank."""
-        main = self.process.main_of(rank)
-        main.__dict__.update(__file__=self.request.script, __builtins__=__builtins__)
+        main = self._process.main_of(rank).__dict__
+        main.update(__file__=self._request.script, __builtins__=__builtins__)
         torch.autograd.set_multithreading_enabled(False)
-        self.job.begin(rank)
-        state = ReplicaState.EXITED
+        self._job.begin(rank)
         try:
-            try:
-                with self.door.mode() if self.door is not None else nullcontext():
-                    exec(self.code, main.__dict__)  # noqa: S102  (it is what the person wants run)
-            except SystemExit as end:
-                if end.code not in {None, 0}:
-                    raise
-            self.job.settle(rank)
+            with self._taken_for_cpu.mode() if self._taken_for_cpu is not None else nullcontext():
+                _execute(code, main)
+            self._job.settle(rank)
         except BaseException as error:  # noqa: BLE001  (whatever it is, it is how the rank ended)
-            state = ReplicaState.FAILED
-            self.errors[rank] = error
-        self.job.end(rank, state, self.errors.get(rank))
+            self._errors[rank] = error
+        state = ReplicaState.FAILED if rank in self._errors else ReplicaState.EXITED
+        self._job.end(rank, state, self._errors.get(rank))
 
     def _outcome(self) -> Outcome:
-        own = {rank: each for rank, each in sorted(self.errors.items()) if not isinstance(each, CollectiveError)}
-        if own:
-            return self._failed(own)
-        if self.ranks.refused:
-            return Outcome("failed", f"NotImplementedError: {self.ranks.refused}")
-        error = self.job.error
-        if error is not None:
-            return Outcome("disagreed", f"{type(error).__name__}: {error.report}", error.report.to_dict())
-        return Outcome("agreed")
-
-    def _failed(self, errors: dict[int, BaseException]) -> Outcome:
         """Tell the first error of the script's own whole, the others in a line each, and then who waited."""
-        error = next(iter(errors.values()))
-        exits = isinstance(error, SystemExit)
-        text = f"exit code {error.code}" if exits else "".join(_program_traceback(error)).rstrip()  # type: ignore[attr-defined]
-        alike = [each for each, other in errors.items() if (type(other), str(other)) == (type(error), str(error))]
-        lines = [text, f"On {ids(alike, 'rank')} of {self.request.ranks}."]
-        lines += [
-            f"rank {each}: {type(other).__name__}: {other}" for each, other in errors.items() if each not in alike
-        ]
-        report = None
-        if any(word in text for word in ("CUDA", "NVIDIA", "accelerator")) and not self.request.cpu:
+        error = self._job.error
+        report = None if error is None else error.report.to_dict()
+        own = {rank: each for rank, each in sorted(self._errors.items()) if not isinstance(each, CollectiveError)}
+        if not own:
+            refused = self._job.ranks.refused
+            if refused:
+                return Outcome("failed", f"NotImplementedError: {refused}")
+            return (
+                Outcome("agreed")
+                if error is None
+                else Outcome("disagreed", f"{type(error).__name__}: {error.report}", report)
+            )
+        first = next(iter(own.values()))
+        exits = isinstance(first, SystemExit)
+        text = f"exit code {first.code}" if exits else "".join(_program_traceback(first)).rstrip()  # type: ignore[attr-defined]
+        alike = [rank for rank, each in own.items() if (type(each), str(each)) == (type(first), str(first))]
+        lines = [text, f"On {ids(alike, 'rank')} of {self._request.ranks}."]
+        lines += [f"rank {rank}: {type(each).__name__}: {each}" for rank, each in own.items() if rank not in alike]
+        if any(word in text for word in ("CUDA", "NVIDIA", "accelerator")) and not self._request.cpu:
             lines.append("With --cpu, CUDA devices are taken for the CPU.")
-        if self.job.error is not None:
-            lines.append(self.job.error.report.text)
-            report = self.job.error.report.to_dict()
+        lines += [error.report.text] if error is not None else []
         return Outcome("exited" if exits else "failed", "\n".join(lines), report)
 
     def _where(self) -> str:
         """Say where each rank is, of a run that takes too long."""
-        lines = [f"the ranks had not ended after {self.request.seconds:g} s:"]
-        for facts in self.job.facts():
+        lines = [f"the ranks had not ended after {self._request.seconds:g} s:"]
+        for facts in self._job.facts():
             at = facts.stack[-1] if facts.stack else None
             where = "has ended" if facts.end is not None else f"at {at.file}:{at.line}" if at is not None else "running"
-            runs = "> " if facts.replica_id == self.ranks.holder else "  "
+            runs = "> " if facts.replica_id == self._job.ranks.holder else "  "
             lines.append(f"{runs}rank {facts.replica_id}  {where}")
         return "\n".join(lines)
+
+
+def _execute(code: CodeType, main: dict[str, Any]) -> None:
+    try:
+        exec(code, main)  # noqa: S102  (it is what the person wants run)
+    except SystemExit as end:
+        if end.code not in {None, 0}:
+            raise
 
 
 def _program_traceback(error: BaseException) -> Iterator[str]:
