@@ -7,10 +7,10 @@ on thousands fits a screen.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from aiodist._core import source
 from aiodist._core.call import LEAF, Call, Function, Post, compare, leaf_text
@@ -51,9 +51,7 @@ def text(trouble: Collective) -> str:
     circle = trouble.picture.snapshot.circle
     lines = [
         _headline(trouble),
-        *_rows(trouble),
-        *_source_lines(trouble),
-        *_waits(trouble),
+        *_who(trouble),
         *_what_differs(trouble),
         *trouble.cancellations,
         *([f"{upper(clause(trouble.unmade_by, 'has'))} not made {trouble.label}."] if trouble.unmade_by else []),
@@ -87,9 +85,8 @@ class Step(NamedTuple):
         return [post for slot in self.group.open[:1] if slot.number < 0 for post, _ in slot.posts[:1]]
 
     def __str__(self) -> str:
-        number = "" if self.waits_in.joining else f"#{self.waits_in.number} "
-        where = f"{number}of {self.group.label() or 'the run'} ({place(self.post.location)})"
-        waits = f"{clause(self.replicas, 'waits')} in {self.post.call} {where} for {ids_briefly(self.missing)}"
+        where = f"{self.waits_in.with_group(self.post)} ({place(self.post.location)})"
+        waits = f"{clause(self.replicas, 'waits')} in {where} for {ids_briefly(self.missing)}"
         return f"{'>' if self.odd else ' '} {waits}"
 
 
@@ -207,16 +204,24 @@ def _what_is_late(trouble: Collective) -> str:
 # Who asked for what, and where: the lines that begin with a replica, and the source lines below them.
 
 
-def _rows(trouble: Collective) -> list[str]:
-    """Return a line for all replicas that do the same; the odd ones marked, and last."""
-    marked, leaf = set(trouble.odd), _leaf_apart(trouble)
-    calls: dict[int, str] = {}
+def _who(trouble: Collective) -> list[str]:
+    marked, leaf, calls = set(trouble.odd), _leaf_apart(trouble), dict[int, str]()
     for members, post, _ in trouble.partitions:
         calls.update(dict.fromkeys(members, _shown_call(post.call, leaf)))
+    doing = {r.replica_id: _doing(trouble, r, calls.get(r.replica_id)) for r in trouble.replicas}
+    return [*_rows(trouble, marked, doing), *_source_lines(trouble, marked, doing), *_waits(trouble)]
+
+
+_Doing: TypeAlias = Mapping[int, tuple[str, Location | None]]
+
+
+def _rows(trouble: Collective, marked: set[int], doing: _Doing) -> list[str]:
+    """Return a line for all replicas that do the same; the odd ones marked, and last."""
     alike: dict[tuple[bool, str, str], list[ReplicaReport]] = {}
     for replica in trouble.replicas:
-        doing = _doing(trouble, replica, calls.get(replica.replica_id))
-        alike.setdefault((replica.replica_id in marked, *doing), []).append(replica)
+        what, at = doing[replica.replica_id]
+        key = replica.replica_id in marked, what, shown(at) if at is not None else ""
+        alike.setdefault(key, []).append(replica)
     ordered = sorted(alike.items(), key=lambda each: (each[0][0], -len(each[1]), each[1][0].replica_id))
     rows = [
         (mark, ids_briefly(r.replica_id for r in own), _devices(own), what, where)
@@ -244,27 +249,26 @@ def _shown_call(call: Call, leaf: int | None) -> str:
     return f"{call.kind}({', '.join(filter(None, [call.op, differs]))})"
 
 
-def _calls_made(replica: ReplicaReport) -> int:
-    return replica.history[-1].sequence_number + 1 if replica.history else 0
-
-
-def _doing(trouble: Collective, replica: ReplicaReport, call: str | None) -> tuple[str, str]:
+def _doing(trouble: Collective, replica: ReplicaReport, call: str | None) -> tuple[str, Location | None]:
     """Return what a replica does, and where; ``call`` is the one in question, if it has made that."""
-    replica_id, made = replica.replica_id, f"after {count(_calls_made(replica), 'collective')}"
-    if replica.call is not None and replica.location is not None:
-        return call or replica.call, shown(replica.location)
-    if replica_id in trouble.picture.unknown:
-        return "nothing is known of it", ""
+    replica_id, picture = replica.replica_id, trouble.picture
+    calls_made = replica.history[-1].sequence_number + 1 if replica.history else 0
+    made = f"after {count(calls_made, 'collective')}"
+    if replica.call is not None:
+        return call or replica.call, replica.location
+    if replica_id in picture.unknown:
+        return "nothing is known of it", None
     if replica.state is ReplicaState.EXITED:
         value = "" if replica.returned in (None, "None") else f"{replica.returned} "
-        return f"returned {value}{made}", shown(replica.ended_at) if replica.ended_at is not None else ""
+        return f"returned {value}{made}", replica.ended_at
     if replica.state.ended:
-        return f"{replica.state} {made}", ""
-    if replica_id in trouble.elsewhere:
-        what, at = trouble.elsewhere[replica_id]
-        return what, shown(at)
+        return f"{replica.state} {made}", None
+    for other in picture.waits.get(replica_id, []):
+        post = other.slot.post_of(replica_id)
+        if post is not None:
+            return f"waits in {other.with_group(post)}", post.location
     what = "cancelled out of it, goes on" if replica_id in trouble.abandoned else "elsewhere"
-    return f"{what}, {made}", f"now at {shown(replica.stack[-1])}" if replica.stack else ""
+    return f"{what}, {made}", replica.stack[-1] if replica.stack else None
 
 
 def _columns(rows: Sequence[tuple[bool, str, str, str, str]]) -> list[str]:
@@ -283,24 +287,23 @@ def _columns(rows: Sequence[tuple[bool, str, str, str, str]]) -> list[str]:
     return lines
 
 
-def _source_lines(trouble: Collective) -> list[str]:
+def _source_lines(trouble: Collective, marked: set[int], doing: _Doing) -> list[str]:
     """Return the source line of each place that was named, the odd ones marked; the first few places.
 
     Of a call in a helper that several callers share, the callers' lines stand before it.
     """
-    marked = set(trouble.odd)
     chains = {members[0]: chain for (members, *_), chain in zip(trouble.partitions, trouble.chains, strict=False)}
     places: dict[Location, bool] = {}
     shared: dict[Location, bool] = {}
-    for replica in sorted(trouble.replicas, key=lambda replica: replica.replica_id in marked):
-        odd = replica.replica_id in marked
-        for at in chains.get(replica.replica_id, ()):
-            places.setdefault(at, odd)
-        elsewhere = trouble.elsewhere.get(replica.replica_id, (None, None))[1]
-        here = replica.location or elsewhere or replica.ended_at or (replica.stack[-1] if replica.stack else None)
-        if here is not None:
-            (shared if any(chains.values()) else places).setdefault(here, odd)
-    return source_lines([*places.items(), *((at, False) for at in shared)][:_MOST_PLACES])
+    for replica_id in sorted(doing, key=marked.__contains__):
+        for at in chains.get(replica_id, ()):
+            places.setdefault(at, replica_id in marked)
+        here = doing[replica_id][1]
+        if here is not None and any(chains.values()):
+            shared[here] = False
+        elif here is not None:
+            places.setdefault(here, replica_id in marked)
+    return source_lines([*places.items(), *shared.items()][:_MOST_PLACES])
 
 
 def source_lines(places: Iterable[tuple[Location, bool]]) -> list[str]:

@@ -265,18 +265,9 @@ class Collective:
         """The ids of those that were cancelled out of it."""
         return sorted(member.replica_id for member in self.missing if self.left(member))
 
-    @cached_property
-    def elsewhere(self) -> dict[int, tuple[str, Location]]:
-        """By id, for those that wait in a collective of another group, in which, and where they called it."""
-        there = (i for i, each in self._reports.items() if each.call is None and not each.state.ended)
-        return {i: self.picture.waits[i][0].in_words(i) for i in there if i in self.picture.waits}
-
-    def in_words(self, replica_id: int) -> tuple[str, Location]:
-        """Say in which collective of which group a replica waits that waits here, and where it called it."""
-        post = self.slot.post_of(replica_id)
-        assert post is not None, "it waits in it"
-        number = "" if self.joining else f" #{self.number}"
-        return f"waits in {post.call}{number} of {self.label or 'the run'}", post.location
+    def with_group(self, post: Post) -> str:
+        """Return a post in it as text, with its number and its group."""
+        return f"{post.call}{'' if self.joining else f' #{self.number}'} of {self.label or 'the run'}"
 
     # What is wrong, and who is to blame.
 
