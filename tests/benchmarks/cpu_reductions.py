@@ -19,6 +19,7 @@ import tempfile
 import time
 from functools import partial
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,20 +105,19 @@ def sums() -> None:
     compiled((SUM,), (SINGLE,), (2, 4, 8))
     limit = compiled_in_c()
     results = {}
-    for count in (2, 4, 8):
-        for nbytes in (4 * KIB, 256 * KIB, 4 * MIB, 64 * MIB):
-            buffers = random_buffers(count, nbytes, SINGLE)
-            out = aligned(buffers[0].size, SINGLE)
-            calls: Calls = {}
-            if limit is not None:
-                places = (ctypes.c_void_p * count)(*(buffer.ctypes.data for buffer in buffers))
-                given = ctypes.c_void_p(out.ctypes.data), places, ctypes.c_size_t(count), ctypes.c_size_t(out.size)
-                calls["C, non-temporal store"] = partial(limit, *given)
-            calls["`np.add` chain"] = partial(chain, buffers, out)
-            calls["**aiodist, `out=`**"] = partial(reduce, SUM, buffers, out=out)
-            calls["aiodist, fresh output"] = partial(reduce, SUM, buffers)
-            results[count, nbytes] = best(calls)
-            assert np.array_equal(reduce(SUM, buffers), chain(buffers))
+    for count, nbytes in product((2, 4, 8), (4 * KIB, 256 * KIB, 4 * MIB, 64 * MIB)):
+        buffers = random_buffers(count, nbytes, SINGLE)
+        out = aligned(buffers[0].size, SINGLE)
+        calls: Calls = {}
+        if limit is not None:
+            places = (ctypes.c_void_p * count)(*(buffer.ctypes.data for buffer in buffers))
+            given = ctypes.c_void_p(out.ctypes.data), places, ctypes.c_size_t(count), ctypes.c_size_t(out.size)
+            calls["C, non-temporal store"] = partial(limit, *given)
+        calls["`np.add` chain"] = partial(chain, buffers, out)
+        calls["**aiodist, `out=`**"] = partial(reduce, SUM, buffers, out=out)
+        calls["aiodist, fresh output"] = partial(reduce, SUM, buffers)
+        results[count, nbytes] = best(calls)
+        assert np.array_equal(reduce(SUM, buffers), chain(buffers))
     large = results[8, 64 * MIB]
     show(
         ("float32 SUM, µs", *(f"n = {n}, {in_units(nbytes)}" for n, nbytes in results)),
@@ -160,15 +160,13 @@ def wide() -> None:
     """Print folds with a wider accumulator, n = 8, beside the chain in the buffers' own dtype."""
     compiled((SUM, MEAN), (HALF, BFLOAT16, SINGLE), (8,))
     rows = []
-    for dtype in (HALF, BFLOAT16, SINGLE):
-        for op in (SUM, MEAN):
-            for nbytes in (64 * KIB, MIB, 16 * MIB):
-                buffers = random_buffers(8, nbytes, dtype)
-                out = np.empty_like(buffers[0])
-                calls: Calls = {"chain": partial(chain, buffers, out), "ours": partial(reduce, op, buffers, out=out)}
-                chained, ours = best(calls, 0.2).values()
-                times = f"{chained:.0f}", f"{ours:.0f}", f"{chained / ours:.1f}"
-                rows.append((f"{op.name} {dtype.name}, {in_units(nbytes)}", *times))
+    for dtype, op, nbytes in product((HALF, BFLOAT16, SINGLE), (SUM, MEAN), (64 * KIB, MIB, 16 * MIB)):
+        buffers = random_buffers(8, nbytes, dtype)
+        out = np.empty_like(buffers[0])
+        calls: Calls = {"chain": partial(chain, buffers, out), "ours": partial(reduce, op, buffers, out=out)}
+        chained, ours = best(calls, 0.2).values()
+        times = f"{chained:.0f}", f"{ours:.0f}", f"{chained / ours:.1f}"
+        rows.append((f"{op.name} {dtype.name}, {in_units(nbytes)}", *times))
     show(("wider accumulator, n = 8", "NumPy chain in its own dtype, µs", "aiodist, µs", "times faster"), rows)
 
 
@@ -194,35 +192,28 @@ def tiny() -> None:
     show(("NumPy and Python alone, µs", *(f"n = {count}" for count in counts)), rows)
 
 
-async def whole_calls(nbytes: int, rounds: int) -> tuple[float, float, float]:
-    """Time all_reduce of two replicas and, between each two, the reduction alone.
-
-    Returns:
-        The medians of both, in microseconds, and that of their ratio.
-    """
+async def whole_calls(nbytes: int, rounds: int) -> list[tuple[float, float]]:
+    """Return the seconds of each all_reduce of two replicas and, before it, of the reduction alone."""
     arrays = random_buffers(2, nbytes, SINGLE)
-    whole: list[float] = []
-    alone: list[float] = []
+    found: list[tuple[float, float]] = []
 
     async def replica() -> None:
         ctx = get_replica_context()
         kept: list[Any] = []
-        first = ctx.replica_id_in_sync_group == 0
         for _ in range(rounds):
             await ctx.barrier()
-            if first:
-                begin = time.perf_counter()
+            begin = time.perf_counter()
+            if ctx.replica_id_in_sync_group == 0:
                 kept[:1] = [reduce(SUM, arrays)]
-                alone.append(time.perf_counter() - begin)
+            alone = time.perf_counter() - begin
             await ctx.barrier()
             begin = time.perf_counter()
             kept[1:] = [await ctx.all_reduce(SUM, arrays[ctx.replica_id_in_sync_group])]
-            if first:
-                whole.append(time.perf_counter() - begin)
+            if ctx.replica_id_in_sync_group == 0:
+                found.append((time.perf_counter() - begin, alone))
 
     await cpus(2).run(replica)
-    ratios = [one / other for one, other in zip(whole, alone, strict=True)]
-    return 1e6 * statistics.median(whole), 1e6 * statistics.median(alone), statistics.median(ratios)
+    return found
 
 
 def whole() -> None:
@@ -230,8 +221,9 @@ def whole() -> None:
     compiled((SUM,), (SINGLE,), (2,))
     rows = []
     for nbytes in (MIB // 4, MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 64 * MIB):
-        took, alone, ratio = asyncio.run(whole_calls(nbytes, max(40, 400 * MIB // nbytes)))
-        rows.append((in_units(nbytes), f"{took:.0f}", f"{alone:.0f}", f"{ratio:.2f}"))
+        times = asyncio.run(whole_calls(nbytes, max(40, 400 * MIB // nbytes)))
+        took, alone = (f"{1e6 * statistics.median(column):.0f}" for column in zip(*times, strict=True))
+        rows.append((in_units(nbytes), took, alone, f"{statistics.median(one / other for one, other in times):.2f}"))
     show(("SUM float32, n = 2", "all_reduce, µs", "the reduction alone, µs", "ratio"), rows)
 
 

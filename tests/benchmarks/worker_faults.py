@@ -1,14 +1,17 @@
 """What workers report of each other's faults, and when: the tables of docs/benchmarks/worker-faults.md.
 
-    python -m tests.benchmarks.worker_faults [--python PATH]... [--rounds N] [PAGE]
+    python -m tests.benchmarks.worker_faults [--python PATH]... [--rounds N]
 
 Every PATH is the interpreter of an environment with an MPI besides what aiodist needs; without one it is this
 interpreter. Three workers run on this machine, and the last goes wrong. Every job has a limit, and is ended by its own
-process; aiodist's are run so many times, and have left no process, shared memory or file. It takes some minutes.
+process; aiodist's are run so many times, and have left no process, shared memory or file. It takes some minutes. The
+workers of a job run this file, too, with what it is: ``aiodist`` or ``mpi`` (mpi4py's blocking calls), and the fault.
 """
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import os
 import re
 import signal
@@ -23,12 +26,14 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy, get_replica_context
 from tests.tools.command import environment
 from tests.tools.jobs import marked
 
-JOB = str(Path(__file__).with_name("worker_fault_job.py"))
 WORKERS = 3
 SECONDS = 0.5
 LIMIT_SECONDS = 40
@@ -113,7 +118,7 @@ def ours(engine: Engine, fault: str, rounds: int) -> str:
 
 def _once(engine: Engine, fault: str) -> tuple[str, float, float] | str:
     """Return the error that both others raise, when the later does, and when the job has ended; or what is wrong."""
-    words = [engine.python, "-m", "aiodist", "run", "-n", str(WORKERS), JOB, "aiodist", fault, str(SECONDS)]
+    words = [engine.python, "-m", "aiodist", "run", "-n", str(WORKERS), __file__, "aiodist", fault, str(SECONDS)]
     mark = uuid.uuid4().hex
     with tempfile.TemporaryDirectory() as folder:
         ended = run(words, LIMIT_SECONDS, AIODIST_MARK=mark, TMPDIR=folder)
@@ -146,7 +151,7 @@ def bare(engine: Engine, fault: str) -> str:
     """Return what the engine makes of a fault by itself."""
     mpiexec = str(Path(engine.python).with_name("mpiexec"))
     root = ["--allow-run-as-root", "--oversubscribe"] if "Open" in engine.name else []
-    ended = run([mpiexec, *root, "-n", str(WORKERS), engine.python, JOB, "mpi", fault, str(SECONDS)], BARE_SECONDS)
+    ended = run([mpiexec, *root, "-n", str(WORKERS), engine.python, __file__, "mpi", fault, str(SECONDS)], BARE_SECONDS)
     got = len(set(re.findall(r"^got [\d.]+ (\d)", ended.output, re.MULTILINE)))
     begun = [float(at) for at in re.findall(r"^fault ([\d.]+)", ended.output, re.MULTILINE)]
     if ended.code is None:
@@ -172,23 +177,109 @@ def table(engines: Sequence[Engine], cell: Callable[[Engine, str], str]) -> list
 
 
 def main() -> None:
-    """Print the tables, or put them behind the mark on the page."""
+    """Print the tables."""
     parser = ArgumentParser()
     parser.add_argument("--python", action="append", metavar="PATH", help="an interpreter; may be given again")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="how many times to run aiodist's jobs")
-    parser.add_argument("page", nargs="?", type=Path)
     arguments = parser.parse_args()
     engines = [engine_of(python) for python in arguments.python or [sys.executable]]
     our = partial(ours, rounds=arguments.rounds)
-    lines = ["## aiodist", "", *table(engines, our), "## The engines alone", "", *table(engines, bare)]
-    text = "\n".join(lines)
-    if arguments.page is None:
-        print(text)
+    print("\n".join(["## aiodist", "", *table(engines, our), "## The engines alone", "", *table(engines, bare)]))
+
+
+# What a worker runs. Times are by the clock of the machine, which all workers share.
+
+
+def say(word: str, *told: object) -> None:
+    """Print a line in one piece."""
+    sys.stdout.write(" ".join(map(str, (word, f"{time.time():.4f}", *told))) + "\n")
+    sys.stdout.flush()
+
+
+def go_wrong(fault: str, seconds: float) -> None:
+    """Do what no collective sees."""
+    say("fault")
+    if fault == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if fault == "raises":
+        raise ValueError("bad batch")
+    if fault == "blocks its loop":
+        time.sleep(seconds + 2.5)
+
+
+async def replica(fault: str, seconds: float) -> None:
+    """Go wrong on the last worker."""
+    ctx = get_replica_context()
+    await ctx.barrier()
+    odd = ctx.replica_id_in_sync_group == ctx.num_replicas_in_sync - 1
+    if odd:
+        go_wrong(fault, seconds)
+    if odd and fault == "never arrives":
+        await asyncio.get_running_loop().create_future()
+    if odd and fault == "returns early":
         return
-    before, _, behind = arguments.page.read_text(encoding="utf-8").partition("## aiodist\n")
-    survived = behind.partition("## What is survived\n")[2]
-    arguments.page.write_text(f"{before}{text}\n## What is survived\n{survived}", encoding="utf-8")
+    if fault == "swapped order":
+        calls: list[Callable[[], Any]] = [
+            lambda: ctx.all_reduce("SUM", np.zeros(5)),
+            lambda: ctx.all_reduce("SUM", np.ones(5)),
+        ]
+        for call in calls[::-1] if odd else calls:
+            await call()
+    elif odd and fault == "other kind":
+        await ctx.barrier()
+    else:
+        await ctx.all_reduce("MAX" if odd and fault == "other op" else "SUM", value_of(fault, odd=odd))
+
+
+def value_of(fault: str, *, odd: bool) -> Any:
+    """Return the odd worker's value, or everybody's."""
+    if odd and fault == "other shape":
+        return np.ones(7)
+    return np.ones(5, np.int64 if odd and fault == "other dtype" else np.float64)
+
+
+def with_aiodist(fault: str, seconds: float) -> None:
+    """Run it on aiodist."""
+    limit = seconds if fault in {"blocks its loop", "never arrives"} else None
+    strategy = MultiWorkerMirroredStrategy(communication_options=CommunicationOptions(timeout_seconds=limit))
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    say("maps", *sorted({line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/" in line}))
+    try:
+        asyncio.run(strategy.run(replica, (fault, seconds)))
+    except Exception as error:  # noqa: BLE001  (whatever it is, it is what this worker is told)
+        say("told", strategy.cluster_resolver.task_id, type(error).__name__, str(error).splitlines()[0])
+        sys.exit(1)  # tracebacks of several workers would run into each other, and into these lines
+
+
+def with_mpi(fault: str, seconds: float) -> None:
+    """Run it on mpi4py alone; a worker that gets through says what it got."""
+    mpi = importlib.import_module("mpi4py.MPI")
+    world = mpi.COMM_WORLD
+    odd = world.rank == world.size - 1
+    world.Barrier()
+    if odd:
+        go_wrong(fault, seconds)
+    if odd and fault == "never arrives":
+        time.sleep(60)
+    if odd and fault == "returns early":
+        return
+    if odd and fault == "other kind":
+        world.Barrier()
+        return
+    values = [value_of(fault, odd=odd)]
+    if fault == "swapped order":
+        values = [np.ones(5), np.zeros(5)] if odd else [np.zeros(5), np.ones(5)]
+    for value in values:
+        out = np.empty_like(value)
+        world.Allreduce(value, out, mpi.MAX if odd and fault == "other op" else mpi.SUM)
+        say("got", world.rank, *out)
 
 
 if __name__ == "__main__":
-    main()
+    jobs = {"aiodist": with_aiodist, "mpi": with_mpi}
+    if sys.argv[1:2] and sys.argv[1] in jobs:
+        jobs[sys.argv[1]](sys.argv[2], float(sys.argv[3]))
+    else:
+        main()

@@ -73,14 +73,17 @@ async def thread_of(frameworks: Frameworks, device: str) -> None:
 
 
 @pytest.mark.anyio
-async def test_function_runs_on_the_replicas_device_and_stream(
+async def test_function_runs_on_the_replicas_device_and_stream_in_order_with_its_callers(
     plant: Callable[..., Any], frameworks: Frameworks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plant(2)
+    machine = plant(2)
     streams = {("GPU:1", 1): Own()}
     monkeypatch.setattr(FakeDriver, "stream", lambda self, device, name: streams[name, device])
+    log = frameworks.log = machine.driver.log
     await thread_of(frameworks, "GPU:1")
-    assert frameworks.log == [
+    callers = [("foreign", 1, 1), ("foreign", 1, 7)]
+    assert [entry[:2] if isinstance(entry, tuple) else entry for entry in log] == [
+        *[step for stream in callers for step in (("record", stream), ("wait", Own()))],
         "enter torch device(1,)",
         "enter torch stream((99, 1),)",
         "enter cupy device(1,)",
@@ -92,22 +95,9 @@ async def test_function_runs_on_the_replicas_device_and_stream(
         "leave cupy device",
         "leave torch stream",
         "leave torch device",
+        ("record", Own()),
+        *[("wait", stream) for stream in callers],
     ]
-
-
-@pytest.mark.anyio
-async def test_function_comes_behind_what_its_caller_enqueued_and_before_what_follows(
-    plant: Callable[..., Any], frameworks: Frameworks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine = plant(2)
-    monkeypatch.setattr(FakeDriver, "stream", lambda *_: Own())
-    log = frameworks.log = machine.driver.log
-    await thread_of(frameworks, "GPU:1")
-    steps = [entry[:2] if isinstance(entry, tuple) else entry for entry in log]
-    begin, end = steps.index("enter torch device(1,)"), steps.index("leave torch device")
-    theirs = [("foreign", 1, 1), ("foreign", 1, 7)]
-    assert steps[:begin] == [step for stream in theirs for step in (("record", stream), ("wait", Own()))]
-    assert steps[end + 1 :] == [("record", Own()), *[("wait", stream) for stream in theirs]]
 
 
 @pytest.mark.anyio

@@ -17,6 +17,7 @@ import pytest
 
 from aiodist import MirroredStrategy, PerReplica, ReduceOp, get_replica_context
 from aiodist._arrays import devices
+from aiodist._arrays.device import device_type_of
 from tests.kernels import arrays
 from tests.kernels.arrays import assert_same_bits
 
@@ -43,62 +44,44 @@ class Framework(NamedTuple):
     dtypes: Sequence[str] = DTYPES
 
 
-def torch_arrays() -> Framework:
-    torch: Any = importlib.import_module("torch")
-
+def torch_arrays(module: Any) -> Framework:
     def put(values: np.ndarray) -> Any:
         if values.dtype == ml_dtypes.bfloat16:
-            return torch.from_numpy(values.view(np.int16)).cuda().view(torch.bfloat16)
-        return torch.from_numpy(values).cuda()
+            return module.from_numpy(values.view(np.int16)).cuda().view(module.bfloat16)
+        return module.from_numpy(values).cuda()
 
     def get(array: Any) -> np.ndarray:
-        assert array.is_cuda
-        if array.dtype == torch.bfloat16:
-            found: np.ndarray = array.view(torch.int16).cpu().numpy().view(ml_dtypes.bfloat16)
+        if array.dtype == module.bfloat16:
+            found: np.ndarray = array.view(module.int16).cpu().numpy().view(ml_dtypes.bfloat16)
             return found
         return array.cpu().numpy()  # type: ignore[no-any-return]
 
-    return Framework(torch, put, get, (*DTYPES, "bfloat16"))
-
-
-def cupy_arrays() -> Framework:
-    cupy: Any = importlib.import_module("cupy")
-
-    def get(array: Any) -> np.ndarray:
-        assert isinstance(array, cupy.ndarray)
-        return cupy.asnumpy(array)  # type: ignore[no-any-return]
-
-    return Framework(cupy, cupy.asarray, get)
-
-
-def numba_arrays() -> Framework:
-    cuda: Any = importlib.import_module("numba.cuda")
-    return Framework(cuda, cuda.to_device, lambda array: array.copy_to_host())
-
-
-def jax_arrays() -> Framework:
-    """JAX, which holds 64-bit numbers as 32-bit ones."""
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    jax: Any = importlib.import_module("jax")
-    if jax.default_backend() != "gpu":
-        pytest.skip("JAX sees no GPU")
-
-    def get(array: Any) -> np.ndarray:
-        assert array.platform() == "gpu"
-        return np.asarray(array)
-
-    return Framework(jax, jax.numpy.asarray, get, (*(name for name in DTYPES if name != "float64"), "bfloat16"))
-
-
-FRAMEWORKS = {"torch": torch_arrays, "cupy": cupy_arrays, "numba": numba_arrays, "jax": jax_arrays}
+    return Framework(module, put, get, (*DTYPES, "bfloat16"))
 
 
 def framework_of(name: str) -> Framework:
+    """Import a framework; JAX holds 64-bit numbers as 32-bit ones."""
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what frameworks' own modules warn of
-        return FRAMEWORKS[name]()
+        module: Any = importlib.import_module({"numba": "numba.cuda"}.get(name, name))
+    if name == "cupy":
+        return Framework(module, module.asarray, module.asnumpy)
+    if name == "numba":
+        return Framework(module, module.to_device, lambda array: array.copy_to_host())
+    if name == "jax":
+        if module.default_backend() != "gpu":
+            pytest.skip("JAX sees no GPU")
+        dtypes = [*(dtype for dtype in DTYPES if dtype != "float64"), "bfloat16"]
+        return Framework(module, module.numpy.asarray, np.asarray, dtypes)
+    if not module.cuda.is_available():
+        pytest.skip("PyTorch sees no GPU")
+    return torch_arrays(module)
+
+
+FRAMEWORKS = ("torch", "cupy", "numba", "jax")
 
 
 @pytest.fixture(params=FRAMEWORKS)
@@ -108,10 +91,7 @@ def framework(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def torch() -> Any:
-    module = framework_of("torch").module
-    if not module.cuda.is_available():
-        pytest.skip("PyTorch sees no GPU")
-    return module
+    return framework_of("torch").module
 
 
 @pytest.fixture
@@ -148,7 +128,10 @@ async def test_every_kind_has_the_bits_of_the_host(framework: Any, strategy: Mir
         async def on_device() -> list[np.ndarray]:
             ctx = get_replica_context()
             mine = framework.put(values[ctx.replica_id_in_sync_group])  # noqa: B023
-            return list(map(framework.get, await all_kinds(ctx, mine)))
+            found = await all_kinds(ctx, mine)
+            assert {type(one) for one in found} == {type(mine)}
+            assert all(device_type_of(one) is not None for one in found)
+            return list(map(framework.get, found))
 
         wanted = await results_of(MirroredStrategy(["CPU:0", "CPU:1"]), on_host)
         for got, expected in zip(await results_of(strategy, on_device), wanted, strict=True):
