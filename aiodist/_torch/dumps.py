@@ -50,6 +50,18 @@ class DumpError(Exception):
     """A file is no dump that can be read; the text says which and why."""
 
 
+class Message(NamedTuple):
+    """What a send or a receive is: between which ranks of its process group, and which of the two."""
+
+    source: int
+    target: int
+    sends: bool
+
+
+_END_OF_MESSAGES = Message(-1, -1, False)
+"""Several messages that were issued as one have ended."""
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Entry:
     """A call with the places it was made from, and whether it has ended.
@@ -57,20 +69,11 @@ class Entry:
     Its meaning is equal where calls are the same collective: NCCL and gloo count elements, whatever their arrangement.
     """
 
-    post: Post
-    meaning: Hashable
-    done: bool
-
-
-class Message(NamedTuple):
-    """A send or a receive that has not ended; the ranks are counted in its process group."""
-
     group: str
-    batch: Any  # the same for those that were issued as one
-    source: int
-    target: int
-    sends: bool
     post: Post
+    done: bool
+    message: Message | None
+    meaning: Hashable
 
 
 class GroupConfig(NamedTuple):
@@ -90,7 +93,7 @@ class Dump:
     backends: set[str] = field(default_factory=set)
     groups: dict[str, GroupConfig] = field(default_factory=dict)
     calls: dict[str, dict[int, Entry]] = field(default_factory=dict)
-    messages: list[Message] = field(default_factory=list)
+    messages: list[tuple[Any, Entry]] = field(default_factory=list)  # with a number, equal for those issued as one
     last: Post | None = None  # its newest call
     dropped: bool = False  # older calls are no longer in it
 
@@ -178,7 +181,7 @@ def _dump(data: Any, dump: Dump) -> Dump:
     version = data.get("version") if isinstance(data, dict) else None
     if not str(version).startswith(f"{_VERSION}."):
         raise DumpError(f"expected a flight recorder dump of version {_VERSION}, got version {version!r:.40}")
-    take, where = _Entries(dump).take, "pg_config"
+    where, known = "pg_config", dict[Hashable, Entry]()
     try:
         for name, group in data["pg_config"].items():
             members = _ints(json.loads(group["ranks"]))
@@ -188,7 +191,16 @@ def _dump(data: Any, dump: Dump) -> Dump:
         dump.dropped = bool(data["entries"]) and data["entries"][0]["record_id"] != 0
         for index, entry in enumerate(data["entries"]):
             where = f"entry {index}"
-            take(entry)
+            key = (  # most are like others before, and a dump has each frame once
+                *entry["process_group"], entry["profiling_name"], entry["state"], entry["retired"], entry["is_p2p"],
+                tuple(map(tuple, entry["input_sizes"])), tuple(entry["input_dtypes"]),
+                tuple(map(tuple, entry["output_sizes"])), tuple(entry["output_dtypes"]),
+                tuple(map(id, entry.get("frames", ()))),
+            )  # fmt: skip
+            found = known.get(key)
+            if found is None:
+                found = known[key] = _learn(entry, dump)
+            _take(found, entry, dump)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DumpError(f"{where} is malformed: {error!r:.200}") from error
     return dump
@@ -206,65 +218,36 @@ def _ints(values: Any) -> tuple[int, ...]:
     return tuple(values)
 
 
-class _Known(NamedTuple):
-    """What is made of equal entries of a dump: the call, and the collectives of its group, or the message that it is.
+def _take(found: Entry, entry: Any, dump: Dump) -> None:
+    """Note the next call of a dump."""
+    dump.last = found.post
+    if found.message is None:
+        sequence, calls = entry["collective_seq_id"], dump.calls.setdefault(found.group, {})
+        if type(sequence) is not int or sequence < 0:
+            raise TypeError("collective_seq_id must be a number")
+        before = calls.get(sequence)
+        calls[sequence] = found if before is None else _joined(before, found)
+    elif found.message is not _END_OF_MESSAGES and not found.done:
+        dump.messages.append((entry["p2p_seq_id"], found))
+    elif found.message is _END_OF_MESSAGES and found.done:
+        ended = entry["p2p_seq_id"], found.group
+        dump.messages = [each for each in dump.messages if (each[0], each[1].group) != ended]
 
-    The end of several messages that were issued as one is neither.
-    """
 
-    entry: Entry
-    collectives: dict[int, Entry] | None = None
-    message: Message | None = None
-
-
-class _Entries:
-    """Takes the entries of one dump, in the order in which they were recorded."""
-
-    def __init__(self, dump: Dump) -> None:
-        self._dump = dump
-        self._known: dict[Hashable, _Known] = {}
-
-    def take(self, entry: Any) -> None:
-        """Take one entry."""
-        frames = entry.get("frames", ())
-        key = (  # a dump has each frame once
-            *entry["process_group"], entry["profiling_name"], entry["state"], entry["retired"], entry["is_p2p"],
-            tuple(map(tuple, entry["input_sizes"])), tuple(entry["input_dtypes"]),
-            tuple(map(tuple, entry["output_sizes"])), tuple(entry["output_dtypes"]), tuple(map(id, frames)),
-        )  # fmt: skip
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = self._learn(entry)
-        found, collectives, message = known
-        dump = self._dump
-        dump.last = found.post
-        if collectives is not None:
-            sequence = entry["collective_seq_id"]
-            if type(sequence) is not int or sequence < 0:
-                raise TypeError("collective_seq_id must be a number")
-            before = collectives.get(sequence)
-            collectives[sequence] = found if before is None else _joined(before, found)
-        elif message is not None and not found.done:
-            dump.messages.append(message._replace(batch=entry["p2p_seq_id"]))
-        elif message is None and found.done:
-            ended = entry["process_group"][0], entry["p2p_seq_id"]
-            dump.messages = [each for each in dump.messages if each[:2] != ended]
-
-    def _learn(self, entry: Any) -> _Known:
-        name, description = map(_text, entry["process_group"])
-        backend, _, kind = entry["profiling_name"].rpartition(":")
-        message = _SEND_OR_RECV.fullmatch(kind)
-        call = _call(kind if message is None else MESSAGE, entry)
-        done = entry["retired"] is True if backend == "gloo" else entry["state"] == "completed"
-        found = _entry(call, tuple(_own_frames(entry.get("frames", ()))) or _NOWHERE, done)
-        self._dump.backends.add(backend)
-        self._dump.groups.setdefault(name, GroupConfig(description, ()))
-        if message is None:
-            ends_messages = kind in _ENDS and entry["is_p2p"]
-            return _Known(found, None if ends_messages else self._dump.calls.setdefault(name, {}))
-        sends = message[1] is not None
-        source, target = (message[1], message[2]) if sends else (message[4], message[3])
-        return _Known(found, message=Message(name, 0, int(source), int(target), sends, found.post))
+def _learn(entry: Any, dump: Dump) -> Entry:
+    name, description = map(_text, entry["process_group"])
+    backend, _, kind = entry["profiling_name"].rpartition(":")
+    dump.backends.add(backend)
+    dump.groups.setdefault(name, GroupConfig(description, ()))
+    done = entry["retired"] is True if backend == "gloo" else entry["state"] == "completed"
+    path = tuple(_own_frames(entry.get("frames", ()))) or _NOWHERE
+    message = _END_OF_MESSAGES if kind in _ENDS and entry["is_p2p"] else None
+    found = _SEND_OR_RECV.fullmatch(kind)
+    if found is not None:
+        sends = found[1] is not None
+        source, target = (found[1], found[2]) if sends else (found[4], found[3])
+        kind, message = MESSAGE, Message(int(source), int(target), sends)
+    return _entry(name, Post(_call(kind, entry), path), done, message)
 
 
 def _call(kind: str, entry: Mapping[str, Any]) -> Call:
@@ -283,9 +266,10 @@ def _call(kind: str, entry: Mapping[str, Any]) -> Call:
 
 
 @lru_cache(maxsize=1 << 16)
-def _entry(call: Call, path: tuple[Place, ...], done: bool) -> Entry:
-    """Return a call from some places, the innermost first; equal ones are one object."""
-    return Entry(Post(call, path), (call.kind, call.dtypes, tuple(map(_elements, call.shapes or ()))), done)
+def _entry(group: str, post: Post, done: bool, message: Message | None = None) -> Entry:
+    """Return a call; equal ones are one object."""
+    call = post.call
+    return Entry(group, post, done, message, (call.kind, call.dtypes, tuple(map(_elements, call.shapes or ()))))
 
 
 def _elements(shape: Sequence[int | None]) -> int | None:
@@ -299,7 +283,7 @@ def _joined(first: Entry, second: Entry) -> Entry:
     if b.shapes is not None and a.shapes is not None:
         kind = a.kind if b.kind in a.kind.split(" + ") else f"{a.kind} + {b.kind}"
         a = call_of_tensors(kind, a.shapes + b.shapes, a.dtypes + b.dtypes)
-    return _entry(a if a.shapes is not None else b, first.post.path, second.done)
+    return _entry(first.group, Post(a if a.shapes is not None else b, first.post.path), second.done)
 
 
 def _own_frames(frames: Sequence[Mapping[str, Any]]) -> list[Place]:

@@ -9,9 +9,9 @@ between, so that those who wait for each other are found whatever they wait in.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 from aiodist._core.analysis import analyse, find_cycle
 from aiodist._core.call import Call, OrderCheck, Post
@@ -30,26 +30,23 @@ _MOST_LAST: Final = 3
 _MOST_RANKS: Final = 1 << 17
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """What the dumps of a job say; `known` are the ranks that have a dump."""
+class Explanation(NamedTuple):
+    """What the dumps of a job say."""
 
     report: CollectiveReport | None  # None where nobody waits and all calls agree
     notes: tuple[str, ...]  # where ranks wait, what else the dumps say, and what they cannot show
-    known: tuple[int, ...]
+    text: str  # all of it
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as a dict of the types that JSON has."""
         report = None if self.report is None else self.report.to_dict()
-        return {"report": report, "notes": list(self.notes), "text": str(self)}
+        return {"report": report, "notes": list(self.notes), "text": self.text}
 
     def __str__(self) -> str:
-        agree = f"no rank waits in a collective, and the calls of {ids_briefly(self.known, 12)} agree"
-        return "\n".join([str(self.report) if self.report is not None else ranks(agree), "", *self.notes])
+        return self.text
 
 
-@dataclass(frozen=True, slots=True)
-class _ProcessGroup:
+class _ProcessGroup(NamedTuple):
     """A process group of the job: what torch calls it, what people call it (None: all ranks), and its members."""
 
     name: str
@@ -75,6 +72,7 @@ def explain(dumps: Sequence[Dump]) -> Explanation:
     blocked = tuple(sorted({rank for _, slot in waits for rank in slot.waiting}))
     snapshot = Snapshot(OrderCheck.SIGNATURE, facts, tuple(records), blocked=blocked)
     report, overdue = None, None
+    text = ranks(f"no rank waits in a collective, and the calls of {ids_briefly(of, 12)} agree")
     disagree = any(len({post.call for post, _ in slot.posts}) > 1 for record in records for slot in record.open)
     if waits and not disagree and not find_cycle(snapshot):
         # The one to blame holds up the others: its missing ranks wait in no other.
@@ -82,8 +80,9 @@ def explain(dumps: Sequence[Dump]) -> Explanation:
         overdue = Overdue(record.key, slot.number, 0.0)
     if waits or disagree:
         report = in_ranks(analyse(snapshot, overdue=overdue))
-    notes = [*_waiting(records), *_notes(report, records, groups, of)]
-    return Explanation(report, tuple(map(ranks, notes)), tuple(sorted(of)))
+        text = report.text
+    notes = tuple(map(ranks, [*_waiting(records), *_notes(report, records, groups, of)]))
+    return Explanation(report, notes, "\n".join([text, "", *notes]))
 
 
 # Process groups.
@@ -101,7 +100,7 @@ def _process_groups(dumps: Sequence[Dump]) -> list[_ProcessGroup]:
         for name, (description, members) in dump.groups.items():
             if not members:
                 callers.setdefault((name, description), []).append(dump.rank)
-            elif dump.rank in members or (name not in dump.calls and all(each.group != name for each in dump.messages)):
+            elif dump.rank in members or name not in {*dump.calls, *(entry.group for _, entry in dump.messages)}:
                 told[name, members] = description
             else:
                 raise DumpError(f"{dump.file} has calls in group {name!r}, of which {dump.rank} is not a member")
@@ -141,49 +140,46 @@ def _record(group: _ProcessGroup, ordinal: int, of: Mapping[int, Dump]) -> Group
     history: deque[SlotRecord] = deque(maxlen=HISTORY)
     unended: list[SlotRecord] = []
     for number in sorted(set().union(*rows.values())):
-        column = {rank: row.get(number) for rank, row in rows.items()}
-        kinds = set(column.values())
-        if number < kept or (None in kinds and any(e is None and newest[r] > number for r, e in column.items())):
+        if number < kept or any(number not in row and newest[rank] > number for rank, row in rows.items()):
             continue  # what is not there has been dropped, or was never recorded
-        slot = _slot(number - first, column)
-        done = None not in kinds and not slot.waiting and len({each.meaning for each in kinds if each is not None}) == 1
-        (history if done else unended).append(slot)
+        column: dict[Entry, list[int]] = {}
+        for rank, row in rows.items():
+            if number in row:
+                column.setdefault(row[number], []).append(rank)
+        late = any(number not in row for row in rows.values())
+        slot = _slot(number - first, column, late=late)
+        alike = len({entry.meaning for entry in column}) == 1
+        (history if alike and not late and not slot.waiting else unended).append(slot)
     members = tuple(MemberRecord(rank, newest.get(rank, first - 1) + 1 - first) for rank in group.members)
     return GroupRecord((group.members, group.title, ordinal), None, members, tuple(history), tuple(unended))
 
 
-def _slot(number: int, column: Mapping[int, Entry | None]) -> SlotRecord:
-    found: dict[Entry, list[int]] = {}
-    late = False
-    for rank, entry in column.items():
-        if entry is not None:
-            found.setdefault(entry, []).append(rank)
-        late |= entry is None
-    calls: dict[Any, Call] = {}
+def _slot(number: int, column: Mapping[Entry, list[int]], *, late: bool) -> SlotRecord:
+    calls: dict[Hashable, Call] = {}
     posts: dict[Post, list[int]] = {}
     waiting: list[int] = []
-    for entry, there in found.items():
+    for entry, there in column.items():
         call = calls.setdefault(entry.meaning, entry.post.call)
         posts.setdefault(entry.post._replace(call=call), []).extend(there)
         if not entry.done or (late and call.kind.startswith(_NEED_ALL)):  # it can only have ended in an error
             waiting += there
-    return SlotRecord(
-        number, tuple((post, tuple(sorted(there))) for post, there in posts.items()), tuple(sorted(waiting))
-    )
+    posted = tuple((post, tuple(sorted(there))) for post, there in posts.items())
+    return SlotRecord(number, posted, tuple(sorted(waiting)))
 
 
 def _messages(groups: Sequence[_ProcessGroup], dumps: Sequence[Dump]) -> Iterator[GroupRecord]:
     """Yield a group of two for all sends and receives between two ranks that have not ended."""
     found: dict[tuple[str, int, int], dict[int, list[Post]]] = {}
     for dump in dumps:
-        for message in dump.messages:
-            members = next(each.members for each in groups if each.name == message.group and dump.rank in each.members)
-            if max(message.source, message.target) >= len(members):
+        for _, entry in dump.messages:
+            members = next(each.members for each in groups if each.name == entry.group and dump.rank in each.members)
+            source, target, sends = entry.message or (0, 0, False)
+            if max(source, target) >= len(members):
                 raise DumpError(f"{dump.file} has a message to or from a rank that is not in its process group")
-            source, target = members[message.source], members[message.target]
-            own = found.setdefault((message.group, source, target), {}).setdefault(dump.rank, [])
-            role = f"send(dst={target})" if message.sends else f"recv(src={source})"
-            own.append(message.post._replace(call=replace(message.post.call, role=role)))
+            source, target = members[source], members[target]
+            call = replace(entry.post.call, role=f"send(dst={target})" if sends else f"recv(src={source})")
+            posts = found.setdefault((entry.group, source, target), {})
+            posts.setdefault(dump.rank, []).append(entry.post._replace(call=call))
     for number, ((_, source, target), posts) in enumerate(sorted(found.items())):
         if source == target or not posts.keys() <= {source, target}:
             raise DumpError(f"expected messages from {source} to {target} in their dumps, got some of {sorted(posts)}")
@@ -211,10 +207,8 @@ def _waiting(records: Iterable[GroupRecord]) -> Iterator[str]:
         if slot is not None:
             late = _missing(record, slot)
             call = slot.posts[0][0].call if len(slot.posts) == 1 else "different calls"
-            without = f"; without {ids_briefly(late)}" if late else ""
-            lines.append(
-                f"  {record.label() or 'all ranks'}, #{slot.number} {call}: {ids_briefly(slot.waiting)}{without}"
-            )
+            where = f"{record.label() or 'all ranks'}, #{slot.number} {call}: {ids_briefly(slot.waiting)}"
+            lines.append(f"  {where}{f'; without {ids_briefly(late)}' if late else ''}")
     if len(lines) > 1:
         yield "Where ranks wait, the first call of each process group that has not ended:"
         yield from lines[:_MOST_GROUPS]
@@ -233,7 +227,17 @@ def _notes(
     if absent:
         yield f"There is no dump of {ids_briefly(absent, 12)}."
     if report is not None and report.reason is not Reason.CYCLE:
-        yield from _on_report(report, records, groups, of)
+        for group, record in zip(groups, records, strict=False):
+            if ranks(record.label() or "") == (report.group or ""):
+                named = "" if group.title is None else f" in process group {group.name!r}"
+                number = report.sequence_number
+                yield f"Collective #{number} is torch's sequence number {number + _first(group, of)}{named}."
+                break
+        missing = [each.replica_id for each in report.replicas if each.call is None and each.replica_id in of]
+        for rank in missing[:_MOST_LAST]:
+            last = of[rank].last
+            where = "" if last is None else f"The latest call of rank {rank} is {last.call} at {place(last.location)}."
+            yield where or f"No call of rank {rank} is recorded."
     dropped = [dump.rank for dump in of.values() if dump.dropped]
     if dropped:
         yield f"Older calls of {ids_briefly(dropped)} have been dropped: TORCH_FR_BUFFER_SIZE sets how many are kept."
@@ -244,24 +248,3 @@ def _notes(
         if len(groups) > 1:
             yield "Nor does it record the members of process groups: the ranks that called are taken for the members."
     yield "Dumps do not contain reduce ops, roots and values, nor where a rank is when it is in no collective."
-
-
-def _on_report(
-    report: CollectiveReport,
-    records: Sequence[GroupRecord],
-    groups: Sequence[_ProcessGroup],
-    of: Mapping[int, Dump],
-) -> Iterator[str]:
-    number = report.sequence_number
-    for group, record in zip(groups, records, strict=False):
-        if ranks(record.label() or "") == (report.group or ""):
-            named = "" if group.title is None else f" in process group {group.name!r}"
-            yield f"Collective #{number} is torch's sequence number {number + _first(group, of)}{named}."
-            break
-    missing = [each.replica_id for each in report.replicas if each.call is None and each.replica_id in of]
-    for rank in missing[:_MOST_LAST]:
-        last = of[rank].last
-        if last is None:
-            yield f"No call of rank {rank} is recorded."
-        else:
-            yield f"The latest call of rank {rank} is {last.call} at {place(last.location)}."
