@@ -84,27 +84,6 @@ def test_jax_arrays(jax: Any) -> None:
         Jax().buffer(value)
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (3, 50)], ids=str)
-def test_jax_takes_memory_over_without_a_copy(jax: Any, shape: tuple[int, ...]) -> None:
-    kept: list[np.ndarray] = []
-
-    def allocate(ordinal: int, nbytes: int) -> Any:
-        assert nbytes >= 1
-        raw = np.zeros(nbytes + 64, np.uint8)
-        kept.append(raw)
-        return SimpleNamespace(address=-(-raw.__array_interface__["data"][0] // 64) * 64, raw=raw)
-
-    ((made, address),) = Jax().make([(shape, SINGLE)], 0, allocate)
-    begin = address - kept[0].__array_interface__["data"][0]
-    size = int(np.prod(shape, dtype=int))
-    kept[0][begin : begin + 4 * size].view(SINGLE)[:] = np.arange(size)
-    (result,) = Jax().finish([made])
-    assert isinstance(result, jax.Array)
-    np.testing.assert_array_equal(result, np.arange(size, dtype=SINGLE).reshape(shape))
-    if size:
-        assert result.unsafe_buffer_pointer() == address
-
-
 class OfNumba:
     """What Numba's device arrays have."""
 

@@ -88,11 +88,8 @@ def makers(arrays_alone: bool, dtypes: Sequence[np.dtype], others: Sequence[Any]
     leaves: Any = st.builds(array, st.sampled_from(dtypes), st.sampled_from(SHAPES), st.sampled_from(sorted(LAYOUTS)))
     if not arrays_alone:
         leaves |= st.sampled_from([*NUMBERS, *others])
-    kinds: list[Any] = [
-        list,
-        tuple,
-        *map(named, (dict, OrderedDict, Fields, Ordered, lambda items: defaultdict(list, items))),
-    ]
+    dicts: list[Any] = [dict, OrderedDict, Fields, Ordered, lambda items: defaultdict(list, items)]
+    kinds: list[Any] = [list, tuple, *map(named, dicts)]
     of_two: list[Any] = [lambda two: Pair(*two), lambda two: Point(*two)]
     return st.recursive(
         leaves | st.just(lambda _: None),

@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiodist._collectives import host, kinds, out
-from aiodist._collectives.host import HostExecutor
+from aiodist._collectives import kinds, out
 from aiodist._collectives.kinds import Collective
 from aiodist._collectives.out import Span, entangled, span
-from aiodist._collectives.work import Work
-from aiodist_kernels import ReduceOp, policy
+from aiodist_kernels import ReduceOp
 from tests.collectives.reference import spec_of
 
 
@@ -56,33 +54,6 @@ def test_each_element_has_memory_of_its_own(buffers: list[np.ndarray], match: st
 def test_what_is_no_buffer_for_the_result(value: Any, buffer: Any, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         out.checked(asked(value), [value], [buffer])
-
-
-@pytest.mark.parametrize("as_work", [False, True])
-@pytest.mark.parametrize("given", [(0, 1, 2), (1,), (0, 2)])
-@pytest.mark.parametrize("tangled", [False, True])
-def test_results_get_into_the_buffers(
-    given: tuple[int, ...], as_work: bool, tangled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if as_work:
-        monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 1)
-        monkeypatch.setattr(host, "LOOK_FROM", 0)
-    arena = np.arange(12.0)
-    values = [[arena[:4] + i, arena[4:8] + i] for i in range(3)]
-    values[0] = [arena[:4], arena[4:8]]
-    wanted = [np.sum([v[leaf] for v in values], axis=0) for leaf in range(2)]
-    # replica 0's result for one leaf lies where its other leaf does, or where the same leaf does
-    outs = {i: [np.empty(4), np.empty(4)] for i in given}
-    if 0 in outs:
-        outs[0] = [arena[4:8], arena[:4]] if tangled else [arena[:4], arena[4:8]]
-    result = HostExecutor(asked(values[0]), 3).run_into(values, outs)
-    if isinstance(result, Work):
-        result = result.carry_out()
-    for buffers in outs.values():
-        for buffer, expected in zip(buffers, wanted, strict=True):
-            assert buffer.tolist() == expected.tolist()
-    if len(given) < 3:
-        assert [leaf.tolist() for leaf in result] == [leaf.tolist() for leaf in wanted]
 
 
 def test_what_is_entangled() -> None:

@@ -168,15 +168,15 @@ async def test_out_gets_the_result_and_is_what_the_await_gives(
     monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 1 if off_loop else 1 << 40)
 
     async def program() -> Any:
-        value: dict[str, Any] = {"w": numbers(replica(), 200, 300), "b": [numbers(replica(), 4, dtype=np.int32)]}
-        out: dict[str, Any] = {"w": np.zeros((400, 300), np.float32)[::2], "b": [value["b"][0]]}
-        result = await here().all_reduce("SUM", value, out=out if replica() in passed else None)
+        w, b, c = numbers(replica(), 200, 300), *np.arange(8.0).reshape(2, 4) + replica()
+        out: Any = [np.zeros((400, 300), np.float32)[::2], [c, b]]  # where the other leaf lies
+        result: Any = await here().all_reduce("SUM", [w, [b, c]], out=out if replica() in passed else None)
         assert (result is out) == (replica() in passed)
-        assert result["w"].flags.writeable == (replica() in passed)
-        return result["w"].tolist(), result["b"][0].tolist()
+        assert result[0].flags.writeable == (replica() in passed)
+        return result[0].tolist(), [leaf.tolist() for leaf in result[1]]
 
-    w, b = sum(numbers(r, 200, 300) for r in range(3)), sum(numbers(r, 4, dtype=np.int32) for r in range(3))
-    assert await results(3, lambda _: program()) == ((w.tolist(), b.tolist()),) * 3  # type: ignore[union-attr]
+    w, (b, c) = sum(numbers(r, 200, 300) for r in range(3)), np.arange(8.0).reshape(2, 4) * 3 + 3
+    assert await on_each(3, program) == ((w.tolist(), [b.tolist(), c.tolist()]),) * 3  # type: ignore[union-attr]
 
 
 # options

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist._collectives import kinds
@@ -22,34 +22,30 @@ from tests.kernels.arrays import BFLOAT16, assert_same_bits
 SINGLE = np.dtype(np.float32)
 
 
-@pytest.mark.parametrize("dtype", [SINGLE, BFLOAT16, np.dtype(np.complex64)], ids=str)
 @pytest.mark.parametrize("accumulate", ["native", "float64"])
-@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN])
-def test_bits_are_those_of_one_machine_with_one_replica_a_worker(
-    op: ReduceOp, dtype: np.dtype, accumulate: Any
+@pytest.mark.parametrize("dtype", [SINGLE, BFLOAT16, np.dtype(np.complex64)], ids=str)
+@given(
+    homes=st.lists(st.integers(0, 3), min_size=1, max_size=9),
+    op=st.sampled_from([ReduceOp.SUM, ReduceOp.MEAN]),
+    seed=st.integers(0, 9),
+    ordered=st.booleans(),
+)
+def test_bits_are_those_of_one_machine_when_ordered_or_with_one_replica_a_worker(
+    dtype: np.dtype, accumulate: Any, homes: list[int], op: ReduceOp, seed: int, *, ordered: bool
 ) -> None:
-    columns = [arrays.buffers(seed, 3, (5, 4), dtype) for seed in range(2)]
+    size = len(homes)
+    ids = [found for worker in range(4) if (found := [i for i in range(size) if homes[i] == worker])]
+    if not ordered:
+        ids = [[i] for i in range(size)]
+    columns = [arrays.buffers(seed + k, size, (5, 4), dtype) for k in range(2)]
     values = [list(row) for row in zip(*columns, strict=True)]
     asked = Collective(kinds.ALL_REDUCE, op, None, spec_of(values[0]))
-    found = over_workers(asked, [[0], [1], [2]], values, random.Random(1), accumulate=accumulate)
-    for result, column in zip(found[0], columns, strict=True):
-        with np.errstate(all="ignore"):
-            assert_same_bits(result, reduce(op, column, accumulate=accumulate))
-
-
-@settings(max_examples=60)
-@given(st.data(), st.sampled_from([SINGLE, BFLOAT16]), st.sampled_from([ReduceOp.SUM, ReduceOp.MEAN]))
-def test_ordered_bits_are_those_of_one_machine(data: st.DataObject, dtype: np.dtype, op: ReduceOp) -> None:
-    size = data.draw(st.integers(1, 9))
-    homes = data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size))
-    ids = [found for worker in range(4) if (found := [i for i in range(size) if homes[i] == worker])]
-    values = arrays.buffers(3, size, (11,), dtype)
-    asked = Collective(kinds.ALL_REDUCE, op, None, spec_of(values[0]))
-    dice = random.Random(data.draw(st.integers(0, 9)))
     with np.errstate(all="ignore"):
-        found, wanted = over_workers(asked, ids, values, dice, ordered=True), reduce(op, values)
-    for result in found:
-        assert_same_bits(np.asarray(result), wanted)
+        found = over_workers(asked, ids, values, random.Random(seed), accumulate=accumulate, ordered=ordered)
+        wanted = [reduce(op, column, accumulate=accumulate) for column in columns]
+    for results in found:
+        for result, expected in zip(results, wanted, strict=True):
+            assert_same_bits(np.asarray(result), expected)
 
 
 NUMBERS: list[list[Any]] = [
