@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
 import sys
 import threading
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -49,16 +50,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     at = words.index("--") if "--" in words else len(words)
     own = words[at + 1 :]  # the arguments of a program that is to be checked
-    arguments = parser.parse_args(words[:at], Namespace(own=own))
-    checks = "hash_seed" in arguments
-    if own and not checks:
-        parser.error(f"unexpected arguments: -- {' '.join(own)}")
-    if argv is None and checks:
-        fix_hashes(arguments.hash_seed(arguments))
-    code = run(arguments)
+    arguments = Namespace(own=own)
+
+    def command() -> int:
+        parser.parse_args(words[:at], arguments)
+        checks = "hash_seed" in arguments
+        if own and not checks:
+            parser.error(f"unexpected arguments: -- {' '.join(own)}")
+        if argv is None and checks:
+            fix_hashes(arguments.hash_seed(arguments))
+        return int(arguments.command(arguments))
+
+    code = _ended(command)
     if argv is None and code == Exit.INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # another Ctrl-C must not break into the end of the process
-    if argv is None and checks:
+    if argv is None and "hash_seed" in arguments:
         _leave_threads(code)
     return code
 
@@ -78,29 +84,35 @@ def build_parser() -> ArgumentParser:
     return parser
 
 
-def run(arguments: Namespace) -> int:
-    """Run the command of parsed arguments; return the exit code."""
+def _ended(command: Callable[[], int]) -> int:
+    """Run a command; return the exit code. What ends it from outside is told in a line."""
     try:
-        return int(arguments.command(arguments))
+        try:
+            return command()
+        finally:
+            if sys.stdout is not None:  # None: closed
+                sys.stdout.flush()  # for at the end of the process nobody could say that it failed
     except UsageError as error:
         print(f"aiodist: error: {error}", file=sys.stderr)
         return Exit.USAGE
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return Exit.INTERRUPTED
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno not in {errno.EPIPE, errno.ENOSPC}:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit does not fail
-        return Exit.BROKEN_PIPE
+        if error.errno == errno.EPIPE:
+            return Exit.BROKEN_PIPE
+        print(f"aiodist: error: cannot write the output: {error.strerror}", file=sys.stderr)
+        return Exit.FAILED
 
 
 def _leave_threads(code: int) -> None:
     """End the process at once if the program that was checked has left a thread that may never end."""
-    if all(thread.daemon or thread is threading.main_thread() for thread in threading.enumerate()):
-        return
-    with suppress(BrokenPipeError):
-        sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    if any(not thread.daemon and thread is not threading.main_thread() for thread in threading.enumerate()):
+        sys.stderr.flush()
+        os._exit(code)
 
 
 # The demos.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -13,7 +14,7 @@ from rich.text import Text
 class _Console(Console):
     def on_broken_pipe(self) -> NoReturn:
         """Tell the caller, instead of ending the process from within a replica."""
-        raise BrokenPipeError
+        raise BrokenPipeError(errno.EPIPE, "nobody reads the output")
 
 
 def open_console(*, quiet: bool = False) -> Console:

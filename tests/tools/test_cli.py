@@ -155,3 +155,14 @@ def test_reader_that_goes_away_ends_a_command_without_a_word() -> None:
     with os.fdopen(writer, "wb") as closed:
         ended = subprocess.run(command, env=environment(), stdout=closed, stderr=subprocess.PIPE, check=False)
     assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("arguments", [["doctor"], ["demo", "mismatch"], ["trace"]])
+def test_output_that_cannot_be_written_is_said_in_one_line(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "aiodist", *arguments]
+    variables = environment() | {"PYTHONUNBUFFERED": ""}  # unbuffered, argparse says nothing of it
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(command, env=variables, stdout=full, stderr=subprocess.PIPE, check=False, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr == "aiodist: error: cannot write the output: No space left on device\n"

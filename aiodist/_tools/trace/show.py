@@ -91,11 +91,11 @@ def _html(arguments: Namespace) -> Exit:
 def _reading(path: str) -> Iterator[Trace]:
     """Read a trace for the block to show, or say in a line what is wrong with it."""
     try:
-        yield read_trace(path)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        try:
+            trace = read_trace(path)
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        yield trace
     except _BAD_FILE as error:
         raise UsageError(
             f"{path} is not a trace that this aiodist wrote ({type(error).__name__}: {error}); "
