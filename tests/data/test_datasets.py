@@ -1,10 +1,15 @@
-"""Distributed datasets: plain and asynchronous sources, cut or grouped, and where they may be iterated."""
+"""Datasets: over arrays in memory, prefetched by a thread, and distributed."""
 
 from __future__ import annotations
 
+import gc
 import math
+import subprocess
+import sys
+import threading
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import anyio
@@ -15,10 +20,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aiodist
-from aiodist import DistributedDataset, IndexedSlices, InputContext, PerReplica, ReplicaContextError, ValueContext
+from aiodist import (
+    DistributedDataset,
+    IndexedSlices,
+    InputContext,
+    NumpyDataset,
+    PerReplica,
+    ReplicaContextError,
+    ValueContext,
+)
+from aiodist._data.prefetch import Prefetched
 from tests.runtime.programs import mirrored
 
 pytestmark = pytest.mark.anyio
+
 
 BATCHES = [np.arange(4), np.arange(4, 7)]
 PARTS = [[[0, 1], [2, 3]], [[4, 5], [6]]]
@@ -271,3 +286,204 @@ async def test_values_from_a_function_are_per_replica() -> None:
     made = strategy.experimental_distribute_values_from_function(lambda context: {"c": context, "s": "x", "n": None})
     assert made["c"].values == tuple(ValueContext(k, 3) for k in range(3))
     assert (type(made["s"]), made["s"].values, made["n"]) == (PerReplica, ("x",) * 3, None)
+
+
+# Datasets over arrays: what each method makes of the elements, in the order in which they are written.
+
+
+def dataset(size: int = 10) -> NumpyDataset:
+    return mirrored(2).experimental_make_numpy_dataset(np.arange(size))
+
+
+def values(of: NumpyDataset) -> list[Any]:
+    return [element.tolist() for element in of]
+
+
+def test_what_is_prefetched_before_a_batch_counts_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiodist._data.dataset.Prefetched", lambda _, ahead: repeat(ahead))
+    assert [next(iter(of)) for of in (dataset().prefetch(5).batch(2), dataset().batch(2).prefetch(5))] == [3, 5]
+
+
+def test_elements_are_copies() -> None:
+    source = np.zeros((4, 2))
+    for of in (NumpyDataset(source), NumpyDataset(source).batch(2)):
+        next(iter(of))[...] = 1
+    assert source.tolist() == np.zeros((4, 2)).tolist()
+
+
+def batched(elements: list[Any], n: int, drop: bool) -> list[Any]:
+    """Return lists of n consecutive elements, all of one size."""
+    found = [elements[k : k + n] for k in range(0, len(elements), n)]
+    for batch in found:
+        if len({np.shape(element) for element in batch}) > 1:
+            raise ValueError("cannot be stacked")
+    return [batch for batch in found if len(batch) == n or not drop]
+
+
+STAGES = st.one_of(
+    st.tuples(st.just("batch"), st.integers(1, 5), st.booleans()), st.tuples(st.just("repeat"), st.integers(1, 3))
+)
+
+
+@given(st.integers(1, 20), st.lists(STAGES, max_size=4))
+def test_batch_and_repeat_are_those_of_a_list(size: int, stages: list[Any]) -> None:
+    made, wanted, text = dataset(size), list[Any](range(size)), None
+    try:
+        for stage, *arguments in stages:
+            wanted = wanted * arguments[0] if stage == "repeat" else batched(wanted, *arguments)
+    except ValueError as error:
+        text = str(error)
+    for stage, *arguments in stages:
+        made = getattr(made, stage)(*arguments)
+    if text is None:
+        assert values(made) == wanted
+    else:
+        with pytest.raises(ValueError, match=text):
+            values(made)
+
+
+def test_shuffle_is_anew_at_each_iteration_and_the_same_from_the_same_seed() -> None:
+    one, other = dataset(50).shuffle(7), dataset(50).shuffle(7)
+    next(iter(one))  # what an iteration leaves unread makes no difference
+    next(iter(other))
+    first, second = values(one), values(one)
+    assert first != second
+    assert [values(other), values(other)] == [first, second]
+    assert values(dataset(50).shuffle(8)) != values(dataset(50).shuffle(7)) == values(one.batch(50))[0]
+
+
+def test_shuffle_is_anew_in_each_repetition_and_mixes_what_is_before_it() -> None:
+    twice = values(dataset(50).shuffle(7).repeat(2))
+    assert sorted(twice[:50]) == sorted(twice[50:])
+    assert twice[:50] != twice[50:]
+    mixed = values(dataset(50).repeat(2).shuffle(0))
+    assert sorted(mixed) == sorted([*range(50)] * 2)
+    assert len(set(mixed[:50])) < 50
+    batches = values(dataset(50).batch(4).shuffle(0))
+    assert batches != sorted(batches) == values(dataset(50).batch(4))
+
+
+def test_endless_repeat_goes_on_unless_there_is_nothing() -> None:
+    elements = iter(dataset(3).repeat())
+    assert [next(elements) for _ in range(8)] == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert values(dataset(0).repeat()) == []
+    assert values(dataset(3).batch(4, drop_remainder=True).repeat()) == []
+
+
+# Prefetching: ahead but bounded, the same elements, and nothing left when the consumer is gone.
+
+
+LONG = 20.0
+
+
+class Source:
+    """Numbers that tell how far they have come, and wait before ``stop_at`` until they may leave."""
+
+    def __init__(self, size: int, stop_at: int | None = None) -> None:
+        self.size, self.stop_at = size, stop_at
+        self.made = [threading.Event() for _ in range(size)]
+        self.leave, self.ended = threading.Event(), threading.Event()
+
+    def __iter__(self) -> Iterator[int]:
+        try:
+            for k in range(self.size):
+                assert k != self.stop_at or self.leave.wait(LONG)
+                self.made[k].set()
+                yield k
+        finally:
+            self.ended.set()
+
+
+def await_threads_given_back() -> None:
+    """Wait until no thread makes elements any more: they are renamed in the process's cache."""
+    while any(thread.name.startswith("aiodist prefetch") for thread in threading.enumerate()):
+        threading.Event().wait(0.001)
+
+
+@given(st.integers(0, 20), st.integers(1, 8), st.integers(1, 8))
+def test_elements_are_the_same_as_without(size: int, n: int, ahead: int) -> None:
+    def made() -> NumpyDataset:
+        return NumpyDataset(np.arange(size)).shuffle(3).batch(n).repeat(2)
+
+    expected = [batch.tolist() for batch in made()]
+    elements = iter(made().prefetch(ahead))
+    assert [batch.tolist() for batch in elements] == expected
+    assert next(elements, None) is None
+    await_threads_given_back()
+
+
+def test_thread_is_ahead_but_not_farther_than_allowed() -> None:
+    source = Source(20)
+    elements = Prefetched(iter(source), 3)
+    assert source.made[2].wait(LONG)
+    for k in range(5):
+        assert next(elements) == k
+        assert source.made[k + 3].wait(LONG)
+        assert not source.made[k + 4].is_set()
+    elements.close()
+
+
+def test_dropped_iterator_ends_its_thread_and_the_source() -> None:
+    source = Source(1000)
+    for element in Prefetched(iter(source), 2):
+        if element == 3:
+            break
+    gc.collect()
+    assert source.ended.wait(LONG)
+    assert not source.made[6].is_set()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
+async def test_error_arrives_once_and_in_its_place(asynchronous: bool, kind: type[BaseException]) -> None:
+    def broken() -> Iterator[int]:
+        yield 0
+        raise kind("disk")
+
+    elements = Prefetched(broken(), 5)
+
+    async def take() -> Any:
+        return await anext(elements, "end") if asynchronous else next(elements, "end")
+
+    assert await take() == 0
+    with pytest.raises(kind, match="disk") as caught:
+        await take()
+    assert "broken" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert await take() == "end"
+
+
+@pytest.mark.anyio
+async def test_cancelled_wait_loses_no_element() -> None:
+    source = Source(3, stop_at=1)
+    elements = Prefetched(iter(source), 2)
+    assert await anext(elements) == 0
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(anext, elements)
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    source.leave.set()
+    assert await collected(elements) == [1, 2]
+
+
+@pytest.mark.anyio
+async def test_closing_a_distributed_iterator_ends_the_thread() -> None:
+    strategy = mirrored(2)
+    data = strategy.experimental_make_numpy_dataset(np.arange(100)).batch(2).repeat().prefetch(2)
+    iterator = aiter(strategy.experimental_distribute_dataset(data))
+    assert lists(await anext(iterator)) == [[0], [1]]
+    await iterator.aclose()
+    await_threads_given_back()
+    assert await anext(iterator, None) is None
+
+
+def test_exit_does_not_wait_for_elements_that_nobody_takes() -> None:
+    """The source never gives its second element, so a thread that is waited for would keep the process."""
+    program = """
+import threading
+from aiodist._data.prefetch import Prefetched
+elements = Prefetched(map(lambda k: k or threading.Event().wait(), iter([1, 0])), 2)
+print(next(elements))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "1\n"

@@ -1,0 +1,482 @@
+"""Strategies: which is in force, what goes into run and comes out of it, what is recorded, and the older names."""
+
+from __future__ import annotations
+
+import contextvars
+import gc
+import weakref
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+from anyio.lowlevel import checkpoint
+
+from aiodist import (
+    CollectiveTimeoutError,
+    CommunicationOptions,
+    Mirrored,
+    MirroredStrategy,
+    PerReplica,
+    RecordedCall,
+    ReplicaContext,
+    ReplicaContextError,
+    Strategy,
+    StrategyExtended,
+    Variable,
+    experimental_set_strategy,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from tests.runtime.programs import here, mirrored, replica, run, turns, warned
+from tests.workers.simulated import Job
+
+pytestmark = pytest.mark.anyio
+
+
+def situation() -> tuple[Any, bool, bool, bool]:
+    """Return what the four functions say: the strategy, and three answers."""
+    return get_strategy(), has_strategy(), in_cross_replica_context(), get_replica_context() is None
+
+
+async def test_outside_any_strategy_the_default_one_is_in_force() -> None:
+    default, *answers = situation()
+    assert answers == [False, False, False]
+    assert type(default).__mro__[1] is Strategy
+    assert default.num_replicas_in_sync == 1
+    assert default.extended.devices == ("CPU:0",)
+    assert default.cluster_resolver is None
+    assert get_strategy() is default
+
+
+async def test_scope_is_cross_replica_context_and_may_be_entered_again() -> None:
+    strategy = mirrored(2)
+    scope = strategy.scope()
+    with scope as given, scope, strategy.scope():
+        assert given is strategy
+        assert situation() == (strategy, True, True, True)
+    assert situation()[1:] == (False, False, False)
+    with pytest.raises(KeyError), scope:
+        raise KeyError
+    assert not has_strategy()
+
+
+async def test_scope_of_another_strategy_or_inside_a_replica_is_refused() -> None:
+    strategy, other = mirrored(2), mirrored(3)
+    inner = other.scope()
+    with strategy.scope():
+        calls: list[Any] = [
+            inner.__enter__,
+            lambda: other.run(print),
+            lambda: other.reduce("SUM", PerReplica([1, 2]), None),
+            lambda: other.gather(PerReplica([np.ones(1)] * 2), 0),
+        ]
+        for call in calls:
+            with pytest.raises(ReplicaContextError, match="under another strategy, <MirroredStrategy: 2 replicas"):
+                await call()
+        assert get_strategy() is strategy
+    with pytest.raises(ReplicaContextError, match=r"strategy\.scope\(\) was called inside replica"):
+        await strategy.run(strategy.scope().__enter__)
+    with pytest.raises(ReplicaContextError, match="cannot be set inside replica"):
+        await strategy.run(experimental_set_strategy, (None,))
+    with inner:
+        assert get_strategy() is other
+    assert not has_strategy()
+
+
+async def test_scope_of_the_default_strategy_changes_nothing() -> None:
+    default = get_strategy()
+    with default.scope() as given:
+        assert given is default
+        assert situation() == (default, False, False, False)
+    strategy = mirrored(2)
+    with strategy.scope(), default.scope():
+        assert get_strategy() is strategy
+
+
+async def test_one_scope_in_several_tasks() -> None:
+    scope, seen = mirrored(2).scope(), []
+
+    async def task(count: int) -> None:
+        with scope:
+            await turns(count)
+            seen.append(has_strategy())
+        seen.append(has_strategy())
+
+    async with anyio.create_task_group() as tasks:
+        for count in (1, 3, 2):
+            tasks.start_soon(task, count)
+    assert seen == [True, False] * 3
+
+
+async def test_experimental_set_strategy() -> None:
+    def program() -> None:
+        strategy, other = mirrored(2), mirrored(3)
+        experimental_set_strategy(strategy)
+        assert situation() == (strategy, True, True, True)
+        experimental_set_strategy(other)
+        assert get_strategy() is other
+        with other.scope(), pytest.raises(ReplicaContextError, match="in the scope or a merge function"):
+            experimental_set_strategy(None)
+        assert get_strategy() is other
+        experimental_set_strategy(None)
+        assert situation()[1:] == (False, False, False)
+
+    contextvars.copy_context().run(program)
+
+
+# The default context.
+
+
+async def test_every_collective_works_in_the_default_context() -> None:
+    context, x = get_replica_context(), np.arange(6).reshape(2, 3)
+    assert context is get_replica_context()
+    assert (context.devices, context.strategy) == (("CPU:0",), get_strategy())
+    assert repr(context) == "<ReplicaContext: replica 0 of 1 on CPU:0>"
+    await context.barrier()
+    for handle in (
+        *(context.all_reduce(op, x) for op in ("SUM", "MAX", "MEAN")),
+        context.all_gather(x, 1),
+        context.broadcast(x),
+        context.reduce_scatter("SUM", x),
+        context.all_to_all(x, 0, 1),
+    ):
+        assert handle.done()
+        for found in (await handle, await handle):
+            np.testing.assert_array_equal(found, x)
+            assert not np.shares_memory(found, x)
+            assert not found.flags.writeable
+    assert await context.all_reduce("SUM", {"x": 3, "none": None}) == {"x": 3, "none": None}
+    assert await context.run_sync(divmod, 7, 2) == (3, 1)
+
+    async def merge(strategy: Any, x: Any, *, y: int) -> Any:
+        await checkpoint()
+        return strategy is get_strategy(), in_cross_replica_context(), get_replica_context(), x + y
+
+    assert await context.merge_call(merge, args=(1,), kwargs={"y": 2}) == (True, True, None, 3)
+    assert not in_cross_replica_context()
+    out = np.zeros((2, 3), int)
+    assert (await context.all_reduce("SUM", x, out=out) is out, out.tolist()) == (True, x.tolist())
+
+
+async def test_default_context_belongs_to_no_other_strategy() -> None:
+    context = get_replica_context()
+    with mirrored(2).scope(), pytest.raises(ReplicaContextError, match="cross-replica context"):
+        context.barrier()
+    with pytest.raises(ReplicaContextError, match="each replica uses its own"):
+        await mirrored(2).run(context.barrier)
+    assert await context.all_reduce("SUM", 1) == 1
+
+
+def test_repr_of_strategies() -> None:
+    assert repr(mirrored(1)) == "<MirroredStrategy: 1 replica on CPU:0>"
+    assert repr(mirrored(2)) == "<MirroredStrategy: 2 replicas on CPU:0, CPU:1>"
+    assert repr(mirrored(9)) == "<MirroredStrategy: 9 replicas on CPU:0, CPU:1, … CPU:8>"
+    assert repr(get_strategy()) == "<_DefaultStrategy: 1 replica on CPU:0>"
+
+
+# What goes into run, and what comes out: nests of any kind.
+
+
+class Batch(dict[str, Any]):
+    """A nest by its class alone: nobody has registered it."""
+
+
+async def test_per_replica_arguments_at_any_depth() -> None:
+    seen: dict[int, Any] = {}
+
+    def program(*args: Any, **kwargs: Any) -> None:
+        seen[replica()] = args, kwargs
+
+    first, deep = PerReplica([1, 2]), [Batch(a=PerReplica(["x", "y"])), (Mirrored([5, 5]), "bare")]
+    await mirrored(2).run(program, args=(first, deep), kwargs={"k": {"p": PerReplica([None, 3])}, "plain": 7})
+    assert seen == {
+        0: ((1, [{"a": "x"}, (5, "bare")]), {"k": {"p": None}, "plain": 7}),
+        1: ((2, [{"a": "y"}, (5, "bare")]), {"k": {"p": 3}, "plain": 7}),
+    }
+    assert type(seen[1][0][1][0]) is Batch
+
+
+async def test_everything_else_is_passed_as_the_object_itself() -> None:
+    objects: list[Any] = [[1, 2], {"a": [3]}, (4,), None, object(), np.ones(2), {5}, []]
+
+    def program(*args: Any) -> None:
+        assert all(mine is given for mine, given in zip(args, objects, strict=True))
+
+    for args in (objects, tuple(objects)):
+        await mirrored(3).run(program, args=args)
+
+
+async def test_regrouped_results_and_arguments_of_merge_functions() -> None:
+    marker = object()
+
+    async def program() -> Any:
+        mine = Batch(array=np.full(1, replica()), id=replica(), count=7, none=None, marker=marker)
+        found: list[Any] = []
+        await here().merge_call(lambda _, nest: found.append(nest), (mine,))
+        for nest in found:
+            assert type(nest) is Batch
+            assert (nest["id"].values, nest["none"], nest["marker"]) == ((0, 1), None, marker)
+        return mine
+
+    result = await mirrored(2).run(program)
+    assert type(result) is Batch
+    assert [one.tolist() for one in result["array"].values] == [[0], [1]]
+    assert (result["id"].values, result["count"].values) == ((0, 1), (7, 7))
+    assert (result["none"], result["marker"]) == (None, marker)
+
+
+async def test_results_of_different_structure() -> None:
+    strategy, results = mirrored(3), (1, 2, [3])
+    with pytest.raises(ValueError, match="the replicas' results must have the same structure") as caught:
+        await strategy.run(lambda: results[replica()])
+    assert caught.value.values == results  # type: ignore[attr-defined]
+    assert await strategy.run(lambda: None) is None
+
+
+SWAPPED: Any = (np.ones(1), "SUM")
+
+
+@pytest.mark.parametrize(
+    ("forgets", "text"),
+    [
+        (lambda: [step()], r"result\[0\] is <coroutine object step .*is `await` missing\?"),
+        (lambda: {"x": here().barrier()}, r"result\['x'\] is <CollectiveHandle: barrier\(\) #0.*is `await` missing\?"),
+        (lambda: here().merge_call(lambda _: [step()]), r"result\[0\] is <coroutine object step"),
+        (lambda: here().all_reduce(*SWAPPED), r"the arguments are swapped: got 'SUM' second"),
+    ],
+    ids=["coroutine", "handle", "merge function", "swapped"],
+)
+async def test_forgotten_await_and_swapped_arguments(forgets: Callable[[], Any], text: str) -> None:
+    async def coroutine_function() -> Any:
+        return forgets()
+
+    with warned() as told:
+        for fn in (forgets, coroutine_function):
+            with pytest.raises((TypeError, ValueError), match=text if fn is forgets else "missing|swapped"):
+                await mirrored(2).run(fn)
+    assert told == []
+
+
+async def step() -> int:
+    return 1
+
+
+async def test_strategy_asks_for_a_missing_await() -> None:
+    strategy = mirrored(2)
+
+    async def generator() -> Any:
+        yield 1
+
+    for use in (
+        lambda: strategy.gather(strategy.run(step), 0),
+        lambda: strategy.reduce("SUM", strategy.run(step), None),
+        lambda: strategy.extended.reduce_to("MEAN", strategy.run(step), "CPU:0"),
+        lambda: strategy.experimental_local_results(strategy.run(step)),
+    ):
+        with pytest.raises(TypeError, match=r"value is <coroutine object Strategy.run .*is `await` missing\?"):
+            await use()  # type: ignore[misc]
+    await strategy.group(strategy.run(step))
+    with pytest.raises(TypeError, match="is `return` missing where it says `yield`"):
+        await strategy.run(generator)
+
+
+async def test_value_of_nothing_but_none_is_warned_of() -> None:
+    async def program() -> Any:
+        return await here().all_reduce("SUM", {"w": None, "b": [None]})
+
+    async def both(strategy: Any) -> None:
+        await strategy.reduce("SUM", [None], None)
+        await strategy.gather([None], 0)
+
+    strategy = mirrored(2)
+    with warned() as told:
+        assert await strategy.run(program) == {"w": None, "b": [None]}
+        await both(strategy)
+        await strategy.reduce("SUM", [], None)
+        await Job(1, 1).everywhere(both)
+    assert [(one.category, one.file) for one in told] == [(RuntimeWarning, __file__)] * 8
+
+
+@pytest.mark.parametrize("where", ["run", "strategy"])
+async def test_options_of_the_run_and_of_the_strategy(where: str) -> None:
+    quick = CommunicationOptions(timeout_seconds=0.01)
+    strategy = mirrored(2, communication_options=quick if where == "strategy" else None)
+
+    async def program() -> None:
+        import anyio
+
+        if replica() == 1:
+            await anyio.sleep_forever()
+        await here().barrier()
+
+    with pytest.raises(CollectiveTimeoutError) as caught:
+        await strategy.run(program, options=quick if where == "run" else None)
+    assert caught.value.report.suspects == (1,)
+
+
+def test_local_results() -> None:
+    strategy, value = mirrored(2), PerReplica([1, 2])
+    assert strategy.experimental_local_results(value) == (1, 2)
+    assert strategy.experimental_local_results({"a": value, "b": 3}) == ({"a": 1, "b": 3}, {"a": 2, "b": 3})
+    assert strategy.experimental_local_results("plain") == ("plain", "plain")
+    with pytest.raises(ValueError, match="2 components, one for each replica, got a PerReplica with 3"):
+        strategy.experimental_local_results([value, PerReplica([1, 2, 3])])
+
+
+# The recorder: what each replica did last, while runs go on and after any end, on every event loop.
+
+
+def told(calls: tuple[RecordedCall, ...]) -> list[tuple[int, str, bool]]:
+    return [(call.sequence_number, call.call, call.complete) for call in calls]
+
+
+async def test_last_run_is_recorded_for_every_replica() -> None:
+    strategy = mirrored(3)
+    recorder = strategy.recorder
+    assert (recorder.running, recorder.last, str(recorder)) == ((), None, "no run yet")
+
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group != 1:
+            await ctx.new_group([0, 2], name="pair").barrier()
+        await ctx.all_reduce("SUM", np.ones(3, np.float32))
+
+    await run(strategy, program)
+    record, label = recorder.last, "group 'pair' of replicas 0 and 2"
+    assert record is not None
+    assert (record.devices, record.in_progress) == (("CPU:0", "CPU:1", "CPU:2"), False)
+    assert [[call.group for call in record.calls(i)] for i in range(3)] == [[None, label], [None], [None, label]]
+    assert told(record.calls(1)) == [(0, "all_reduce(SUM, float32[3])", True)]
+    assert record.calls(0)[0].location.function == "program"
+    with pytest.raises(IndexError, match="replica_id must be from 0 to 2, got 3"):
+        record.calls(3)
+
+
+async def test_run_in_progress_is_recorded_as_it_stands() -> None:
+    strategy = mirrored(2)
+    seen: list[list[tuple[int, str, bool]]] = []
+
+    async def program(ctx: ReplicaContext) -> None:
+        await ctx.barrier()
+        if ctx.replica_id_in_sync_group:
+            (record,) = strategy.recorder.running
+            assert record.in_progress
+            seen.extend([told(record.calls(0)), told(record.calls(1))])
+        await ctx.all_reduce("SUM", 1.0)
+
+    await run(strategy, program)
+    assert seen == [[(0, "barrier()", True), (1, "all_reduce(SUM, float)", False)], [(0, "barrier()", True)]]
+    assert strategy.recorder.running == ()
+
+
+async def test_record_is_written_for_a_person() -> None:
+    strategy = mirrored(4)
+
+    async def program(ctx: ReplicaContext) -> None:
+        await ctx.barrier()
+        if ctx.replica_id_in_sync_group == 3:
+            raise ValueError("mine")
+        await ctx.barrier()
+
+    with pytest.raises(ValueError, match="mine"):
+        await run(strategy, program)
+    record = strategy.recorder.last
+    assert record is not None
+    lines = str(strategy.recorder).splitlines()
+    assert lines[0] == "run of 4 replicas, ended"
+    assert lines[1].startswith("  replicas 0-2")
+    assert lines[2].startswith("    #0  barrier()   tests/strategy/test_strategy.py:")
+    assert lines[3].endswith(" in program   open")
+    assert lines[4].startswith("  replica 3")
+
+
+async def test_record_keeps_no_value_alive() -> None:
+    strategy = mirrored(2)
+    kept: list[weakref.ref[np.ndarray]] = []
+
+    async def program(ctx: ReplicaContext) -> None:
+        value = np.ones(100)
+        kept.append(weakref.ref(value))
+        await ctx.all_reduce("SUM", value)
+        if ctx.replica_id_in_sync_group:
+            raise ValueError("mine")
+        await ctx.all_reduce("MAX", value)
+
+    with pytest.raises(ValueError, match="mine"):
+        await run(strategy, program)
+    gc.collect()
+    assert [ref() for ref in kept] == [None, None]
+
+
+# The names of TensorFlow 1 do what those that took their place do.
+
+
+async def batches() -> AsyncIterator[Any]:
+    for k in range(2):
+        await checkpoint()
+        yield PerReplica([k, k + 10])
+
+
+async def test_experimental_run_takes_the_next_element() -> None:
+    strategy = mirrored(2)
+
+    async def program(x: int) -> Any:
+        return await here().all_reduce("sum", x)
+
+    for iterator in (batches(), iter([PerReplica([0, 10]), PerReplica([1, 11])])):
+        assert (await strategy.experimental_run(program, iterator)).values == (10, 10)
+        assert (await strategy.experimental_run(program, iterator)).values == (12, 12)
+        with pytest.raises(StopAsyncIteration):
+            await strategy.experimental_run(program, iterator)
+    assert (await strategy.experimental_run(replica)).values == (0, 1)
+    with pytest.raises(TypeError, match="must be an iterator"):
+        await strategy.experimental_run(program, [1])
+
+
+async def test_older_names() -> None:
+    def program(x: int, y: int) -> int:
+        return x + y + replica()
+
+    strategy = mirrored(2)
+    assert (await strategy.experimental_run_v2(program, args=(1,), kwargs={"y": 2})).values == (3, 4)
+    assert strategy.unwrap({"a": PerReplica([1, 2])}) == ({"a": 1}, {"a": 2})
+    with strategy.scope():
+        v = Variable(1.0)
+    with strategy.colocate_vars_with(v):
+        pass
+
+
+async def test_group_waits_for_all_there_is_to_await() -> None:
+    done = []
+
+    async def work(k: int) -> None:
+        await checkpoint()
+        done.append(k)
+
+    strategy = mirrored(2)
+    assert await strategy.group({"a": PerReplica([work(1), work(2)]), "b": 5}, name="step") is None  # type: ignore[func-returns-value]
+    assert done == [1, 2]
+    assert await strategy.group(3) is None  # type: ignore[func-returns-value]
+    assert await strategy.group([work(3), None]) is None  # type: ignore[func-returns-value]
+    assert done == [1, 2, 3]
+
+
+def test_update_config_proto_returns_a_copy() -> None:
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"], order_check="signature")
+    strategy.configure(session_config={"log": True})
+    config = {"log": {"flags": ["a"]}, "devices": ["CPU:9"]}
+    updated = strategy.update_config_proto(config)
+    collectives = {"order_check": "signature", **asdict(CommunicationOptions())}
+    assert updated == {"log": {"flags": ["a"]}, "devices": ["CPU:0", "CPU:1"], "collectives": collectives}
+    updated["log"]["flags"].append("b")
+    assert config == {"log": {"flags": ["a"]}, "devices": ["CPU:9"]}
+
+
+async def test_experimental_hints_and_the_context_manager() -> None:
+    with ReplicaContext(Strategy(StrategyExtended(("CPU:0",))), 0) as context:
+        assert here() is context
+        assert await context.all_reduce("sum", 3, experimental_hints=CommunicationOptions(bytes_per_pack=1)) == 3
