@@ -41,7 +41,7 @@ from aiodist._strategy.scope import (
     strategy_in_force,
 )
 from aiodist._strategy.variable import Variable, as_distributed, check_created
-from aiodist_kernels import Accumulate, Plan, ReduceOp, plan_for, warm
+from aiodist_kernels import Plan, ReduceOp, plan_for, warm
 
 if TYPE_CHECKING:  # datasets are imported by the methods that make one: most programs make none
     from aiodist._data.dataset import NumpyDataset
@@ -192,15 +192,23 @@ class Strategy(HasReplicas):
         Otherwise the first large reduction waits some tenths of a second for its kernel. Results do not change.
 
         Args:
-            *specs: nests like those that will be reduced with SUM or MEAN; only their dtypes matter. Without any,
-                kernels for float32 and float64 are compiled.
+            *specs: nests like those that will be reduced with SUM or MEAN; only their dtypes matter. None: float32 and
+                float64.
 
         Raises:
             ImportError: the compiler for the replicas' kind of device is not installed.
             TypeError: a leaf is no array or number, or one that cannot be summed.
         """
-        options = self._extended.communication_options
-        await _compile(specs, self._extended.devices, options.accumulate)
+        devices, accumulate = self._extended.devices, self._extended.communication_options.accumulate
+        leaves = [leaf for spec in specs for leaf in nests.flatten(spec)[0]] if specs else [np.float32(), np.float64()]
+        dtypes = dict.fromkeys(np.dtype(describe_leaf(leaf)[1]).newbyteorder("=") for leaf in leaves)
+        ops = ReduceOp.SUM, ReduceOp.MEAN
+        plans = [plan_for(op, dtype, len(devices), accumulate) for dtype in dtypes for op in ops]
+        ordinals = sorted({gpu_number(device) for device in devices if device.startswith("GPU:")})
+        if len(devices) > 1 and any(device.startswith("CPU:") for device in devices):
+            await anyio.to_thread.run_sync(warm, plans)
+        if ordinals:
+            await anyio.to_thread.run_sync(_load, plans, ordinals)
 
     # Per-replica values.
 
@@ -264,6 +272,12 @@ class Strategy(HasReplicas):
 
     # Data.
 
+    def _check_data_call(self, method: str, **unused: Any) -> None:
+        require_cross_replica(self, f"strategy.{method}")
+        for name, value in unused.items():
+            if value is not None:
+                raise TypeError(f"{name} must be None, got {value!r}")
+
     def experimental_distribute_dataset(self, dataset: Any, options: None = None) -> DistributedDataset:
         """Return a dataset that gives each replica its part of every global batch.
 
@@ -281,8 +295,7 @@ class Strategy(HasReplicas):
             TypeError: the dataset is not iterable; ``options`` is not None; a leaf of a batch is not an array.
             ValueError: the arrays of a batch have different sizes along the first axis, or one has no axis.
         """
-        require_cross_replica(self, "strategy.experimental_distribute_dataset")
-        _check_none("options", options)
+        self._check_data_call("experimental_distribute_dataset", options=options)
         from aiodist._data.distributed import DistributedDataset, StepRule, cut
 
         share = self._replicas.share
@@ -310,8 +323,7 @@ class Strategy(HasReplicas):
             TypeError: ``dataset_fn`` is not a plain function or does not return an iterable; ``options`` is not None.
             ValueError: while iterating, the batches of a step differ in structure.
         """
-        require_cross_replica(self, "strategy.distribute_datasets_from_function")
-        _check_none("options", options)
+        self._check_data_call("distribute_datasets_from_function", options=options)
         from aiodist._data.distributed import DistributedDataset, InputContext, StepRule, group
 
         share = self._replicas.share
@@ -338,7 +350,7 @@ class Strategy(HasReplicas):
             TypeError: ``value_fn`` is not a plain function.
             ValueError: the structures differ.
         """
-        require_cross_replica(self, "strategy.experimental_distribute_values_from_function")
+        self._check_data_call("experimental_distribute_values_from_function")
         from aiodist._data.distributed import ValueContext
 
         replicas, mine, *_ = self._replicas.share
@@ -356,8 +368,7 @@ class Strategy(HasReplicas):
             TypeError: a leaf is not a NumPy array, or ``session`` is not None.
             ValueError: the arrays have different sizes along the first axis, or one has no axis.
         """
-        require_cross_replica(self, "strategy.experimental_make_numpy_dataset")
-        _check_none("session", session)
+        self._check_data_call("experimental_make_numpy_dataset", session=session)
         from aiodist._data.dataset import NumpyDataset
 
         return NumpyDataset(numpy_input)
@@ -438,22 +449,6 @@ class Strategy(HasReplicas):
         return self._extended.colocate_vars_with(variable)
 
 
-# Warming up.
-
-
-async def _compile(values: Sequence[Any], devices: Sequence[str], accumulate: Accumulate) -> None:
-    """Compile what SUM and MEAN of these nests over replicas on these devices need, in a worker thread."""
-    leaves = [leaf for value in values for leaf in nests.flatten(value)[0]] if values else [np.float32(), np.float64()]
-    dtypes = dict.fromkeys(np.dtype(describe_leaf(leaf)[1]).newbyteorder("=") for leaf in leaves)
-    ops = ReduceOp.SUM, ReduceOp.MEAN
-    plans = [plan_for(op, dtype, len(devices), accumulate) for dtype in dtypes for op in ops]
-    ordinals = sorted({gpu_number(device) for device in devices if device.startswith("GPU:")})
-    if len(devices) > 1 and any(device.startswith("CPU:") for device in devices):
-        await anyio.to_thread.run_sync(warm, plans)
-    if ordinals:
-        await anyio.to_thread.run_sync(_load, plans, ordinals)
-
-
 def _load(plans: Sequence[Plan], ordinals: Sequence[int]) -> None:
     """Load the kernels for one leaf, and for several, on each GPU, and those that copy results."""
     from aiodist._gpu import enqueue
@@ -479,11 +474,6 @@ def _refuse_inside_replica() -> None:
             "for all replicas: iterate outside, and pass the batch, "
             "`async for batch in dataset: await strategy.run(step, args=(batch,))`"
         )
-
-
-def _check_none(name: str, value: Any) -> None:
-    if value is not None:
-        raise TypeError(f"{name} must be None, got {value!r}")
 
 
 def _called(fn: Any, name: str, context: InputContext | ValueContext) -> Any:
