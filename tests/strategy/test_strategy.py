@@ -46,10 +46,8 @@ def situation() -> tuple[Any, bool, bool, bool]:
 async def test_outside_any_strategy_the_default_one_is_in_force() -> None:
     default, *answers = situation()
     assert answers == [False, False, False]
-    assert type(default).__mro__[1] is Strategy
-    assert default.num_replicas_in_sync == 1
-    assert default.extended.devices == ("CPU:0",)
-    assert default.cluster_resolver is None
+    assert isinstance(default, Strategy)
+    assert (default.num_replicas_in_sync, default.extended.devices, default.cluster_resolver) == (1, ("CPU:0",), None)
     assert get_strategy() is default
 
 
@@ -67,25 +65,23 @@ async def test_scope_is_cross_replica_context_and_may_be_entered_again() -> None
 
 async def test_scope_of_another_strategy_or_inside_a_replica_is_refused() -> None:
     strategy, other = mirrored(2), mirrored(3)
-    inner = other.scope()
+    scope, value = other.scope(), PerReplica([np.ones(1)] * 2)
     with strategy.scope():
-        calls: list[Any] = [
-            inner.__enter__,
+        for call in (
+            scope.__enter__,
             lambda: other.run(print),
-            lambda: other.reduce("SUM", PerReplica([1, 2]), None),
-            lambda: other.gather(PerReplica([np.ones(1)] * 2), 0),
-        ]
-        for call in calls:
+            lambda: other.reduce("SUM", value, None),
+            lambda: other.gather(value, 0),
+        ):
             with pytest.raises(ReplicaContextError, match="under another strategy, <MirroredStrategy: 2 replicas"):
-                await call()
+                await call()  # type: ignore[misc]
         assert get_strategy() is strategy
     with pytest.raises(ReplicaContextError, match=r"strategy\.scope\(\) was called inside replica"):
         await strategy.run(strategy.scope().__enter__)
     with pytest.raises(ReplicaContextError, match="cannot be set inside replica"):
         await strategy.run(experimental_set_strategy, (None,))
-    with inner:
+    with scope:
         assert get_strategy() is other
-    assert not has_strategy()
 
 
 async def test_scope_of_the_default_strategy_changes_nothing() -> None:
@@ -133,7 +129,7 @@ async def test_experimental_set_strategy() -> None:
 
 
 async def test_every_collective_works_in_the_default_context() -> None:
-    context, x = get_replica_context(), np.arange(6).reshape(2, 3)
+    context, x, out = get_replica_context(), np.arange(6).reshape(2, 3), np.zeros((2, 3), int)
     assert context is get_replica_context()
     assert (context.devices, context.strategy) == (("CPU:0",), get_strategy())
     assert repr(context) == "<ReplicaContext: replica 0 of 1 on CPU:0>"
@@ -151,16 +147,15 @@ async def test_every_collective_works_in_the_default_context() -> None:
             assert not np.shares_memory(found, x)
             assert not found.flags.writeable
     assert await context.all_reduce("SUM", {"x": 3, "none": None}) == {"x": 3, "none": None}
+    assert (await context.all_reduce("SUM", x, out=out) is out, out.tolist()) == (True, x.tolist())
     assert await context.run_sync(divmod, 7, 2) == (3, 1)
 
     async def merge(strategy: Any, x: Any, *, y: int) -> Any:
         await checkpoint()
-        return strategy is get_strategy(), in_cross_replica_context(), get_replica_context(), x + y
+        return situation()[1:], strategy is get_strategy(), x + y
 
-    assert await context.merge_call(merge, args=(1,), kwargs={"y": 2}) == (True, True, None, 3)
+    assert await context.merge_call(merge, args=(1,), kwargs={"y": 2}) == ((False, True, True), True, 3)
     assert not in_cross_replica_context()
-    out = np.zeros((2, 3), int)
-    assert (await context.all_reduce("SUM", x, out=out) is out, out.tolist()) == (True, x.tolist())
 
 
 async def test_default_context_belongs_to_no_other_strategy() -> None:
@@ -336,8 +331,7 @@ def told(calls: tuple[RecordedCall, ...]) -> list[tuple[int, str, bool]]:
 
 
 async def test_last_run_is_recorded_for_every_replica() -> None:
-    strategy = mirrored(3)
-    recorder = strategy.recorder
+    recorder = (strategy := mirrored(3)).recorder
     assert (recorder.running, recorder.last, str(recorder)) == ((), None, "no run yet")
 
     async def program(ctx: ReplicaContext) -> None:
