@@ -261,18 +261,10 @@ def _gpu(name: str) -> int:
 
 
 class Combination:
-    """An operation on a nest, checked and described, before anything is done.
+    """An operation on a nest, checked and described before anything is done; ``taken`` are the leaves that take part.
 
-    Args:
-        operation: what is made of each leaf.
-        value: the nest; with ``destinations`` a list of nests.
-        replicas: the ids of the replicas that have the components here.
-        devices: the strategy's, on whose replicas' streams arrays may have been made.
-        destinations: for each nest, the devices that get a result; None: the host, or the GPU of the first component.
-        bare: a plain value is the only replica's component.
-
-    Attributes:
-        taken: the leaves that take part.
+    With ``destinations`` the value is a list of nests, and they are, for each, the devices that get a result. Without
+    them it is the host, or the GPU of the first component. Arrays may have been made on the streams of ``devices``.
     """
 
     def __init__(

@@ -543,9 +543,7 @@ _default_strategy = functools.cache(_DefaultStrategy)
 """Returns the strategy that is in force where no other is: one replica, on CPU:0."""
 
 
-@functools.cache
-def _default_context() -> ReplicaContext:
-    return ReplicaContext(_default_strategy(), 0)
+_default_context = functools.cache(lambda: ReplicaContext(_default_strategy(), 0))
 
 
 def get_strategy() -> Strategy:

@@ -17,7 +17,7 @@ import itertools
 import reprlib
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from sys import _getframe
 from types import FrameType
@@ -288,32 +288,30 @@ def check_created(members: Sequence[Member]) -> None:
 
 # Components.
 
+_numbers = itertools.count()
 
+
+@dataclass(slots=True, eq=False)
 class State:
     """What a variable is, and its components.
 
     Worker threads make the new value of a large variable, and the event loop's thread puts it in place. Assignments
     take effect in the order of their collectives: where a replica has issued the next one without awaiting the last,
     and its value is still being made, the event loop's thread makes it, too (`_settle`).
-
-    Attributes:
-        mirrored: it has the same value on every replica.
-        strategy: whose it is; None: the default one's.
-        subject: tells it from others of its name.
-        requests: what replicas ask for when they create it or assign to it, by method and name.
     """
 
-    __slots__ = ("_change", "_components", "_replicas", "mirrored", "requests", "spec", "strategy", "subject")
+    spec: Spec
+    strategy: Any  # whose it is; None: the default one's
+    _components: list[Array]
+    subject: str = field(default_factory=lambda: str(next(_numbers)))  # tells it from others of its name
+    requests: dict[Any, Request] = field(default_factory=dict)  # to create it or assign to it, by method and name
+    _change: Callable[[], Array] | None = None  # makes what a large assignment is about to put in place
+    mirrored: bool = field(init=False)
+    _replicas: Replicas = field(init=False)
 
-    def __init__(self, spec: Spec, strategy: Any, components: Sequence[Array]) -> None:
-        self.spec = spec
-        self.mirrored = spec.mirrored
-        self.strategy = strategy
-        self.subject = str(next(_numbers))
-        self.requests: dict[tuple[str, str | None], Request] = {}
-        self._replicas = _replicas_of(strategy)
-        self._change: Callable[[], Array] | None = None  # makes what a large assignment is about to put in place
-        self.put(components)
+    def __post_init__(self) -> None:
+        self.mirrored = self.spec.mirrored
+        self._replicas = _replicas_of(self.strategy)
 
     def put(self, components: Sequence[Array]) -> None:
         """Set the components: read-only arrays, whose memory is nobody else's; replicas may have one in common."""
@@ -452,9 +450,6 @@ class State:
         elif is_one:
             each *= size
         self.put([updated(method, *pair) for pair in zip(self.present(), each, strict=True)])
-
-
-_numbers = itertools.count()
 
 
 def _replicas_of(strategy: Any) -> Replicas:
@@ -683,7 +678,7 @@ class Variable(ArrayLike):
                 f"the variable {self.name!r} was copied in a replica, where each would make a variable of its own; "
                 "copy it outside, or write Variable(variable.read_value()), which replicas make together"
             )
-        return self._made(State(self._state.spec, self._state.strategy, self._state.present()))
+        return self._made(State(self._state.spec, self._state.strategy, list(self._state.present())))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self.__copy__()

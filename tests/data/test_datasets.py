@@ -95,7 +95,7 @@ class Rows:
 
 @given(st.integers(0, 40), st.integers(2, 12))
 def test_parts_are_consecutive_and_full_until_the_rows_run_out(m: int, n: int) -> None:
-    batch = {"x": [np.arange(2 * m).reshape(m, 2)], "y": Pair(np.arange(m), None), "z": Rows([*range(m)])}
+    batch: Any = {"x": [np.arange(2 * m).reshape(m, 2)], "y": Pair(np.arange(m), None), "z": Rows([*range(m)])}
     (parts,), full = mirrored(n).experimental_distribute_dataset([batch]), math.ceil(m / n)
     assert parts["y"].y is None
     y = lists(parts["y"].x)
