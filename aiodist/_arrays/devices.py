@@ -165,13 +165,13 @@ def resolve(devices: int | Sequence[str] | None) -> tuple[str, ...]:
             raise ValueError(f"devices must be a number of replicas, at least 1, or a list of devices, got {given!r}")
         names = tuple(f"CPU:{k}" for k in range(int(given)))
     else:
-        names = _checked(given)
+        names = _named(given)
     if any(name.startswith("GPU") for name in names):
         logical.in_use = True
     return names
 
 
-def _checked(devices: Any) -> tuple[str, ...]:
+def _named(devices: Any) -> tuple[str, ...]:
     if isinstance(devices, (str, AbstractSet)):  # a set has no order, and replicas have one
         raise TypeError(f"devices must be a sequence of strings, such as ['CPU:0'], got {devices!r}")
     names = tuple(map(canonical, devices))

@@ -85,11 +85,11 @@ def _seconds(name: str, zero: str = "") -> float | None:
 
 def trace_path() -> str | None:
     """Return where the trace of the whole process goes; None for no trace. Several workers have a file each."""
-    path = os.environ.get("AIODIST_TRACE") or None
-    if path is None or (launched_workers() or 1) == 1:
+    path, found = os.environ.get("AIODIST_TRACE") or None, launched()
+    if path is None or found is None or found.workers <= 1:
         return path
     stem, suffix = os.path.splitext(path)  # noqa: PTH122  (the path as it is given, not a Path's spelling of it)
-    return f"{stem}.{worker_rank()}{suffix}"
+    return f"{stem}.{found.rank}{suffix}"
 
 
 def fix_hashes(seed: int) -> None:
@@ -122,16 +122,6 @@ def launched() -> Launched | None:
 def _count(name: str) -> int | None:
     value = os.environ.get(name, "")
     return int(value) if value.isdecimal() else None
-
-
-def launched_workers() -> int | None:
-    """Return how many workers a launcher has started; None without a launcher."""
-    return found.workers if (found := launched()) else None
-
-
-def worker_rank() -> int:
-    """Return which of the workers that a launcher has started this is; 0 without a launcher."""
-    return found.rank if (found := launched()) else 0
 
 
 class ClusterSettings(NamedTuple):

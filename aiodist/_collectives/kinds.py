@@ -27,6 +27,7 @@ import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist._arrays.leaves import LeafType, Spec
+from aiodist._core.text import ids_briefly
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.rules import rule_for
 
@@ -185,7 +186,12 @@ class Collective(NamedTuple):
                 )
         if kind.cut is not None:
             for shape, detail in zip(spec.shapes, self.detail, strict=True):
-                _check_divisible(shape, detail if kind.detail is Detail.AXIS else detail[0], size, kind.cut)
+                axis = detail if kind.detail is Detail.AXIS else detail[0]
+                if (shape[axis] or 0) % size:
+                    raise ValueError(
+                        f"the size along {kind.cut}={axis} must be divisible by the {size} replicas, got {shape[axis]} "
+                        f"in shape {tuple(shape)}; pad it, or cut it before the call"
+                    )
         if kind.detail is Detail.SOURCE and not 0 <= self.detail < size:
             raise ValueError(f"source must be a replica id from 0 to {size - 1}, got {self.detail}")
 
@@ -195,10 +201,10 @@ class Collective(NamedTuple):
         if kind.shared and not (is_from_one and self.detail in absent):
             return
         which = f"replica {self.detail}'s value" if is_from_one else "a value of every replica"
-        *others, last = map(str, sorted(absent))
-        who = f"replicas {', '.join(others)} and {last} have" if others else f"replica {last} has"
+        have = "have" if len(absent) > 1 else "has"
         raise ValueError(
-            f"{kind.name} needs {which}, and {who} joined; make it before the first joins, or after the last has"
+            f"{kind.name} needs {which}, and {ids_briefly(absent)} {have} joined; make it before the first joins, or "
+            "after the last has"
         )
 
     def without(self, absent: Sequence[int]) -> Collective:
@@ -238,15 +244,6 @@ def check_reducible(op: ReduceOp, dtype: Any, mark: Any) -> None:
         )
     else:
         rule_for(op, dtype)
-
-
-def _check_divisible(shape: Sequence[int | None], axis: int, size: int, what: str) -> None:
-    length = shape[axis]
-    if length is not None and length % size:
-        raise ValueError(
-            f"the size along {what}={axis} must be divisible by the {size} replicas, got {length} in shape "
-            f"{tuple(shape)}; pad it, or cut it before the call"
-        )
 
 
 # Axes, as callers give them.

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import aiodist
-from aiodist._arrays.environment import completes_words, fix_hashes, launched_workers, worker_rank
+from aiodist._arrays.environment import completes_words, fix_hashes, launched
 from aiodist._tools.check import add_check, add_explain
 from aiodist._tools.doctor import add_doctor
 from aiodist._tools.launch import add_run, launch
@@ -149,16 +149,17 @@ def _run_text(arguments: Namespace) -> int:
         raise UsageError(f"--replicas {arguments.replicas} with {len(devices)} --devices: name one for each replica")
     if workers is not None and len(devices) < workers:
         raise UsageError(f"--replicas {len(devices)} with --workers {workers}: each worker needs at least one")
-    started = launched_workers()
+    started = launched()
     if started is None and workers is not None and workers > 1:
         return launch(workers, [sys.executable, *sys.orig_argv[1:]])
-    if workers is not None and workers != (started or 1):
-        raise UsageError(f"--workers {workers} in a job of {started} workers: omit --workers or the launcher")
+    size, rank = (started.workers, started.rank) if started is not None else (1, 0)
+    if workers not in {None, size}:
+        raise UsageError(f"--workers {workers} in a job of {size} workers: omit --workers or the launcher")
     try:
         if workers is None:
             strategy: aiodist.Strategy = aiodist.MirroredStrategy(devices)
         else:  # this worker has its part of them
-            begin, end = (len(devices) * k // workers for k in (worker_rank(), worker_rank() + 1))
+            begin, end = (len(devices) * k // workers for k in (rank, rank + 1))
             strategy = aiodist.MultiWorkerMirroredStrategy(devices=devices[begin:end])
     except ValueError as error:  # there is no such device, or one is named twice
         raise UsageError(str(error)) from error

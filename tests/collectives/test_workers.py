@@ -41,9 +41,9 @@ def test_bits_are_those_of_one_machine_when_ordered_or_with_one_replica_a_worker
     values = [list(row) for row in zip(*columns, strict=True)]
     asked = Collective(kinds.ALL_REDUCE, op, None, spec_of(values[0]))
     with np.errstate(all="ignore"):
-        found = over_workers(asked, ids, values, random.Random(seed), accumulate=accumulate, ordered=ordered)
+        everyone = over_workers(asked, ids, values, random.Random(seed), accumulate=accumulate, ordered=ordered)
         wanted = [reduce(op, column, accumulate=accumulate) for column in columns]
-    for results in found:
+    for results in everyone:
         for result, expected in zip(results, wanted, strict=True):
             assert_same_bits(np.asarray(result), expected)
 

@@ -169,7 +169,7 @@ async def stalls(strategy: MultiWorkerMirroredStrategy, *, last: bool) -> None:
 
 def wait_until_the_others_wait() -> None:
     """Return a second after all others have come to the making of the strategy, as the journal says."""
-    others = (environment.launched_workers() or 1) - 1
+    others = (found.workers if (found := environment.launched()) else 1) - 1
     while len(Journal(environment.notes()).waiting) < others:
         time.sleep(0.05)
     time.sleep(1)
@@ -293,7 +293,8 @@ def main() -> None:
         return
     if what == "stalls":
         os.environ["AIODIST_STALL_SECONDS"] = "0.5"
-        last = environment.worker_rank() == (environment.launched_workers() or 1) - 1
+        found = environment.launched()
+        last = found is None or found.rank == found.workers - 1
         if last:
             wait_until_the_others_wait()
         asyncio.run(stalls(MultiWorkerMirroredStrategy(), last=last))
