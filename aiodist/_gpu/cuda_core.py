@@ -33,7 +33,6 @@ NEEDS: Final = "GPUs need packages that are missing here, or do not fit: pip ins
 _ALREADY_ENABLED = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 _VERIFIED = ((9, 0), (8, 0))  # kernels are compiled for one of these, which newer devices run, too
 
-
 _LEAST_LOCKED: Final = 1 << 12
 """Bytes of page-locked memory that are locked at least; there are blocks of this and twice, four times, … as many."""
 
@@ -185,7 +184,7 @@ class CudaCore:
         stream.stream.wait(event.event)
 
     def is_done(self, event: DeviceEvent) -> bool:
-        """Return whether an event is done."""
+        """Return whether an event is done, without waiting."""
         return bool(event.event.is_done)
 
     def wait_for(self, event: DeviceEvent) -> None:
@@ -279,11 +278,10 @@ class CudaCore:
 
     def reaches(self, device: int, other: int) -> bool:
         """Return whether kernels on a device can read the other's memory; from then on they do."""
-        if device == other:
-            return True
-        if (device, other) not in self._reaches:
-            self._reaches[device, other] = self._enable(device, other)
-        return self._reaches[device, other]
+        found = self._reaches.get((device, other))
+        if found is None:
+            found = self._reaches[device, other] = device == other or self._enable(device, other)
+        return found
 
     def _enable(self, device: int, other: int) -> bool:
         peer = self._current.make(other)

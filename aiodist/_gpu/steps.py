@@ -45,6 +45,10 @@ class Place(NamedTuple):
     device: int
     address: int
 
+    def behind(self, offset: int) -> Place:
+        """Return the place so many bytes behind this one."""
+        return Place(self.device, self.address + offset)
+
 
 class Job(NamedTuple):
     """One leaf: where every replica's buffer lies, and where its result goes."""
@@ -150,7 +154,6 @@ def _together(device: int, copies: Sequence[Copy], size: int) -> list[Step]:
 
 
 def _sharded(devices: tuple[int, ...], rule: Rule, jobs: Sequence[Job]) -> list[Step]:
-    steps: list[Step] = []
     size, result_size = rule.dtype.itemsize, rule.result.itemsize
 
     def part(job: Job, turn: int) -> tuple[int, int]:
@@ -158,22 +161,23 @@ def _sharded(devices: tuple[int, ...], rule: Rule, jobs: Sequence[Job]) -> list[
         step = -(-job.elements // (len(devices) * GRAIN)) * GRAIN
         return min(turn * step, job.elements), min((turn + 1) * step, job.elements)
 
+    def shard(device: int, turn: int, job: Job) -> Leaf:
+        low, high = part(job, turn)
+        addresses = tuple([place.behind(low * size).address for place in job.inputs])
+        return Leaf(_own(device, job).behind(low * result_size).address, addresses, high - low)
+
+    def fetch(device: int, other: int, turn: int, job: Job) -> Copy:
+        low, high = (element * result_size for element in part(job, turn))
+        return Copy(device, _own(device, job).behind(low), _own(other, job).behind(low), high - low)
+
+    steps: list[Step] = []
     for turn, device in enumerate(devices):
-        leaves = []
-        for job in jobs:
-            low, high = part(job, turn)
-            addresses = tuple(place.address + low * size for place in job.inputs)
-            leaves.append(Leaf(_own(device, job).address + low * result_size, addresses, high - low))
-        steps += _reducing(device, rule, leaves)
+        steps += _reducing(device, rule, [shard(device, turn, job) for job in jobs])
     steps.append(Meet(devices))
     for device in devices:
-        copies = []
-        for turn, other in enumerate(devices):
-            for job in jobs if other != device else ():  # what another device has reduced is fetched
-                low, high = (element * result_size for element in part(job, turn))
-                target, source = (_moved(_own(each, job), low) for each in (device, other))
-                copies += [Copy(device, target, source, high - low)] if low < high else []
-        steps += _together(device, copies, result_size)
+        others = [(turn, other) for turn, other in enumerate(devices) if other != device]
+        copies = [fetch(device, other, turn, job) for turn, other in others for job in jobs]
+        steps += _together(device, [copy for copy in copies if copy.nbytes], result_size)
         steps += _local_copies(device, rule, jobs)
     return steps
 
@@ -202,10 +206,6 @@ def _own(device: int, job: Job) -> Place:
     return next(place for place in job.outputs if place.device == device)
 
 
-def _moved(place: Place, offset: int) -> Place:
-    return Place(place.device, place.address + offset)
-
-
 # Moves.
 
 
@@ -219,8 +219,8 @@ class View(NamedTuple):
 
     def part(self, axis: int, low: int, high: int) -> View:
         """Return the part from ``low`` to ``high`` along an axis."""
-        place = Place(self.place.device, self.place.address + low * self.strides[axis])
-        return self._replace(place=place, shape=(*self.shape[:axis], high - low, *self.shape[axis + 1 :]))
+        shape = (*self.shape[:axis], high - low, *self.shape[axis + 1 :])
+        return self._replace(place=self.place.behind(low * self.strides[axis]), shape=shape)
 
     @property
     def nbytes(self) -> int:
