@@ -59,24 +59,62 @@ def diverged(past: Past, usual: Side, odd: Side, *, tie: bool = False) -> Diverg
         or _by_source(usual, odd)
     )
     if tie and found is not None and found.kind in (DivergenceKind.SKIPPED, DivergenceKind.ADDED):
-        return replace(found, text=_neutral(found))
+        sides = found.replicas, found.others
+        one, other = sides[::-1] if found.kind is DivergenceKind.SKIPPED else sides
+        only = f"{upper(clause(one, 'makes'))} {_listed(found.calls)}, which {clause(other, 'does')} not make here."
+        return replace(found, text=only)
     return found
-
-
-def _neutral(found: Divergence) -> str:
-    """Return what only one of two equally many sides does, with nobody to blame."""
-    one, other = found.replicas, found.others
-    if found.kind is DivergenceKind.SKIPPED:
-        one, other = other, one
-    return f"{upper(clause(one, 'makes'))} {_listed(found.calls)}, which {clause(other, 'does')} not make here."
 
 
 def _listed(calls: Sequence[CallRecord]) -> str:
     more = f" and {count(len(calls) - 3, 'more call')}" if len(calls) > 3 else ""
-    return ", ".join(f"{_brief(call)} at {place(call.location)}" for call in calls[:3]) + more
+    return ", ".join(f"{shortened(call.call, _LONGEST_CALL)} at {place(call.location)}" for call in calls[:3]) + more
 
 
-# By the ways to one call.
+def _kind_at(call: CallRecord) -> str:
+    return f"{call.call.partition('(')[0]} at {place(call.location)}"
+
+
+def _skipped(
+    usual: Side, odd: Side, calls: Sequence[CallRecord], *, certain: bool, how: str = "", then: str
+) -> Divergence:
+    first, last, others = calls[0].sequence_number, calls[-1].sequence_number, ids_briefly(usual.replicas)
+    what = f"{_kind_at(calls[0])}, which {others} made as #{first}"
+    if len(calls) > 1:
+        what = f"{len(calls)} calls, from {_kind_at(calls[0])} on, which {others} made as #{first} to #{last}"
+    text = f"{upper(how + ids_briefly(odd.replicas))} skipped {what}{then}."
+    return Divergence(DivergenceKind.SKIPPED, odd.replicas, usual.replicas, tuple(calls), certain, text)
+
+
+def _goes_on(odd: Side, skipped: Sequence[CallRecord], *, or_swapped: bool) -> str:
+    """Return how a sentence on skipped calls ends where the next call of the odd side is one of the others', too."""
+    its, makes = ("its", "it makes") if len(odd.replicas) == 1 else ("their", "they make")
+    or_else = f", or {makes} the two in another order" if or_swapped else ""
+    return f"; {its} next call is #{skipped[-1].sequence_number + 1} of the others{or_else}"
+
+
+def _added(usual: Side, odd: Side, calls: Sequence[CallRecord], what: str, *, certain: bool = False) -> Divergence:
+    text = f"{upper(ids_briefly(odd.replicas))} {what}."
+    return Divergence(DivergenceKind.ADDED, odd.replicas, usual.replicas, tuple(calls), certain, text)
+
+
+# By the calls themselves, and by the ways to one call.
+
+
+def _by_calls(usual: Side, odd: Side) -> Divergence | None:
+    if usual.keys[:2] == odd.keys[1::-1] and len(usual.keys) > 1:
+        who, calls = ids_briefly([*usual.replicas[:1], *odd.replicas[:1]]), usual.calls[:2]
+        text = f"{upper(who)} make the same two calls in opposite order: {' and '.join(map(_listed, zip(calls)))}."
+        return Divergence(DivergenceKind.SWAPPED, odd.replicas, usual.replicas, tuple(calls), True, text)
+    if odd.keys[0] in usual.keys:
+        skipped = usual.calls[: usual.keys.index(odd.keys[0])]
+        may_follow = len(skipped) == len(odd.calls) == 1  # it waits in the one call, so the other may come after it
+        return _skipped(usual, odd, skipped, certain=not may_follow, then=_goes_on(odd, skipped, or_swapped=may_follow))
+    if usual.keys[0] in odd.keys:
+        calls = odd.calls[: odd.keys.index(usual.keys[0])]
+        more = f"made {count(len(calls), 'call')} more than {ids_briefly(usual.replicas)}: {_listed(calls)}"
+        return _added(usual, odd, calls, more, certain=True)
+    return None
 
 
 def came_in_another_order(
@@ -87,61 +125,15 @@ def came_in_another_order(
     Each way is a call's number, and the caller from which a side came to it.
     """
     apart = [i for i, (a, b) in enumerate(zip(ways, others, strict=True)) if a != b]
-    first, last = apart[0], apart[-1]
-    ways, others = ways[first : last + 1], others[first : last + 1]
-    call = odd.calls[0]
-    kind, at = call.call.partition("(")[0], place(call.location)
-    froms = [f"from {place(caller)} as #{number}" for number, caller in ways[:_MOST_WAYS]]
-    opposite = [caller for _, caller in ways] == [caller for _, caller in reversed(others)]
-    in_order = ", ".join(place(caller) for _, caller in others[:_MOST_WAYS])
-    other = "in the opposite order" if opposite else f"in another order: {in_order}"
-    text = (
-        f"{upper(ids_briefly(usual.replicas))} came to {kind} at {at} {', then '.join(froms)}; "
-        f"{ids_briefly(odd.replicas)} {other}."
-    )
-    calls = tuple(CallRecord(number, call.call, caller) for number, caller in ways)
+    ways, others = ways[apart[0] : apart[-1] + 1], others[apart[0] : apart[-1] + 1]
+    froms = ", then ".join(f"from {place(caller)} as #{number}" for number, caller in ways[:_MOST_WAYS])
+    other = "in the opposite order"
+    if [caller for _, caller in ways] != [caller for _, caller in reversed(others)]:
+        other = f"in another order: {', '.join(place(caller) for _, caller in others[:_MOST_WAYS])}"
+    came = f"{upper(ids_briefly(usual.replicas))} came to {_kind_at(odd.calls[0])} {froms}"
+    calls = tuple(CallRecord(number, odd.calls[0].call, caller) for number, caller in ways)
+    text = f"{came}; {ids_briefly(odd.replicas)} {other}."
     return Divergence(DivergenceKind.SWAPPED, odd.replicas, usual.replicas, calls, True, text)
-
-
-# By the calls themselves.
-
-
-def _by_calls(usual: Side, odd: Side) -> Divergence | None:
-    if usual.keys[:2] == odd.keys[1::-1] and len(usual.keys) > 1:
-        first, second = (f"{_brief(call)} at {place(call.location)}" for call in usual.calls[:2])
-        who = ids_briefly([*usual.replicas[:1], *odd.replicas[:1]])
-        text = f"{upper(who)} make the same two calls in opposite order: {first} and {second}."
-        return Divergence(DivergenceKind.SWAPPED, odd.replicas, usual.replicas, tuple(usual.calls[:2]), True, text)
-    if odd.keys[0] in usual.keys:
-        skipped = usual.calls[: usual.keys.index(odd.keys[0])]
-        may_follow = len(skipped) == len(odd.calls) == 1  # it waits in the one call, so the other may come after it
-        return _skipped(usual, odd, skipped, certain=not may_follow, or_swapped=may_follow)
-    if usual.keys[0] in odd.keys:
-        calls = odd.calls[: odd.keys.index(usual.keys[0])]
-        more = f"made {count(len(calls), 'call')} more than {ids_briefly(usual.replicas)}: {_listed(calls)}"
-        return _added(usual, odd, calls, more, certain=True)
-    return None
-
-
-def _skipped(
-    usual: Side, odd: Side, calls: Sequence[CallRecord], *, certain: bool, how: str = "", or_swapped: bool
-) -> Divergence:
-    first, last = calls[0].sequence_number, calls[-1].sequence_number
-    others = ids_briefly(usual.replicas)
-    kind, where = calls[0].call.partition("(")[0], place(calls[0].location)
-    if len(calls) == 1:
-        what = f"skipped {kind} at {where}, which {others} made as #{first}"
-    else:
-        what = f"skipped {len(calls)} calls, from {kind} at {where} on, which {others} made as #{first} to #{last}"
-    its, it_makes = ("its", "it makes") if len(odd.replicas) == 1 else ("their", "they make")
-    or_else = f", or {it_makes} the two in another order" if or_swapped else ""
-    text = f"{upper(how + ids_briefly(odd.replicas))} {what}; {its} next call is #{last + 1} of the others{or_else}."
-    return Divergence(DivergenceKind.SKIPPED, odd.replicas, usual.replicas, tuple(calls), certain, text)
-
-
-def _added(usual: Side, odd: Side, calls: Sequence[CallRecord], what: str, *, certain: bool = False) -> Divergence:
-    text = f"{upper(ids_briefly(odd.replicas))} {what}."
-    return Divergence(DivergenceKind.ADDED, odd.replicas, usual.replicas, tuple(calls), certain, text)
 
 
 # By a loop that one side has left.
@@ -213,10 +205,6 @@ def _ways_out(loop: Location, outside: Location) -> str:
     return f", which has {' and '.join(found)}" if found else ""
 
 
-def _brief(call: CallRecord) -> str:
-    return shortened(call.call, _LONGEST_CALL)
-
-
 # By the rounds before.
 
 
@@ -228,18 +216,17 @@ def _by_rounds(past: Past, usual: Side, odd: Side) -> Divergence | None:
         usual, odd = odd, usual
     elif past.keys[expected[0]] != usual.keys[0]:
         return None
+    call, next_call = odd.calls[0], usual.calls[0]
     ahead = next((j for j, index in enumerate(expected) if past.keys[index] == odd.keys[0]), None)
     if ahead:
-        number = usual.calls[0].sequence_number
+        number = next_call.sequence_number
         calls = [past.calls[index]._replace(sequence_number=number + j) for j, index in enumerate(expected[:ahead])]
-        how = "going by the rounds before, "
-        return _skipped(usual, odd, calls, certain=False, how=how, or_swapped=ahead == 1)
-    call, next_call = odd.calls[0], usual.calls[0]
+        then, how = _goes_on(odd, calls, or_swapped=ahead == 1), "going by the rounds before, "
+        return _skipped(usual, odd, calls, certain=False, how=how, then=then)
     if call.location == next_call.location:  # one call, and the report says what differs in it
         return None
-    went_on = f"went on as before, with {next_call.call.partition('(')[0]} at {place(next_call.location)}"
-    made = f"made a call that the rounds before do not have: {_listed([call])}; {ids_briefly(usual.replicas)} {went_on}"
-    return _added(usual, odd, [call], made)
+    went_on = f"{ids_briefly(usual.replicas)} went on as before, with {_kind_at(next_call)}"
+    return _added(usual, odd, [call], f"made a call that the rounds before do not have: {_listed([call])}; {went_on}")
 
 
 def _expected(past: Past) -> list[int]:
@@ -272,23 +259,16 @@ def _handling(usual: Side, odd: Side) -> Divergence | None:
 
 
 def _by_source(usual: Side, odd: Side) -> Divergence | None:
-    apart = _first_apart(odd, usual)
-    if apart is None:
+    here, there = _first_apart(odd, usual) or (None, None)
+    if here is None or there is None:
         return None
-    here, there = apart
-    at_call = (here, there) == (odd.calls[0].location, usual.calls[0].location)
-    if at_call and source.is_optional(here.file, here.line, there.line):
-        call = odd.calls[0]
-        return _added(
-            usual, odd, [call], f"made 1 call more: {_listed([call])}, in a branch on the way to {place(there)}"
-        )
-    if at_call and source.is_optional(here.file, there.line, here.line):
-        call = usual.calls[0]
-        text = (
-            f"{upper(ids_briefly(odd.replicas))} skipped {call.call.partition('(')[0]} at {place(there)}, which "
-            f"{ids_briefly(usual.replicas)} made as #{call.sequence_number}."
-        )
-        return Divergence(DivergenceKind.SKIPPED, odd.replicas, usual.replicas, (call,), False, text)
+    if (here, there) == (odd.calls[0].location, usual.calls[0].location):
+        if source.is_optional(here.file, here.line, there.line):
+            call = odd.calls[0]
+            more = f"made 1 call more: {_listed([call])}, in a branch on the way to {place(there)}"
+            return _added(usual, odd, [call], more)
+        if source.is_optional(here.file, there.line, here.line):
+            return _skipped(usual, odd, usual.calls[:1], certain=False, then="")
     line = branch_line(usual, odd)
     if line is None:
         return None
@@ -331,17 +311,11 @@ def diff(usual: Side, odd: Side) -> list[str]:
     """Return the calls of both sides as a diff, where either has made more than the one it waits in."""
     if max(len(usual.calls), len(odd.calls)) < 2 or not odd.calls or not usual.calls:
         return []
-    lines = [
-        f"From #{usual.calls[0].sequence_number} on, - {ids_briefly(usual.replicas)}, + {ids_briefly(odd.replicas)}:"
-    ]
+    first = usual.calls[0].sequence_number
+    lines = [f"From #{first} on, - {ids_briefly(usual.replicas)}, + {ids_briefly(odd.replicas)}:"]
     for tag, a, b, c, d in SequenceMatcher(a=usual.keys, b=odd.keys, autojunk=False).get_opcodes():
-        if tag == "equal":
-            lines += _folded("  ", usual.calls[a:b])
-        else:
-            lines += [*_folded("- ", usual.calls[a:b]), *_folded("+ ", odd.calls[c:d])]
+        runs = [("  ", usual.calls[a:b])] if tag == "equal" else [("- ", usual.calls[a:b]), ("+ ", odd.calls[c:d])]
+        for mark, calls in runs:
+            lines += [f"  {mark}#{call.sequence_number} {_listed([call])}" for call in calls[:3]]
+            lines += [f"  {mark}… {count(len(calls) - 3, 'more call')}"] if len(calls) > 3 else []
     return lines[: _MOST_LINES + 1]
-
-
-def _folded(mark: str, calls: Sequence[CallRecord]) -> list[str]:
-    lines = [f"  {mark}#{call.sequence_number} {_brief(call)}   {place(call.location)}" for call in calls[:3]]
-    return [*lines, f"  {mark}… {count(len(calls) - 3, 'more call')}"] if len(calls) > 3 else lines

@@ -115,14 +115,11 @@ def _groups_differ(steps: Sequence[Step]) -> tuple[list[str], str]:
     unmade = [step for step in steps if step.creation]
     keys = [step.group.key for step in unmade]
     if len(set(keys)) > 1:
-        what, shown_keys = "members", [str(list(members)) for members, _, _ in keys]
-        if len({members for members, _, _ in keys}) == 1:
-            what, shown_keys = "names", [repr(name) for _, name, _ in keys]
-        elif len({frozenset(members) for members, _, _ in keys}) == 1:
-            what = "orders of the members"
-        own = zip(unmade, shown_keys, strict=True)
-        whose = ", ".join(f"{shortened(key, 40)} on {ids_briefly(step.replicas)}" for step, key in own)
-        return [f"The {what} of their groups differ: {whose}."], _SAME_GROUP
+        groups = ((step, step.creation[0].call) for step in unmade)
+        told = ", ".join(
+            f"{shortened(str(call), _LONGEST_CALL)} on {ids_briefly(step.replicas)}" for step, call in groups
+        )
+        return [f"The members, the order or the names of their groups differ: {told}."], _SAME_GROUP
     if unmade:
         made = {i for _, ids in unmade[0].group.open[0].posts for i in ids}
         others = set(keys[0][0]) - made
@@ -371,13 +368,13 @@ def _leaf_apart(trouble: Collective) -> int | None:
 def _sites_differ(trouble: Collective) -> list[str]:
     """Tell calls apart that stand on one line, by their columns or by their callers."""
     for depth, sites in enumerate(zip(*(post.path for _, post, _ in trouble.partitions), strict=False)):
-        if len({site[:3] for site in sites}) == 1:
-            continue
-        if len({site[:2] for site in sites}) == 1 and all(site.column is not None for site in sites):
-            where = [f"column {(site.column or 0) + 1}" for site in sites]
-            what = "Their callers stand on one line" if depth else "They are different calls on one line"
+        if len({site[:3] for site in sites}) > 1:
+            on_one_line = len({site[:2] for site in sites}) == 1
+            if not depth and not on_one_line:
+                break  # the rows show it
+            what = "Their callers differ" if depth else "They are different calls on one line"
+            where = [f"column {(site.column or 0) + 1}" if on_one_line else place(site.location) for site in sites]
             return [f"{what}: {_on_each(trouble, where)}."]
-        return [f"Their callers differ: {_on_each(trouble, [place(s.location) for s in sites])}."] if depth else []
     return []
 
 

@@ -172,19 +172,15 @@ class CollectiveReport:
             ValueError: the dict is not such a report, or has another schema.
         """
         try:
-            return cls._from_dict(data)
+            if data.get("schema") != 2:
+                raise ValueError(f"expected a report of schema 2, got {data.get('schema')!r}")
+            own = {each.name: data[each.name] for each in fields(cls)}
+            histories = unpack(tuple[tuple[CallRecord, ...], ...], data["histories"])
+            replicas = [
+                replace(unpack(ReplicaReport, {**each, "history": []}), history=histories[each["history"]])
+                for each in data["replicas"]
+            ]
         except DAMAGE as error:
             raise ValueError(f"expected a report, got something else: {error!r}") from error
-
-    @classmethod
-    def _from_dict(cls, data: dict[str, Any]) -> CollectiveReport:
-        if data.get("schema") != 2:
-            raise ValueError(f"expected a report of schema 2, got {data.get('schema')!r}")
-        own = {each.name: data[each.name] for each in fields(cls)}
-        histories = unpack(tuple[tuple[CallRecord, ...], ...], data["histories"])
-        replicas = (
-            replace(unpack(ReplicaReport, {**each, "history": []}), history=histories[each["history"]])
-            for each in data["replicas"]
-        )
         report: CollectiveReport = unpack(cls, {**own, "replicas": []})
         return replace(report, replicas=tuple(replicas))

@@ -10,7 +10,7 @@ thousands of replicas that did the same is hardly larger than that of two.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
@@ -46,12 +46,8 @@ class ReplicaFacts:
     waits_for: str | None = None  # outside of collectives, in words; None where nobody looked
     returned: str | None = None  # what its function returned, as text; None unless it has returned
     ended_at: Location | None = None  # where its function returned, if that is known
-    cancelled_in: tuple[
-        tuple[File, int], ...
-    ] = ()  # lines at which it was cancelled out of a collective, innermost first
-    child_calls: tuple[
-        tuple[Location, str], ...
-    ] = ()  # where its child tasks are suspended, each with the task in words
+    cancelled_in: tuple[tuple[File, int], ...] = ()  # where it was cancelled out of a collective, innermost first
+    child_calls: tuple[tuple[Location, str], ...] = ()  # where its child tasks are suspended, with the tasks in words
     unknown: bool = False  # nothing is known of it: a rank of another program's job that left no dump
     cancelled_by: str = ""  # why it was cancelled, e.g. ``its sibling task failed with ValueError at train.py:9``
     handles: str = ""  # the exception that its own task is handling where it is suspended
@@ -88,9 +84,7 @@ class GroupRecord:
     key: GroupKey
     made_at: Place | None  # None for the run's own group, and where its members made it at different places
     members: tuple[MemberRecord, ...]  # those that this snapshot knows of, by id
-    history: tuple[
-        SlotRecord, ...
-    ]  # the last that all members have issued alike, oldest first; complete, or about to be
+    history: tuple[SlotRecord, ...]  # the last that all members have issued alike, oldest first
     open: tuple[SlotRecord, ...]  # the others, by number
     join: SlotRecord | None = None  # while a replica has joined; its number is the first that no replica has used
 
@@ -145,54 +139,49 @@ def merge(parts: Iterable[Snapshot]) -> Snapshot:
     )
 
 
-def _merge_group(order_check: OrderCheck, parts: Sequence[GroupRecord], known: Collection[int]) -> GroupRecord:
-    members = sorted(member for part in parts for member in part.members)
-    there = {member.replica_id for member in members}
-    absent = (i for i in parts[0].key[0] if i in known and i not in there)  # their processes have not heard of it
-    members = sorted([*members, *(MemberRecord(i, sequence=-1) for i in absent)])
-    complete = {slot.number for part in parts for slot in part.history}
+def _merge_group(order_check: OrderCheck, parts: Sequence[GroupRecord], known: set[int]) -> GroupRecord:
+    ids = parts[0].key[0]
+    members = {member.replica_id: member for part in parts for member in part.members}
+    for absent in known.intersection(ids) - members.keys():  # their processes have not heard of it
+        members[absent] = MemberRecord(absent, sequence=-1)
     slots = _merge_slots(slot for part in parts for slot in (*part.history, *part.open))
-    if complete == {-1} and not _made_alike(order_check, parts[0].key[0], slots[0]):
+    complete = {slot.number for part in parts for slot in part.history}
+    if complete == {-1} and (
+        not {i for _, own in slots[0].posts for i in own}.issuperset(ids)
+        or len({fingerprint(order_check, post) for post, _ in slots[0].posts}) > 1
+    ):
         complete.clear()  # each process makes a group for its own members
     made_at = {part.made_at for part in parts}
     joins = [part.join for part in parts if part.join is not None]
     if joins:  # a part of an earlier moment may show one that another has seen complete
-        begun = min(member.sequence for member in members if member.joined)
+        begun = min(member.sequence for member in members.values() if member.joined)
         seen = [slot for slot in slots if slot.number in complete and slot.number >= begun]
         if any(post.call.kind == "join" for slot in seen for post, _ in slot.posts[:1]):
             joins = []
-    number = max((member.sequence for member in members), default=0)
+    number = max((member.sequence for member in members.values()), default=0)
     return GroupRecord(
         parts[0].key,
         made_at.pop() if len(made_at) == 1 else None,
-        tuple(members),
+        tuple(sorted(members.values())),
         tuple(slot for slot in slots if slot.number in complete),
         tuple(slot for slot in slots if slot.number not in complete),
         _merge_slots(join._replace(number=number) for join in joins)[0] if joins else None,
     )
 
 
-def _made_alike(order_check: OrderCheck, members: Sequence[int], creation: SlotRecord) -> bool:
-    there = {i for _, replicas in creation.posts for i in replicas}
-    return there.issuperset(members) and len({fingerprint(order_check, post) for post, _ in creation.posts}) == 1
-
-
 def _merge_slots(slots: Iterable[SlotRecord]) -> tuple[SlotRecord, ...]:
     """Return the slots by number, what several parts know of one put together."""
-    found: dict[int, dict[Post, set[int]]] = {}
-    waiting: dict[int, set[int]] = {}
+    found: dict[int, tuple[dict[Post, set[int]], set[int]]] = {}
     for slot in slots:
-        posts = found.setdefault(slot.number, {})
+        posts, waiting = found.setdefault(slot.number, ({}, set()))
+        waiting.update(slot.waiting)
         for post, replicas in slot.posts:
             posts.setdefault(post, set()).update(replicas)
-        waiting.setdefault(slot.number, set()).update(slot.waiting)
     return tuple(
         SlotRecord(
             number,
-            tuple(
-                sorted(((post, tuple(sorted(ids))) for post, ids in found[number].items()), key=lambda each: each[1])
-            ),
-            tuple(sorted(waiting[number])),
+            tuple(sorted(((post, tuple(sorted(ids))) for post, ids in posts.items()), key=lambda each: each[1])),
+            tuple(sorted(waiting)),
         )
-        for number in sorted(found)
+        for number, (posts, waiting) in sorted(found.items(), key=lambda each: each[0])
     )

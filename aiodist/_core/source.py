@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import linecache
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, TypeAlias
 
 from aiodist._core.terms import Location
 from aiodist._core.text import place
@@ -22,67 +22,52 @@ _TIME_LIMITS = {"timeout", "timeout_at", "move_on_after", "move_on_at", "fail_af
 _LONGEST_LINE = 90
 
 
-class _Block(NamedTuple):
-    """What holds lines: a branch, a `with`, a comprehension or a call, and the first and last line of each arm."""
-
-    node: ast.stmt | ast.expr
-    arms: tuple[tuple[str, int, int], ...]
-
-    @property
-    def line(self) -> int:
-        return self.node.lineno
-
-    def arm(self, line: int) -> str | None:
-        """Return in which arm a line stands: ``body``, ``orelse``, a handler or a case; None outside."""
-        return next((name for name, first, last in self.arms if first <= line <= last), None)
+_Node: TypeAlias = Any
+"""What holds lines: a branch, a `with`, a comprehension or a call."""
 
 
 @lru_cache(maxsize=16)
-def _parsed(text: str) -> tuple[_Block, ...]:
+def _parsed(text: str) -> tuple[_Node, ...]:
     try:
         nodes = list(ast.walk(ast.parse(text)))
     except (SyntaxError, ValueError, SystemError):  # the last: CPython 3.11 counts what two threads parse together
         nodes = []
-    blocks = [
-        _Block(node, _arms(node))
-        for node in nodes
-        if isinstance(node, (*_BRANCHES, *_WITHS, *_COMPREHENSIONS, ast.Call))
-    ]
-    return tuple(sorted(blocks, key=lambda block: (block.line, block.node.col_offset)))
+    blocks = [node for node in nodes if isinstance(node, (*_BRANCHES, *_WITHS, *_COMPREHENSIONS, ast.Call))]
+    return tuple(sorted(blocks, key=lambda node: (node.lineno, node.col_offset)))
 
 
-def _arms(node: ast.stmt | ast.expr) -> tuple[tuple[str, int, int], ...]:
+def _arm(node: _Node, line: int) -> str | None:
+    """Return in which arm a line stands: ``body``, ``orelse``, a handler or a case; None outside."""
+    if not node.lineno <= line <= node.end_lineno:
+        return None
     if isinstance(node, (ast.Call, *_COMPREHENSIONS)):
-        return (("body", node.lineno, _end(node)),)
-    found = []
+        return "body"
     for name, value in ast.iter_fields(node):
-        if isinstance(node, ast.Match) and name == "cases":
-            found += [(f"case{i}", one.pattern.lineno, _end(one.body[-1])) for i, one in enumerate(node.cases)]
-        elif name == "handlers":
-            found += [(f"handler{i}", one.lineno, _end(one)) for i, one in enumerate(value)]
-        elif name in ("body", "orelse", "finalbody") or (name == "test" and isinstance(node, ast.While)):
-            parts = value if isinstance(value, list) else [value]
-            found += [(name, parts[0].lineno, _end(parts[-1]))] if parts else []
-    return tuple(found)
+        if name in ("handlers", "cases"):
+            arms = [(f"{name}{i}", getattr(one, "pattern", one), one.body[-1]) for i, one in enumerate(value)]
+        elif value and (name in ("body", "orelse", "finalbody") or (name == "test" and isinstance(node, ast.While))):
+            arms = [(name, value[0], value[-1])] if isinstance(value, list) else [(name, value, value)]
+        else:
+            continue
+        for arm, first, last in arms:
+            if first.lineno <= line <= last.end_lineno:
+                return arm
+    return None
 
 
-def _end(node: ast.stmt | ast.expr | ast.excepthandler) -> int:
-    return node.end_lineno or node.lineno
-
-
-def _blocks(file: str, *kinds: type[ast.AST]) -> list[_Block]:
+def _blocks(file: str, *kinds: type[ast.AST]) -> list[_Node]:
     """Return a file's blocks of these kinds, by their places."""
-    return [block for block in _parsed("".join(linecache.getlines(file))) if isinstance(block.node, kinds)]
+    return [node for node in _parsed("".join(linecache.getlines(file))) if isinstance(node, kinds)]
 
 
-def _around(file: str, line: int, *kinds: type[ast.AST]) -> list[_Block]:
+def _around(file: str, line: int, *kinds: type[ast.AST]) -> list[_Node]:
     """Return the blocks of these kinds in whose body a line stands, the outermost first."""
-    return [block for block in _blocks(file, *kinds) if block.arm(line) == "body"]
+    return [block for block in _blocks(file, *kinds) if _arm(block, line) == "body"]
 
 
-def _between(file: str, line: int, other: int) -> list[_Block]:
+def _between(file: str, line: int, other: int) -> list[_Node]:
     """Return the branches that hold two lines in different arms, or only one of them; the first one first."""
-    return [one for one in _blocks(file, *_BRANCHES) if line != other and one.arm(line) != one.arm(other)]
+    return [one for one in _blocks(file, *_BRANCHES) if line != other and _arm(one, line) != _arm(one, other)]
 
 
 def line_at(location: Location) -> str:
@@ -99,48 +84,46 @@ def branch_between(file: str, line: int, other: int) -> int | None:
     one of the lines, the answer is None.
     """
     between = _between(file, line, other)
-    both = [one for one in between if one.arm(line) is not None and one.arm(other) is not None]
+    both = [one for one in between if _arm(one, line) is not None and _arm(one, other) is not None]
     if both:
-        return both[0].line if isinstance(both[0].node, (ast.If, ast.Match, ast.IfExp)) else None
-    if len(between) != 1 or not isinstance(between[0].node, ast.If):
+        return both[0].lineno if isinstance(both[0], (ast.If, ast.Match, ast.IfExp)) else None
+    if len(between) != 1 or not isinstance(between[0], ast.If):
         return None
-    outside = other if between[0].arm(line) is not None else line
-    if outside > _end(between[0].node):
-        return between[0].line
+    outside = other if _arm(between[0], line) is not None else line
+    if outside == max(line, other):
+        return between[0].lineno
     loops = _around(file, outside, *_LOOPS)
-    passed = loops and not any(isinstance(one, ast.Continue) for one in ast.walk(loops[-1].node))
-    return between[0].line if passed else None
+    passed = loops and not any(isinstance(one, ast.Continue) for one in ast.walk(loops[-1]))
+    return between[0].lineno if passed else None
 
 
 def catches(file: str, inside: int, outside: int) -> int | None:
     """Return the line of an `except` clause, or a `with suppress`, that catches what one line raises, for the other."""
     for one in _around(file, inside, ast.Try, *_WITHS):
-        if isinstance(one.node, ast.Try) and one.node.handlers and one.arm(outside) != "body":
-            return one.node.handlers[0].lineno
-        if "suppress" in _names_of(one) and not one.line <= outside <= _end(one.node):
-            return one.line
+        if isinstance(one, ast.Try) and one.handlers and _arm(one, outside) != "body":
+            return one.handlers[0].lineno
+        if "suppress" in _names_of(one) and not one.lineno <= outside <= one.end_lineno:
+            return int(one.lineno)
     return None
 
 
 def is_optional(file: str, line: int, other: int) -> bool:
     """Whether ``line`` stands in a branch that may or may not be taken on the way to ``other``; loops left out."""
     between = _between(file, line, other)
-    apart = (
-        isinstance(one.node, _LOOPS) or one.arm(other) is not None or _goes_elsewhere(one, line) for one in between
-    )
+    apart = (isinstance(one, _LOOPS) or _arm(one, other) is not None or _goes_elsewhere(one, line) for one in between)
     return bool(between) and line < other and not any(apart)
 
 
-def _goes_elsewhere(branch: _Block, line: int) -> bool:
+def _goes_elsewhere(branch: _Node, line: int) -> bool:
     """Whether the arm in which a line stands ends by going elsewhere."""
-    arm = getattr(branch.node, branch.arm(line) or "", None)
+    arm = getattr(branch, _arm(branch, line) or "", None)
     return isinstance(arm, list) and isinstance(arm[-1], (ast.Return, ast.Raise, ast.Continue, ast.Break))
 
 
 def loop_left(file: str, inside: int, outside: int) -> int | None:
     """Return the line of the outermost loop that one line stands in and the other does not."""
-    loops = (one for one in _between(file, inside, outside) if isinstance(one.node, _LOOPS))
-    return next((one.line for one in loops if one.arm(inside) in ("body", "test")), None)
+    loops = (one for one in _between(file, inside, outside) if isinstance(one, _LOOPS))
+    return next((one.lineno for one in loops if _arm(one, inside) in ("body", "test")), None)
 
 
 def conditions_in(file: str, loop: int) -> dict[str, list[int]]:
@@ -150,7 +133,7 @@ def conditions_in(file: str, loop: int) -> dict[str, list[int]]:
     """
     found: dict[str, list[int]] = {}
     for block in _blocks(file, *_LOOPS):
-        for one in getattr(block.node, "body", ()) if block.line == loop else ():
+        for one in getattr(block, "body", ()) if block.lineno == loop else ():
             last = one.body[-1] if isinstance(one, ast.If) else None
             if isinstance(last, (ast.Break, ast.Continue)):
                 found.setdefault(type(last).__name__.lower(), []).append(one.lineno)
@@ -161,7 +144,7 @@ def conditions_in(file: str, loop: int) -> dict[str, list[int]]:
 
 def is_in_one_loop(file: str, line: int, other: int) -> bool:
     """Whether two lines stand in the body of a common loop."""
-    return any(one.line < line and one.arm(other) == "body" for one in _around(file, line, *_LOOPS))
+    return any(one.lineno < line and _arm(one, other) == "body" for one in _around(file, line, *_LOOPS))
 
 
 def is_in_loop(file: str, line: int) -> bool:
@@ -171,7 +154,7 @@ def is_in_loop(file: str, line: int) -> bool:
 
 def condition_of(file: str, line: int) -> int | None:
     """Return the line of the innermost `if` in whose body a line stands."""
-    return max((one.line for one in _around(file, line, ast.If)), default=None)
+    return max((one.lineno for one in _around(file, line, ast.If)), default=None)
 
 
 def time_limit_around(file: str, line: int) -> str:
@@ -179,14 +162,13 @@ def time_limit_around(file: str, line: int) -> str:
     for one in reversed(_around(file, line, ast.Call, *_WITHS)):
         names = _names_of(one)
         for name, code in names.items():
-            if name in (_TIME_LIMITS if isinstance(one.node, _WITHS) else {"wait_for"}):
-                return f"`{code}` at {place(Location(file, one.line, ''))}"
+            if name in (_TIME_LIMITS if isinstance(one, _WITHS) else {"wait_for"}):
+                return f"`{code}` at {place(Location(file, one.lineno, ''))}"
     return ""
 
 
-def _names_of(block: _Block) -> dict[str, str]:
+def _names_of(node: _Node) -> dict[str, str]:
     """Return the names of the functions that a `with` calls, or of the one that a call does, and these calls' code."""
-    node = block.node
     calls = [item.context_expr for item in node.items] if isinstance(node, _WITHS) else [node]
     functions = ((getattr(call, "func", None), call) for call in calls)
     return {str(getattr(f, "attr", getattr(f, "id", ""))): ast.unparse(call) for f, call in functions}

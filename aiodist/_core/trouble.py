@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from functools import cached_property
+from itertools import takewhile
 from typing import NamedTuple
 
 from aiodist._core.call import MESSAGE, OrderCheck, Post, difference, fingerprint, is_of_the_program
@@ -325,11 +326,7 @@ class Collective:
     def chains(self) -> list[tuple[Location, ...]]:
         """Of each partition, the callers' places from the first one that differs between them down to its call."""
         paths = [self._path(each.replicas[0]) for each in self.partitions] if not self.races else []
-        common = 0
-        for places in zip(*paths, strict=False):
-            if len(set(places)) > 1:
-                break
-            common += 1
+        common = sum(1 for _ in takewhile(lambda places: len(set(places)) == 1, zip(*paths, strict=False)))
         return [path[common:-1][:_MOST_CALLERS] for path in paths]
 
     def _path(self, replica_id: int) -> tuple[Location, ...]:
@@ -351,28 +348,25 @@ class Collective:
 
         A replica's own task races with a child that it does not wait for.
         """
-        firsts = [(self._reports[each.replicas[0]], each.post) for each in self.partitions[:2]]
-        alike: dict[str, list[int]] = {}
-        children = 0
-        for replica, post in firsts:
-            call, here = replica.location, replica.stack[-1] if replica.stack else None
-            if call is None or here is None:
+        in_task: dict[str, list[int]] = {}
+        children, awaits = 0, False
+        for replica_id, post in ((each.replicas[0], each.post) for each in self.partitions[:2]):
+            replica, known = self._reports[replica_id], self.picture.facts[replica_id]
+            if replica.location is None or not replica.stack:
                 return ()
-            known = self.picture.facts[replica.replica_id]
-            own = (here.file, here.line) == (call.file, call.line)
-            places = {(at.file, at.line) for at in post.path[:_MOST_CALLERS]}
-            tasks = [task for at, task in known.child_calls if (at.file, at.line) in places]
+            own = replica.stack[-1][:2] == replica.location[:2]
+            places = {at[:2] for at in post.path[:_MOST_CALLERS]}
+            tasks = [task for at, task in known.child_calls if at[:2] in places]
+            if not known.child_calls or not (own or tasks):
+                return ()
             if tasks and not own:
                 children += 1
-                alike.setdefault(tasks[0], []).append(replica.replica_id)
-            elif own and known.child_calls:
-                alike.setdefault(f"its own task ({place(call)})", []).append(replica.replica_id)
-            else:
-                return ()
-        awaits = any("task" in (self.picture.facts[replica.replica_id].waits_for or "") for replica, _ in firsts)
-        if len(firsts) != 2 or not children or (children == 1 and awaits):
+            task = f"its own task ({place(replica.location)})" if own else tasks[0]
+            in_task.setdefault(task, []).append(replica_id)
+            awaits = awaits or "task" in (known.waits_for or "")
+        if len(self.partitions) < 2 or not children or (children == 1 and awaits):
             return ()
-        told = sorted((ids, task) for task, ids in alike.items())
+        told = sorted((ids, task) for task, ids in in_task.items())
         return tuple(f"{upper(clause(sorted(ids), 'calls'))} in {task}." for ids, task in told)
 
     @cached_property

@@ -77,8 +77,12 @@ def named(value: Any) -> Any:
 @cache
 def _codec(kind: Any) -> _Codec:  # noqa: PLR0911  (one return a kind of type)
     origin, parts = get_origin(kind), get_args(kind)
-    if origin is UnionType:
-        return _union(parts)
+    if origin is UnionType and len(parts) == 2 and NoneType in parts:
+        write, read = _codec(next(part for part in parts if part is not NoneType))
+        return _Codec(
+            lambda value, doc: None if value is None else write(value, doc),
+            lambda data, doc: None if data is None else read(data, doc),
+        )
     if kind == tuple[int, ...]:
         return _Codec(lambda ids, _: _to_ranges(ids), lambda data, _: _from_ranges(data))
     if origin is tuple:
@@ -86,61 +90,52 @@ def _codec(kind: Any) -> _Codec:  # noqa: PLR0911  (one return a kind of type)
     if kind == File:
         return _Codec(lambda value, doc: doc.rename(value), lambda data, doc: doc.rename(_checked(data, str)))
     if kind is Any:
-        return _Codec(lambda value, _: value, lambda data, _: _frozen(data))
-    if issubclass(kind, StrEnum):
+        return _Codec(_as_it_is, lambda data, _: _frozen(data))
+    if kind is float:
+        return _Codec(_as_it_is, lambda data, _: float(_checked(data, int, float)))
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
         return _Codec(lambda value, _: str(value), lambda data, _: kind(data))
     if _is_record(kind):
         return _once(kind, _record(kind))
-    if kind is float:
-        return _Codec(lambda value, _: value, lambda data, _: float(_checked(data, int, float)))
-    return _Codec(lambda value, _: value, lambda data, _: _checked(data, kind))
+    return _Codec(_as_it_is, lambda data, _: _checked(data, *(parts or (kind,))))
 
 
-def _union(parts: Sequence[Any]) -> _Codec:
-    if len(parts) > 2 or NoneType not in parts:  # scalars
-        return _Codec(lambda value, _: value, lambda data, _: _checked(data, *parts))
-    write, read = _codec(next(part for part in parts if part is not NoneType))
-    return _Codec(
-        lambda value, doc: None if value is None else write(value, doc),
-        lambda data, doc: None if data is None else read(data, doc),
-    )
+def _as_it_is(value: Any, _: _Document) -> Any:
+    return value
 
 
 def _tuple(parts: Sequence[Any]) -> _Codec:
-    if parts[-1] is Ellipsis:
-        write, read = _codec(parts[0])
-        several = _Codec(
-            lambda value, doc: [write(each, doc) for each in value],
-            lambda data, doc: tuple([read(each, doc) for each in _checked(data, list)]),
+    own = [_codec(part) for part in parts if part is not Ellipsis]
+    if len(own) == len(parts):
+        return _Codec(
+            lambda value, doc: [part.write(each, doc) for part, each in zip(own, value, strict=True)],
+            lambda data, doc: tuple(part.read(each, doc) for part, each in zip(own, _checked(data, list), strict=True)),
         )
-        return _once(parts, several) if _is_record(parts[0]) else several
-    own = [_codec(part) for part in parts]
-    return _Codec(
-        lambda value, doc: [part.write(each, doc) for part, each in zip(own, value, strict=True)],
-        lambda data, doc: tuple(part.read(each, doc) for part, each in zip(own, _checked(data, list), strict=True)),
+    write, read = own[0]
+    several = _Codec(
+        lambda value, doc: [write(each, doc) for each in value],
+        lambda data, doc: tuple([read(each, doc) for each in _checked(data, list)]),
     )
+    return _once(parts, several) if _is_record(parts[0]) else several
 
 
 def _record(kind: Any) -> _Codec:
     own = {name: _codec(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
-    defaults = getattr(kind, "_field_defaults", None)
-    if defaults is None:
-        defaults = {each.name: each.default for each in fields(kind) if each.default is not MISSING}
-    parts = list(own.items())
+    names, parts = list(own), list(own.values())
+    defaults = {each.name: each.default for each in fields(kind)} if is_dataclass(kind) else kind._field_defaults
 
     def write(value: Any, doc: _Document) -> Any:
-        row = [getattr(value, name) for name in own]
-        kept = len(row)
-        while kept and row[kept - 1] == defaults.get(parts[kept - 1][0], _NONE):
-            kept -= 1
-        return [part.write(each, doc) for (_, part), each in zip(parts[:kept], row, strict=False)]
+        row = [getattr(value, name) for name in names]
+        while row and row[-1] == defaults.get(names[len(row) - 1], MISSING):
+            row.pop()
+        return [part.write(each, doc) for part, each in zip(parts, row, strict=False)]
 
     def read(data: Any, doc: _Document) -> Any:
         if isinstance(data, dict):
             return kind(**{name: own[name].read(each, doc) for name, each in data.items()})
         if len(_checked(data, list)) > len(own):
             raise ValueError(f"expected a {kind.__name__}, got {len(data)} fields")
-        return kind(*(part.read(each, doc) for (_, part), each in zip(parts, data, strict=False)))
+        return kind(*(part.read(each, doc) for part, each in zip(parts, data, strict=False)))
 
     return _Codec(write, read)
 
@@ -168,9 +163,6 @@ def _once(kind: Any, codec: _Codec) -> _Codec:
 
 def _is_record(kind: Any) -> bool:
     return isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, tuple)) and get_origin(kind) is None
-
-
-_NONE = object()
 
 
 def _checked(data: Any, *kinds: type) -> Any:
