@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import io
 import shlex
 import sys
@@ -19,7 +18,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from aiodist._checking.explore import Exploration, explore, replay, value_of, without_frames_before
+from aiodist._checking.explore import Result, explore, replay, value_of, without_frames_before
 from aiodist._checking.loop import ControlledLoop, Step, step_of
 from aiodist._checking.schedule import Schedule
 from aiodist._checking.target import Source, TargetError, TargetExitError
@@ -76,19 +75,24 @@ class Statistics(Observer):
         self.of_runs_alone = of_runs_alone
         self.runs = 0
         self.replicas = 0  # the most that a run had
-        self.errors: list[CollectiveError] = []  # of replicas that disagreed, also where the program caught it
-        self.refusal: TargetError | None = None  # why a run was not allowed to begin
+        self.sites: dict[tuple[str, CodeType, int], Site] = {}  # in the order of their first collectives
+        self.errors: list[Exception] = []  # of runs that disagreed or were refused, also where the program caught it
         self._clock: Callable[[], float] = float
-        self._sites: dict[tuple[str, CodeType, int], Site] = {}
 
     def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:
         """Count a run, unless its loop is not controlled: that is a `TargetError`."""
-        if not _is_controlled():
-            self.refusal = TargetError(
-                f"{getattr(fn, '__qualname__', fn)} runs on an event loop that the target chose itself (trio, uvloop); "
-                "only asyncio's own can be controlled: leave the choice to asyncio.run or anyio.run"
+        try:
+            is_controlled = isinstance(asyncio.get_running_loop(), ControlledLoop)
+        except RuntimeError:  # trio
+            is_controlled = False
+        if not is_controlled:
+            self.errors.append(
+                TargetError(
+                    f"{getattr(fn, '__qualname__', fn)} runs on an event loop that the target chose itself (trio, "
+                    "uvloop); only asyncio's own can be controlled: leave the choice to asyncio.run or anyio.run"
+                )
             )
-            raise self.refusal
+            raise self.errors[-1]
         self.runs += 1
         self.replicas = max(self.replicas, len(run.ledger.replicas))
         self._clock = run.clock
@@ -97,25 +101,15 @@ class Statistics(Observer):
         """Note that replicas disagreed."""
         self.errors.append(error)
 
-    @property
-    def sites(self) -> list[Site]:
-        """Every kind and place, in the order of their first collectives."""
-        return list(self._sites.values())
-
-    @property
-    def collectives(self) -> int:
-        """How many collectives were completed."""
-        return sum(site.times for site in self._sites.values())
-
     def completed(self, slot: Any) -> None:
         """Count a collective."""
         if self.of_runs_alone or slot.error is not None or slot.number < 0:
             return
         call, members = slot.call, slot.group.members
         key = call.kind, slot.code, slot.offset
-        site = self._sites.get(key)
+        site = self.sites.get(key)
         if site is None:
-            site = self._sites[key] = Site(call.kind, str(call), place(slot.code, slot.offset).location)
+            site = self.sites[key] = Site(call.kind, str(call), place(slot.code, slot.offset).location)
         site.times += 1
         site.bytes += _bytes(call, slot.result, len(members))
         waited = self._clock() - slot.started
@@ -125,23 +119,15 @@ class Statistics(Observer):
                 site.last_to_come[members[slot.last].replica_id] += 1
 
 
-def _is_controlled() -> bool:
-    try:
-        return isinstance(asyncio.get_running_loop(), ControlledLoop)
-    except RuntimeError:  # trio
-        return False
-
-
 def _bytes(call: Call, result: Any, size: int) -> int:
     """Return how many bytes all replicas contributed; where their sizes differ, as in all_gather, the result's."""
-    contributed = 0
-    for shape, dtype, array in call.leaves:
-        sizes = [dim for dim in shape if dim is not None]
-        if len(sizes) < len(shape):
-            leaves = result if isinstance(result, list) else [result]
-            return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
-        contributed += prod(sizes) * (8 if array == "number" else np.dtype(dtype).itemsize)
-    return size * contributed
+    if any(None in shape for shape, _, _ in call.leaves):
+        leaves = result if isinstance(result, list) else [result]
+        return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
+    return size * sum(
+        prod(dim or 0 for dim in shape) * (8 if array == "number" else np.dtype(dtype).itemsize)
+        for shape, dtype, array in call.leaves
+    )
 
 
 class HeldUpLoop(BlockedLoop):
@@ -179,52 +165,36 @@ class Request:
         return max(1, min(_MOST_SCHEDULES, _MOST_REPLICA_RUNS // (self.replicas or 1)))
 
 
-class Outcome(enum.StrEnum):
-    """How a check ended."""
-
-    AGREED = "agreed"
-    DISAGREED = "disagreed"
-    FAILED = "failed"
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Checked:
-    """The schedules of a check, the collectives of the first, and what held up the event loop in it."""
+    """The result of the schedules of a check, the collectives of the first, and what held up the event loop in it."""
 
     request: Request
-    exploration: Exploration
+    result: Result
     statistics: Statistics
     held_up: tuple[str, ...]
 
     @property
-    def error(self) -> Exception | None:
-        """What the program ended with under the schedule that failed; None when none did."""
-        return self.exploration.error
-
-    @property
-    def outcome(self) -> Outcome:
-        """How it ended."""
-        if self.error is None:
-            return Outcome.AGREED
-        return Outcome.DISAGREED if isinstance(self.error, CollectiveError) else Outcome.FAILED
+    def outcome(self) -> str:
+        """How it ended: ``agreed``, ``disagreed`` or, with an exception of the target's own, ``failed``."""
+        if self.result.error is None:
+            return "agreed"
+        return "disagreed" if isinstance(self.result.error, CollectiveError) else "failed"
 
     # As text.
 
     def agreement(self) -> str:
         """Return the sentence on a check in which all replicas agreed."""
-        statistics, done = self.statistics, self.exploration.schedules
+        statistics, done = self.statistics, self.result.schedules
+        collectives = count(sum(site.times for site in statistics.sites.values()), "collective")
         runs = "" if statistics.runs == 1 else f" in {statistics.runs} runs"
-        if self.request.replay is not None:
-            order = "the given schedule"
-        else:
-            only = " (it leaves no choice)" if done == 1 < self.request.most_schedules() else ""
-            order = f"{count(done, 'schedule')}{only}"
-        replicas = count(statistics.replicas, "replica")
-        return f"{replicas} agreed in {count(statistics.collectives, 'collective')}{runs}, in {order}."
+        only = " (it leaves no choice)" if done == 1 < self.request.most_schedules() else ""
+        order = f"{count(done, 'schedule')}{only}" if self.request.replay is None else "the given schedule"
+        return f"{count(statistics.replicas, 'replica')} agreed in {collectives}{runs}, in {order}."
 
     def table(self) -> tuple[list[str], list[list[str]], int]:
         """Return headings, rows, and how many rows were left out; the longest waits come first."""
-        sites = sorted(self.statistics.sites, key=lambda site: -site.waited_seconds)
+        sites = sorted(self.statistics.sites.values(), key=lambda site: -site.waited_seconds)
         headings = ["collective", "called at", "times", "bytes", "waited", "last to come"]
         if not any(site.waited_seconds for site in sites):
             del headings[4:]
@@ -232,23 +202,22 @@ class Checked:
 
     def failure(self) -> str:
         """Return the report on what went wrong: the error as the program would see it."""
-        error = self.error
+        error = self.result.error
         assert error is not None
         if isinstance(error, CollectiveError):
             return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
-        if isinstance(error, TargetExitError) and error.__cause__ is not None:
-            return f"SystemExit: {error.__cause__}\n{error}"
+        if isinstance(error, TargetExitError):
+            return str(error)
         return "".join(format_exception(without_frames_before(error))).rstrip()
 
     def schedule_lines(self) -> list[str]:
         """Return in which schedule it failed, what is different in that, and the command that repeats it."""
-        exploration = self.exploration
         where = "Found in the default order"
         if self.request.replay is not None:
             where = "In the given schedule"
-        elif exploration.result.schedule.changes:
-            where = f"Found in schedule {exploration.schedules} of {self.request.most_schedules()}"
-        story = exploration.story(where, ", in which nothing fails:") or [f"{where}."]
+        elif self.result.schedule.changes:
+            where = f"Found in schedule {self.result.schedules} of {self.request.most_schedules()}"
+        story = self.result.story(where, ", in which nothing fails:") or [f"{where}."]
         return [*story, f"Again:  {self.command()}"]
 
     def command(self) -> str:
@@ -259,29 +228,29 @@ class Checked:
             words += ["--replicas", str(request.replicas)]
         if request.seconds != SECONDS:
             words += ["--timeout", f"{request.seconds:g}"]
-        words += ["--replay", str(self.exploration.result.schedule)]
+        words += ["--replay", str(self.result.schedule)]
         return shlex.join([*words, "--", *request.arguments] if request.arguments else words)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it."""
-        request, statistics, error = self.request, self.statistics, self.error
+        request, statistics, error = self.request, self.statistics, self.result.error
         found: dict[str, Any] = {
             "target": request.target,
-            "outcome": str(self.outcome),
+            "outcome": self.outcome,
             "replicas": statistics.replicas,
             "runs": statistics.runs,
             "seed": request.replay.seed if request.replay is not None else request.seed,
-            "schedules": self.exploration.schedules,
+            "schedules": self.result.schedules,
             "held_up": list(self.held_up),
-            "collectives": named(tuple(statistics.sites)),
+            "collectives": named(tuple(statistics.sites.values())),
         }
         if error is not None:
             found["failure"] = {
                 "error": type(error).__name__,
                 "text": self.failure(),
                 "report": error.report.to_dict() if isinstance(error, CollectiveError) else None,
-                "schedule": str(self.exploration.result.schedule),
-                "changes": list(self.exploration.changes),
+                "schedule": str(self.result.schedule),
+                "changes": list(self.result.changes),
                 "replay": self.command(),
             }
         return found
@@ -292,62 +261,50 @@ def check(request: Request, *, output: TextIO | None = None) -> Checked:
 
     What the target prints in its first schedule goes to the output, by default where it would go; others are silent.
     """
-    subject = _Subject(request, output or sys.stdout)
-    with subject.source.in_place():
-        if request.replay is not None:
-            exploration = replay(subject.run, request.replay, seconds=request.seconds)
-        else:
-            schedules = request.most_schedules()
-            exploration = explore(subject.run, schedules=schedules, seed=request.seed, seconds=request.seconds)
-    checked = Checked(request, exploration, subject.statistics, tuple(subject.held_up.found))
-    if isinstance(checked.error, TargetError):
-        raise checked.error
-    return checked
+    source = Source(request.target, request.arguments)
+    strategy = None if request.replicas is None else MirroredStrategy(request.replicas)
+    statistics, held_up = Statistics(), HeldUpLoop()
 
+    def call() -> Any:
+        function = source.load()
+        return function() if strategy is None else strategy.run(function)
 
-class _Subject:
-    """A target as a program: loaded again for each run, and observed; the first run gives statistics."""
-
-    def __init__(self, request: Request, output: TextIO) -> None:
-        self.source = Source(request.target, request.arguments)
-        self.statistics = Statistics()
-        self.held_up = HeldUpLoop()
-        self._output = output
-        self._is_first = True
-        self._strategy = None if request.replicas is None else MirroredStrategy(request.replicas)
-
-    def run(self) -> None:
-        """Run it once; what the order check has found is raised, also where the target caught it."""
-        runs = self.statistics if self._is_first else Statistics(of_runs_alone=True)
+    def program() -> None:
+        is_first = not statistics.runs and not statistics.errors
         with ExitStack() as meanwhile:
-            meanwhile.enter_context(observing(runs))
-            if self._is_first:
-                meanwhile.enter_context(redirect_stdout(self._output))
-                if hasattr(time, "pthread_getcpuclockid"):  # where time that a thread has computed can be asked for
-                    under_way = [self]
-                    watch(self.held_up, under_way)
-                    meanwhile.callback(under_way.clear)
-            else:
-                meanwhile.enter_context(redirect_stdout(io.StringIO()))
+            meanwhile.enter_context(redirect_stdout((output or sys.stdout) if is_first else io.StringIO()))
+            if not is_first:
                 meanwhile.enter_context(redirect_stderr(io.StringIO()))
-            self._is_first = False
-            try:
-                value_of(self._call)
-            except SystemExit as end:
-                if end.code not in {None, 0} and not runs.errors:
-                    raise TargetExitError(f"the target ended with exit code {end.code}") from end
-            except Exception:
-                if not (runs.errors or runs.refusal):
-                    raise
-        if runs.refusal is not None:
-            raise runs.refusal
-        if runs.errors:
-            raise runs.errors[0]
-        if not runs.runs:
-            raise TargetError(
-                "the target ended without a run of a strategy: a function that is to run on replicas needs --replicas"
-            )
+            elif hasattr(time, "pthread_getcpuclockid"):  # where time that a thread has computed can be asked for
+                under_way = [source]
+                watch(held_up, under_way)
+                meanwhile.callback(under_way.clear)
+            _run_observed(call, statistics if is_first else Statistics(of_runs_alone=True))
 
-    def _call(self) -> Any:
-        function = self.source.load()
-        return function() if self._strategy is None else self._strategy.run(function)
+    with source.in_place():
+        if request.replay is not None:
+            result = replay(program, request.replay, seconds=request.seconds)
+        else:
+            result = explore(program, schedules=request.most_schedules(), seed=request.seed, seconds=request.seconds)
+    if isinstance(result.error, TargetError):
+        raise result.error
+    return Checked(request, result, statistics, tuple(held_up.found))
+
+
+def _run_observed(call: Callable[[], Any], statistics: Statistics) -> None:
+    """Run a target once; what the order check has found is raised, also where the target caught it."""
+    try:
+        with observing(statistics):
+            value_of(call)
+    except SystemExit as end:
+        if end.code not in {None, 0} and not statistics.errors:
+            raise TargetExitError(f"SystemExit: {end}\nthe target ended with exit code {end.code}") from end
+    except Exception:
+        if not statistics.errors:
+            raise
+    if statistics.errors:
+        raise statistics.errors[0]
+    if not statistics.runs:
+        raise TargetError(
+            "the target ended without a run of a strategy: a function that is to run on replicas needs --replicas"
+        )

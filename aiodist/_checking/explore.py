@@ -17,12 +17,11 @@ import time
 import warnings
 from asyncio import Handle
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from types import CodeType
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -39,7 +38,7 @@ from aiodist._core.text import count, on_a_screen, shown
 from aiodist._runtime.current import current
 from aiodist._runtime.inspection import look_at_loop
 from aiodist._runtime.scheduler import Run
-from aiodist._runtime.stacks import await_chain, drives_replica, is_plumbing, links
+from aiodist._runtime.stacks import await_chain, drives_replica, frames_of, is_plumbing, links
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -57,15 +56,19 @@ _WHAT = {
     Reason.LIVELOCK: "no replica has made progress for a day of virtual time",
     Reason.TIMEOUT: "the run has taken longer than {:g} s",
 }
-_POLLING = "In that time tasks have only slept and woken, at least a thousand times: what they look for does not come."
-_PROOF = "No timer is pending, and no thread, subprocess or socket is at work: nothing can wake them."
+_MORE = {
+    Reason.DEADLOCK: "No timer is pending, and no thread, subprocess or socket is at work: nothing can wake them.",
+    Reason.LIVELOCK: "In that time tasks have only slept and woken, at least a thousand times: what they look for does "
+    "not come.",
+}
+_MORE_TIME = "If a run needs that long, give it more time: --timeout, or timeout=."
 
 
 # A run that cannot go on.
 
 
 class StuckRuns:
-    """Ends runs that cannot go on, or have taken longer than an execution may.
+    """Ends runs that cannot go on, or have taken longer than an execution may; None seconds: as long as it likes.
 
     The youngest of several goes first, for an older one may be waiting for it. Replicas that only sleep and poll while
     another waits in a collective are looked for once in a day of virtual time: no collective has moved since the look
@@ -78,11 +81,13 @@ class StuckRuns:
         self._seen: dict[Run, tuple[int, ...]] = {}
 
     def __call__(self, loop: ControlledLoop, why: Reason) -> None:
-        """End the youngest run; with none left, raise its DeadlockError or CollectiveTimeoutError."""
-        if why is Reason.LIVELOCK:
-            self._end_one_that_polls(loop)
-            return
+        """End the youngest run, or one that polls; with none left, raise what it ended with."""
         runs = _runs(loop)
+        if why is Reason.LIVELOCK:
+            before, self._seen = self._seen, {run: run.ledger.progress() for run in runs}
+            runs = {run: age for run, age in runs.items() if before.get(run) == self._seen[run] and _waits(run)}
+            if not runs:
+                return
         run = max(runs, key=runs.__getitem__, default=None)
         if run is None and self._error is not None:
             raise self._error  # tasks that the error does not reach, or that ignore it
@@ -94,45 +99,35 @@ class StuckRuns:
             raise error
         run.fail(error)
 
-    def _end_one_that_polls(self, loop: ControlledLoop) -> None:
-        """End a run in which nothing but sleeping has happened since the last look, while a replica waits."""
-        before, self._seen = self._seen, {run: run.ledger.progress() for run in _runs(loop)}
-        for run, progress in self._seen.items():
-            if before.get(run) == progress and any(slot.has_waiters() for slot in run.ledger.open_slots()):
-                run.fail(analysis.error_of(_report(loop, run, Reason.LIVELOCK, None)))
-                return
-
 
 def _runs(loop: ControlledLoop) -> dict[Run, int]:
     """Return the runs whose replicas run on a loop, with the number of the youngest task of each."""
     found: dict[Run, int] = {}
     for task in asyncio.all_tasks(loop):
         for link in links(task.get_coro()):
-            frame = link.frame
-            run = frame.f_locals.get("run") if frame is not None and drives_replica(frame) is not None else None
+            run = link.frame.f_locals.get("run") if link.frame is not None and drives_replica(link.frame) else None
             if run is not None and not run.closed:
                 found[run] = max(found.get(run, -1), loop.number_of(task))
     return found
 
 
+def _waits(run: Run) -> bool:
+    return any(slot.has_waiters() for slot in run.ledger.open_slots())
+
+
 def _report(loop: ControlledLoop, run: Run | None, why: Reason, seconds: float | None) -> CollectiveReport:
     """Return the report on what cannot go on: a run, or None where no replica runs."""
-    headline = _WHAT[why].format(seconds)
-    graph = look_at_loop(loop)
-    more = [_late() if why is Reason.TIMEOUT else _PROOF if why is Reason.DEADLOCK else _POLLING]
+    more = _MORE.get(why, "")
+    if why is Reason.TIMEOUT:
+        threads = ", ".join(repr(thread.name) for thread in busy_threads(pause=0)[:_MOST_THREADS])
+        more = (f"At work in threads: {threads}. " if threads else "") + _MORE_TIME
+    circle = look_at_loop(loop).report(_WHAT[why].format(seconds), more)
     if run is None:
-        return CollectiveReport(why, 0, (), (), on_a_screen([graph.report(headline, *more)]))
+        return CollectiveReport(why, 0, (), (), on_a_screen([circle]))
     everyone = tuple(replica.id for replica in run.ledger.replicas)
-    report = analysis.analyse(run.snapshot(deadlocked=everyone, circle=graph.report(headline, *more)))
+    report = analysis.analyse(run.snapshot(deadlocked=everyone, circle=circle))
     # another reason: what the order check had found, and has not raised yet
     return replace(report, reason=why) if report.reason is Reason.DEADLOCK else report
-
-
-def _late() -> str:
-    """Say what an execution that took too long may have waited for, and what to do when it needs that long."""
-    threads = ", ".join(repr(thread.name) for thread in busy_threads(pause=0)[:_MOST_THREADS])
-    at_work = f"At work in threads: {threads}. " if threads else ""
-    return f"{at_work}If a run needs that long, give it more time: --timeout, or timeout=."
 
 
 # One execution.
@@ -145,12 +140,22 @@ class Result:
     value: Any
     error: Exception | None
     schedule: Schedule
+    changes: tuple[str, ...] = ()  # what those of the schedule do, a line each, where that was asked for
+    schedules: int = 1  # how many were run in an exploration, without those that reduced a failing one
 
     @property
     def kind(self) -> object:
         """What makes two failures the same: the error's type and, for replicas that disagreed, the reason."""
         reason = self.error.report.reason if isinstance(self.error, CollectiveError) else None
         return type(self.error), reason
+
+    def story(self, where: str, end: str = ":") -> list[str]:
+        """Return, in lines, how many changes to the default order there are, and what they do; empty where none are."""
+        changes = self.schedule.changes
+        if not changes:
+            return []
+        head = f"{where}, with {count(len(changes), 'change')} to the default order{end}"
+        return [head, *(f"  {line}" for line in self.changes)]
 
 
 def run(program: Program, order: Order, *, seed: int, seconds: float | None, on_point: OnPoint | None = None) -> Result:
@@ -205,32 +210,11 @@ def without_frames_before(error: Exception) -> Exception:
 # Many executions.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Exploration:
-    """The result of an exploration."""
-
-    schedules: int  # how many were run, without those that reduced a failing one
-    result: Result  # of the default order or, where one failed, of that one with the fewest changes
-    changes: tuple[str, ...] = ()  # what these changes do, a line each
-
-    @property
-    def error(self) -> Exception | None:
-        """What the execution that failed ended with; None when none failed."""
-        return self.result.error
-
-    def story(self, where: str, end: str = ":") -> list[str]:
-        """Return, in lines, how many changes to the default order there are, and what they do; empty where none are."""
-        changes = self.result.schedule.changes
-        if not changes:
-            return []
-        head = f"{where}, with {count(len(changes), 'change')} to the default order{end}"
-        return [head, *(f"  {line}" for line in self.changes)]
-
-
-def explore(program: Program, *, schedules: int, seed: int, seconds: float | None) -> Exploration:
+def explore(program: Program, *, schedules: int, seed: int, seconds: float | None) -> Result:
     """Run a program under up to that many schedules, and stop at the first that fails.
 
-    The seed is what they, and the program's own random numbers, are drawn from.
+    The seed is what they, and the program's own random numbers, are drawn from. The result is that of the default order
+    or, where one fails, of that one with the fewest changes.
     """
     points: defaultdict[object, list[int]] = defaultdict(list)
     swaps: defaultdict[object, list[Change]] = defaultdict(list)
@@ -245,27 +229,26 @@ def explore(program: Program, *, schedules: int, seed: int, seconds: float | Non
 
     default = run(program, Order(), seed=seed, seconds=seconds, on_point=note if schedules > 1 else None)
     if default.error is not None or not points:
-        return Exploration(1, default)
+        return default
     for number in range(1, schedules):
         rng = random.Random(f"{seed}.{number}")  # noqa: S311
-        result = run(program, _order(number, rng, points.values(), swaps.values()), seed=seed, seconds=seconds)
+        order: Order
+        if number == 1:
+            order = LastFirst()
+        elif number % 2:
+            order = directed(rng, points.values())
+        elif number % 4 and swaps:
+            order = swapping(rng, swaps.values())
+        else:
+            order = Random(rng)
+        result = run(program, order, seed=seed, seconds=seconds)
         if result.error is not None:
-            return Exploration(number + 1, *_reduce(program, result, seconds=seconds))
-    return Exploration(schedules, default)
+            return replace(_reduce(program, result, seconds=seconds), schedules=number + 1)
+    return replace(default, schedules=schedules)
 
 
-def _order(
-    number: int, rng: random.Random, points: Collection[Sequence[int]], swaps: Collection[Sequence[Change]]
-) -> Order:
-    if number == 1:
-        return LastFirst()
-    if number % 4 == 2 and swaps:
-        return swapping(rng, swaps)
-    return Random(rng) if number % 2 == 0 else directed(rng, points)
-
-
-def replay(program: Program, schedule: Schedule, *, seconds: float | None) -> Exploration:
-    """Run a program under one schedule."""
+def replay(program: Program, schedule: Schedule, *, seconds: float | None) -> Result:
+    """Run a program under one schedule; the result says what its changes do."""
     lines: list[str] = []
 
     def describe(_: int, first: Step, instead: Step | None, __: Iterable[Handle]) -> None:
@@ -277,23 +260,13 @@ def replay(program: Program, schedule: Schedule, *, seconds: float | None) -> Ex
     result = run(program, Replayed(schedule.changes), seed=schedule.seed, seconds=seconds, on_point=describe)
     more = len(lines) - _MOST_LINES
     changes = (*lines[:_MOST_LINES], *([f"… and {more} more"] if more > 0 else []))
-    return Exploration(1, result, changes)
-
-
-_plumbing: dict[CodeType, bool] = {}
+    return replace(result, changes=changes)
 
 
 def _place_of(step: Step) -> object:
     """Return where a task will go on: its innermost frame that is the program's."""
-    found = None
-    for link in links(step.task.get_coro()):
-        if link.frame is not None:
-            code = link.frame.f_code
-            if code not in _plumbing:
-                _plumbing[code] = is_plumbing(link.frame)
-            if not _plumbing[code]:
-                found = code, link.frame.f_lasti
-    return found
+    frames = (frame for frame in reversed(frames_of(step.task.get_coro())) if not is_plumbing(frame))
+    return next(((frame.f_code, frame.f_lasti) for frame in frames), None)
 
 
 # What the changes of a schedule do.
@@ -324,7 +297,7 @@ def _where(step: Step) -> str:
 # Reducing: the fewest changes that still fail.
 
 
-def _reduce(program: Program, failed: Result, *, seconds: float | None) -> tuple[Result, tuple[str, ...]]:
+def _reduce(program: Program, failed: Result, *, seconds: float | None) -> Result:
     """Return the failure with the fewest changes that fail in the same way, and what these changes do."""
 
     def failure_of(changes: Sequence[Change]) -> Result | None:
@@ -333,9 +306,8 @@ def _reduce(program: Program, failed: Result, *, seconds: float | None) -> tuple
 
     best = minimise(failed.schedule.changes, failure_of) or failed
     again = replay(program, best.schedule, seconds=seconds)
-    if again.error is None or again.result.kind != failed.kind:
-        return best, ()  # the program is not the same each time: threads, sockets, a clock
-    return again.result, again.changes
+    # another result: the program is not the same each time, but depends on threads, sockets, a clock
+    return again if again.error is not None and again.kind == failed.kind else best
 
 
 def minimise(items: Sequence[T], failure_of: Callable[[Sequence[T]], R | None]) -> R | None:

@@ -141,6 +141,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
     def _run_once(self) -> None:
         """Run what is ready now, and behind it I/O and timers, as asyncio does; what comes meanwhile waits."""
         execution, batch, ready = self.execution, self._batch, self._ready
+        order, everywhere = execution.order, execution.on_point is not None
         self._look_outside()
         handle: Handle | None
         batch += ready  # behind what an interruption has left
@@ -153,7 +154,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
                 if self._steps:
                     point = execution.points
                     execution.points = point + 1
-                    if point >= execution.order.next_point or execution.on_point is not None:
+                    if everywhere or point >= order.next_point:
                         handle = self._choose(point, handle)
                         if handle is None:
                             continue

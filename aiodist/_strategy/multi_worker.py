@@ -50,7 +50,7 @@ from aiodist._strategy.strategy import Strategy
 from aiodist._strategy.variable import State, Variable, VariableAggregation, differ, state_of
 from aiodist._workers.bootstrap import in_one_thread, rendezvous
 from aiodist._workers.exchange import Agreed
-from aiodist._workers.team import Move, Pending, RunSpan, Team
+from aiodist._workers.team import Move, Pending, Span, Team
 from aiodist._workers.transport import Steps, in_thread
 
 _OWN: Final = ("aiodist._strategy", "aiodist._runtime", "aiodist._data")
@@ -123,8 +123,7 @@ class Workers(Replicas):
     def begin(self, call: Call, site: CallSite, move: Move) -> Pending:
         """Post a call that all workers make, whose values ``move`` moves; nobody need await it."""
         require_all_workers()
-        float64 = self._extended.communication_options.accumulate == "float64"
-        return self.team.outside.begin(call, site.code, site.offset, site.path, move, float64=float64)
+        return self.team.outside.begin(call, *site, self._extended.communication_options, move)
 
     async def _perform(self, call: Call, site: CallSite, move: Move) -> Any:
         """Carry out a call that all workers make."""
@@ -288,7 +287,10 @@ async def _fill_up(team: Team, batches: Sequence[Any]) -> Sequence[Any]:
         return batches
 
     def gathered(call: Call, own: Any) -> Awaitable[Any]:
-        return team.awaited(team.outside.begin(call, _fill_up.__code__, 0, (), lambda agreed: agreed.gather(own)))
+        pending = team.outside.begin(
+            call, _fill_up.__code__, 0, (), CommunicationOptions(), lambda agreed: agreed.gather(own)
+        )
+        return team.awaited(pending)
 
     have = await gathered(_WHO_HAS_ONE, bool(batches))
     if all(have) or not any(have):
@@ -411,7 +413,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             raise failure
         return result
 
-    async def _opened(self, run: Run, fn: Any, site: CallSite) -> RunSpan:
+    async def _opened(self, run: Run, fn: Any, site: CallSite) -> Span:
         """Return a run's span, once all workers have come to the run."""
         team = self._team
         call = Call("strategy.run", function=function_of(fn))
@@ -426,10 +428,10 @@ class MultiWorkerMirroredStrategy(Strategy):
             raise
         return self._span(run, pending)
 
-    def _span(self, run: Run, pending: Pending) -> RunSpan:
+    def _span(self, run: Run, pending: Pending) -> Span:
         team = self._team
         channel, communicator = pending.result()
-        run.span = span = RunSpan(team, pending.number, channel, communicator, run)
+        run.span = span = Span(team, pending.number, channel, communicator, run)
         self._workers.run_numbers[run.ledger] = pending.number
         return span
 

@@ -92,7 +92,7 @@ def _run_check(arguments: Namespace) -> Exit:
         return _run_ranks(arguments)
     if arguments.cpu:
         raise UsageError("--cpu needs --ranks")
-    from aiodist._checking.check import Outcome, Request, check
+    from aiodist._checking.check import Request, check
     from aiodist._checking.target import TargetError
 
     request = Request(
@@ -107,7 +107,7 @@ def _run_check(arguments: Namespace) -> Exit:
         print(json.dumps(checked.to_dict(), indent=2))
     else:
         _print(checked)
-    return {Outcome.AGREED: Exit.DONE, Outcome.DISAGREED: Exit.FAILED, Outcome.FAILED: Exit.RAISED}[checked.outcome]
+    return {"agreed": Exit.DONE, "disagreed": Exit.FAILED}.get(checked.outcome, Exit.RAISED)
 
 
 def _run_ranks(arguments: Namespace) -> Exit:
@@ -156,7 +156,7 @@ def _print(checked: Checked) -> None:
     from aiodist._tools.output import open_console, print_report, print_table
 
     out = open_console()
-    if checked.error is not None:
+    if checked.result.error is not None:
         print_report(out, "\n".join([checked.failure(), "", *checked.schedule_lines()]))
         return
     out.print(checked.agreement(), soft_wrap=True)

@@ -25,11 +25,10 @@ import ctypes
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import suppress
 from threading import get_ident
 from time import perf_counter
-from types import coroutine
 from typing import Any, Final
 
 import anyio
@@ -48,25 +47,15 @@ _SHORTEST_NAP: Final = 100e-6
 _LONGEST_NAP: Final = 4e-3
 
 
-class _Start:
-    """The request of steps that have not begun."""
-
-    def test(self) -> bool:
-        return True
-
-
-_START: Final = _Start()
-
-
 class _Process:
-    """Steps that are under way, the request that they wait for, and whether it tells when it is complete."""
+    """Steps that are under way, and the request that they wait for; None before the first."""
 
     __slots__ = ("announced", "request", "steps")
 
     def __init__(self, steps: Steps[Any]) -> None:
         self.steps = steps
-        self.request: Request = _START
-        self.announced = False
+        self.request: Request | None = None
+        self.announced = False  # the request tells when it is complete
 
 
 class _Waiter:
@@ -75,7 +64,12 @@ class _Waiter:
     def __init__(self, done: Callable[[], bool]) -> None:
         self.done = done
         self.thread = get_ident()
-        self.event = _new_event()
+        self._new_event: Any = asyncio.Event  # anyio's own takes three times the time
+        if running_on_trio():
+            from trio import Event
+
+            self._new_event = Event
+        self.renew()
         _, self.call_soon_threadsafe = current_loop()
 
     def wake(self) -> None:
@@ -90,16 +84,10 @@ class _Waiter:
 
     async def wait(self) -> None:
         await self.event.wait()
-        self.event = _new_event()
+        self.renew()
 
-
-def _new_event() -> Any:
-    """Return an event of the loop that runs; anyio's own takes three times the time."""
-    if not running_on_trio():
-        return asyncio.Event()
-    import trio
-
-    return trio.Event()
+    def renew(self) -> None:
+        self.event = self._new_event()
 
 
 class Driver:
@@ -209,7 +197,7 @@ class Driver:
             if perf_counter() - now < _IDLE_TURN_SECONDS:
                 self._advance_all(_BETWEEN_TURNS_SECONDS)
         if waiter.event.is_set():
-            waiter.event = _new_event()
+            waiter.renew()
 
     def _advance_all(self, seconds: float = 0.0) -> bool:
         """Ask for every request once, or again and again for so long; return whether any steps have gone on."""
@@ -228,7 +216,7 @@ class Driver:
             self._started = perf_counter()
         return gone_on
 
-    def _advance(self, process: _Process, seconds: float = 0.0) -> bool:
+    def _advance(self, process: _Process, seconds: float = 0.0) -> bool:  # noqa: C901  (the way of every step)
         """Let steps go on as far as they can; return whether they are over.
 
         Requests are asked for as long as given, or longer where values are moved: the other workers do the same.
@@ -238,17 +226,21 @@ class Driver:
         try:
             while True:
                 try:
-                    test = process.request.test
-                    while not test():
-                        if not seconds or process.announced:
-                            return False
-                        if perf_counter() - begun > (_MOVING_SECONDS if self.moving else seconds):
-                            return False
+                    if process.request is not None:
+                        test = process.request.test
+                        while not test():
+                            if not seconds or process.announced:
+                                return False
+                            if perf_counter() - begun > (_MOVING_SECONDS if self.moving else seconds):
+                                return False
                 except Exception as error:  # noqa: BLE001  (of the engine, for the steps)
                     process.request = steps.throw(error)
                 else:
                     process.request = next(steps)
-                self._look_at(process)
+                announce = getattr(process.request, "add_done_callback", None)  # see `Request`
+                process.announced = announce is not None
+                if announce is not None:
+                    announce(self.notify)
                 if perf_counter() - begun > _MOVING_SECONDS:
                     return False  # the loop's other tasks have their turn
         except StopIteration:
@@ -257,22 +249,10 @@ class Driver:
             self._failed(error)
             return True
 
-    def _look_at(self, process: _Process) -> None:
-        tell = getattr(process.request, "add_done_callback", None)  # see `Request`
-        process.announced = tell is not None
-        if tell is not None:
-            tell(self.notify)
-
     async def _nap(self, seconds: float) -> None:
         if self._timer is None:
             self._timer = Timer()
         await self._timer.sleep(seconds)
-
-    def close(self) -> None:
-        """Give back what it has of the system."""
-        if self._timer is not None:
-            self._timer.close()
-            self._timer = None
 
 
 async def _next_turn() -> None:
@@ -282,12 +262,7 @@ async def _next_turn() -> None:
 
         await checkpoint()
     else:
-        await _turn()
-
-
-@coroutine
-def _turn() -> Generator[None, None, None]:
-    yield
+        await asyncio.sleep(0)
 
 
 class Timer:
@@ -297,7 +272,7 @@ class Timer:
     _NONBLOCK_CLOEXEC: Final = 0o4000 | 0o2000000
 
     def __init__(self) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+        self._libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
         self._fd = self._libc.timerfd_create(self._CLOCK_MONOTONIC, self._NONBLOCK_CLOEXEC) if self._libc else -1
         self._asleep = False
 
@@ -320,16 +295,10 @@ class Timer:
             self._set(1e-9)
 
     def _set(self, seconds: float) -> None:
-        assert self._libc is not None
-        whole, rest = divmod(seconds, 1.0)
-        spec = (ctypes.c_long * 4)(0, 0, int(whole), max(1, int(rest * 1e9)))  # no interval, then the first expiry
+        spec = (ctypes.c_long * 4)(0, 0, 0, max(1, int(seconds * 1e9)))  # no interval, then the first expiry
         self._libc.timerfd_settime(self._fd, 0, spec, None)
 
-    def close(self) -> None:
-        if self._fd >= 0 and not self._asleep:  # who sleeps on it would not wake
-            os.close(self._fd)
-            self._fd = -1
-
     def __del__(self) -> None:
-        """Give it back, where its user has been left behind in a loop that is over."""
-        self.close()
+        """Give it back."""
+        if self._fd >= 0:
+            os.close(self._fd)

@@ -30,13 +30,14 @@ import numpy as np
 from aiodist._arrays.device import DeviceType
 from aiodist._arrays.host import HostType
 from aiodist._arrays.leaves import LeafType, Spec
+from aiodist._arrays.options import CommunicationOptions
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import ALL_TO_ALL, Collective
 from aiodist._collectives.work import Work
 from aiodist._collectives.workers import Crossing, Members, Rows, WorkerPlan, check_integers, fits, joined, too_large
 from aiodist._core.ledger import Group
 from aiodist._workers.layout import Layout
-from aiodist._workers.record import FLOAT64, PAYLOAD, Found, RecordBuffers
+from aiodist._workers.record import FLOAT64, NO_FLAGS, PAYLOAD, Found, RecordBuffers
 from aiodist._workers.session import Session
 from aiodist._workers.transport import Array, Communicator, Parts, Request, Steps, as_bytes, in_thread
 from aiodist_kernels import policy
@@ -319,6 +320,11 @@ def _in_buffers(slot: Rendezvous, result: Any, *, shared: bool) -> Any:
         for buffer, leaf in zip(out.leaves, own if isinstance(own, list) else [own], strict=True):
             buffer[...] = leaf
     return result
+
+
+def flags_of(options: CommunicationOptions) -> int:
+    """Return what the record says of a step's options."""
+    return FLOAT64 if options.accumulate == "float64" else NO_FLAGS
 
 
 def accumulate_of(found: Found) -> Any:

@@ -56,7 +56,7 @@ _BEGIN: Final = 48  # of the payload: what is in it is aligned
 _SIZE: Final = _BEGIN + PAYLOAD
 _COMPARED: Final = struct.Struct("<16sQQB")
 _LEAST: Final = struct.Struct("<33s33sBBBx")
-_PARTS: Final = (slice(0, 16), slice(16, 24), slice(24, 32), slice(32, 33))
+_CALLERS: Final = (slice(16, 24), slice(24, 32))
 _COMPLEMENTS: Final = bytes(range(255, -1, -1))
 _MOST: Final = 255
 
@@ -135,23 +135,19 @@ class RecordBuffers:
             self._head = _HEAD.pack(record.digest, *record.callers, record.flags, record.notice)
             self._view[: _HEAD.size] = self._head
         else:
-            self._write_least(record)
+            compared = _COMPARED.pack(record.digest, *record.callers, record.flags)
+            complement = compared.translate(_COMPLEMENTS)
+            if record.notice is Notice.JOINED:
+                compared = complement = bytes([_MOST]) * _COMPARED.size
+            first = record.flags if self._rank == 0 else _MOST
+            _LEAST.pack_into(self._view, 0, compared, complement, record.notice, _MOST - record.notice, first)
         return self._begin()
-
-    def _write_least(self, record: Record) -> None:
-        compared = _COMPARED.pack(record.digest, *record.callers, record.flags)
-        complement = compared.translate(_COMPLEMENTS)
-        if record.notice is Notice.JOINED:
-            compared = complement = bytes([_MOST]) * _COMPARED.size
-        first = record.flags if self._rank == 0 else _MOST
-        _LEAST.pack_into(self._view, 0, compared, complement, record.notice, _MOST - record.notice, first)
 
     def read(self) -> Found:
         """Return what all records say; the exchange is complete."""
-        return self._read_all() if self.in_full else self._read_least()
-
-    def _read_all(self) -> Found:
         own, whole = self._record, self._all.tobytes()
+        if not self.in_full:
+            return self._read_least(whole)
         if own.notice is Notice.NONE:
             for begin in self._begins:
                 if not whole.startswith(self._head, begin):
@@ -165,14 +161,18 @@ class RecordBuffers:
         nearest, two = (hash(tuple(n - sums[0] for n in sums)) if len(set(sums)) > 1 else 0 for sums in callers)
         return Found(agreement, next(iter(known), own.digest), flags[0], (nearest, two))
 
-    def _read_least(self) -> Found:
-        compared, complement, least, greatest, first = _LEAST.unpack(self._all.tobytes())
+    def _read_least(self, whole: bytes) -> Found:
+        compared, complement, least, greatest, first = _LEAST.unpack(whole)
         most = complement.translate(_COMPLEMENTS)
-        digests_alike, *callers_alike, _ = (compared[part] == most[part] for part in _PARTS)
+        if compared == most:  # as nearly always
+            digests_alike, callers = True, ALIKE
+        else:
+            digests_alike = compared[:16] == most[:16]
+            nearest, two = (0 if compared[at] == most[at] else next(self._numbers) for at in _CALLERS)
+            callers = nearest, two
         agreement = _agreement(least, _MOST - greatest, digests_alike)
         digest = self._record.digest if agreement is Agreement.ALL_JOINED else compared[:16]
-        nearest, two = (0 if alike else next(self._numbers) for alike in callers_alike)
-        return Found(agreement, digest, first, (nearest, two))
+        return Found(agreement, digest, first, callers)
 
 
 def _agreement(least: int, greatest: int, digests_alike: bool) -> Agreement:

@@ -2,11 +2,12 @@
 
 A `Team` has the strategy's communicator, its connection to the coordinator, and the driver that carries steps out. What
 a strategy does outside of replicas (a run's opening, reduce, gather, a variable's creation) has one order, a `Session`
-of its own, and is checked as replicas' collectives are (`Outside`): this worker's caller posts for all local replicas.
-Each run has a `RunSpan`, over a channel that no other run uses at the same time; at the opening, all workers choose the
-first that each has free. The run tells it what all local replicas have posted, and that a group is in trouble; it
-completes slots and fails the run. A group whose members live on several workers is given a communicator at its first
-collective: the coordinator says when all its workers have come to that.
+of its own, and is checked as replicas' collectives are: this worker's caller posts for all local replicas (`Outside`).
+
+A `Span` is what that, or a run, has to do with the other workers. A run has a channel that no other run uses at the
+same time; at its opening, all workers choose the first that each has free. It tells its span what all local replicas
+have posted, and that a group is in trouble; the span completes slots and fails the run. A group whose members live on
+several workers is given a communicator at its first collective: the coordinator says when all have come to that.
 
 **Trouble.** Whatever is wrong, here or elsewhere, ends in one message to the coordinator (`Span.tell`), once local
 replicas have settled. A record that differs, a replica's own exception and a collective whose time is up are found
@@ -26,12 +27,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import anyio
 import numpy as np
 
 from aiodist._arrays.environment import stall_seconds
+from aiodist._arrays.options import CommunicationOptions
 from aiodist._collectives import kinds
 from aiodist._core.analysis import error_of
 from aiodist._core.call import Call, OrderCheck, Post, path_of
@@ -43,7 +45,7 @@ from aiodist._core.terms import Reason, ReplicaState
 from aiodist._core.text import brief, ids
 from aiodist._workers.coordinator import not_begun
 from aiodist._workers.driver import Driver
-from aiodist._workers.exchange import Agreed, Moving, accumulate_of, contributed
+from aiodist._workers.exchange import Agreed, Moving, accumulate_of, contributed, flags_of
 from aiodist._workers.layout import Layout
 from aiodist._workers.messages import (
     OUTSIDE,
@@ -58,7 +60,7 @@ from aiodist._workers.messages import (
     Trouble,
     Waiting,
 )
-from aiodist._workers.record import FLOAT64, NO_FLAGS, Agreement, Found, callers_of, digest_of, resolved
+from aiodist._workers.record import Agreement, Found, callers_of, digest_of, resolved
 from aiodist._workers.session import Route, Session, Step
 from aiodist._workers.transport import OF_VALUES, Communicator, Steps, as_bytes
 from aiodist_kernels import ReduceOp
@@ -258,88 +260,6 @@ class Team:
 # What is called.
 
 
-class Span:
-    """What calls that have one order have to do with the other workers.
-
-    Attributes:
-        number: the number of the run; `OUTSIDE`.
-        told: trouble has been reported to the coordinator.
-        is_over: all replicas of all workers have ended.
-        error: what has ended it; None while all is well.
-    """
-
-    def __init__(self, team: Team, number: int, name: str, communicator: Communicator, ledger: Ledger) -> None:
-        self.number = number
-        self.told = self.is_over = False
-        self.error: CollectiveError | None = None
-        self._team = team
-        self._ledger = ledger
-        self._sessions: dict[GroupKey, Session] = {}  # of the run's own group, and of others that have one
-        self._root = self._new_session(ledger.root, name, communicator)
-        team.enter(number, self)
-
-    def _new_session(self, group: Group, name: str, communicator: Communicator) -> Session:
-        made = self._sessions[group.key] = Session(name, communicator, self, weakref.ref(group))
-        return made
-
-    def move(self, session: Session, step: Step | None, found: Found, prepared: Any) -> Steps[None] | None:
-        """Return what moves the values of a step that all workers have agreed on, and makes its result."""
-        raise NotImplementedError
-
-    def finish_join(self, session: Session) -> Steps[None]:
-        """Find out which replica was the last to join, and let all go on."""
-        raise NotImplementedError
-
-    def diverged(self, session: Session) -> None:
-        """Hear that the workers are at different calls: local replicas settle, and then this worker tells."""
-        self._doom(session.of(), session.number)
-
-    def over(self) -> None:
-        """Hear that all replicas of all workers have ended."""
-        self.is_over = True
-
-    def receive(self, message: Ask | Query | GroupTag) -> None:
-        """Take what the coordinator asks or tells."""
-        raise NotImplementedError
-
-    def _doom(self, group: Group, number: int) -> None:
-        """Let a group make no call from that number on; tell, once local replicas have settled."""
-        raise NotImplementedError
-
-    def _snapshot(self) -> Snapshot:
-        raise NotImplementedError
-
-    def _fail_calls(self, error: CollectiveError) -> None:
-        """End all calls that are under way."""
-        raise NotImplementedError
-
-    def tell(
-        self,
-        *,
-        group: Group | None = None,
-        overdue: Overdue | None = None,
-        failures: Mapping[int, BaseException] | None = None,
-        note: str = "",
-    ) -> None:
-        """Tell the coordinator this worker's part, once; from any thread."""
-        if self.told or self.error is not None:
-            return
-        self.told = True
-        key, number = (None, None) if group is None else (group.key, group.doomed)
-        if overdue is not None:
-            number = overdue.number
-        found = tuple(f"Replica {i} raised {brief(error)}" for i, error in (failures or {}).items())
-        self._team.control.send(Trouble(self.number, self._snapshot(), key, number, overdue, found, note))
-
-    def fail(self, error: CollectiveError) -> None:
-        """End all that is under way: the strategy has ended."""
-        if not self.is_over and self.error is None:
-            self.error = error
-            for session in self._sessions.values():
-                session.freeze()
-            self._fail_calls(error)
-
-
 class Pending(Slot):
     """A call outside of replicas, until all workers have it."""
 
@@ -364,97 +284,37 @@ class Pending(Slot):
         return self.value
 
 
-class Outside(Span):
-    """What is called outside of replicas, in the order in which all workers call it."""
+class Span:
+    """What a run, or what is called outside of replicas, has to do with the other workers.
 
-    def __init__(self, team: Team) -> None:
-        layout = team.layout
-        ledger = Ledger(layout.own, team.order_check, total=layout.replicas, slot_type=Pending)
-        super().__init__(team, OUTSIDE, "outside", team.communicator, ledger)
-
-    def begin(self, call: Call, code: Any, offset: int, path: Path, move: Move, *, float64: bool = False) -> Pending:
-        """Post a call for all local replicas; the steps that it takes are carried out from now on.
-
-        ``move`` moves its values, once all workers have agreed on it, and returns the result.
-        """
-        self._team.check()
-        group = self._ledger.root
-        slot, *_ = [group.post(member, call, code, offset, path) for member in group.members]  # one for all of them
-        assert isinstance(slot, Pending)
-        slot.move = move
-        slot.waiters = list(group.members)  # which are all waited for here
-        route = Route(digest_of(self._team.order_check, slot.post_of(0)))
-        self._root.post(Step(route, slot, FLOAT64 if float64 else NO_FLAGS))
-        self._team.start(self._root)
-        return slot
-
-    def abandon(self, pending: Pending) -> None:
-        """Note that the caller was cancelled out of a call, unless it is complete."""
-        if not pending.complete:
-            for member in pending.group.members:
-                pending.group.abandon(member, pending)
-            self._root.freeze(pending.number)
-            self.tell(group=pending.group)
-
-    def warn(self, pending: Pending, seconds: float) -> None:
-        """Warn that the other workers do not come to a call."""
-        layout, post = self._team.layout, pending.first
-        warn_of_stall(
-            f"worker {layout.rank} of {layout.workers} has waited {seconds:.3g} s for the others to come to "
-            f"{post.call} (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
-            post.location.file,
-            post.location.line,
-        )
-
-    def expire(self, pending: Pending, seconds: float) -> None:
-        """Note that the time is up in which the other workers were to make a call."""
-        self._root.freeze(pending.number)
-        self.tell(overdue=Overdue(pending.group.key, pending.number, seconds))
-
-    def move(self, session: Session, step: Step | None, found: Found, prepared: Any) -> Steps[None]:  # noqa: ARG002
-        """Move the values of a call that all workers make."""
-        assert step is not None
-        pending: Pending = step.what
-        agreed = Agreed(session.communicator, accumulate_of(found), self._team.moving)
-        yield from self._team.outcome(pending.move(agreed), pending.end)
-        if session.number + 1 == pending.group.doomed:
-            self.tell()
-
-    def receive(self, message: Ask | Query | GroupTag) -> None:
-        """Tell the coordinator what this worker calls, once it has come to a call that cannot be complete."""
-        assert isinstance(message, Ask)
-        self._doom(self._ledger.root, self._root.number if message.number is None else message.number)
-
-    def _doom(self, group: Group, number: int) -> None:
-        self._root.freeze(number)
-        group.doom(number)
-        if self._root.number >= number:
-            self.tell(group=group)
-
-    def _snapshot(self) -> Snapshot:
-        layout = self._team.layout
-        return self._ledger.snapshot([ReplicaFacts(i, layout.names[i]) for i in layout.own])
-
-    def _fail_calls(self, error: CollectiveError) -> None:
-        for slot in list(self._ledger.root.slots()):
-            assert isinstance(slot, Pending)
-            slot.end(None, error)
-
-
-class RunSpan(Span):
-    """What one run has to do with the other workers."""
+    Attributes:
+        number: the number of the run; `OUTSIDE`.
+        told: trouble has been reported to the coordinator.
+        is_over: all replicas of all workers have ended.
+        error: what has ended it; None while all is well.
+    """
 
     def __init__(self, team: Team, number: int, channel: int, communicator: Communicator, run: Run) -> None:
-        self._finishing = self._left = False
+        self.number = number
+        self.told = self.is_over = self._finishing = self._left = False
+        self.error: CollectiveError | None = None
+        self._team = team
         self._run = run
+        self._ledger = run.ledger
         self._channel = channel
+        self._sessions: dict[GroupKey, Session] = {}  # of the run's own group, and of others that have one
         self._waiting: dict[GroupKey, list[Rendezvous]] = {}  # of groups that have no session yet
         self._tagged: Counter[tuple[int, ...]] = Counter()  # by workers, how many of their groups have been given tags
         self._doomed: dict[GroupKey, int] = {}  # groups that are not made here yet
         self._routes: dict[Any, Route] = {}
         self._blocked: tuple[int, ...] = ()
         self._seen: Any = None
-        super().__init__(team, number, f"run {number}", communicator, run.ledger)
+        self._root = self._new_session(run.ledger.root, f"run {number}", communicator)
+        team.enter(number, self)
+
+    def _new_session(self, group: Group, name: str, communicator: Communicator) -> Session:
+        made = self._sessions[group.key] = Session(name, communicator, self, weakref.ref(group))
+        return made
 
     # What the run tells.
 
@@ -475,9 +335,13 @@ class RunSpan(Span):
             session.join()
         else:
             values = None if slot.absent else contributed(slot)  # now: a run that fails forgets what its slots hold
-            flags = FLOAT64 if slot.options.accumulate == "float64" else NO_FLAGS
-            session.post(Step(self._route(session, slot), slot, flags, values))
+            session.post(Step(self._route(session, slot), slot, flags_of(slot.options), values))
         self._team.start(session)
+
+    def call(self, step: Step) -> None:
+        """Agree with the other workers on a call outside of replicas, and carry it out."""
+        self._root.post(step)
+        self._team.start(self._root)
 
     def _route(self, session: Session, slot: Rendezvous) -> Route:
         key = session, id(slot.call), id(slot.code), slot.offset, slot.path
@@ -553,8 +417,10 @@ class RunSpan(Span):
         moving, run = self._team.moving, self._run
         if step is None:
             return self._team.outcome(moving.gather(session, None), lambda *_: None)
-        slot: Rendezvous = step.what
-        if found.agreement is Agreement.WITHOUT_SOME:
+        slot: Any = step.what
+        if isinstance(slot, Pending):
+            steps = slot.move(Agreed(session.communicator, accumulate_of(found), moving))
+        elif found.agreement is Agreement.WITHOUT_SOME:
             steps = moving.gather(session, slot)
         elif step.route.small is not None:
             try:
@@ -595,7 +461,15 @@ class RunSpan(Span):
         for slot in self._waiting.pop(tag.group):
             self._post(session, slot)
 
+    def over(self) -> None:
+        """Hear that all replicas of all workers have ended."""
+        self.is_over = True
+
     # Trouble.
+
+    def diverged(self, session: Session) -> None:
+        """Hear that the workers are at different calls: local replicas settle, and then this worker tells."""
+        self._doom(session.of(), session.number)
 
     def receive(self, message: Ask | Query | GroupTag) -> None:
         """Take what the coordinator asks or tells."""
@@ -637,14 +511,112 @@ class RunSpan(Span):
         """Tell the coordinator what local replicas wait in, while nothing is wrong here."""
         self._blocked = tuple(sorted(replica_ids))
         if self._is_well:
-            self._team.control.send(Waiting(self.number, self._snapshot(), is_answer))
+            self._team.control.send(Waiting(self.number, self._run.snapshot(blocked=self._blocked), is_answer))
 
-    def _snapshot(self) -> Snapshot:
-        return self._run.snapshot(blocked=self._blocked)
+    def tell(
+        self,
+        *,
+        group: Group | None = None,
+        overdue: Overdue | None = None,
+        failures: Mapping[int, BaseException] | None = None,
+        note: str = "",
+    ) -> None:
+        """Tell the coordinator this worker's part, once; from any thread."""
+        if self.told or self.error is not None:
+            return
+        self.told = True
+        key, number = (None, None) if group is None else (group.key, group.doomed)
+        if overdue is not None:
+            number = overdue.number
+        if key in self._sessions and number is not None:
+            self._sessions[key].freeze(number)
+        found = tuple(f"Replica {i} raised {brief(error)}" for i, error in (failures or {}).items())
+        snapshot = self._run.snapshot(blocked=self._blocked)
+        self._team.control.send(Trouble(self.number, snapshot, key, number, overdue, found, note))
 
-    def _fail_calls(self, error: CollectiveError) -> None:
-        if not self._left:
-            self._run.fail(error)
+    def fail(self, error: CollectiveError) -> None:
+        """End all that is under way: the strategy has ended."""
+        if not self.is_over and self.error is None:
+            self.error = error
+            for session in self._sessions.values():
+                session.freeze()
+            if not self._left:
+                self._run.fail(error)
+
+
+class Outside:
+    """What is called outside of replicas, in the order in which all workers call it.
+
+    To its span it is a run, of which it has what is needed where there are neither groups nor merges nor joins.
+    """
+
+    def __init__(self, team: Team) -> None:
+        layout = team.layout
+        self.ledger = Ledger(layout.own, team.order_check, total=layout.replicas, slot_type=Pending)
+        self._team = team
+        self._span = Span(team, OUTSIDE, 0, team.communicator, cast("Run", self))
+
+    def begin(
+        self, call: Call, code: Any, offset: int, path: Path, options: CommunicationOptions, move: Move
+    ) -> Pending:
+        """Post a call for all local replicas; the steps that it takes are carried out from now on.
+
+        ``move`` moves its values, once all workers have agreed on it, and returns the result.
+        """
+        self._team.check()
+        group = self.ledger.root
+        slot, *_ = [group.post(member, call, code, offset, path) for member in group.members]  # one for all of them
+        assert isinstance(slot, Pending)
+        slot.move = move
+        slot.waiters = list(group.members)  # which are all waited for here
+        self._span.call(Step(Route(digest_of(self._team.order_check, slot.post_of(0))), slot, flags_of(options)))
+        return slot
+
+    def abandon(self, pending: Pending) -> None:
+        """Note that the caller was cancelled out of a call, unless it is complete."""
+        if not pending.complete:
+            for member in pending.group.members:
+                pending.group.abandon(member, pending)
+            self._span.troubled(pending.group, None)
+
+    def warn(self, pending: Pending, seconds: float) -> None:
+        """Warn that the other workers do not come to a call."""
+        layout, post = self._team.layout, pending.first
+        warn_of_stall(
+            f"worker {layout.rank} of {layout.workers} has waited {seconds:.3g} s for the others to come to "
+            f"{post.call} (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
+            post.location.file,
+            post.location.line,
+        )
+
+    def expire(self, pending: Pending, seconds: float) -> None:
+        """Note that the time is up in which the other workers were to make a call."""
+        self._span.troubled(pending.group, Overdue(pending.group.key, pending.number, seconds))
+
+    # What its span calls.
+
+    def complete(self, slot: Pending, result: Any, error: BaseException | None) -> None:
+        """Complete a call."""
+        slot.end(result, error)
+        self.doom(slot.group)
+
+    def doom(self, group: Group, number: int | None = None) -> None:
+        """Tell what is called here, once all calls before one that cannot be complete are."""
+        if number is not None:
+            group.doom(number)
+        if group.doomed is not None and min(group.open, default=group.members[0].sequence) >= group.doomed:
+            self._span.troubled(group, None)
+
+    def snapshot(self, **_: Any) -> Snapshot:
+        """Return what is called here."""
+        names = self._team.layout.names
+        return self.ledger.snapshot([ReplicaFacts(each.id, names[each.id]) for each in self.ledger.replicas])
+
+    def fail(self, error: CollectiveError) -> None:
+        """End all calls that are under way."""
+        for slot in list(self.ledger.root.slots()):
+            assert isinstance(slot, Pending)
+            slot.end(None, error)
 
 
 # Errors and warnings.

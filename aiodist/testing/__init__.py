@@ -127,9 +127,9 @@ def explore(
         where = "in the schedule given" if replay is not None else f"in schedule {exploration.schedules}"
         for line in exploration.story(where):
             exploration.error.add_note(line)
-        exploration.error.add_note(f"to run it again: replay={str(exploration.result.schedule)!r}")
+        exploration.error.add_note(f"to run it again: replay={str(exploration.schedule)!r}")
         raise exploration.error
-    return Explored(exploration.schedules, strategy.experimental_local_results(exploration.result.value))
+    return Explored(exploration.schedules, strategy.experimental_local_results(exploration.value))
 
 
 # Recordings of collectives: which were made, to compare with others or with a list.

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from aiodist import CollectiveMismatchError, get_replica_context
-from aiodist._checking.explore import Exploration, explore, replay
+from aiodist._checking.explore import Result, explore, replay
 from aiodist._checking.schedule import Schedule
 from tests.checking.programs import Main, mirrored
 from tests.project.paths import ROOT, environment
 
 
-def exploration(main: Main, schedules: int = 100, seed: int = 0) -> Exploration:
+def exploration(main: Main, schedules: int = 100, seed: int = 0) -> Result:
     return explore(main, schedules=schedules, seed=seed, seconds=20)
 
 
@@ -67,17 +67,17 @@ def test_bug_that_depends_on_the_order_is_found_reduced_and_repeated(
     found = exploration(main, seed=seed)
     assert found.schedules > 1
     assert isinstance(found.error, error)
-    assert len(found.result.schedule.changes) == len(found.changes) == 1
+    assert len(found.schedule.changes) == len(found.changes) == 1
     assert "replica" in found.changes[0]
 
-    again = replay(main, Schedule.parse(str(found.result.schedule)), seconds=20)
+    again = replay(main, Schedule.parse(str(found.schedule)), seconds=20)
     assert str(again.error) == str(found.error)
     assert again.changes == found.changes
 
 
 def summaries() -> list[str]:
     found = [exploration(main, seed=3) for main, _ in WRONG]
-    return [f"{each.schedules} {each.result.schedule}" for each in found]
+    return [f"{each.schedules} {each.schedule}" for each in found]
 
 
 def test_exploration_depends_on_its_seed_alone() -> None:
@@ -99,4 +99,4 @@ def test_program_without_a_choice_or_with_a_failure_in_the_default_order_has_one
     found = exploration(main)
     assert found.schedules == 1
     assert isinstance(found.error, ValueError)
-    assert str(found.result.schedule) == "0/"
+    assert str(found.schedule) == "0/"

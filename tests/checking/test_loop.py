@@ -175,7 +175,7 @@ def test_random_numbers_are_those_of_the_seed_and_the_caller_keeps_theirs() -> N
         return random.random(), float(np.random.random())  # noqa: NPY002
 
     def drawn(seed: int) -> object:
-        return replay(main, Schedule(seed), seconds=20).result.value
+        return replay(main, Schedule(seed), seconds=20).value
 
     before = random.getstate()
     assert drawn(3) == drawn(3) != drawn(4)

@@ -122,7 +122,7 @@ def test_case_under_many_schedules(case: Case, replicas: int) -> None:
             assert not isinstance(first, CollectiveError) or str(error) == str(first)
     else:
         found = explore(program, schedules=SCHEDULES, seed=0, seconds=60)
-        assert found.error is None, f"a false alarm under {found.result.schedule}:\n{found.error}"
+        assert found.error is None, f"a false alarm under {found.schedule}:\n{found.error}"
 
 
 def program_of(case: Case, replicas: int = REPLICAS) -> Program:

@@ -27,7 +27,7 @@ from aiodist._workers.layout import Layout
 from aiodist._workers.messages import Lost, Message, decode, encode
 from aiodist._workers.record import Found
 from aiodist._workers.session import Session
-from aiodist._workers.team import RunSpan, Team
+from aiodist._workers.team import Span, Team
 from aiodist._workers.transport import Steps, as_bytes
 
 
@@ -311,7 +311,7 @@ class PlainJob:
             team = Team(layout, communicator, partial(PlainControl, self))
             run: Any = PlainRun(layout.own, layout.replicas, program)
             team.moving = mover
-            run.span = RunSpan(team, 0, 0, communicator, run)
+            run.span = Span(team, 0, 0, communicator, run)
             self.teams.append(team)
             self.runs.append(run)
         self._ended: set[int] = set()

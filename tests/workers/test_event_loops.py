@@ -84,9 +84,7 @@ def test_a_strategy_works_in_the_next_loop_or_has_ended(first: str, second: str,
 def test_a_strategy_gives_back_what_each_loop_had_of_the_system() -> None:
     def driver_naps() -> None:
         async def nap() -> None:
-            timer = Timer()
-            await timer.sleep(1e-6)
-            timer.close()
+            await Timer().sleep(1e-6)
 
         asyncio.run(nap())
 

@@ -74,29 +74,6 @@ class _World:
         self.begun = [0] * size
         self.children: dict[object, _World] = {}
 
-    def begin(self, rank: int, kind: _Kind, part: Any, carry_out: Callable[[list[Any]], object]) -> SimulatedRequest:
-        request = SimulatedRequest()
-        if self.size == 1 and self.cluster.held is None:
-            carry_out([part])
-            request.finish()
-            return request
-        with self.cluster.lock:
-            number = self.begun[rank]
-            self.begun[rank] += 1
-            operation = self.operations.get(number)
-            if operation is None:
-                operation = self.operations[number] = _Operation(kind, self.size)
-            if operation.kind != kind:
-                raise RuntimeError(f"worker {rank} begins {kind} where others have begun {operation.kind}")
-            operation.parts[rank] = part
-            operation.requests.append(request)
-            if len(operation.requests) == self.size:
-                del self.operations[number]
-                carry_out(operation.parts)
-                for finished in operation.requests:
-                    self.cluster.deliver(finished)
-            return request
-
     def child(self, key: object, size: int) -> _World:
         with self.cluster.lock:
             if key not in self.children:
@@ -121,56 +98,50 @@ class SimulatedCommunicator:
         """Return whether it takes an op and dtype: of several workers what MPI takes, so that both ways are tried."""
         return self.size == 1 or dtype.kind in "iu" or (dtype.kind in "fc" and op in (ReduceOp.SUM, ReduceOp.PRODUCT))
 
+    def _begin(self, kind: _Kind, part: Any, carry_out: Callable[[list[Any]], object]) -> SimulatedRequest:
+        """Begin an operation of a kind with this worker's part; the last worker that does carries it out."""
+        request, world, cluster = SimulatedRequest(), self._world, self.cluster
+        if world.size == 1 and cluster.held is None:
+            carry_out([part])
+            request.finish()
+            return request
+        with cluster.lock:
+            number = world.begun[self.rank]
+            world.begun[self.rank] += 1
+            operation = world.operations.get(number)
+            if operation is None:
+                operation = world.operations[number] = _Operation(kind, world.size)
+            if operation.kind != kind:
+                raise RuntimeError(f"worker {self.rank} begins {kind} where others have begun {operation.kind}")
+            operation.parts[self.rank] = part
+            operation.requests.append(request)
+            if len(operation.requests) == world.size:
+                del world.operations[number]
+                carry_out(operation.parts)
+                for finished in operation.requests:
+                    cluster.deliver(finished)
+            return request
+
     def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> SimulatedRequest:
         """Reduce buffers over the workers, in the order of their ranks."""
         if not all(buffer.flags.c_contiguous and buffer.flags.aligned for buffer in (send, receive)):
             raise ValueError("expected contiguous, aligned buffers")
-
-        def carry_out(parts: list[Any]) -> None:
-            total = kernels.reduce(op, [mine for mine, _ in parts]) if len(parts) > 1 else parts[0][0]
-            for _, target in parts:
-                target[...] = total
-
-        return self._begin(("allreduce", op, send.dtype, send.size), (send, receive), carry_out)
+        return self._begin(("allreduce", op, send.dtype, send.size), (send, receive), partial(_reduce, op))
 
     def iallgather(self, send: Array, receive: Array) -> SimulatedRequest:
-
-        def carry_out(parts: list[Any]) -> None:
-            whole = np.concatenate([mine for mine, _ in parts])
-            for _, target in parts:
-                target[...] = whole
-
-        return self._begin(("allgather", send.size), (send, receive), carry_out)
+        return self._begin(("allgather", send.size), (send, receive), _put_together)
 
     def allgather_init(self, send: Array, receive: Array) -> Callable[[], Request]:
         return partial(self.iallgather, send, receive)
 
     def iallgatherv(self, send: Array, receive: Parts) -> SimulatedRequest:
-
-        def carry_out(parts: list[Any]) -> None:
-            for _, targets in parts:
-                for target, (mine, _) in zip(targets, parts, strict=True):
-                    target[...] = mine
-
-        return self._begin(("allgatherv", tuple(receive.counts)), (send, receive.views()), carry_out)
+        return self._begin(("allgatherv", tuple(receive.counts)), ([send] * self.size, receive.views()), _exchange)
 
     def ibcast(self, buffer: Array, root: int) -> SimulatedRequest:
-
-        def carry_out(parts: list[Any]) -> None:
-            for rank, target in enumerate(parts):
-                if rank != root:
-                    target[...] = parts[root]
-
-        return self._begin(("bcast", root, buffer.size), buffer, carry_out)
+        return self._begin(("bcast", root, buffer.size), buffer, partial(_copy_from, root))
 
     def ialltoallv(self, send: Parts, receive: Parts) -> SimulatedRequest:
-
-        def carry_out(parts: list[Any]) -> None:
-            for sender, (sent, _) in enumerate(parts):
-                for receiver in np.flatnonzero([part.size for part in sent]).tolist():
-                    parts[receiver][1][sender][...] = sent[receiver]
-
-        return self._begin(("alltoallv",), (send.views(), receive.views()), carry_out)
+        return self._begin(("alltoallv",), (send.views(), receive.views()), _exchange)
 
     def dup(self) -> Steps[Communicator]:
         return self._made(self._world.child(next(self._duplicates), self.size), self.rank)
@@ -179,11 +150,33 @@ class SimulatedCommunicator:
         return self._made(self._world.child((tag, *ranks), len(ranks)), list(ranks).index(self.rank))
 
     def _made(self, world: _World, rank: int) -> Steps[Communicator]:
-        yield world.begin(rank, ("made",), None, lambda _: None)  # complete when all of them have called this
-        return SimulatedCommunicator(world, rank)
+        made = SimulatedCommunicator(world, rank)
+        yield made._begin(("made",), None, lambda _: None)  # complete when all of them have called this
+        return made
 
-    def _begin(self, kind: _Kind, part: Any, carry_out: Callable[[list[Any]], object]) -> SimulatedRequest:
-        return self._world.begin(self.rank, kind, part, carry_out)
+
+def _reduce(op: ReduceOp, parts: list[Any]) -> None:
+    total = kernels.reduce(op, [mine for mine, _ in parts]) if len(parts) > 1 else parts[0][0]
+    for _, target in parts:
+        target[...] = total
+
+
+def _put_together(parts: list[Any]) -> None:
+    whole = np.concatenate([mine for mine, _ in parts])
+    for _, target in parts:
+        target[...] = whole
+
+
+def _exchange(parts: list[Any]) -> None:
+    for sender, (sent, _) in enumerate(parts):
+        for receiver in np.flatnonzero([part.size for part in sent]).tolist():
+            parts[receiver][1][sender][...] = sent[receiver]
+
+
+def _copy_from(root: int, buffers: list[Any]) -> None:
+    for rank, target in enumerate(buffers):
+        if rank != root:
+            target[...] = buffers[root]
 
 
 class SimulatedCluster:
@@ -197,7 +190,6 @@ class SimulatedCluster:
 
     Attributes:
         communicators: one each, for their strategies.
-        held: the deliveries that wait.
         met: what workers that have made a strategy say of themselves, and what makes their part, by rank.
         teams: the workers' parts, by rank, once the first strategy is used.
     """
