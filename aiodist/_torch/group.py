@@ -12,7 +12,6 @@ from datetime import timedelta
 from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar
-from urllib.parse import parse_qs, urlparse
 
 from aiodist._core.ledger import Member
 from aiodist._torch import private
@@ -27,9 +26,7 @@ class RankWork(bindings.Work):  # type: ignore[misc]
 
     def __init__(self, job: Job, member: Member, slot: Collective, outputs: Sequence[Tensor]) -> None:
         super().__init__()
-        self._job = job
-        self._member = member
-        self._slot = slot
+        self._job, self._member, self._slot = job, member, slot
         self._outputs = list(outputs)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -89,15 +86,11 @@ def _root(opts: Any) -> int:
 class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
     """A rank's process group: what torch knows it by, the backend that the script has asked for, and its store."""
 
-    def __init__(self, job: Job, member: Member, size: int, name: str, desc: str, backend: str, store: Any) -> None:
-        super().__init__(member.rank, size)
-        self._job = job
-        self._member = member
-        self._size = size
-        self._name = name
-        self._desc = desc
-        self._backend = backend
-        self._store = store
+    def __init__(self, job: Job, member: Member, name: str, desc: str, backend: str, store: Any) -> None:
+        self._size = len(member.group.members)
+        super().__init__(member.rank, self._size)
+        self._job, self._member = job, member
+        self._name, self._desc, self._backend, self._store = name, desc, backend, store
         self._set_group_desc(desc)
 
     # What it is.
@@ -195,14 +188,11 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         flat = [each[index] for index in range(len(inputs)) for each in outputs]
         return self.post("all_gather", inputs, inputs, flat)
 
-    def all_gather_single(self, output: Tensor, own: Tensor, opts: Any = None) -> RankWork:
-        return self.all_gather_single_coalesced([output], [own], opts)
-
-    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RankWork:
+    def all_gather_single(self, output: Any, own: Any, opts: Any = None) -> RankWork:
+        inputs, outputs = _list(own), _list(output)  # one each, or as many of both
         return self.post("all_gather", inputs, inputs, self._cut(*outputs), result=outputs)
 
-    _allgather_base = all_gather_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _allgather_base = all_gather_single_coalesced = allgather_into_tensor_coalesced = all_gather_single
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> RankWork:
         own = _list(inputs)
@@ -223,14 +213,11 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         alike = all(value.shape == own[0].shape for value in values)
         return self.post("reduce_scatter", own if alike else values, values, own, op=opts)
 
-    def reduce_scatter_single(self, output: Tensor, value: Tensor, opts: Any = _SUM) -> RankWork:
-        return self.reduce_scatter_single_coalesced([output], [value], opts)
+    def reduce_scatter_single(self, output: Any, value: Any, opts: Any = _SUM) -> RankWork:
+        outputs = _list(output)  # one each, or as many of both
+        return self.post("reduce_scatter", outputs, self._cut(*_list(value)), outputs, op=opts)
 
-    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = _SUM) -> RankWork:
-        return self.post("reduce_scatter", outputs, self._cut(*inputs), outputs, op=opts)
-
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced = reduce_scatter_single
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> RankWork:
         own, values = _list(outputs), _list(inputs)
@@ -285,9 +272,8 @@ class RankStore(c10d.Store):  # type: ignore[misc]
         return self._values[key]
 
     def add(self, key: str, number: int) -> int:
-        total = int(self._values.get(key, b"0")) + number
-        self.set(key, str(total))
-        return total
+        self.set(key, str(int(self._values.get(key, b"0")) + number))
+        return int(self._values[key])
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         if self._values.get(key, b"") == _bytes(expected):
@@ -305,10 +291,9 @@ class RankStore(c10d.Store):  # type: ignore[misc]
         return there
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        missing = next((key for key in keys if key not in self._values), None)
-        if missing is not None:
-            what = f"waits for key {missing!r} of the store"
-            self._job.wait_elsewhere(lambda: all(key in self._values for key in keys), what)
+        for key in keys:
+            if key not in self._values:
+                self._job.wait_elsewhere(partial(self._values.__contains__, key), f"waits for key {key!r} of the store")
 
     def delete_key(self, key: str) -> bool:
         return self._values.pop(key, None) is not None
@@ -321,12 +306,9 @@ def _bytes(value: str | bytes) -> bytes:
 def install(job: Job) -> None:
     """Let `torch.distributed` make groups and stores of a job."""
 
-    def rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:
-        query = parse_qs(urlparse(url).query)
-        if rank < 0:
-            rank = int(query.get("rank", [os.environ.get("RANK", "-1")])[0])
-        if world_size < 0:
-            world_size = int(query.get("world_size", [os.environ.get("WORLD_SIZE", "-1")])[0])
+    def rendezvous(_url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:
+        rank = rank if rank >= 0 else int(os.environ.get("RANK", "-1"))
+        world_size = world_size if world_size >= 0 else int(os.environ.get("WORLD_SIZE", "-1"))
         _check(job, rank, world_size)
         yield RankStore(job, "default"), rank, world_size
 
@@ -342,8 +324,7 @@ def _check(job: Job, rank: int, size: int) -> None:
         raise RuntimeError(f"the script asks for {size} ranks: run aiodist check with --ranks {size}")
     if rank != job.rank():
         raise RuntimeError(
-            f"the script calls this rank {rank}, but it is rank {job.rank()}: RANK and LOCAL_RANK in the environment "
-            "say which"
+            f"the script calls this rank {rank}, but it is rank {job.rank()}: RANK in the environment says so"
         )
 
 
@@ -371,7 +352,7 @@ def _new_group(
     if member is None:
         return c10d.GroupMember.NON_GROUP_MEMBER, None
     own_store = c10d.PrefixStore(f"{group_name}/", store)
-    group = RankGroup(job, member, group_size, group_name, group_desc or "undefined", str(backend), own_store)
+    group = RankGroup(job, member, group_name, group_desc or "undefined", str(backend), own_store)
     tag = {"add_to_default_tag": True} if not pg_tag else {"pg_tag": f"user:{pg_tag}"}
     private.register(
         group, backend_name=backend, store=own_store, group_name=group_name,

@@ -29,9 +29,10 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from aiodist._checking.schedule import DEFER, Change, Order
 from aiodist._torch.private import OF_EACH_RANK, torch
@@ -227,6 +228,16 @@ def _has_extensions(spec: ModuleSpec) -> bool:
     return any(name.endswith(suffixes) for folder in folders for _, _, names in os.walk(folder) for name in names)
 
 
+class _Own(NamedTuple):
+    """What a rank has for itself, while another one runs."""
+
+    attributes: list[Any]
+    environment: dict[bytes, bytes]
+    modules: dict[str, ModuleType]
+    locks: dict[str, Any]
+    random: tuple[Any, ...]
+
+
 class Process:
     """What each rank has for itself, and what it does to its process."""
 
@@ -235,55 +246,55 @@ class Process:
     ) -> None:
         self._ranks = ranks
         sys.meta_path[sys.meta_path.index(PathFinder)] = _Finder
-        self._own: list[dict[str, Any]] = [
-            {
-                "attributes": [list(argv), *(_copied(getattr(owner, name)) for owner, name in _ATTRIBUTES[1:])],
-                "environment": {**_ENVIRONMENT, **_encoded(environment(rank))},
-                "modules": {"__main__": ModuleType("__main__")},
-                "locks": {},
-                "random": _random_states(seed * ranks.size + rank),
-            }
-            for rank in range(ranks.size)
-        ]
+        self._own = []
+        for rank in range(ranks.size):
+            variables = {os.fsencode(name): os.fsencode(value) for name, value in environment(rank).items()}
+            found = [getattr(owner, name) for owner, name in _ATTRIBUTES[1:]]
+            copies = [each.copy() if isinstance(each, (list, dict)) else each for each in found]
+            modules = {"__main__": ModuleType("__main__")}
+            drawn = _random_states(seed * ranks.size + rank)
+            self._own.append(_Own([[*argv], *copies], {**_ENVIRONMENT, **variables}, modules, {}, drawn))
         self._replace_functions()
 
     def main_of(self, rank: int) -> ModuleType:
         """Return a rank's `__main__`."""
-        main: ModuleType = self._own[rank]["modules"]["__main__"]
-        return main
+        return self._own[rank].modules["__main__"]
 
     def switch(self, leaves: int | None, enters: int) -> None:
         """Save one rank's own state, and restore another's."""
+        names = ("__main__", *_Finder.found)
         if leaves is not None:
-            own = self._own[leaves]
-            own["attributes"] = [getattr(owner, name) for owner, name in _ATTRIBUTES]
-            own["environment"] = _ENVIRONMENT.copy()
-            own["modules"] = {name: sys.modules[name] for name in _private_modules() if name in sys.modules}
-            own["locks"] = {name: _LOCKS.pop(name) for name in _Finder.found if name in _LOCKS}
-            own["random"] = _random_states()
+            self._own[leaves] = _Own(
+                [getattr(owner, name) for owner, name in _ATTRIBUTES],
+                _ENVIRONMENT.copy(),
+                {name: sys.modules[name] for name in names if name in sys.modules},
+                {name: _LOCKS.pop(name) for name in names if name in _LOCKS},
+                _random_states(),
+            )
         own = self._own[enters]
-        for (owner, name), value in zip(_ATTRIBUTES, own["attributes"], strict=True):
+        for (owner, name), value in zip(_ATTRIBUTES, own.attributes, strict=True):
             setattr(owner, name, value)
-        for key in _ENVIRONMENT.keys() - own["environment"].keys():
+        for key in _ENVIRONMENT.keys() - own.environment.keys():
             del os.environb[key]
-        for key, value in own["environment"].items() - _ENVIRONMENT.items():
+        for key, value in own.environment.items() - _ENVIRONMENT.items():
             os.environb[key] = value
-        for name in _private_modules():
-            if name not in own["modules"]:
+        for name in names:
+            if name not in own.modules:
                 sys.modules.pop(name, None)
-        sys.modules.update(own["modules"])
-        _LOCKS.update(own["locks"])
-        _set_random_states(own["random"])
+        sys.modules.update(own.modules)
+        _LOCKS.update(own.locks)
+        python, legacy, torchs = own.random
+        random.setstate(python)
+        if legacy is not None:
+            sys.modules["numpy"].random.set_state(legacy)
+        torch.random.set_rng_state(torchs)
 
     def _replace_functions(self) -> None:
         """Take what a script does to its process as done by a rank."""
         really_set_handler, really_leave = signal.signal, os._exit
 
         def sleep(seconds: float, /) -> None:
-            if self._ranks.owns_thread():
-                self._ranks.sleep()
-            else:
-                _pause(seconds)
+            (self._ranks.sleep if self._ranks.owns_thread() else partial(_pause, seconds))()
 
         def set_handler(number: Any, handler: Any) -> Any:
             if self._ranks.current() is None:
@@ -297,8 +308,7 @@ class Process:
 
         def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
             """Let each rank be the process that its own script would start for it."""
-            size = self._ranks.size
-            if nprocs != size:
+            if nprocs != self._ranks.size:
                 raise RuntimeError(f"the script starts {nprocs} processes: run aiodist check with --ranks {nprocs}")
             fn(self._ranks.current(), *args)
 
@@ -306,18 +316,6 @@ class Process:
         signal.signal = set_handler  # type: ignore[assignment]
         os._exit = leave  # type: ignore[assignment]
         torch.multiprocessing.spawn = torch.multiprocessing.start_processes = spawn
-
-
-def _encoded(variables: dict[str, str]) -> dict[bytes, bytes]:
-    return {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
-
-
-def _copied(value: Any) -> Any:
-    return value.copy() if isinstance(value, (list, dict)) else value
-
-
-def _private_modules() -> tuple[str, ...]:
-    return ("__main__", *_Finder.found)
 
 
 def _random_states(seed: int | None = None) -> tuple[Any, ...]:
@@ -329,11 +327,3 @@ def _random_states(seed: int | None = None) -> tuple[Any, ...]:
             numpy.random.seed(seed % (1 << 32))
     legacy = None if numpy is None else numpy.random.get_state()
     return random.getstate(), legacy, torch.random.get_rng_state()
-
-
-def _set_random_states(states: tuple[Any, ...]) -> None:
-    python, legacy, own = states
-    random.setstate(python)
-    if legacy is not None:
-        sys.modules["numpy"].random.set_state(legacy)
-    torch.random.set_rng_state(own)
