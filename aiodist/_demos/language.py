@@ -7,7 +7,6 @@ which the standard library contains.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -116,8 +115,6 @@ _HELD_OUT = 10
 class Corpus:
     """A text as numbers, split into a part to learn from and a part to be examined on."""
 
-    characters: int
-    digest: str  # sha256 of its UTF-8 bytes, in hexadecimal
     symbols: str  # the characters that occur, sorted; a code is a position in it
     train: Codes  # int[n]
     held_out: Codes  # int[m], of text that no training window touches
@@ -151,8 +148,6 @@ def build(text: str) -> Corpus:
     symbols, codes = np.unique(np.frombuffer(used, dtype="<u4"), return_inverse=True)
     blocks = np.array_split(codes, max(len(codes) // _BLOCK, _HELD_OUT))
     return Corpus(
-        characters=len(text),
-        digest=hashlib.sha256(text.encode()).hexdigest(),
         symbols="".join(map(chr, symbols)),
         train=np.concatenate([block for index, block in enumerate(blocks) if index % _HELD_OUT != _HELD_OUT - 1]),
         held_out=np.concatenate(blocks[_HELD_OUT - 1 :: _HELD_OUT]),

@@ -11,8 +11,6 @@ import aiodist
 from aiodist._tools.output import open_console, print_report
 
 SAMPLES = (3.0, 5.0, 2.7, 4.0)
-DEVICES = ("CPU:0", "CPU:1", "CPU:2", "CPU:3")
-LIMIT = 0.2
 
 BEFORE = """\
 Four replicas run this function, whose branch depends on data that each replica has for itself:
@@ -23,7 +21,7 @@ Elsewhere the third replica's barrier is matched with the others' sum, or all of
 AFTER = "\nShowing the error is what this demo is for, so the exit code is 0."
 
 
-async def learn(limit: float) -> float:
+async def learn(limit: float = 0.2) -> float:
     """Return a guess near the samples' mean. This program is wrong, on purpose."""
     ctx = aiodist.get_replica_context()
     sample = SAMPLES[ctx.replica_id_in_sync_group]
@@ -44,7 +42,7 @@ def run_mismatch() -> bool:
     source = "".join(f"{number:4d}  {line}" for number, line in enumerate(lines, first)).rstrip()
     console.print(f"{BEFORE}\n{source}\n{NOW}", soft_wrap=True)
     try:
-        asyncio.run(aiodist.MirroredStrategy(DEVICES).run(learn, (LIMIT,)))
+        asyncio.run(aiodist.MirroredStrategy(len(SAMPLES)).run(learn))
     except aiodist.CollectiveMismatchError as error:
         print_report(console, f"{type(error).__name__}: {error}")
         console.print(AFTER, soft_wrap=True)

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -41,35 +40,26 @@ class Plan:
     decay: float = 0.1  # how much of each matrix goes at a step, times the rate
 
 
-async def train_on(
-    strategy: aiodist.Strategy, plan: Plan, on_step: Callable[[float], None]
-) -> tuple[Learner, tuple[Clock, ...]]:
-    """Train on the replicas of a strategy; return what they learned, and a clock each. `on_step` gets every loss."""
+async def train_on(strategy: aiodist.Strategy, plan: Plan, on_step: Callable[[float], None]) -> Learner:
+    """Train on the replicas of a strategy; return what they learned. `on_step` gets every loss."""
     examples = strategy.experimental_make_numpy_dataset((plan.inputs, plan.targets))
     dataset = examples.shuffle(plan.seed).batch(plan.batch).repeat().prefetch(STEPS_PER_RUN)
     batches = aiter(strategy.experimental_distribute_dataset(dataset))
     learner = Learner(plan, on_step)
     gradients = strategy.experimental_distribute_values_from_function(lambda _: np.empty_like(learner.vector))
-    clocks = strategy.experimental_distribute_values_from_function(lambda _: Clock())
-
     for begin in range(0, plan.steps, STEPS_PER_RUN):
         steps = [await anext(batches) for _ in range(begin, min(begin + STEPS_PER_RUN, plan.steps))]
-        await strategy.run(train_steps, (begin, steps, learner, gradients, clocks))
-    return learner, strategy.experimental_local_results(clocks)
+        await strategy.run(train_steps, (begin, steps, learner, gradients))
+    return learner
 
 
-async def train_steps(
-    first: int, batches: Sequence[tuple[Codes, Codes]], learner: Learner, gradient: Array, clock: Clock
-) -> None:
+async def train_steps(first: int, batches: Sequence[tuple[Codes, Codes]], learner: Learner, gradient: Array) -> None:
     """Take some steps, in a replica; `first` is the first one's number."""
     ctx = aiodist.get_replica_context()
     for step, (inputs, targets) in enumerate(batches, first):
-        with timed(clock.computing):
-            nats = await ctx.run_sync(learner.nats_and_gradient, inputs, targets, gradient)
-        with timed(clock.collectives):
-            sums = await ctx.all_reduce(aiodist.ReduceOp.SUM, (np.array([nats, len(targets)]), gradient))
-        with timed(clock.computing):
-            learner.update(step, *sums)
+        nats = await ctx.run_sync(learner.nats_and_gradient, inputs, targets, gradient)
+        numbers, total = await ctx.all_reduce(aiodist.ReduceOp.SUM, (np.array([nats, len(targets)]), gradient))
+        learner.update(step, numbers, total)
 
 
 class Learner:
@@ -156,32 +146,3 @@ def one_blas_thread() -> AbstractContextManager[object]:
 
     limits: AbstractContextManager[object] = threadpool_limits(limits=1, user_api="blas")
     return limits
-
-
-@dataclass(slots=True)
-class Clock:
-    """One replica's times, in seconds: of each time it computed, and of each time it waited for collectives."""
-
-    computing: list[float] = field(default_factory=list)
-    collectives: list[float] = field(default_factory=list)
-
-
-@contextmanager
-def timed(times: list[float]) -> Iterator[None]:
-    """Note how long the block takes."""
-    start = time.perf_counter()
-    yield
-    times.append(time.perf_counter() - start)
-
-
-def mean_times(clocks: Sequence[Clock]) -> tuple[float, float, float]:
-    """Return the seconds that an average replica computed, reduced, and waited for others.
-
-    The last replica to arrive waits for nobody, so its time in a collective is the reduction's. What another one spends
-    in the same collective beyond that, it waits. (Computing on fewer cores than replicas counts as computing, the time
-    in the queue for a core included.)
-    """
-    computing = sum(sum(clock.computing) for clock in clocks) / len(clocks)
-    reducing = sum(map(min, zip(*(clock.collectives for clock in clocks), strict=True)))
-    in_collectives = sum(sum(clock.collectives) for clock in clocks) / len(clocks)
-    return computing, reducing, in_collectives - reducing

@@ -25,7 +25,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
 
 def test_text_tells_all_that_a_person_wants_to_know(capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(capsys, "demo", "text", "--steps", "25")
-    assert re.search(r"^input +pydoc_data\.topics, [\d,]+ characters, sha256 [0-9a-f]{16}$", out, re.MULTILINE)
+    assert re.search(r"^input +pydoc_data\.topics: [\d,]+ characters to learn from, ", out, re.MULTILINE)
     lines = re.findall(r"^4 replicas, step +(\d+) of 25: \d\.\d\d bits/char(, \d+ steps/s)?$", out, re.MULTILINE)
     assert [int(step) for step, _ in lines] == [1, *range(2, 25, 2), 25]
     assert [bool(rate) for _, rate in lines] == [False, *[True] * 13]
@@ -34,7 +34,7 @@ def test_text_tells_all_that_a_person_wants_to_know(capsys: pytest.CaptureFixtur
     assert [match[2] for match in DIGEST.finditer(out)] == ["0", "1", "2", "3"]
     assert len({match[1] for match in DIGEST.finditer(out)}) == 1
     assert "equal in every bit" in out
-    assert re.search(r"^time +[\d.]+ s; .*computing [\d.]+, reducing [\d.]+, waiting [\d.]+$", out, re.MULTILINE)
+    assert re.search(r"^time +[\d.]+ s$", out, re.MULTILINE)
     assert "\x1b" not in out
 
 
@@ -51,8 +51,8 @@ def test_text_with_different_weights_fails(capsys: pytest.CaptureFixture[str], m
     train = text._train
 
     async def train_apart(*args: object) -> object:
-        learner, clocks, _ = await train(*args)  # type: ignore[arg-type]
-        return learner, clocks, [1, 2]
+        learner, _ = await train(*args)  # type: ignore[arg-type]
+        return learner, [1, 2]
 
     monkeypatch.setattr(text, "_train", train_apart)
     assert "DIFFERENT" in printed(capsys, "demo", "text", "--steps", "1", "--replicas", "2", code=1)
