@@ -383,7 +383,8 @@ def fits(number: int) -> bool:
 def too_large() -> OverflowError:
     """Return the error for a Python int that does not fit."""
     return OverflowError(
-        "over several workers Python ints, and what comes of them, must fit int64, and one does not; pass floats"
+        "over several workers Python ints, and what collectives make of them, must fit int64, and one does not; "
+        "pass floats or arrays"
     )
 
 

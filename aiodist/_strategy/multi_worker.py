@@ -153,7 +153,12 @@ class Workers(Replicas):
 
     def created_outside(self, state: State, value: Array, name: str | None, frame: FrameType) -> None:
         """Let all workers create a variable under the strategy's scope."""
-        create = partial(_create, self.team.layout.local, state, value)
+        local = self.team.layout.local
+
+        def create(agreed: Agreed) -> Steps[None]:
+            result = yield from agreed.move(state.spec.collective(BROADCAST, 0), [value] * local)
+            state.put([frozen(result)] * local)
+
         pending = self.begin(state.spec.call("Variable", None, name), self._site_of(frame), create)
         state.subject = f"outside {pending.number}"
 
@@ -187,7 +192,10 @@ class Workers(Replicas):
     async def compare_update(self, variable: Variable, components: Sequence[Array], site: CallSite) -> None:
         """Compare the components that an update gives a mirrored variable here with the other workers'."""
         state = state_of(variable)
-        move = partial(_compare, state.spec.name, components)
+
+        def move(agreed: Agreed) -> Steps[None]:
+            _check_equal((yield from agreed.move(_OF_DIGESTS, _digests(components))), state.spec.name)
+
         await self._perform(state.spec.call("extended.update", state.subject, None), site, move)
 
 
@@ -240,11 +248,6 @@ _DIGESTS: Final = Spec(((_DIGEST,),), (np.dtype(np.uint8),), (None,), single=Tru
 _OF_DIGESTS: Final = Collective(ALL_GATHER, None, (0,), _DIGESTS)
 
 
-def _create(local: int, state: State, value: Array, agreed: Agreed) -> Steps[None]:
-    result = yield from agreed.move(state.spec.collective(BROADCAST, 0), [value] * local)
-    state.put([frozen(result)] * local)
-
-
 def _put(state: State, local: int, values: Sequence[Array], result: Any) -> None:
     first = result if isinstance(result, np.ndarray) else values[0]
     state.put([frozen(first)] * local)
@@ -268,11 +271,6 @@ def _digest(value: Array) -> Array:
     plain = np.where(known == zero, zero, known)  # there are two zeros
     found = hashlib.blake2b(np.ascontiguousarray(plain).tobytes(), digest_size=_DIGEST).digest()
     return np.frombuffer(found, np.uint8)
-
-
-def _compare(name: str, components: Sequence[Array], agreed: Agreed) -> Steps[None]:
-    digests = yield from agreed.move(_OF_DIGESTS, _digests(components))
-    _check_equal(digests, name)
 
 
 # Steps of a dataset, of which each worker has a pipeline of its own.
@@ -393,9 +391,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             team.check()
             return await self._run_calls(run, calls)
         span = await self._opened(run, fn, site)
-        failure: BaseException | None = None
-        result = None
-        over = False
+        failure, result, over = None, None, False
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(team.driver.until, lambda: over)
             try:
@@ -415,24 +411,23 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     async def _opened(self, run: Run, fn: Any, site: CallSite) -> Span:
         """Return a run's span, once all workers have come to the run."""
-        team = self._team
+        team, left = self._team, None
         call = Call("strategy.run", function=function_of(fn))
         pending = self._workers.begin(call, site, lambda _: team.choose_channel())
         try:
             await team.awaited(pending, run.options.timeout_seconds)
-        except anyio.get_cancelled_exc_class():
-            if pending.has_result:  # the others begin the run
-                for replica in run.ledger.replicas:
-                    run.ledger.end(replica, ReplicaState.CANCELLED)
-                self._span(run, pending).abandon()
-            raise
-        return self._span(run, pending)
-
-    def _span(self, run: Run, pending: Pending) -> Span:
-        team = self._team
+        except anyio.get_cancelled_exc_class() as cancellation:
+            if not pending.has_result:
+                raise
+            left = cancellation
         channel, communicator = pending.result()
         run.span = span = Span(team, pending.number, channel, communicator, run)
         self._workers.run_numbers[run.ledger] = pending.number
+        if left is not None:  # the others begin the run
+            for replica in run.ledger.replicas:
+                run.ledger.end(replica, ReplicaState.CANCELLED)
+            span.abandon()
+            raise left
         return span
 
     def close(self) -> None:
