@@ -64,12 +64,7 @@ class _Waiter:
     def __init__(self, done: Callable[[], bool]) -> None:
         self.done = done
         self.thread = get_ident()
-        self._new_event: Any = asyncio.Event  # anyio's own takes three times the time
-        if running_on_trio():
-            from trio import Event
-
-            self._new_event = Event
-        self.renew()
+        self.event = _new_event()
         _, self.call_soon_threadsafe = current_loop()
 
     def wake(self) -> None:
@@ -87,7 +82,19 @@ class _Waiter:
         self.renew()
 
     def renew(self) -> None:
-        self.event = self._new_event()
+        if isinstance(self.event, asyncio.Event):
+            self.event.clear()
+        else:  # trio's are for once
+            self.event = _new_event()
+
+
+def _new_event() -> Any:
+    """Return an event of the loop that runs; anyio's own takes three times the time."""
+    if not running_on_trio():
+        return asyncio.Event()
+    import trio
+
+    return trio.Event()
 
 
 class Driver:
@@ -171,9 +178,6 @@ class Driver:
                 self.carry_out_calls()
                 if self._waiters[0] is waiter:
                     await self._go_on(waiter)
-                    for other in self._waiters[1:]:
-                        if other.done():
-                            other.wake()
                 else:
                     await waiter.wait()
         finally:
@@ -184,9 +188,13 @@ class Driver:
     async def _go_on(self, waiter: _Waiter) -> None:
         """Ask for what is under way, and give the loop a turn; or wait for who tells, or for a while."""
         gone_on = self._advance_all()
-        if all(process.announced for process in self._processes):
-            if not gone_on:
-                await waiter.wait()
+        for other in self._waiters[1:]:
+            if other.done():
+                other.wake()
+        if gone_on and waiter.done():
+            return
+        if not [process for process in self._processes if not process.announced]:
+            await waiter.wait()
             return
         now = perf_counter()
         elapsed = now - self._started

@@ -124,7 +124,8 @@ class SimulatedCommunicator:
 
     def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> SimulatedRequest:
         """Reduce buffers over the workers, in the order of their ranks."""
-        if not all(buffer.flags.c_contiguous and buffer.flags.aligned for buffer in (send, receive)):
+        flags = send.flags, receive.flags
+        if not (flags[0].c_contiguous and flags[0].aligned and flags[1].c_contiguous and flags[1].aligned):
             raise ValueError("expected contiguous, aligned buffers")
         return self._begin(("allreduce", op, send.dtype, send.size), (send, receive), partial(_reduce, op))
 
