@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from aiodist._arrays import environment
 from aiodist._arrays.environment import TORCHRUN, Launched
-from aiodist._core.call import OrderCheck, place
-from aiodist._core.terms import Location
+from aiodist._core.call import OrderCheck
 from aiodist._core.text import shown_file
+from aiodist._runtime.stacks import place_of, program_frame
 from aiodist._workers.control import Address, Door, TcpControl
 from aiodist._workers.ending import Journal, noted_rendezvous
 from aiodist._workers.engines.simulated import SimulatedCommunicator, alone
@@ -31,7 +31,6 @@ from aiodist._workers.transport import Communicator, Request, Steps, T
 
 RENDEZVOUS_SECONDS: Final = 300.0
 _POLL_SECONDS: Final = 0.0005
-_OURS: Final = ("aiodist._workers", "aiodist._strategy")
 
 
 def rendezvous(
@@ -169,7 +168,8 @@ def _wait(request: Request, who: str) -> None:
             )
         if waited >= warn_after:
             warn_after = 2 * RENDEZVOUS_SECONDS
-            here = _constructor()
+            frame = _getframe()
+            here = place_of(program_frame(frame) or frame)
             missing = Journal(environment.notes()).missing()
             warn_of_stall(
                 f"{who} has waited {waited:.3g} s to make a strategy at {shown_file(here.file)}:{here.line}, which "
@@ -178,11 +178,3 @@ def _wait(request: Request, who: str) -> None:
                 here.line,
             )
         time.sleep(_POLL_SECONDS)
-
-
-def _constructor() -> Location:
-    """Return where a strategy is being made."""
-    frame = _getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
-        frame = frame.f_back
-    return place(frame.f_code, frame.f_lasti).location

@@ -41,10 +41,10 @@ from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from aiodist._arrays import environment
+from aiodist._runtime.stacks import is_plumbing
 from aiodist._workers import ending, messages
 from aiodist._workers.coordinator import PATIENCE_SECONDS, Coordinator, Sent
 from aiodist._workers.layout import Hello, this_machine
@@ -223,7 +223,6 @@ MOST_BYTES: Final = 1 << 26
 
 _LOOK_SECONDS: Final = 0.005
 _MOST_FRAMES: Final = 6
-_MACHINERY: Final = ("asyncio", "trio", "anyio", "uvloop", "aiodist")
 _NOTHING_HEARD: Final = "nothing is heard of it: it is stopped or cut off, or a long call holds the interpreter lock"
 _LENGTH: Final = struct.Struct("<I")
 BEAT: Final = _LENGTH.pack(0)
@@ -242,22 +241,15 @@ def packed(message: Message) -> bytes:
 
 def trouble(hello: Hello, silent: float, allowed: float) -> str | None:
     """Return why a worker counts as stopped that has been silent for so many seconds, of which the user allows some."""
-    if silent < max(SUSPICIOUS_SECONDS, allowed):
-        return None
-    if hello.machine == this_machine():
-        return "is stopped: the system has halted its process" if _is_stopped(hello.pid) else None
-    if silent > max(SILENT_SECONDS, allowed):
-        return f"has been silent for {silent:.0f} s, though its system answers: it is stopped"
+    if hello.machine != this_machine():
+        is_over = silent > max(SILENT_SECONDS, allowed)
+        return f"has been silent for {silent:.0f} s, though its system answers: it is stopped" if is_over else None
+    if silent > max(SUSPICIOUS_SECONDS, allowed):
+        with suppress(OSError):  # this system is not Linux, or the process has ended
+            status = Path(f"/proc/{hello.pid}/stat").read_text()
+            if status.rpartition(")")[2].split()[0] in {"T", "t"}:  # as by SIGSTOP, or a debugger
+                return "is stopped: the system has halted its process"
     return None
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether a process of this machine is stopped, as by SIGSTOP or a debugger."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] in {"T", "t"}
 
 
 class Pulse:
@@ -293,15 +285,11 @@ class Pulse:
         """Return what to report of a loop that does not answer: a text, and the file and line that its thread is at."""
         here = sys._current_frames().get(self._thread or 0)  # noqa: SLF001  (CPython has no other way)
         stack = () if here is None else traceback.walk_stack(here)
-        own = [each for each in stack if each[0] is here or not _is_machinery(each[0])][:_MOST_FRAMES]
+        own = [each for each in stack if each[0] is here or not is_plumbing(each[0])][:_MOST_FRAMES]
         shown = "".join(traceback.StackSummary.extract(own[::-1]).format())
         text = f"its event loop has been silent for {self.silent_seconds:.1f} s: something blocks it. Its thread:"
         file, line = (own[0][0].f_code.co_filename, own[0][1]) if own else ("", 0)
         return f"{text}\n{shown}".rstrip(), file, line
-
-
-def _is_machinery(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _MACHINERY
 
 
 # The connections.
