@@ -5,28 +5,22 @@ from __future__ import annotations
 import copy
 import operator
 import pickle
-from collections import OrderedDict
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import optree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist import DistributedValues, Mirrored, PerReplica
+from aiodist._arrays import nests
 from aiodist._arrays.values import regroup, regroup_arguments, regroup_data, split
-from tests.collectives.kinds_of_values import assert_equal
+from tests.collectives.kinds_of_values import ANYTHING, DTYPES, leaves_of, makers
 
 KINDS = pytest.mark.parametrize("kind", [PerReplica, Mirrored])
 HELP = r"a \w+ of 2 components is not one array; pass it to strategy\.run.*strategy\.reduce.*value\.values"
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
 
 
 @KINDS
@@ -146,38 +140,10 @@ def test_different_structures(values: tuple[Any, ...], path: str) -> None:
     assert caught.value.values == values  # type: ignore[attr-defined]
 
 
-# Random nests.
-
-LEAVES = st.one_of(
-    st.none(),
-    st.integers(-3, 3),
-    st.floats(allow_nan=False),
-    st.text(max_size=2),
-    st.integers(0, 3).map(np.arange),
-    st.integers(-3, 3).map(np.int16),
-)
-
-
-def nests_of(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Draw nests of every kind of container."""
-    return st.recursive(
-        leaves,
-        lambda inner: st.one_of(
-            st.lists(inner, max_size=3),
-            st.lists(inner, max_size=3).map(tuple),
-            st.dictionaries(st.one_of(st.text(max_size=2), st.integers()), inner, max_size=3),
-            st.dictionaries(st.text(max_size=2), inner, max_size=3).map(OrderedDict),
-            st.tuples(inner, inner).map(lambda pair: Pair(*pair)),
-        ),
-        max_leaves=8,
-    )
-
-
-@given(nests_of(LEAVES), st.integers(1, 4))
-def test_select_undoes_regroup(nest: Any, count: int) -> None:
-    def other(replica_id: int) -> Any:
-        return optree.tree_map(lambda leaf: leaf if isinstance(leaf, str) else leaf + replica_id, nest)
-
-    values = [other(replica_id) for replica_id in range(count)]
+@given(makers(False, DTYPES, [*ANYTHING, lambda _: "text", lambda r: b"x" * r]), st.integers(1, 4))
+def test_split_undoes_regroup(make: Any, count: int) -> None:
+    values = [make(replica_id) for replica_id in range(count)]
     for got, wanted in zip(split(regroup(values), count), values, strict=True):
-        assert_equal(got, wanted)
+        for mine, theirs in zip(leaves_of(got), leaves_of(wanted), strict=True):
+            assert mine is theirs
+        assert nests.flatten(got)[1] == nests.flatten(wanted)[1]
