@@ -92,33 +92,22 @@ def _events(recording: Recording) -> Iterator[Event]:
             yield from process.names()
         process.run = run
         yield from _run_events(run, process.pid)
-        arrivals: list[tuple[Arrival, Collective, Event]] = []
-        for collective in run.collectives:
-            common = _common(run, collective, next(numbers))
-            arrivals += [(arrival, collective, common) for arrival in list(collective.arrivals.values())]
-        for arrival, collective, common in sorted(arrivals, key=lambda found: found[0].begin):
-            begin = arrival.begin
-            if arrival.awaited is not None and arrival.resumed is None:
-                arrival.resumed = run.over
-            end = begin if arrival.resumed is None else arrival.resumed
-            tid, names = process.lane(arrival.replica, begin, end)
-            yield from names
-            kind, call, at = arrival.text
-            args = common | {
-                "awaited": arrival.awaited is not None,
-                "replica": arrival.replica,
-                "call": call,
-                "at": at,
-                "bytes": arrival.nbytes,
-                "wait_ns": round(collective.wait_of(arrival) * 1e9),
-                "ahead_ns": round((begin - arrival.issued) * 1e9),
-            }
-            yield _slice(kind, "collective", process.pid, tid, begin, end, args)
+        numbered = [(next(numbers), collective) for collective in run.collectives]
+        calls = [(*each, arrival) for each in numbered for arrival in list(each[1].arrivals.values())]
+        for number, collective, arrival in sorted(calls, key=lambda found: found[2].begin):
+            yield from _await_events(process, number, collective, arrival)
 
 
-def _common(run: Run, collective: Collective, number: int) -> Event:
-    """Return what all awaits of a collective have in common; its number is the only one in the file."""
-    return {
+def _await_events(process: _Process, number: int, collective: Collective, arrival: Arrival) -> Iterator[Event]:
+    """Yield what a replica did in a collective, whose number is the only one in the file."""
+    run, begin = process.run, arrival.begin
+    if arrival.awaited is not None and arrival.resumed is None:
+        arrival.resumed = run.over
+    end = begin if arrival.resumed is None else arrival.resumed
+    tid, names = process.lane(arrival.replica, begin, end)
+    yield from names
+    kind, call, at = arrival.text
+    args = {
         "collective": number,
         "run": run.number,
         "group": collective.group,
@@ -126,7 +115,15 @@ def _common(run: Run, collective: Collective, number: int) -> Event:
         "last": collective.last,
         "completed": None if collective.completed is None else _microseconds(collective.completed),
         "error": collective.error,
+        "awaited": arrival.awaited is not None,
+        "replica": arrival.replica,
+        "call": call,
+        "at": at,
+        "bytes": arrival.nbytes,
+        "wait_ns": round(collective.wait_of(arrival) * 1e9),
+        "ahead_ns": round((begin - arrival.issued) * 1e9),
     }
+    yield _slice(kind, "collective", process.pid, tid, begin, end, args)
 
 
 class _Process:

@@ -23,9 +23,6 @@ from aiodist._core.ledger import Ledger, Member, Slot
 from aiodist._core.terms import ReplicaState
 from aiodist._core.text import shown
 
-_PYTHON_NUMBERS = {"int": 8, "float": 8, "complex": 16, "bool": 1}
-
-
 # The timeline.
 
 
@@ -121,10 +118,6 @@ class _RunInProgress:
     def now(self) -> float:
         return self.clock() + self.shift
 
-    def find(self, member: Member, slot: Slot) -> Arrival | None:
-        found = self.met.get(_key(slot))
-        return None if found is None else found.arrivals.get(member.replica_id)
-
 
 class Recording(Observer):
     """An observer that records every run; see `Observer` for its methods."""
@@ -216,16 +209,19 @@ class Recording(Observer):
         return self._described.setdefault((id(call), id(code), offset), (kept, texts, _bytes_of(call)))
 
     def waits(self, member: Member, slot: Slot) -> None:
-        found = self._in_progress.get(slot.group.ledger)
-        arrival = None if found is None else found.find(member, slot)
+        found, arrival = self._find(member, slot)
         if found is not None and arrival is not None and arrival.awaited is None:
             arrival.awaited = found.clock() + found.shift
 
     def resumed(self, member: Member, slot: Slot) -> None:
-        found = self._in_progress.get(slot.group.ledger)
-        arrival = None if found is None else found.find(member, slot)
+        found, arrival = self._find(member, slot)
         if found is not None and arrival is not None and arrival.resumed is None:
             arrival.resumed = found.clock() + found.shift
+
+    def _find(self, member: Member, slot: Slot) -> tuple[_RunInProgress | None, Arrival | None]:
+        found = self._in_progress.get(slot.group.ledger)
+        collective = None if found is None else found.met.get(_key(slot))
+        return found, None if collective is None else collective.arrivals.get(member.replica_id)
 
     def completed(self, slot: Slot) -> None:
         found = self._in_progress.get(slot.group.ledger)
@@ -236,9 +232,10 @@ class Recording(Observer):
             found.met[key] = found.met.pop(joined)
             if slot.error is None:
                 found.met[key].number = slot.number
-        if key in found.met:
-            found.met[key].completed = found.now()
-            found.met[key].error = None if slot.error is None else type(slot.error).__name__
+        collective = found.met.get(key)
+        if collective is not None:
+            collective.completed = found.now()
+            collective.error = None if slot.error is None else type(slot.error).__name__
 
 
 def _key(slot: Slot) -> Key:
@@ -247,11 +244,8 @@ def _key(slot: Slot) -> Key:
 
 def _bytes_of(call: Call) -> int:
     """Return the bytes of the leaves; those whose size the call does not tell count as none."""
-    total = 0
-    for shape, dtype, array in call.leaves:
-        item = _PYTHON_NUMBERS[dtype] if array == "number" else np.dtype(dtype).itemsize
-        total += item * math.prod(size or 0 for size in shape)
-    return total
+    leaves = ((shape, np.dtype(dtype)) for shape, dtype, _ in call.leaves)
+    return sum(dtype.itemsize * math.prod(size or 0 for size in shape) for shape, dtype in leaves)
 
 
 def _input_bytes(slot: Any, member: Member) -> int:

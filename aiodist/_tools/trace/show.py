@@ -5,7 +5,7 @@ comes last is counted; for whom the others waited is decided by the time that ea
 call of the next. The replica that took longest is the straggler of that collective, and what it took beyond the median
 replica held up each of the others, by no more than the time that that one was idle.
 
-The page is self-contained: the parts under ``page_parts`` and the data, in one file.
+The page is self-contained: ``page.html`` with the data in it.
 """
 
 from __future__ import annotations
@@ -142,54 +142,50 @@ class Statistics(NamedTuple):
     replicas: list[ReplicaRow]
 
 
-@dataclass(slots=True)
-class _Progress:
-    """When a replica last called a collective and resumed from it, and how long after the others could have."""
-
-    called: float
-    resumed: float
-    late: float
-
-
 def count_up(trace: Trace) -> Statistics:
     """Return the statistics of a trace."""
     sites: dict[tuple[str, str, str], SiteRow] = {}
     rows: dict[int, ReplicaRow] = {}
     for run in trace.runs:
         for replica, device in enumerate(run.devices, run.first):
-            if replica not in rows:
-                rows[replica] = ReplicaRow(replica, device)
+            rows.setdefault(replica, ReplicaRow(replica, device))
+        # When each replica last called a collective and resumed from it, and how long after the others could have:
         progress = {
-            replica: _Progress(function.started, function.started, function.started - run.begun)
+            replica: (function.started, function.started, function.started - run.begun)
             for replica, function in run.functions.items()
         }
         for collective in run.collectives:
             text = next(iter(collective.arrivals.values())).text
             row = sites.get(text) or sites.setdefault(text, SiteRow(*text))
-            waits = [collective.wait_of(arrival) for arrival in collective.arrivals.values()]
             row.count += 1
-            row.nbytes += sum(arrival.nbytes for arrival in collective.arrivals.values())
-            row.wait_seconds += sum(waits)
-            row.largest_wait_seconds = max(row.largest_wait_seconds, *waits)
-            _count_replicas(rows, progress, collective)
+            _count(row, rows, progress, collective)
     by_wait = sorted(sites.values(), key=lambda row: (-row.wait_seconds, row.at))
     by_held_up = sorted(rows.values(), key=lambda row: (-row.held_up_seconds, -row.last, row.replica))
     return Statistics(by_wait, by_held_up)
 
 
-def _count_replicas(rows: dict[int, ReplicaRow], progress: dict[int, _Progress], collective: Collective) -> None:
-    """Add how long each replica took to come to a collective, and whom that held up."""
+def _count(
+    site: SiteRow,
+    rows: dict[int, ReplicaRow],
+    progress: dict[int, tuple[float, float, float]],
+    collective: Collective,
+) -> None:
+    """Add how long each replica took to come to a collective and waited in it, and whom that held up."""
     completed, own, idle = collective.complete, dict[int, float](), dict[int, float]()
     for replica, arrival in collective.arrivals.items():
-        row, last = rows[replica], progress[replica]
-        had_resumed = last.resumed <= arrival.issued
-        own[replica] = max(0.0, arrival.issued - (max(last.resumed, last.called) if had_resumed else last.called))
-        idle[replica] = max(0.0, completed - arrival.issued) + (last.late if had_resumed else 0.0)
-        row.collectives += 1
-        row.wait_seconds += collective.wait_of(arrival)
-        row.own_seconds += own[replica]
+        called, resumed, late = progress[replica]
+        had_resumed = resumed <= arrival.issued
+        own[replica] = max(0.0, arrival.issued - (max(resumed, called) if had_resumed else called))
+        idle[replica] = max(0.0, completed - arrival.issued) + (late if had_resumed else 0.0)
         resumed = arrival.issued if arrival.resumed is None else arrival.resumed
-        last.called, last.resumed, last.late = arrival.issued, resumed, max(0.0, resumed - completed)
+        progress[replica] = arrival.issued, resumed, max(0.0, resumed - completed)
+        row, wait = rows[replica], collective.wait_of(arrival)
+        row.collectives += 1
+        row.own_seconds += own[replica]
+        row.wait_seconds += wait
+        site.nbytes += arrival.nbytes
+        site.wait_seconds += wait
+        site.largest_wait_seconds = max(site.largest_wait_seconds, wait)
     if collective.error is not None or collective.completed is None:
         return
     rows[collective.last].last += 1
@@ -224,36 +220,33 @@ def print_summary(trace: Trace, console: Console) -> None:
     headline = f"{', '.join(count(*each) for each in counts)}; traced {trace.about['began']}"
     console.print(headline, style="bold", soft_wrap=True)
 
-    def table(title: str, headings: str, rows: Sequence[Sequence[str]]) -> None:
-        print_table(console, headings.split(", "), rows[:_MOST_ROWS], max(0, len(rows) - _MOST_ROWS), title=title)
-
     runs = [
-        (
-            str(run.number), run.name, str(len(run.functions)), str(len(run.collectives)),
-            duration(run.over - run.begun), outcome(run),
-        )
+        (str(run.number), run.name, str(len(run.functions)), str(len(run.collectives)), duration(run.over - run.begun),
+         outcome(run))
         for run in trace.runs
     ]  # fmt: skip
-    table("Runs", "run, of, replicas, collectives, took, outcome", runs)
     sites = [
-        (
-            site.call, site.at, str(site.count), size(site.nbytes),
-            duration(site.wait_seconds), duration(site.largest_wait_seconds),
-        )
+        (site.call, site.at, str(site.count), size(site.nbytes), duration(site.wait_seconds),
+         duration(site.largest_wait_seconds))
         for site in statistics.sites
     ]  # fmt: skip
-    headings = "collective, called at, times, bytes, waited, longest"
-    table("Collectives, by the total time waited in them", headings, sites)
     replicas = [
-        (
-            str(row.replica), row.device, duration(row.held_up_seconds), f"{row.last} of {row.collectives}",
-            duration(row.own_seconds), duration(row.wait_seconds),
-        )
+        (str(row.replica), row.device, duration(row.held_up_seconds), f"{row.last} of {row.collectives}",
+         duration(row.own_seconds), duration(row.wait_seconds))
         for row in statistics.replicas
         if statistics.sites
     ]  # fmt: skip
-    headings = "replica, device, held up others, came last, own time, waited"
-    table("Stragglers, by how long they held up the others", headings, replicas)
+    tables: dict[str, tuple[str, Sequence[Sequence[str]]]] = {
+        "Runs": ("run, of, replicas, collectives, took, outcome", runs),
+        "Collectives, by the total time waited in them": (
+            "collective, called at, times, bytes, waited, longest", sites,
+        ),
+        "Stragglers, by how long they held up the others": (
+            "replica, device, held up others, came last, own time, waited", replicas,
+        ),
+    }  # fmt: skip
+    for title, (headings, rows) in tables.items():
+        print_table(console, headings.split(", "), rows[:_MOST_ROWS], max(0, len(rows) - _MOST_ROWS), title=title)
     for run in trace.runs:
         if run.report is not None:
             console.print()
@@ -262,23 +255,13 @@ def print_summary(trace: Trace, console: Console) -> None:
 
 # As a page.
 
-_SCRIPTS = ("format.js", "data.js", "view.js", "raster.js", "draw.js", "pick.js", "panel.js", "controls.js", "main.js")
-
 
 def page_of(trace: Trace, name: str) -> str:
     """Return a trace as a page of that name."""
     # Inside a script element only "<" can end it, or begin a comment; the escape means the same to JSON.
     data = json.dumps(_data(trace, name), separators=(",", ":")).replace("<", "\\u003c")
-    page = _part("page.html")
-    scripts = "\n".join(map(_part, _SCRIPTS))
-    for mark, text in (("/*STYLE*/", _part("page.css")), ("/*DATA*/", data), ("/*SCRIPTS*/", scripts)):
-        before, after = page.split(mark)
-        page = before + text + after
-    return page
-
-
-def _part(name: str) -> str:
-    return (files("aiodist._tools.trace") / "page_parts" / name).read_text(encoding="utf-8")
+    before, after = (files("aiodist._tools.trace") / "page.html").read_text(encoding="utf-8").split("/*DATA*/")
+    return before + data + after
 
 
 def _data(trace: Trace, name: str) -> dict[str, Any]:
