@@ -121,7 +121,10 @@ class Driver:
         """Carry out steps: as far as they go on at once; from there on while somebody waits."""
         process = _Process(steps)
         self._processes.append(process)
-        if self._advance(process) or self._advance(process, _AT_ONCE_SECONDS):  # the time counts from the first request
+        is_over = self._advance(process)
+        if not is_over and not process.announced:
+            is_over = self._advance(process, _AT_ONCE_SECONDS)  # the time counts from the first request
+        if is_over:
             self._processes.remove(process)
         else:
             self._started = perf_counter()

@@ -93,37 +93,27 @@ def text(rank: int, size: int) -> np.ndarray:
 
 
 def gatherings(c: Communicator) -> Iterator[Request]:
-    """Parts of one size, and of several, some or all of them empty; what is sent may be read-only."""
+    """Parts of one size, and of several, some or all of them empty, one behind the other or in places of their own.
+
+    What is sent may be read-only; what is between places is left as it is.
+    """
     for size in (0, 1, 512, 70_001):
         receive = np.empty(size * c.size, np.uint8)
         yield c.iallgather(text(c.rank, size), receive)
         np.testing.assert_array_equal(receive, np.concatenate([text(rank, size) for rank in range(c.size)]))
-    for counts in (
-        [0] * c.size,
-        [3] * c.size,
-        list(range(c.size)),
-        [0] * (c.size - 1) + [100_003],
-        [1] + [0] * (c.size - 1),
-    ):
-        send = text(c.rank, counts[c.rank])
-        send.flags.writeable = False
-        receive = np.empty(sum(counts), np.uint8)
-        yield c.iallgatherv(send, Parts(receive, counts))
-        np.testing.assert_array_equal(receive, np.concatenate([text(rank, n) for rank, n in enumerate(counts)]))
-
-
-def gatherings_in_places(c: Communicator) -> Iterator[Request]:
-    """Parts that are put in places of their own, in any order; what is between them is left as it is."""
-    for counts in ([4] * c.size, list(range(c.size)), [0] * (c.size - 1) + [70_001]):
-        places = [(sum(counts) + 3 * c.size) - sum(counts[: rank + 1]) - 3 * rank for rank in range(c.size)]
-        send = text(c.rank, counts[c.rank])
-        send.flags.writeable = False
-        receive = np.full(sum(counts) + 3 * c.size, 7, np.uint8)
-        wanted = receive.copy()
-        for rank, (place, count) in enumerate(zip(places, counts, strict=True)):
-            wanted[place : place + count] = text(rank, count)
-        yield c.iallgatherv(send, Parts(receive, counts, places))
-        np.testing.assert_array_equal(receive, wanted)
+    last = [0] * (c.size - 1)
+    for counts in ([0] * c.size, [3] * c.size, list(range(c.size)), [*last, 100_003], [1, *last]):
+        behind = sum(counts) + 3 * c.size
+        for places in (None, [behind - sum(counts[: rank + 1]) - 3 * rank for rank in range(c.size)]):
+            send = text(c.rank, counts[c.rank])
+            send.flags.writeable = False
+            receive = np.full(sum(counts) if places is None else behind, 7, np.uint8)
+            parts = Parts(receive, counts, places)
+            wanted = receive.copy()
+            for rank, (place, count) in enumerate(zip(parts.begins, counts, strict=True)):
+                wanted[place : place + count] = text(rank, count)
+            yield c.iallgatherv(send, parts)
+            np.testing.assert_array_equal(receive, wanted)
 
 
 def broadcasts(c: Communicator) -> Iterator[Request]:
@@ -212,7 +202,7 @@ def parts_of_the_workers(c: Communicator) -> Iterator[Request]:
 
 
 CASES: Final[list[Case]] = [
-    reductions_of_the_engine, least_of_records, gatherings, gatherings_in_places, broadcasts, exchanges,
+    reductions_of_the_engine, least_of_records, gatherings, broadcasts, exchanges,
     several_in_flight, duplicates_are_apart, parts_of_the_workers,
 ]  # fmt: skip
 

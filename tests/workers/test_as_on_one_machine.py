@@ -27,7 +27,7 @@ from tests.workers.simulated import Job, Program, on_one_machine, on_uvloop_too
 
 elements = 3  # of the programs' arrays
 LAYOUTS = [(1, 1, 1, 1), (2, 2), (1, 3), (4,)]
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("short_pauses")]
+pytestmark = pytest.mark.anyio
 
 
 async def every_collective(ctx: ReplicaContext) -> Any:

@@ -22,7 +22,7 @@ from aiodist import (
 )
 from aiodist._strategy.scope import replicas_of
 from tests.runtime.programs import mirrored, run
-from tests.workers.simulated import Job, on_uvloop_too
+from tests.workers.simulated import Job, Program, on_uvloop_too
 from tests.workers.test_as_on_one_machine import without_workers
 
 elements = 3  # of the programs' arrays
@@ -151,40 +151,29 @@ async def average(ctx: ReplicaContext) -> None:
     await ctx.all_reduce("MEAN", np.ones(elements))
 
 
-async def through_a_helper(ctx: ReplicaContext) -> None:
-    odd = ctx.replica_id_in_sync_group == ctx.num_replicas_in_sync - 1
+def through_a_helper(usual: str, odd: str) -> Program:
+    """Return a program whose last replica calls a helper from two functions in another order than the others."""
 
-    async def first() -> None:
-        await average(ctx)
+    async def program(ctx: ReplicaContext) -> None:
+        async def first() -> None:
+            await average(ctx)
 
-    async def second() -> None:
-        await average(ctx)
+        async def second() -> None:
+            await average(ctx)
 
-    await ctx.barrier()
-    for part in (second, first) if odd else (first, second):
-        await part()
-    await ctx.barrier()
+        await ctx.barrier()
+        for name in odd if ctx.replica_id_in_sync_group == ctx.num_replicas_in_sync - 1 else usual:
+            await (first if name == "1" else second)()
+        await ctx.barrier()
 
-
-async def by_other_ways(ctx: ReplicaContext) -> None:
-    odd = ctx.replica_id_in_sync_group == ctx.num_replicas_in_sync - 1
-
-    async def first() -> None:
-        await average(ctx)
-
-    async def second() -> None:
-        await average(ctx)
-
-    for _ in range(3):
-        await (second if odd else first)()
-    await ctx.barrier()
+    return program
 
 
 @pytest.mark.parametrize("layout", [(2, 2), (1, 1, 1), (1,) * 66], ids=lambda layout: str(len(layout)))
 async def test_same_callers_of_a_helper_in_another_order_are_found_over_workers(layout: tuple[int, ...]) -> None:
     with pytest.raises(CollectiveMismatchError) as expected:
-        await run(mirrored(sum(layout)), through_a_helper)
-    for outcome in await Job(*layout).run(through_a_helper):
+        await run(mirrored(sum(layout)), through_a_helper("12", "21"))
+    for outcome in await Job(*layout).run(through_a_helper("12", "21")):
         assert isinstance(outcome, CollectiveMismatchError), outcome
         assert (outcome.report.reason, outcome.report.sequence_number) == (Reason.CALL_SITE, 2)
         assert outcome.report.suspects == expected.value.report.suspects
@@ -194,7 +183,7 @@ async def test_same_callers_of_a_helper_in_another_order_are_found_over_workers(
 
 @pytest.mark.parametrize("layout", [(2, 2), (1,) * 66], ids=lambda layout: str(len(layout)))
 async def test_callers_that_merely_differ_are_no_fault(layout: tuple[int, ...]) -> None:
-    assert await Job(*layout).values(by_other_ways) == [None] * sum(layout)
+    assert await Job(*layout).values(through_a_helper("111", "222")) == [None] * sum(layout)
 
 
 @pytest.mark.parametrize("size", [1, 1000], ids=["in the record", "beside it"])

@@ -226,21 +226,6 @@ async def test_reduce_and_gather_outside_of_replicas(layout: tuple[int, ...]) ->
             np.testing.assert_allclose(found, right)
 
 
-async def test_ordered_reductions_give_the_same_bits_for_every_layout() -> None:
-    async def program(ctx: ReplicaContext) -> Any:
-        rng = np.random.default_rng(ctx.replica_id_in_sync_group)
-        values = [rng.normal(size=size).astype(dtype) for size in (5, 3000) for dtype in (np.float32, np.float64)]
-        return [await ctx.all_reduce(op, values) for op in ("SUM", "MEAN", "PRODUCT")]
-
-    layouts = [(8,), (4, 4), (2, 2, 2, 2), (1,) * 8, (1, 7), (3, 5), (2, 5, 1)]
-    results = [await Job(*layout, reduction="ordered").values(program) for layout in layouts]
-    for result in results[1:]:
-        same(result, results[0])
-    eleven = [await Job(*layout, reduction="ordered").values(program) for layout in [(11,), (5, 6), (1,) * 11]]
-    same(eleven[1], eleven[0])
-    same(eleven[2], eleven[0])
-
-
 @pytest.mark.parametrize("layout", [(2, 2), (3, 1), (1, 1, 1, 1)], ids=str)
 async def test_one_value_for_all_reduces_as_on_one_machine_whoever_has_how_many_replicas(
     layout: tuple[int, ...],
