@@ -29,34 +29,6 @@ _PROPERTIES = SimpleNamespace(
 )  # fmt: skip
 
 
-class _Mode(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
-    """Gives torch's functions the CPU where they are given a CUDA device."""
-
-    def __init__(self, door: Door) -> None:
-        super().__init__()
-        self._door = door
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
-        if name in ("cuda", "pin_memory"):
-            if name == "cuda":
-                self._door.note("Tensor.cuda")
-            return args[0]
-        if func is torch.device:
-            given = args[0] if args else kwargs.get("type")
-            device = self._door.cpu(given, name)
-            return func(*args, **kwargs) if device is given else device
-        numbers = args if name == "_parse_to" else args[1:] if name == "to" else ()
-        if numbers and type(numbers[0]) is int:
-            args = (*args[: len(args) - len(numbers)], self._door.cpu(numbers[0], "to"), *numbers[1:])
-        args = tuple([self._door.cpu(each, name) if type(each) in _NAMES else each for each in args])
-        if "device" in kwargs:
-            kwargs = {**kwargs, "device": self._door.cpu(kwargs["device"], name)}
-        if kwargs.get("pin_memory"):
-            kwargs = {**kwargs, "pin_memory": False}
-        return func(*args, **kwargs)
-
-
 class _Stream:
     """Stands for a stream or an event of CUDA: everything is done when it is called."""
 
@@ -95,10 +67,14 @@ def _function(stand_in: Any) -> Callable[..., Any]:
     return lambda *_, **__: stand_in() if callable(stand_in) else stand_in
 
 
-class Door:
-    """Takes CUDA devices for the CPU in this process, from now on; there seem to be as many as ranks."""
+class Door(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+    """Takes CUDA devices for the CPU in this process, from now on; there seem to be as many as ranks.
+
+    As a context, it does so for a thread's calls of torch's functions.
+    """
 
     def __init__(self, ranks: int, index: Callable[[], int]) -> None:
+        super().__init__()
         self._ranks = ranks
         self._taken: dict[str, set[str]] = {}
         common = {
@@ -130,13 +106,25 @@ class Door:
         _replace(torch.accelerator, {**common, **accelerator})
         self._replace_others()
 
-    def mode(self) -> Any:
-        """Return a context in which a thread's functions of torch take CUDA devices for the CPU."""
-        return _Mode(self)
-
-    def note(self, where: str, what: str = "cuda") -> None:
-        """Note that something was taken for the CPU."""
-        self._taken.setdefault(where, set()).add(what)
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if name in ("cuda", "pin_memory"):
+            if name == "cuda":
+                self._note("Tensor.cuda")
+            return args[0]
+        if func is torch.device:
+            given = args[0] if args else kwargs.get("type")
+            device = self._cpu(given, name)
+            return func(*args, **kwargs) if device is given else device
+        numbers = args if name == "_parse_to" else args[1:] if name == "to" else ()
+        if numbers and type(numbers[0]) is int:
+            args = (*args[: len(args) - len(numbers)], self._cpu(numbers[0], "to"), *numbers[1:])
+        args = tuple([self._cpu(each, name) if type(each) in _NAMES else each for each in args])
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": self._cpu(kwargs["device"], name)}
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
+        return func(*args, **kwargs)
 
     def notes(self) -> list[str]:
         """Return what was taken for what, in words."""
@@ -145,17 +133,19 @@ class Door:
         taken = [f"{where} ({', '.join(sorted(what))})" for where, what in sorted(self._taken.items())]
         return [f"--cpu: CUDA devices were taken for the CPU in {', '.join(taken)}."]
 
-    def cpu(self, device: Any, where: str) -> Any:
+    def _note(self, where: str, what: str = "cuda") -> None:
+        self._taken.setdefault(where, set()).add(what)
+
+    def _cpu(self, device: Any, where: str) -> Any:
         """Return the CPU for a CUDA device, and anything else as it is."""
         text = f"cuda:{device}" if type(device) is int else str(device) if isinstance(device, _NAMES) else ""
-        kind = text.partition(":")[0]
-        if kind != "cuda":
+        if text.partition(":")[0] != "cuda":
             return device
-        self.note("to" if where == "_parse_to" else where, kind)
+        self._note("to" if where == "_parse_to" else where)
         return torch.device("cpu")
 
     def _count(self) -> int:
-        self.note("torch.cuda.device_count", f"{self._ranks} devices")
+        self._note("torch.cuda.device_count", f"{self._ranks} devices")
         return self._ranks
 
     def _replace_others(self) -> None:
@@ -168,18 +158,18 @@ class Door:
 
         def wrap_here(own: Any, module: Any, device_ids: Any = None, output_device: Any = None, **kwargs: Any) -> None:
             if device_ids or output_device is not None:
-                self.note("DistributedDataParallel", "device_ids")
+                self._note("DistributedDataParallel", "device_ids")
             wrap(own, module, **kwargs)
 
         def on_cpu(where: str, begin: Callable[..., None]) -> Callable[..., None]:
             def begin_here(own: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-                begin(own, str(self.cpu(device_type, where)), *args, **kwargs)
+                begin(own, str(self._cpu(device_type, where)), *args, **kwargs)
 
             return begin_here
 
         torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor
         torch.nn.Module.cuda = lambda module, *_: module.to("cuda")
-        torch.set_default_device = lambda device: set_default(self.cpu(device, "torch.set_default_device"))
+        torch.set_default_device = lambda device: set_default(self._cpu(device, "torch.set_default_device"))
         torch.load = load_here
         torch.autocast.__init__ = on_cpu("torch.autocast", torch.autocast.__init__)
         parallel.DistributedDataParallel.__init__ = wrap_here

@@ -201,23 +201,19 @@ class _Finder(PathFinder):
     """Finds modules as usual, and notes those that each rank loads anew."""
 
     found: set[str] = set()  # noqa: RUF012  (there is one process)
-    _packages: dict[str, bool] = {}  # noqa: RUF012
+    _is_shared: dict[str, bool] = {}  # noqa: RUF012
 
     @classmethod
     def find_spec(
         cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return where a module is."""
-        spec = super().find_spec(fullname, path, target)
-        if spec is not None and not cls._is_shared(fullname.partition(".")[0], spec):
+        spec, package = super().find_spec(fullname, path, target), fullname.partition(".")[0]
+        if spec is not None and package not in cls._is_shared:
+            cls._is_shared[package] = package in _SHARED or package in sys.modules or _has_extensions(spec)
+        if spec is not None and not cls._is_shared[package]:
             cls.found.add(fullname)
         return spec
-
-    @classmethod
-    def _is_shared(cls, package: str, spec: ModuleSpec) -> bool:
-        if package not in cls._packages:
-            cls._packages[package] = package in _SHARED or package in sys.modules or _has_extensions(spec)
-        return cls._packages[package]
 
 
 def _has_extensions(spec: ModuleSpec) -> bool:

@@ -265,7 +265,7 @@ class _ScriptRun:
         torch.autograd.set_multithreading_enabled(False)
         self._job.begin(rank)
         try:
-            with self._taken_for_cpu.mode() if self._taken_for_cpu is not None else nullcontext():
+            with self._taken_for_cpu or nullcontext():
                 _execute(code, main)
             self._job.settle(rank)
         except BaseException as error:  # noqa: BLE001  (whatever it is, it is how the rank ended)
