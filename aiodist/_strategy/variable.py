@@ -234,8 +234,8 @@ class _Unfinished:
 
     variable: Any
     spec: Spec
-    place: tuple[Any, ...] | None  # of the first creation; None where places are not compared
-    creation: str  # who has created it first, and where
+    place: Place  # where it has been created first
+    creation: str  # by whom, and where
     left: int  # how many have not
 
 
@@ -255,12 +255,11 @@ def _next_creation(member: Member, spec: Spec, at: Place, named: bool, make: Cal
     group, creation = member.group, f"replica {member.replica_id} at {at.location}"
     counts, unfinished = _creations.setdefault(group, _Creations([0] * len(group.members), {}))
     number = counts[member.position]
-    # A name of the user's stands in for the place.
-    where = None if named or group.ledger.order_check is OrderCheck.SIGNATURE else at[:3]
     if number not in unfinished:
-        unfinished[number] = _Unfinished(make(), spec, where, creation, len(counts))
+        unfinished[number] = _Unfinished(make(), spec, at, creation, len(counts))
     found = unfinished[number]
-    if (spec, where) != (found.spec, found.place):
+    anywhere = named or group.ledger.order_check is OrderCheck.SIGNATURE  # a name of the user's stands in for the place
+    if spec != found.spec or not (anywhere or at[:3] == found.place[:3]):
         raise ValueError(
             f"replicas create different variables as their #{number}: {found.creation} creates {found.spec}; "
             f"{creation} creates {spec}. Every replica must create the same variables in the same order: create them "
