@@ -254,6 +254,19 @@ async def test_cancellation_within_a_step_loses_no_batch() -> None:
     receive.close()
 
 
+async def test_plain_step_goes_on_where_a_cancelled_one_stopped() -> None:
+    def batches(_: InputContext) -> Iterator[Any]:
+        for k in (1, 2):
+            scope.cancel()
+            yield np.full(1, k)
+
+    with anyio.CancelScope() as scope:
+        iterator = iter(mirrored(2).distribute_datasets_from_function(batches))
+        await anext(iterator)
+    assert scope.cancelled_caught
+    assert lists(next(iterator)) == [[1], [2]]
+
+
 async def test_closing_ends_the_source() -> None:
     ended = []
 

@@ -23,6 +23,7 @@ from aiodist import (
 )
 from tests.runtime.programs import here, mirrored, replica
 from tests.strategy.test_variables import under
+from tests.workers.simulated import Job
 
 pytestmark = pytest.mark.anyio
 
@@ -66,6 +67,8 @@ async def test_broadcast_to_gives_read_only_copies() -> None:
     assert [c.tolist() for c in several["x"].values] == [[0, 1, 2]] * 3
     assert several["n"].values == (5, 5, 5)
     assert (await extended.broadcast_to(Variable([1.0]), "CPU:0")).tolist() == [1]
+    alone_too = Job(1, 2).strategies[1].extended  # nobody else is asked
+    assert (await alone_too.broadcast_to(given, "CPU:0")).tolist() == [9, 9, 9]
 
 
 async def test_awaited_functions_are_for_cross_replica_context() -> None:
