@@ -1,17 +1,92 @@
-"""The examples in README and docs do what the page says: the output that it shows, the error that it shows."""
+"""The examples in README and docs do what the page says: the output that it shows, the error that it shows.
+
+Four kinds of fenced block are examples; every other block is prose:
+
+- `python` whose first line is a comment with a file name, `# train.py`: the block is written to that file.
+- `diff`: a change to such a file, headed `--- train.py` and `+++ train.py`.
+- `console`: a command, `$ python train.py`, and all that it prints. Files of the same document lie beside it. A line
+  `...` stands for any number of lines, and `...` in a line for any text.
+- `python` without a file name: run in place, in a namespace that the document's blocks share; `>>>` makes it a doctest.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import doctest
+import re
+import shlex
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
 
 import pytest
+from sybil import Document, Example, Sybil
 from sybil.example import SybilFailure
+from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
+from sybil.region import Region
 
-from tests.project.examples import examples_of
-from tests.project.paths import ROOT
+from tests.project.paths import ROOT, run_program
 
-if TYPE_CHECKING:
-    from pathlib import Path
+FILE_NAME = re.compile(r"# ([a-z_]+\.py)\n")
+ANY_LINES, ANY_TEXT = re.escape("\n...\n"), re.escape("...")
+
+
+class PythonParser(PythonCodeBlockParser):
+    """Tell programs, which are written to files, from snippets, which are run in place."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(doctest_optionflags=doctest.ELLIPSIS)
+        self.folder = folder
+
+    def __call__(self, document: Document) -> Iterable[Region]:
+        """Yield the document's Python blocks."""
+        for region in super().__call__(document):
+            if FILE_NAME.match(str(region.parsed)):
+                region.evaluator = partial(write_program, self.folder)
+            yield region
+
+
+def write_program(folder: Path, example: Example) -> None:
+    """Write a program to the file that its first line names."""
+    match = FILE_NAME.match(example.parsed)
+    assert match
+    (folder / match[1]).write_text(example.parsed, encoding="utf-8")
+
+
+def change_program(folder: Path, example: Example) -> None:
+    """Change the program that a diff names: replace the lines that it shows as old by those that it shows as new."""
+    before, after, *lines = example.parsed.splitlines()
+    assert before.removeprefix("--- ") == after.removeprefix("+++ ")
+    old, new = ("".join(f"{line[1:]}\n" for line in lines if line[:1] != sign) for sign in "+-")
+    program = folder / before.removeprefix("--- ")
+    text = program.read_text(encoding="utf-8")
+    assert text.count(old) == 1, f"{program.name} does not have these lines once:\n{old}"
+    program.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def run_command(folder: Path, example: Example) -> str | None:
+    """Run a command; return what is wrong with its output, None if nothing is."""
+    command, _, expected = example.parsed.partition("\n")
+    dollar, python, *arguments = shlex.split(command)
+    assert (dollar, python) == ("$", "python"), f"an example runs Python, not {command!r}"
+    printed = run_program(arguments, folder)
+    return None if matches(expected, printed) else f"expected:\n{expected}\nprinted:\n{printed}"
+
+
+def matches(expected: str, printed: str) -> bool:
+    """Compare, letting `...` stand for anything: alone on a line for lines, in a line for text."""
+    pattern = re.escape(f"\n{expected.strip()}\n")
+    while ANY_LINES in pattern:
+        pattern = pattern.replace(ANY_LINES, r"\n(?:.*\n)*?")
+    pattern = pattern.replace(ANY_TEXT, "[^\n]*")
+    return re.fullmatch(pattern, "\n" + re.sub(r"[ \t]+$", "", printed.strip(), flags=re.MULTILINE) + "\n") is not None
+
+
+def examples_of(document: Path, folder: Path) -> list[Example]:
+    """Find the examples of a Markdown file; those with files use `folder`."""
+    diff = CodeBlockParser("diff", partial(change_program, folder))
+    console = CodeBlockParser("console", partial(run_command, folder))
+    return list(Sybil([PythonParser(folder), diff, console]).parse(document))
+
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 Dumped = dict[str, Any]
+Groups = Mapping[str, tuple[str, Sequence[int]]]
 
 _TORCH = "/venv/lib/python3.13/site-packages/torch/distributed/"
 _FRAMES = [
@@ -20,13 +21,6 @@ _FRAMES = [
 
 
 _CALL = re.compile(r" *(\S+): (\w+(?: \d+(?:->|<-)\d+)?)((?: \[[\d, ]*\])*)(?: of (\w+))?(?: at (\d+))?")
-
-
-def _parsed(line: str) -> tuple[str, str, list[list[int]], str, int]:
-    found = _CALL.fullmatch(line)
-    assert found, line
-    sizes = [json.loads(each) for each in re.findall(r"\[.*?\]", found[3])]
-    return found[1], found[2], sizes, found[4] or "0", int(found[5] or 1)
 
 
 class Job:
@@ -39,14 +33,7 @@ class Job:
         backend: gloo does not tell groups, and how far calls have come.
     """
 
-    def __init__(
-        self,
-        world_size: int,
-        groups: Mapping[str, tuple[str, Sequence[int]]] | None = None,
-        *,
-        capacity: int = 2000,
-        backend: str = "nccl",
-    ) -> None:
+    def __init__(self, world_size: int, groups: Groups | None = None, *, capacity: int = 2000, backend: str = "nccl"):
         self.groups = {"0": ("default_pg", list(range(world_size))), **(groups or {})}
         self.entries: list[list[Dumped]] = [[] for _ in range(world_size)]
         self._numbers: dict[tuple[int, str], int] = {}
@@ -87,12 +74,14 @@ class Job:
         Before the colon stand ranks: all members of the group, ``!2`` all but rank 2, or ``0,2``; then the kind, the
         sizes of its tensors, the process group, and the line.
         """
-        for who, kind, sizes, group, line in map(_parsed, script.strip().splitlines()):
-            members = self.groups[group][1]
-            named = {int(rank) for rank in re.findall(r"\d+", who)}
-            for rank in members:
-                if who == "*" or (rank in named) is not who.startswith("!"):
-                    self.call(rank, kind, *sizes, group=group, line=line)
+        for line in script.strip().splitlines():
+            found = _CALL.fullmatch(line)
+            assert found, line
+            who, kind, group = found[1], found[2], found[4] or "0"
+            sizes = [json.loads(each) for each in re.findall(r"\[.*?\]", found[3])]
+            for rank in self.groups[group][1]:
+                if who == "*" or (str(rank) in re.findall(r"\d+", who)) is not who.startswith("!"):
+                    self.call(rank, kind, *sizes, group=group, line=int(found[5] or 1))
         return self
 
     @contextmanager

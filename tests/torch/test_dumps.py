@@ -21,11 +21,6 @@ def said_of(job: Job, folder: Path, *, without: tuple[int, ...] = (), as_json: b
     return explain(read_all(job.write(folder, without=without, as_json=as_json)))
 
 
-def on_one_line(text: str) -> str:
-    """Return a text without its line breaks and columns."""
-    return " ".join(text.split())
-
-
 # Jobs: each with the headline of its report, who is suspected, and what else the text must say.
 
 
@@ -41,8 +36,7 @@ def agreeing() -> Job:
         2,3: all_to_all [6]
         *: gather [3] of 7
     """)
-    job.entries[1][-1]["output_sizes"] = [[3], [3]]
-    return job
+    return with_last(job, 1, output_sizes=[[3], [3]])
 
 
 def skipped() -> Job:
@@ -52,13 +46,6 @@ def skipped() -> Job:
 
 def late() -> Job:
     return Job(4).calls("*: all_reduce [3] at 5\n!2: all_reduce [3] at 6")
-
-
-def ended_in_an_error() -> Job:
-    job = late()
-    for rank in (0, 1, 3):
-        job.entries[rank][-1]["state"] = "completed"
-    return job
 
 
 def held_up_elsewhere() -> Job:
@@ -74,9 +61,10 @@ def never_sent() -> Job:
     return Job(3).calls("*: all_reduce [3]\n1: recv 1<-2 [3] at 8")
 
 
-def other_dtype() -> Job:
-    job = Job(4).calls("!2: all_reduce [3]")
-    job.call(2, "all_reduce", [3], input_dtypes=["Half"], output_dtypes=["Half"])
+def with_last(job: Job, *ranks: int, **fields: Any) -> Job:
+    """Change the last calls of some ranks."""
+    for rank in ranks:
+        job.entries[rank][-1].update(fields)
     return job
 
 
@@ -107,13 +95,14 @@ _JOBS: dict[str, tuple[Job, str, tuple[int, ...], list[str]]] = {
         late(), "collective #1 cannot be completed: rank 2 has not arrived, ranks 0, 1 and 3 wait in it", (2,),
         ["The latest call of rank 2 is all_reduce(float32[3]) at /job/train.py:5."]),
     "ended in an error": (
-        ended_in_an_error(),
+        with_last(late(), 0, 1, 3, state="completed"),
         "collective #1 cannot be completed: rank 2 has not arrived, ranks 0, 1 and 3 wait in it", (2,), []),
     "other size": (
         Job(4).calls("!2: all_reduce [3]\n2: all_reduce [4]"),
         "ranks disagree at collective #0", (2,), ["all_reduce(float32[4])", "Nothing is broadcast"]),
     "other dtype": (
-        other_dtype(), "ranks disagree at collective #0", (2,), ["all_reduce(float16[3])", "Values are never cast"]),
+        with_last(Job(4).calls("*: all_reduce [3]"), 2, input_dtypes=["Half"]),
+        "ranks disagree at collective #0", (2,), ["all_reduce(float16[3])", "Values are never cast"]),
     "crossed groups": (
         Job(2, _TWO).calls("0: all_reduce [3] of 1 at 5\n1: all_reduce [3] of 2 at 7"),
         "ranks 0 and 1 wait for each other, each in another group's collective", (0, 1),
@@ -155,10 +144,10 @@ def test_what_is_said_of_a_job(
     job: Job, headline: str, suspects: tuple[int, ...], texts: list[str], tmp_path: Path
 ) -> None:
     found = said_of(job, tmp_path)
-    said = on_one_line(str(found))
+    said = " ".join(str(found).split())
     assert said.startswith(headline)
     assert (found.report.suspects if found.report is not None else ()) == suspects
-    assert [text for text in texts if on_one_line(text) not in said] == []
+    assert [text for text in texts if " ".join(text.split()) not in said] == []
     assert "replica" not in str(found)
     assert "ctx." not in str(found)
     assert len(str(found).splitlines()) < 30
@@ -167,7 +156,9 @@ def test_what_is_said_of_a_job(
 
 def test_json_has_no_lines_and_says_the_same_otherwise(tmp_path: Path) -> None:
     found = said_of(skipped(), tmp_path, as_json=True)
-    assert "rank 1 skipped broadcast at an unknown line, which ranks 0, 2 and 3 made as #7" in on_one_line(str(found))
+    assert "rank 1 skipped broadcast at an unknown line, which ranks 0, 2 and 3 made as #7" in " ".join(
+        str(found).split()
+    )
     assert "JSON dumps do not contain the lines of the program; pickled ones do." in found.notes
     both = explain(read_all([tmp_path / "0.json", *skipped().write(tmp_path)[1:]]))
     assert both.report is not None
