@@ -1,4 +1,4 @@
-"""Programs in which replicas part, one for each text under golden/. Lines stand in those texts: add at the end."""
+"""Programs in which replicas part, one for each text under golden/. --update-golden writes the lines in them anew."""
 
 from __future__ import annotations
 
@@ -120,13 +120,6 @@ def shared(ctx: ReplicaContext, make: Callable[[], T]) -> T:
         SHARED[group] = make()
     found: T = SHARED[group]
     return found
-
-
-async def group_disagrees(ctx: ReplicaContext) -> None:
-    experts = ctx.new_group([2, 0, 1], name="experts")
-    for step in range(3):
-        odd = ctx.replica_id_in_sync_group == 1 and step == 2
-        await experts.all_reduce("MAX" if odd else "SUM", 1.0)
 
 
 async def group_made_elsewhere(ctx: ReplicaContext) -> None:

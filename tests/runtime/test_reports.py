@@ -66,7 +66,7 @@ PLANTED = [
         "returns_when_its_own_loss_is_small",
         "one_loop_is_shorter",
     ),
-    *("stops_early_by_its_own_loss", "never_comes", "merge_that_never_returns"),
+    *("stops_early_by_its_own_loss", "never_comes", "merge_that_never_returns", "another_kind_in_the_group"),
     *("scope_cancelled_by_a_sibling", "member_does_not_make_the_group", "groups_of_all_in_another_order"),
 ]
 TIMED = [programs.merge_hangs, programs.lock_across_a_collective]
@@ -112,13 +112,6 @@ def test_the_report_of_a_planted_fault_reads_as_it_should(case: Case, update_gol
     error = run_under(program_of(case), Order(), seed=0, seconds=60).error
     assert isinstance(error, CollectiveError)
     check_golden(case.name, error, update_golden)
-
-
-@each_of([programs.outlier_among_many, programs.all_different, programs.many_left])
-async def test_an_error_of_hundreds_fits_a_screen(program: Program) -> None:
-    text = str(await error_of(program, 600))
-    assert len(text.splitlines()) <= SCREEN
-    assert max(map(len, text.splitlines())) < 400
 
 
 def test_every_golden_text_belongs_to_a_program_or_a_row() -> None:
@@ -435,18 +428,6 @@ async def test_equal_call_paths_agree() -> None:
     assert await agreed(program, "call_path") == ([0, 3],) * 3
 
 
-async def test_texts_do_not_depend_on_the_order_in_which_a_dict_was_filled() -> None:
-    async def program(ctx: ReplicaContext, relay: Relay) -> None:
-        value = {"a": 1, "b": 1} if replica() else {"b": 1, "a": 1}
-        await relay.turn()
-        pending = ctx.all_reduce("MAX" if replica() == 2 else "SUM", value)
-        relay.pass_on()
-        await pending
-
-    orders = itertools.permutations(range(3))
-    assert len({str(await error_of(partial(program, relay=Relay(order)))) for order in orders}) == 1
-
-
 def merge(strategy: Any, value: Any) -> int:
     return sum(np.size(component) for component in value.values)
 
@@ -458,11 +439,10 @@ SHAPES = [np.zeros(2), np.zeros((1, 3), np.int8), np.float32(0)]
 @pytest.mark.parametrize(
     ("call", "result"),
     [
-        (lambda ctx, me: ctx.all_gather(np.zeros((1, 2)), -1 if me else 1), [[0] * 6]),  # an axis, from either end
         (lambda ctx, me: ctx.all_reduce("SUM", 1, CHOICES[me]), 3),
         (lambda ctx, me: ctx.merge_call(merge, (SHAPES[me],)), 6),
     ],
-    ids=["axis", "options", "shapes and dtypes of a merge's arguments"],
+    ids=["options", "shapes and dtypes of a merge's arguments"],
 )
 async def test_what_means_the_same_or_is_not_compared(call: Any, result: Any) -> None:
     found = await agreed(lambda ctx: call(ctx, replica()))
