@@ -7,6 +7,7 @@ on thousands fits a screen.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -405,33 +406,49 @@ def _structures_differ(trouble: Collective) -> str:
     if a.arguments is None and None in (a.structure, b.structure):
         single, nest = (on_a, on_b) if a.structure is None else (on_b, on_a)
         return f"The structures differ: a single value on {single}, a nest on {nest}."
-    alone = [f"{value}{each} is on {on_a} only" for each in names if each not in other_names]
-    alone += [f"{value}{each} is on {on_b} only" for each in other_names if each not in names]
+    mine, theirs = set(names), set(other_names)
+    alone = [f"{value}{each} is on {on_a} only" for each in names if each not in theirs]
+    alone += [f"{value}{each} is on {on_b} only" for each in other_names if each not in mine]
     if not alone:
-        here, there = _parts_that_differ(a.structure or "", b.structure or "")
-        alone = [f"{here} on {on_a}", f"{there} on {on_b}"]
+        path, here, there = _parts_that_differ(a.structure or "", b.structure or "")
+        return f"The {what} differ{f' at value{path}' if path and value else ''}: {here} on {on_a}, {there} on {on_b}."
     more = f", and {len(alone) - _MOST_PATHS} more" if len(alone) > _MOST_PATHS else ""
     return f"The {what} differ: {', '.join(alone[:_MOST_PATHS])}{more}."
 
 
 _LEAF_NAME = "__leaf__"
+_CLASS = re.compile(r"<class '([\w.]+)'>")
 
 
-def _parts_that_differ(a: str, b: str) -> list[str]:
-    """Return the smallest parts that hold all in which two nests differ, with a ``*`` for every leaf."""
-    texts = [text.replace(LEAF, _LEAF_NAME) for text in (a, b)]
+def _parts_that_differ(a: str, b: str) -> tuple[str, str, str]:
+    """Return a path, and the parts there that hold all in which two nests differ, with a ``*`` for every leaf."""
+    path, *texts = "", *(_CLASS.sub(r"\1", text.replace(LEAF, _LEAF_NAME)) for text in (a, b))
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError):  # what stands for a key may be no expression
-        texts = list(map(ast.unparse, _apart(*(ast.parse(text, mode="eval").body for text in texts))))
-    return [shortened(text.replace(_LEAF_NAME, "*"), _LONGEST_PART) for text in texts]
+        path, *nodes = _apart("", *(ast.parse(text, mode="eval").body for text in texts))
+        texts = list(map(ast.unparse, nodes))
+    here, there = (shortened(text.replace(_LEAF_NAME, "*"), _LONGEST_PART) for text in texts)
+    return path, here, there
 
 
-def _apart(a: ast.AST, b: ast.AST) -> tuple[ast.AST, ast.AST]:
-    parts = [list(ast.iter_child_nodes(each)) for each in (a, b)]
-    if type(a) is type(b) and len(parts[0]) == len(parts[1]):
-        apart = [(x, y) for x, y in zip(*parts, strict=True) if ast.dump(x) != ast.dump(y)]
-        if len(apart) == 1:
-            return _apart(*apart[0])
-    return a, b
+def _apart(path: str, a: ast.AST, b: ast.AST) -> tuple[str, ast.AST, ast.AST]:
+    parts = list(zip(ast.iter_child_nodes(a), ast.iter_child_nodes(b), strict=False))
+    apart = [i for i, (x, y) in enumerate(parts) if ast.dump(x) != ast.dump(y)]
+    if len(apart) != 1 or type(a) is not type(b) or len(parts) != len(list(ast.iter_child_nodes(b))):
+        return path, a, b
+    (index,) = apart
+    x, y = parts[index]
+    match a:
+        case ast.Dict(keys=keys) if index >= len(keys):
+            part = f"[{ast.unparse(keys[index - len(keys)] or a)}]"
+        case ast.List() | ast.Tuple():
+            part = f"[{index}]"
+        case ast.Call() if isinstance(x, ast.keyword) and isinstance(y, ast.keyword) and x.arg == y.arg:
+            part, x, y = f".{x.arg}", x.value, y.value
+        case ast.Call() if index:
+            part = "" if isinstance(x, ast.Dict) else "…"  # nothing is known of other containers' keys
+        case _:
+            return path, a, b
+    return _apart(path if path.endswith("…") else path + part, x, y)
 
 
 # What came before, and how they diverged.
