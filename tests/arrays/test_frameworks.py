@@ -8,7 +8,7 @@ import time
 import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -84,31 +84,31 @@ def test_jax_arrays(jax: Any) -> None:
         Jax().buffer(value)
 
 
-class OfNumba:
-    """What Numba's device arrays have."""
+def planted(module: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str = "<f4", **parts: Any) -> Any:
+    """Return an object with what a framework's arrays have."""
+    kind = type("Array", (SimpleNamespace,), {"__module__": module, "__cuda_array_interface__": {}})
+    return kind(shape=shape, strides=strides, dtype=np.dtype(dtype), **parts)
 
-    __module__ = "numba.cuda.cudadrv.devicearray"
-    __cuda_array_interface__: ClassVar[dict[str, Any]] = {"data": (4096, False)}
 
-    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str = "<f4") -> None:
-        self.shape, self.strides, self.dtype = shape, strides, np.dtype(dtype)
-        self.stream: Any = 0
-        self.device_ctypes_pointer = SimpleNamespace(value=4096)
-        self.gpu_data = SimpleNamespace(context=SimpleNamespace(device=SimpleNamespace(id=2)))
+def of_numba(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str = "<f4", stream: int = 0) -> Any:
+    pointer, device = SimpleNamespace(value=4096), SimpleNamespace(id=2)
+    gpu_data = SimpleNamespace(context=SimpleNamespace(device=device))
+    module = "numba.cuda.cudadrv.devicearray"
+    return planted(module, shape, strides, dtype, stream=stream, device_ctypes_pointer=pointer, gpu_data=gpu_data)
 
 
 def test_numba_arrays() -> None:
-    value = OfNumba((2, 3), (12, 4))
+    value = of_numba((2, 3), (12, 4))
     assert isinstance(device_type_of(value), Numba)
     seen = Numba().view(value)
     assert (seen.address, seen.shape, seen.dtype, seen.ordinal, seen.stream) == (4096, (2, 3), SINGLE, 2, 1)
-    assert Numba().view(OfNumba((1, 3), (400, 4))).shape == (1, 3)
+    assert Numba().view(of_numba((1, 3), (400, 4))).shape == (1, 3)
     with pytest.raises(TypeError, match="without gaps"):
-        Numba().view(OfNumba((2, 3), (4, 8)))
+        Numba().view(of_numba((2, 3), (4, 8)))
     with pytest.raises(TypeError, match="byte order"):
-        Numba().view(OfNumba((2,), (4,), ">f4"))
+        Numba().view(of_numba((2,), (4,), ">f4"))
     with pytest.raises(TypeError, match="without gaps"):
-        Numba().buffer(OfNumba((2, 3), (4, 8)))
+        Numba().buffer(of_numba((2, 3), (4, 8)))
 
 
 @pytest.mark.parametrize(("setting", "stream"), [(0, 1), (1, 2)])
@@ -119,41 +119,30 @@ def test_numba_has_a_default_stream_for_each_thread_if_configured_so(
     monkeypatch.setitem(sys.modules, "numba.cuda.core.config", config)
     frameworks._numba_default_stream.cache_clear()
     try:
-        assert Numba().view(OfNumba((2,), (4,))).stream == Numba().stream(0) == stream
-        streamed = OfNumba((2,), (4,))
-        streamed.stream = 77
-        assert Numba().view(streamed).stream == 77
+        assert Numba().view(of_numba((2,), (4,))).stream == Numba().stream(0) == stream
+        assert Numba().view(of_numba((2,), (4,), stream=77)).stream == 77
     finally:
         frameworks._numba_default_stream.cache_clear()
 
 
-class OfCuPy:
-    """What CuPy's arrays have."""
-
-    __module__ = "cupy"
-    __cuda_array_interface__: ClassVar[dict[str, Any]] = {}
-
-    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
-        self.shape, self.strides, self.dtype = shape, strides, SINGLE
-        self.data = SimpleNamespace(ptr=8192, device_id=1)
-        self.flags = SimpleNamespace(c_contiguous=strides == (12, 4))
-        self.device = nullcontext()
+def of_cupy(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str = "<f4") -> Any:
+    data, flags = SimpleNamespace(ptr=8192, device_id=1), SimpleNamespace(c_contiguous=strides == (12, 4))
+    return planted("cupy", shape, strides, dtype, data=data, flags=flags, device=nullcontext())
 
 
 def test_cupy_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     current = SimpleNamespace(get_current_stream=lambda ordinal: SimpleNamespace(ptr=70 + ordinal))
-    copied = OfCuPy((2, 3), (12, 4))
+    copied = of_cupy((2, 3), (12, 4))
     cupy = SimpleNamespace(cuda=current, ascontiguousarray=lambda _: copied)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    value = OfCuPy((2, 3), (12, 4))
+    value = of_cupy((2, 3), (12, 4))
     assert isinstance(device_type_of(value), CuPy)
     seen = CuPy().view(value)
     assert (seen.address, seen.shape, seen.ordinal, seen.stream) == (8192, (2, 3), 1, 71)
     with pytest.raises(TypeError, match="out must hold contiguous arrays"):
-        CuPy().buffer(OfCuPy((2, 3), (24, 8)))
-    value.dtype = np.dtype(">f4")
+        CuPy().buffer(of_cupy((2, 3), (24, 8)))
     with pytest.raises(TypeError, match="byte order"):
-        CuPy().view(value)
+        CuPy().view(of_cupy((2, 3), (12, 4), ">f4"))
 
 
 def test_arrays_of_others_are_refused_with_what_to_do() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 import aiodist_kernels as kernels
 from aiodist import CommunicationOptions, ReduceOp
+from aiodist._collectives import kinds
 from aiodist_kernels import policy
 from tests.collectives.kinds_of_values import (
     ANYTHING,
@@ -27,6 +27,7 @@ from tests.collectives.kinds_of_values import (
     makers,
     numbers,
 )
+from tests.collectives.reference import Case
 from tests.runtime.programs import here, mirrored, on_each, replica, results
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:every leaf of this value is None")]
@@ -64,10 +65,6 @@ def check(make: Any, count: int, call: Callable[[Any], Any], wanted: Callable[[S
 counts = st.sampled_from([1, 3])
 
 
-def all_gather(value: Any, axis: int) -> Any:
-    return here().all_gather(value, axis)
-
-
 @pytest.mark.parametrize("op", list(ReduceOp))
 @given(data=st.data(), count=counts)
 def test_all_reduce(op: ReduceOp, data: st.DataObject, count: int) -> None:
@@ -83,19 +80,27 @@ def test_broadcast(make: Any, count: int) -> None:
     check(make, count, lambda value: here().broadcast(value, count - 1), lambda column, _: column[-1])
 
 
-@given(make=makers(True, DTYPES), count=counts)
-def test_gathers_and_exchanges(make: Any, count: int) -> None:
-    for axis in (0, -1):
-        gathered = partial(np.concatenate, axis=axis)
-        check(make, count, partial(all_gather, axis=axis), lambda column, _, gathered=gathered: gathered(column))  # type: ignore[misc]
-    exchanged = lambda column, i: np.concatenate([np.split(array, count)[i] for array in column])  # noqa: E731
-    check(make, count, lambda value: here().all_to_all(value), exchanged)
+KINDS = [
+    Case(kinds.ALL_GATHER, None, 0),
+    Case(kinds.ALL_GATHER, None, -1),
+    Case(kinds.ALL_TO_ALL, None, (0, 0)),
+    Case(kinds.REDUCE_SCATTER, ReduceOp.SUM, 0),
+    Case(kinds.SCAN, ReduceOp.SUM),
+]
 
 
-@given(make=makers(True, DTYPES[:-1]), count=counts)
-def test_scatters(make: Any, count: int) -> None:
-    scattered = lambda column, i: np.split(fold(ReduceOp.SUM, column), count)[i]  # noqa: E731
-    check(make, count, lambda value: here().reduce_scatter("sum", value), scattered)
+@pytest.mark.parametrize("case", KINDS, ids=str)
+@given(data=st.data(), count=counts)
+def test_arrays_that_are_gathered_exchanged_and_cut(case: Case, data: st.DataObject, count: int) -> None:
+    op = [] if case.op is None else [case.op]
+    detail = case.detail if isinstance(case.detail, tuple) else [] if case.detail is None else [case.detail]
+    make = data.draw(makers(True, DTYPES[:-1] if op else DTYPES))  # bool is not summed
+    check(
+        make,
+        count,
+        lambda value: getattr(here(), case.kind.name)(*op, value, *detail),
+        lambda column, replica_id: case.wanted(column)[replica_id],
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
