@@ -234,9 +234,7 @@ def _leaf_plan(plan: Callable[[int, Any], LeafPlan], size: int, detail: Any) -> 
 
 def check_reducible(op: ReduceOp, dtype: Any, mark: Any) -> None:
     """Check that an op takes leaves of a dtype; `IndexedSlices` are reduced by SUM and MEAN alone."""
-    if mark == LeafType.PYTHON_NUMBER:
-        kernels.check_number(op, dtype)
-    elif mark != LeafType.INDEXED_SLICES:
+    if mark != LeafType.INDEXED_SLICES:
         kernels.result_dtype(op, dtype)
     elif op not in (ReduceOp.SUM, ReduceOp.MEAN):
         raise ValueError(

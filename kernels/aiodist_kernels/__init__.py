@@ -16,7 +16,6 @@ Its modules, each of which imports only from those above it:
 
 from aiodist_kernels.policy import Plan, plan_for, warm, warm_if_possible
 from aiodist_kernels.reductions import (
-    check_number,
     cut,
     nest_reduction,
     reduce,
@@ -30,7 +29,6 @@ __all__ = [
     "Accumulate",
     "Plan",
     "ReduceOp",
-    "check_number",
     "cut",
     "nest_reduction",
     "plan_for",

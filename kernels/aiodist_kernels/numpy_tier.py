@@ -62,11 +62,9 @@ def _fold_native(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Arr
     ufunc = rule.ufunc
     if len(buffers) == 1:
         return _deliver(np.array(buffers[0], rule.result), out)
-    if len(buffers) == 2:
-        return np.asarray(ufunc(buffers[0], buffers[1], out=out))  # ufuncs take care of an overlap
     if out is not None and any(np.may_share_memory(out, buffer) for buffer in buffers[2:]):
         return _deliver(_fold_native(rule, buffers, None), out)
-    total = np.asarray(ufunc(buffers[0], buffers[1], out=out))
+    total = np.asarray(ufunc(buffers[0], buffers[1], out=out))  # ufuncs take care of an overlap
     for buffer in buffers[2:]:
         ufunc(total, buffer, out=total)
     return total

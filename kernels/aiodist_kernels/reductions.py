@@ -17,7 +17,7 @@ import numpy as np
 from aiodist_kernels import policy, pool
 from aiodist_kernels.numpy_tier import STEPPED_TO, TINY_COUNT, Array, finished, fold_for, quiet
 from aiodist_kernels.policy import Plan, plan_for
-from aiodist_kernels.rules import FLOAT64, Accumulate, DType, ReduceOp, check_defined, rule_for
+from aiodist_kernels.rules import FLOAT64, Accumulate, DType, ReduceOp, rule_for
 
 GRAIN: Final = 4096
 """Elements to whose multiples pieces are cut, so that two threads never share a cache line."""
@@ -183,8 +183,8 @@ def _spoils(out: Array, buffer: Array) -> bool:
     return np.may_share_memory(out, buffer) and (out.ctypes.data, out.dtype) != (buffer.ctypes.data, buffer.dtype)
 
 
-def result_dtype(op: ReduceOp, dtype: DType) -> DType:
-    """Return the dtype, in native byte order, that reducing buffers of `dtype` gives.
+def result_dtype(op: ReduceOp, dtype: DType | type) -> DType:
+    """Return the dtype, in native byte order, that reducing buffers of `dtype` gives, or numbers of a type of Python's.
 
     Raises:
         TypeError: `op` is not defined for `dtype`.
@@ -198,17 +198,8 @@ def result_dtype(op: ReduceOp, dtype: DType) -> DType:
 Number = int | float | complex
 
 
-def check_number(op: ReduceOp, kind: type) -> None:
-    """Check that `op` takes Python numbers of a type, one of bool, int, float and complex.
-
-    Raises:
-        TypeError: SUM, MEAN and PRODUCT of bool, MIN and MAX of complex.
-    """
-    check_defined(op, np.dtype(kind))
-
-
 def reduce_numbers(op: ReduceOp, numbers: Sequence[Number]) -> Number:
-    """Reduce Python numbers of one type, for which `check_number` has passed, by a left fold in their order.
+    """Reduce Python numbers of one type, for which `result_dtype` has passed, by a left fold in their order.
 
     Returns:
         SUM and PRODUCT: exact for int, rounded at each step for float and complex. MEAN: the sum divided by the count

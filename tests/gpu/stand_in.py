@@ -167,7 +167,7 @@ def arrays_of_numba(driver: Loading) -> None:
     """Numba's own device arrays, on two GPUs, through every kind of call that takes arrays."""
     cuda: Any = importlib.import_module("numba.cuda")
     values = [np.arange(24, dtype=np.float32).reshape(4, 6) * (k + 1) for k in range(2)]
-    total, strategy = values[0] + values[1], MirroredStrategy(["GPU:0", "GPU:1"])
+    total, joined = values[0] + values[1], np.concatenate(values, 1)
 
     def put(value: np.ndarray, ordinal: int, *, streamed: bool = False) -> Any:
         with cuda.gpus[ordinal]:
@@ -176,31 +176,26 @@ def arrays_of_numba(driver: Loading) -> None:
     async def step() -> Any:
         ctx = get_replica_context()
         me = ctx.replica_id_in_sync_group
-        value = put(values[me], me, streamed=True)
-        nest = [value, put(np.zeros((0, 3)), me), put(np.array(True), me)]
-        out = put(np.zeros((4, 6), np.float32), me)
+        value, out = put(values[me], me, streamed=True), put(np.zeros((4, 6), np.float32), me)
         assert await ctx.all_reduce("SUM", value, out=out) is out
         with cuda.gpus[me]:
-            assert_same_bits(out.copy_to_host(), total)
             gaps = put(np.zeros((4, 12), np.float32), me)[:, ::2]
-        assert await ctx.all_reduce("SUM", value, out=value) is value
-        found = [value, *await ctx.all_reduce("MAX", nest), await ctx.all_gather(put(values[me], me), 1)]
-        found += [await ctx.reduce_scatter("SUM", put(values[me], me)), await ctx.broadcast(put(values[me], me), 1)]
-        assert [one.gpu_data.context.device.id for one in found] == [me] * len(found)
         with pytest.raises(TypeError, match="without gaps"):
             ctx.all_reduce("SUM", gaps)
+        assert await ctx.all_reduce("SUM", value, out=value) is value
+        found = [out, *await ctx.all_reduce("MAX", [value, put(np.zeros((0, 3)), me), put(np.array(True), me)])]
+        found += [await ctx.all_gather(put(values[me], me), 1), await ctx.reduce_scatter("SUM", put(values[me], me))]
+        found.append(await ctx.broadcast(put(values[me], me), 1))
+        assert [one.gpu_data.context.device.id for one in found] == [me] * len(found)
         with cuda.gpus[me]:
-            return [one.copy_to_host() for one in found]
-
-    def check(got: Any, *wanted: Any) -> None:
-        for one, other in zip(got, wanted, strict=True):
-            assert_same_bits(one, other)
+            wanted = [total, total, np.zeros((0, 3)), np.array(True), joined, np.split(total, 2)[me], values[1]]
+            for one, other in zip(found, wanted, strict=True):
+                assert_same_bits(one.copy_to_host(), other)
 
     async def program() -> None:
+        strategy = MirroredStrategy(["GPU:0", "GPU:1"])
         with mock.patch.object(enqueue, "queue", return_value=Queue(driver)):
-            whole = np.concatenate(values, 1)
-            for me, found in enumerate(strategy.experimental_local_results(await strategy.run(step))):
-                check(found, total, total, np.zeros((0, 3)), np.array(True), whole, np.split(total, 2)[me], values[1])
+            await strategy.run(step)
             there = PerReplica([put(value, k) for k, value in enumerate(values)])
             for axis in (None, 0, (0, 1)):
                 wanted = await strategy.reduce("MEAN", PerReplica(values), axis)
