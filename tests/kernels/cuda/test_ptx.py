@@ -13,27 +13,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist_kernels import ReduceOp
+from aiodist_kernels import ReduceOp, reduce
 from aiodist_kernels.cuda import compiled as compiling
 from aiodist_kernels.cuda.compiled import PTX_VERSION, compile_form
-from aiodist_kernels.cuda.forms import FIRST, THREADS, VECTOR_BYTES, Form, Leaf, blocks, copying, form_for
-from aiodist_kernels.rules import Rule, components
-from tests.kernels.cuda import on_cpu
-from tests.kernels.cuda.cases import (
-    CASES,
-    ONE_OF_EACH_LAYOUT,
-    SOME_CASES,
-    Case,
-    Reduction,
-    copy_of,
-    direct_arguments,
-    pack,
-    reduction,
+from aiodist_kernels.cuda.forms import (
+    FIRST,
+    THREADS,
+    VECTOR_BYTES,
+    Form,
+    Layout,
+    allow_vectors,
+    blocks,
+    copying,
+    form_for,
 )
+from aiodist_kernels.rules import Rule, components, lane
+from tests.kernels import arrays
+from tests.kernels.arrays import assert_same_bits
+from tests.kernels.cuda import on_cpu
+from tests.kernels.cuda.cases import CASES, ONE_OF_EACH_LAYOUT, SOME_CASES, Case
 from tests.kernels.cuda.ptx_text import assemble, check_text
 
 CAPABILITIES = [(8, 0), (9, 0)]
 GRID = 2, 3  # blocks, threads of each
+POISON = 0xA5
 
 
 def some_kernels() -> list[tuple[Case, Form, int, tuple[int, int]]]:
@@ -66,15 +69,78 @@ def compiled(form: Form, capability: tuple[int, int] = (9, 0)) -> on_cpu.Kernel:
     return kernel
 
 
-def run(form: Form, kernel: on_cpu.Kernel, leaves: list[Reduction], lanes_per_element: int) -> None:
+# Memory: leaves with a guard around each buffer and each result, which is poisoned.
+
+
+def placed(values: np.ndarray, offset: int = 0) -> np.ndarray:
+    """Return a copy of `values` that begins `offset` bytes behind a multiple of 16."""
+    raw = np.full(values.nbytes + 128, POISON, np.uint8)
+    start = 64 - raw.ctypes.data % 16 + offset
+    memory = raw[start : start + values.nbytes].view(values.dtype)
+    memory[...] = values
+    return memory
+
+
+def guard_of(memory: np.ndarray) -> np.ndarray:
+    """Return the bytes around memory that was `placed`."""
+    assert isinstance(memory.base, np.ndarray)
+    start = memory.ctypes.data - memory.base.ctypes.data
+    return np.delete(memory.base, slice(start, start + memory.nbytes))
+
+
+def tables(form: Form, addresses: list[list[int]], lanes: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return heads and rows, given for each leaf where result and buffers lie, and how many lanes it has."""
+    layout = Layout(form, lanes, len(addresses[0]) - 1)
+    return layout.heads, layout.rows(np.array(addresses, np.int64))
+
+
+def check(
+    form: Form,
+    capability: tuple[int, int],
+    leaves: list[tuple[list[np.ndarray], np.ndarray]],
+    wanted: list[np.ndarray],
+    far: int = 0,
+) -> None:
+    """Run a kernel on leaves, each with its buffers and its result, and compare results bit by bit.
+
+    `far` is the number of the first lane, with which every address is that much lower.
+    """
+    kernel, lane_size = compiled(form, capability), lane(form.rule.dtype).itemsize
+    addresses = [[array.ctypes.data for array in (out, *buffers)] for buffers, out in leaves]
+    lanes = [buffers[0].nbytes // lane_size for buffers, _ in leaves]
     if form.tabled:
-        heads, rows = pack(form, [leaf.leaf for leaf in leaves], lanes_per_element)
-        arguments = [heads.ctypes.data, rows.ctypes.data, len(heads), len(leaves[0].buffers)]
+        heads, rows = tables(form, addresses, lanes)
+        heads[:, 1:] += far
+        rows[:, 1:] -= far * lane_size
+        arguments = [heads.ctypes.data, rows.ctypes.data, len(heads), len(leaves[0][0])]
     else:
-        arguments = direct_arguments(form, leaves[0].leaf, lanes_per_element)
+        arguments = [*addresses[0], lanes[0] // form.width if allow_vectors(addresses[0]) else 0, lanes[0]]
     on_cpu.run(kernel, arguments, *GRID)
-    for each in leaves:
-        each.check()
+    for (_, out), expected in zip(leaves, wanted, strict=True):
+        assert_same_bits(out, expected)
+        assert (guard_of(out) == POISON).all(), "written beyond the result"
+
+
+def check_reduction(
+    form: Form,
+    case: Case,
+    count: int,
+    sizes: list[tuple[int, int]],
+    *,
+    capability: tuple[int, int] = (9, 0),
+    in_place: int | None = None,
+    far: int = 0,
+) -> None:
+    """Check a kernel on leaves of random values, of these sizes and offsets; the result may take a buffer's place."""
+    leaves, wanted = [], []
+    for size, offset in sizes:
+        values = arrays.buffers(size, count, (size,), case.dtype)
+        wanted.append(reduce(case.op, values, accumulate=case.accumulate))
+        buffers = [placed(each, offset) for each in values]
+        poison = np.frombuffer(bytes([POISON]) * wanted[-1].nbytes, wanted[-1].dtype)
+        out = placed(poison, offset if poison.dtype == case.dtype else 0) if in_place is None else buffers[in_place]
+        leaves.append((buffers, out))
+    check(form, capability, leaves, wanted, far)
 
 
 @pytest.mark.parametrize("kernel", some_kernels(), ids=name)
@@ -82,48 +148,35 @@ def test_compiled_kernel_gives_the_bits_of_numpy(kernel: tuple[Case, Form, int, 
     case, form, count, capability = kernel
     size = 4 + 2 * math.prod(GRID) * form.width // form.rule.grain
     sizes = [(size, 0), (5, case.dtype.itemsize % 16)] if form.tabled else [(size, 0)]
-    leaves = [
-        reduction(case.op, case.dtype, count, elements, seed=elements, accumulate=case.accumulate, offset=offset)
-        for elements, offset in sizes
-    ]
-    run(form, compiled(form, capability), leaves, components(case.dtype))
+    check_reduction(form, case, count, sizes, capability=capability)
 
 
-@pytest.mark.parametrize("case", ONE_OF_EACH_LAYOUT, ids=str)
+@pytest.mark.parametrize("case", [case for case in ONE_OF_EACH_LAYOUT if case.rule.result == case.dtype], ids=str)
 def test_result_may_take_the_place_of_a_buffer(case: Case) -> None:
-    if case.rule.result != case.dtype:
-        return
     for count, leaves in ((3, 1), (3, 2), (9, 1)):
         form = form_for(case.rule, count, leaves=leaves)
         for place in (0, count - 1):
-            leaf = reduction(case.op, case.dtype, count, 5 + 6 * form.width, in_place=place)
-            run(form, compiled(form), [leaf], components(case.dtype))
+            check_reduction(form, case, count, [(5 + 6 * form.width, 0)], in_place=place)
 
 
 def test_one_launch_for_leaves_of_many_sizes() -> None:
     form = form_for(SUM.rule, 3, leaves=2)
-    sizes = (5, 0, 1, form.chunk + 7, 0, 64)
-    run(form, compiled(form), [reduction(SUM.op, SUM.dtype, 3, size, seed=size) for size in sizes], 1)
+    check_reduction(form, SUM, 3, [(size, 0) for size in (5, 0, 1, form.chunk + 7, 0, 64)])
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("dtype", ["i1", "f2", "f4", "f8", "c16"])
 def test_compiled_copy_keeps_all_bits(dtype: str, capability: tuple[int, int]) -> None:
-    kind = np.dtype(dtype)
-    form = copying(kind.itemsize)
-    leaves = [copy_of(kind, 70), copy_of(kind, 5, offset=min(kind.itemsize, 4))]
-    run(form, compiled(form, capability), leaves, kind.itemsize // form.rule.dtype.itemsize)
+    kind, leaves = np.dtype(dtype), []
+    for size, offset in ((70, 0), (5, min(kind.itemsize, 4))):
+        bits = np.random.default_rng(size).integers(0, 256, size * kind.itemsize, np.uint8)
+        leaves.append(([placed(bits, offset)], placed(np.full_like(bits, POISON), offset)))
+    check(copying(kind.itemsize), capability, leaves, [buffers[0].copy() for buffers, _ in leaves])
 
 
 @pytest.mark.parametrize("count", [4, 5])
 def test_lanes_are_counted_in_64_bits(count: int) -> None:
-    form = form_for(SUM.rule, count, leaves=2)
-    leaf, far = reduction(SUM.op, SUM.dtype, count, 30), 1 << 33
-    heads, rows = pack(form, [leaf.leaf], 1)
-    heads[:, 1:] += far
-    rows[:, 1:] -= far * SUM.dtype.itemsize
-    on_cpu.run(compiled(form), [heads.ctypes.data, rows.ctypes.data, len(heads), count], *GRID)
-    leaf.check()
+    check_reduction(form_for(SUM.rule, count, leaves=2), SUM, count, [(30, 0)], far=1 << 33)
 
 
 def test_text_asks_for_no_newer_ptx_than_it_needs() -> None:
@@ -173,21 +226,21 @@ fields = st.lists(
 def test_every_lane_is_in_one_chunk(case: Case, fields: list[tuple[int, list[int]]]) -> None:
     form = form_for(case.rule, 4, leaves=2)
     size = case.rule.dtype.itemsize
-    given_leaves = [Leaf(out * size, tuple(place * size for place in places), n) for n, (out, *places) in fields]
-    heads, table = pack(form, given_leaves, components(case.dtype))
+    addresses = [[place * size for place in places] for _, places in fields]
+    lanes = [n * components(case.dtype) for n, _ in fields]
+    heads, table = tables(form, addresses, lanes)
     rows = table.reshape(-1).tolist()
     covered: dict[int, int] = {}
     for row, low, middle, high in heads.tolist():
-        vectors, *addresses = rows[row : row + FIRST + 4]
+        vectors, *places = rows[row : row + FIRST + 4]
         assert low == covered.get(row, 0)
         assert low <= middle <= high
         assert (middle - low) % form.width == 0
-        assert vectors == all(address % VECTOR_BYTES == 0 for address in addresses)
+        assert vectors == all(place % VECTOR_BYTES == 0 for place in places)
         assert high - low <= form.chunk
         covered[row] = high
-    assert [row[1:] for row in table.tolist()] == [[leaf.out, *leaf.buffers] for leaf in given_leaves]
-    wanted = [leaf.elements * components(case.dtype) for leaf in given_leaves if leaf.elements]
-    assert list(covered.values()) == wanted
+    assert [row[1:] for row in table.tolist()] == addresses
+    assert list(covered.values()) == [each for each in lanes if each]
 
 
 @given(work=st.integers(0, 1 << 50))
