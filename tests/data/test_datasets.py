@@ -260,8 +260,8 @@ async def test_plain_step_goes_on_where_a_cancelled_one_stopped() -> None:
             scope.cancel()
             yield np.full(1, k)
 
-    with anyio.CancelScope() as scope:
-        iterator = iter(mirrored(2).distribute_datasets_from_function(batches))
+    scope, iterator = anyio.CancelScope(), iter(mirrored(2).distribute_datasets_from_function(batches))
+    with scope:
         await anext(iterator)
     assert scope.cancelled_caught
     assert lists(next(iterator)) == [[1], [2]]
