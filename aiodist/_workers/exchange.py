@@ -32,6 +32,7 @@ from aiodist._arrays.host import HostType
 from aiodist._arrays.leaves import LeafType, Spec
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._collectives.execution import executor
+from aiodist._collectives.host import in_native_order
 from aiodist._collectives.kinds import ALL_TO_ALL, Collective
 from aiodist._collectives.work import Work
 from aiodist._collectives.workers import Crossing, Members, Rows, WorkerPlan, check_integers, fits, joined, too_large
@@ -138,8 +139,8 @@ def _scalar(view: Array, mark: Any) -> Any:
         return view[()]
     if not view.ndim:
         return view.item()
-    number, fits = view.tolist()
-    if not fits:
+    number, does_fit = view.tolist()
+    if not does_fit:
         raise too_large()
     return number
 
@@ -227,7 +228,7 @@ class Moving:
             values = yield from self._on_host(slot)
             has_value = slot.request.collective.spec is not None
             there = [member for member in slot.group.members if member.position not in slot.absent]
-            own = {member.replica_id: values[member.position] if has_value else None for member in there}
+            own = {m.replica_id: in_native_order(values[m.position]) if has_value else None for m in there}
         told = yield from gather_objects(session.communicator, (accumulate_in, own))
         if slot is None:
             return None

@@ -187,6 +187,9 @@ async def test_framework_arrays_come_back_as_they_were() -> None:
             assert isinstance(found, toy.Tensor)
             found.array[...] += 1  # it is this replica's own
             total += found.array.sum()
+            out = toy.Tensor(np.zeros(size))
+            assert await ctx.all_reduce("SUM", toy.Tensor(np.ones(size)), out=out) is out
+            assert set(out.array) == {3}
         return total
 
     for layout in [(1, 2), (1, 1, 1)]:
