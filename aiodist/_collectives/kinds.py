@@ -17,7 +17,6 @@ comes out: a fold is a left fold in the order that the plan gives.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -111,23 +110,6 @@ def all_to_all_plan(size: int, axes: tuple[int, int]) -> LeafPlan:
 # Kinds.
 
 
-class Detail(enum.Enum):
-    """What a call says beside its op and value.
-
-    AXIS is one axis for each leaf, AXES a pair for each: along which it is cut, and along which it is put together.
-    """
-
-    NONE = "none"
-    AXIS = "axis"
-    AXES = "axes"
-    SOURCE = "source"
-
-    @property
-    def by_leaf(self) -> bool:
-        """Whether it says something of each leaf."""
-        return self in (Detail.AXIS, Detail.AXES)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
     """A kind of collective.
@@ -138,7 +120,8 @@ class Kind:
 
     name: str  # as it is called on a replica context
     plan: Callable[[int, Any], LeafPlan] | None = None
-    detail: Detail = Detail.NONE  # what the call's detail is
+    by_leaf: bool = False  # the detail is an axis for each leaf, or two: to cut it along, and to put it together along
+    from_one: bool = False  # the detail is the position of the one whose value counts
     takes_slices: bool = False  # it takes `IndexedSlices`
     cut: str | None = None  # the axis along which all replicas get equal parts, by its name
     shared: bool = True  # one result serves all replicas; else there is one for each
@@ -148,11 +131,11 @@ class Kind:
 
 
 ALL_REDUCE: Final = Kind("all_reduce", all_reduce_plan, takes_slices=True)
-ALL_GATHER: Final = Kind("all_gather", all_gather_plan, Detail.AXIS)
-BROADCAST: Final = Kind("broadcast", broadcast_plan, Detail.SOURCE)
-REDUCE_SCATTER: Final = Kind("reduce_scatter", reduce_scatter_plan, Detail.AXIS, cut="axis", shared=False)
+ALL_GATHER: Final = Kind("all_gather", all_gather_plan, by_leaf=True)
+BROADCAST: Final = Kind("broadcast", broadcast_plan, from_one=True)
+REDUCE_SCATTER: Final = Kind("reduce_scatter", reduce_scatter_plan, by_leaf=True, cut="axis", shared=False)
 SCAN: Final = Kind("scan", scan_plan, shared=False)
-ALL_TO_ALL: Final = Kind("all_to_all", all_to_all_plan, Detail.AXES, cut="split_axis", shared=False)
+ALL_TO_ALL: Final = Kind("all_to_all", all_to_all_plan, by_leaf=True, cut="split_axis", shared=False)
 BARRIER: Final = Kind("barrier")
 NEW_GROUP: Final = Kind("new_group")
 JOIN: Final = Kind("join")
@@ -164,7 +147,7 @@ class Collective(NamedTuple):
 
     kind: Kind
     op: ReduceOp | None = None  # for kinds that take one
-    detail: Any = None  # AXIS, AXES: by leaf, counted from the front; SOURCE: the position whose value counts
+    detail: Any = None  # as its kind says; axes count from the front
     spec: Spec | None = None  # what each of them contributes; None for nothing
 
     def check(self, size: int) -> None:
@@ -186,21 +169,21 @@ class Collective(NamedTuple):
                 )
         if kind.cut is not None:
             for shape, detail in zip(spec.shapes, self.detail, strict=True):
-                axis = detail if kind.detail is Detail.AXIS else detail[0]
+                axis = detail[0] if isinstance(detail, tuple) else detail
                 if (shape[axis] or 0) % size:
                     raise ValueError(
                         f"the size along {kind.cut}={axis} must be divisible by the {size} replicas, got {shape[axis]} "
                         f"in shape {tuple(shape)}; pad it, or cut it before the call"
                     )
-        if kind.detail is Detail.SOURCE and not 0 <= self.detail < size:
+        if kind.from_one and not 0 <= self.detail < size:
             raise ValueError(f"source must be a replica id from 0 to {size - 1}, got {self.detail}")
 
     def check_present(self, absent: Sequence[int]) -> None:
         """Check that it can be carried out without the replicas at some positions, which have joined."""
-        kind, is_from_one = self.kind, self.kind.detail is Detail.SOURCE
-        if kind.shared and not (is_from_one and self.detail in absent):
+        kind = self.kind
+        if kind.shared and not (kind.from_one and self.detail in absent):
             return
-        which = f"replica {self.detail}'s value" if is_from_one else "a value of every replica"
+        which = f"replica {self.detail}'s value" if kind.from_one else "a value of every replica"
         have = "have" if len(absent) > 1 else "has"
         raise ValueError(
             f"{kind.name} needs {which}, and {ids_briefly(absent)} {have} joined; make it before the first joins, or "
@@ -209,21 +192,21 @@ class Collective(NamedTuple):
 
     def without(self, absent: Sequence[int]) -> Collective:
         """Return it as those ask for it who have not joined: its source is a place among them."""
-        if not absent or self.kind.detail is not Detail.SOURCE:
+        if not absent or not self.kind.from_one:
             return self
         return self._replace(detail=self.detail - sum(position < self.detail for position in absent))
 
     def of(self, places: Sequence[int]) -> Collective:
         """Return it for some of the leaves, as a nest."""
         assert self.spec is not None
-        detail = tuple([self.detail[place] for place in places]) if self.kind.detail.by_leaf else self.detail
+        detail = tuple([self.detail[place] for place in places]) if self.kind.by_leaf else self.detail
         return self._replace(detail=detail, spec=self.spec.of(places))
 
     def plans(self, size: int) -> list[LeafPlan]:
         """Return the plan of each leaf, for so many inputs."""
         if self.kind.plan is None or self.spec is None:
             return []
-        details = self.detail if self.kind.detail.by_leaf else (self.detail,) * len(self.spec.shapes)
+        details = self.detail if self.kind.by_leaf else (self.detail,) * len(self.spec.shapes)
         return [_leaf_plan(self.kind.plan, size, detail) for detail in details]
 
 

@@ -162,8 +162,8 @@ def call_of(kind: Kind, op: ReduceOp | None, detail: Any, name: str | None, stru
     return Call(
         kind.name,
         op=None if op is None else op.name,
-        axis=detail if kind.detail in (kinds.Detail.AXIS, kinds.Detail.AXES) else None,
-        source=detail if kind.detail is kinds.Detail.SOURCE else None,
+        axis=detail if kind.by_leaf else None,
+        source=detail if kind.from_one else None,
         name=name,
         structure=None if structure is None else _skeleton(structure),
         paths=paths,
