@@ -59,14 +59,11 @@ Call: TypeAlias = Callable[[], object]
 
 
 class Bound(NamedTuple):
-    """A schedule with its addresses put in: what is left to enqueue, on the streams of some devices."""
+    """A schedule with its addresses put in: what is left to enqueue."""
 
-    devices: Sequence[int]
     calls: Sequence[Call]
     keeps: Sequence[DeviceMemory]
     """Tables and scratch memory that the calls use."""
-    lasts: bool
-    """Whether it serves again; scratch memory serves one time only."""
 
 
 Bind: TypeAlias = Callable[[Sequence[int], list[DeviceMemory]], Call]
@@ -77,7 +74,10 @@ with its addresses put in."""
 class Schedule:
     """Reductions and moves behind them, of so many arrays that have numbers, ready for addresses.
 
-    Its ``kernels`` are what launches need, each with a device.
+    Attributes:
+        devices: on whose streams it is enqueued.
+        kernels: what launches need, each with a device.
+        has_scratch: it uses scratch memory, which serves one time only.
     """
 
     def __init__(self, driver: CudaCore, batches: Sequence[Batch], then: Sequence[Move], arrays: int) -> None:
@@ -87,11 +87,12 @@ class Schedule:
         self.kernels: dict[tuple[int, Form], None] = {}
         self._loaded = False
         devices = {place.device for batch in batches for place in (*batch.jobs[0].inputs, *batch.jobs[0].outputs)}
-        self._devices = tuple(sorted(devices | steps.devices_of(then)))
+        self.devices = tuple(sorted(devices | steps.devices_of(then)))
         found = [s for b in batches for s in steps.reduce_steps(b.rule, b.jobs, driver.reaches, self._allocate)]
-        if batches and then and len(self._devices) > 1:
-            found.append(Meet(self._devices))
+        if batches and then and len(self.devices) > 1:
+            found.append(Meet(self.devices))
         self._steps = [self._ready(step) for step in (*found, *steps.move_steps(then, self._allocate))]
+        self.has_scratch = bool(self._scratch)
 
     def is_loaded(self) -> bool:
         """Return whether all its kernels can be launched at once."""
@@ -104,7 +105,7 @@ class Schedule:
         if keeps:
             begins = *begins, *[memory.address for memory in keeps]
         calls = [bind(begins, keeps) for bind in self._steps]
-        return Bound(self._devices, calls, keeps, not self._scratch)
+        return Bound(calls, keeps)
 
     def _allocate(self, device: int, nbytes: int) -> int:
         self._scratch.append((device, nbytes))
@@ -256,7 +257,7 @@ class Queue:
         driver = self.driver
         with driver.using():
             bound = self._bind(schedule, begins)
-            own = [driver.stream(device) for device in bound.devices]
+            own = [driver.stream(device) for device in schedule.devices]
             others = [stream for stream in streams if stream not in own]
             _order(driver, others, own)
             for call in bound.calls:
@@ -275,7 +276,7 @@ class Queue:
         found = self._bound.get((schedule, begins))
         if found is None:
             found = schedule.bind(begins)
-            if found.lasts:
+            if not schedule.has_scratch:
                 self._bound[schedule, begins] = found
                 if len(self._bound) > BOUND:
                     del self._bound[next(iter(self._bound))]
