@@ -155,7 +155,7 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         group = self._member.group
         name = None if op is None else op_name(getattr(op, "reduceOp", op))
         asked = call(kind, compared, op=name, root=None if root is None else group.key[0][root], rows=rows)
-        slot = self._job.post(self._member, Contribution(asked, inputs, outputs, -1 if root is None else root))
+        slot = self._job.post(self._member, Contribution(asked, inputs, outputs, root or 0))
         return RankWork(self._job, self._member, slot, outputs if result is None else result)
 
     def _cut(self, *tensors: Tensor, sizes: Sequence[int] | None = None) -> list[Tensor]:
@@ -264,7 +264,7 @@ class RankStore(c10d.Store):  # type: ignore[misc]
         self._values = self._stored.setdefault(name, {})
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._values[key] = _bytes(value)
+        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
         self._job.ranks.wake()
 
     def get(self, key: str) -> bytes:
@@ -276,9 +276,10 @@ class RankStore(c10d.Store):  # type: ignore[misc]
         return int(self._values[key])
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        if self._values.get(key, b"") == _bytes(expected):
+        expected = expected.encode() if isinstance(expected, str) else bytes(expected)
+        if self._values.get(key, b"") == expected:
             self.set(key, desired)
-        return self._values.get(key, _bytes(expected))
+        return self._values.get(key, expected)
 
     def num_keys(self) -> int:
         return len(self._values)
@@ -297,10 +298,6 @@ class RankStore(c10d.Store):  # type: ignore[misc]
 
     def delete_key(self, key: str) -> bool:
         return self._values.pop(key, None) is not None
-
-
-def _bytes(value: str | bytes) -> bytes:
-    return value.encode() if isinstance(value, str) else bytes(value)
 
 
 def install(job: Job) -> None:

@@ -89,7 +89,7 @@ class Contribution(NamedTuple):
     call: Call
     inputs: Sequence[Tensor] = ()  # are read
     outputs: Sequence[Tensor] = ()  # are written
-    root: int = -1  # the root's rank in the group; -1 where there is none
+    root: int = 0  # the root's rank in the group; it counts where a kind has one
 
 
 def call(
@@ -219,7 +219,7 @@ class Job:
         self.ledger = Ledger(range(size), OrderCheck.SIGNATURE, slot_type=Collective)
         self.error: CollectiveError | None = None
         self.collectives = 0
-        self._making = Group(self.ledger, (tuple(range(size)), NEW_GROUP, 0), self.ledger.replicas, None)
+        self._making = Group(self.ledger, (self.ledger.root.key[0], NEW_GROUP, 0), self.ledger.replicas, None)
         self.ledger.add(self._making)
         self._walks: dict[Group, deque[list[Hashable]]] = {}
         self._channels: dict[tuple[Group, int, int, int], Group] = {}

@@ -16,17 +16,12 @@ TRIED: Final = ("2.13", "2.15")
 
 
 def load(name: str) -> Any:
-    """Import a module of torch's.
-
-    Raises:
-        ImportError: there is none; its text is for a person.
-    """
+    """Import a module of torch's; an ImportError if there is none says what to do."""
     try:
         return import_module(name)
     except ImportError as error:
-        raise ImportError(
-            f"this needs PyTorch, which cannot be imported ({error}): pip install 'aiodist[torch]'"
-        ) from None
+        what = f"this needs PyTorch, which cannot be imported ({error})"
+        raise ImportError(f"{what}: pip install 'aiodist[torch]'") from None
 
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks run one at a time, and processes are forked
@@ -47,10 +42,8 @@ _CALLED: Final = (
 )  # fmt: skip
 for _owner, _name in (*((c10d, _name) for _name in _CALLED), (bindings, "_set_thread_isolation_mode"), *OF_EACH_RANK):
     if not hasattr(_owner, _name):
-        raise ImportError(
-            f"torch {torch.__version__} has no {_name} in torch.distributed: this was tried with torch "
-            f"{' and '.join(TRIED)}"
-        )
+        _tried = f"this was tried with torch {' and '.join(TRIED)}"
+        raise ImportError(f"torch {torch.__version__} has no {_name} in torch.distributed: {_tried}")
 
 
 def install(new_group: Any, rendezvous: Any) -> None:

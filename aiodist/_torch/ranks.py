@@ -76,11 +76,9 @@ class Ranks:
         self.points = 0
         self.holder: int | None = None
         self.threads: dict[int, int] = {}
-        self.ended: set[int] = set()
         self.refused = ""
-        self._order = order
-        self._on_switch = on_switch
-        self._on_stuck = on_stuck
+        self._order, self._on_switch, self._on_stuck = order, on_switch, on_stuck
+        self._running = size
         self._ready = deque(range(size))
         self._later: list[int] = []  # asleep, or deferred by the order: until none is ready
         self._asleep = False
@@ -134,10 +132,8 @@ class Ranks:
 
     def _here(self) -> int:
         if not self.owns_thread():
-            self.refused = (
-                f"a thread that rank {self.holder} has started would wait for another rank: in one process, only a "
-                "rank's own thread can"
-            )
+            what = f"a thread that rank {self.holder} has started would wait for another rank"
+            self.refused = f"{what}: in one process, only a rank's own thread can"
             raise NotImplementedError(self.refused)
         rank: int = self._own.rank
         return rank
@@ -149,11 +145,11 @@ class Ranks:
         try:
             function(rank)
         finally:
-            self.ended.add(rank)
-            if len(self.ended) == self.size:
-                self._all_ended.set()
-            else:
+            self._running -= 1
+            if self._running:
                 self._hand_over(rank)
+            else:
+                self._all_ended.set()
 
     def _give_up(self, rank: int) -> None:
         if self._hand_over(rank) != rank:
