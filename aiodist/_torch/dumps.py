@@ -129,23 +129,16 @@ def _read(path: Path) -> Dump:
     try:
         raw = path.read_bytes()
         is_json = raw[:64].lstrip()[:1] == b"{"
-        return _dump(_plain(raw, is_json=is_json), Dump(int(rank[1]), path, is_json))
+        if not is_json:
+            _check_plain(raw)
+        data = json.loads(raw) if is_json else pickle.loads(raw)  # noqa: S301  (nothing in it calls anything)
+        return _dump(data, Dump(int(rank[1]), path, is_json))
     except DumpError as error:
         raise DumpError(f"{path}: {error}") from error
     except OSError as error:
         raise DumpError(f"{path}: {error.strerror or error}") from error
-
-
-def _plain(raw: bytes, *, is_json: bool) -> Any:
-    try:
-        if is_json:
-            return json.loads(raw)
-        _check_plain(raw)
-        return pickle.loads(raw)  # noqa: S301  (nothing in it calls anything)
-    except DumpError:
-        raise
     except Exception as error:  # what a broken pickle raises is not said anywhere
-        raise DumpError(f"is not a dump, or is truncated: {str(error)[:100]}") from error
+        raise DumpError(f"{path}: is not a dump, or is truncated: {str(error)[:100]}") from error
 
 
 _OF_FIXED_SIZE = re.compile(
