@@ -79,7 +79,7 @@ class Small:
         rows = [views[position] for position in range(members.replicas)]
         self._all: list[Any] = [row[0] for row in rows] if spec.single else rows
         self._has_scalars = any(mark in (LeafType.PYTHON_NUMBER, LeafType.NUMPY_SCALAR) for mark in spec.marks)
-        self._runs: dict[Any, Callable[[Sequence[Any]], Any]] = {}
+        self._executors: dict[Any, Any] = {}
 
     @staticmethod
     def fits(collective: Collective, members: Members) -> bool:
@@ -109,20 +109,20 @@ class Small:
             OverflowError: a Python int that a replica contributed, or that is the result, does not fit int64.
         """
         accumulate_in = accumulate_of(found)
-        run = self._runs.get(accumulate_in)
-        if run is None:
+        made = self._executors.get(accumulate_in)
+        if made is None:
             made = executor(self._collective, self._members.replicas, (), accumulate_in)
-            run = self._runs[accumulate_in] = made.run
-        result: Any = run(list(map(self._as_contributed, self._all)) if self._has_scalars else self._all)
+            self._executors[accumulate_in] = made
+        own = self._members.own
+        values = list(map(self._as_contributed, self._all)) if self._has_scalars else self._all
+        result: Any = made.run_into(values, _buffers(slot, own)) if slot.outs else made.run(values)
         if self._has_scalars:  # all results: what one worker raises, all do
             check_integers(result)
         slot.shared = self.shared
         if not self.shared:
-            result = [result[position] for position in self._members.own]
+            result = [result[position] for position in own]
         over = slot.request.over_workers
-        if over is not None:
-            return over.finish(slot.values, result)
-        return _in_buffers(slot, result, shared=self.shared) if slot.outs else result
+        return result if over is None else over.finish(slot.values, result)
 
     def _as_contributed(self, row: Any) -> Any:
         leaves = zip((row,) if self._single else row, self._marks, strict=True)
@@ -211,9 +211,12 @@ class Moving:
             crossing = Crossing(self._plan(slot, accumulate_in), (yield from self._on_host(slot)))
         plan = crossing.plan
         result = yield from carry_out(crossing, session.communicator)
+        for buffers in _buffers(slot, range(len(slot.group.members))).values() if not request.on_devices else ():
+            for buffer, leaf in zip(buffers, result if isinstance(result, list) else [result], strict=True):
+                buffer[...] = leaf
         if request.over_workers is None and not request.on_devices:
             slot.shared = plan.shared
-            return plan.hand_out(_in_buffers(slot, result, shared=True))
+            return plan.hand_out(result)
         return (yield from self._handed_out(slot, result))
 
     def gather(self, session: Session, slot: Rendezvous | None) -> Steps[Any]:
@@ -245,7 +248,8 @@ class Moving:
             marks = [None if isinstance(mark, (DeviceType, HostType)) else mark for mark in spec.marks]
             collective = collective._replace(spec=spec._replace(marks=tuple(marks)))
         made = executor(collective, len(ids), absent, next(found for found, _ in told if found))
-        result = made.run([by_id.get(replica_id) for replica_id in ids])
+        outs = {} if slot.request.on_devices else _buffers(slot, [member.rank for member in slot.group.members])
+        result: Any = made.run_into([by_id.get(replica_id) for replica_id in ids], outs)
         if isinstance(result, Work):
             result = yield from in_thread(result.carry_out)
         check_integers(result)
@@ -261,11 +265,11 @@ class Moving:
         if request.over_workers is not None:
             return request.over_workers.finish(slot.values, result)
         if not request.on_devices:
-            return _in_buffers(slot, result, shared=slot.shared)
+            return result
         from aiodist._collectives.device import from_host  # loaded where there are arrays on GPUs
 
-        outs = {position: out.leaves for position, out in (slot.outs or {}).items()}
         slot.shared = False
+        outs = _buffers(slot, range(len(slot.group.members)))
         work = from_host(request.collective, slot.values, result, self._devices_of(slot.group), outs)
         return (yield from in_thread(work.carry_out))
 
@@ -314,13 +318,9 @@ def contributed(slot: Rendezvous) -> Sequence[Any]:
     return slot.values if over is None else over.bring(slot.values)
 
 
-def _in_buffers(slot: Rendezvous, result: Any, *, shared: bool) -> Any:
-    """Copy a result, one for all or by position, into the replicas' own buffers where there are any; return it."""
-    for position, out in (slot.outs or {}).items():
-        own = result if shared else result[position]
-        for buffer, leaf in zip(out.leaves, own if isinstance(own, list) else [own], strict=True):
-            buffer[...] = leaf
-    return result
+def _buffers(slot: Rendezvous, places: Sequence[int]) -> dict[int, Any]:
+    """Return the replicas' own buffers for the result, where there are any; by the places of local positions."""
+    return {places[position]: out.leaves for position, out in (slot.outs or {}).items()}
 
 
 def flags_of(options: CommunicationOptions) -> int:
