@@ -117,18 +117,16 @@ class Operation(NamedTuple):
     def _axes(self, dtype: Any, mark: LeafMark, rank: int) -> tuple[int, ...] | None:
         """Return the axes along which the sizes of such leaves may differ; None where none may."""
         op, axis = self.op, self.axis
-        if op is not None:
-            check_reducible(op, dtype, mark)
-            if axis is None:
-                return None
+        if op is None:
             if mark == LeafType.INDEXED_SLICES:
-                raise ValueError(
-                    f"IndexedSlices are reduced over the replicas alone, with axis=None, got axis={axis!r}"
-                )
-        elif mark == LeafType.INDEXED_SLICES:
-            raise TypeError("gather does not take IndexedSlices, reduce does; gather their .values and .indices")
-        several = op is not None and isinstance(axis, (tuple, list))
-        axes = tuple([normalized_axis(one, rank) for one in (axis if several else (axis,))])
+                raise TypeError("gather does not take IndexedSlices, reduce does; gather their .values and .indices")
+            return (normalized_axis(axis, rank),)
+        check_reducible(op, dtype, mark)
+        if axis is None:
+            return None
+        if mark == LeafType.INDEXED_SLICES:
+            raise ValueError(f"IndexedSlices are reduced over the replicas alone, with axis=None, got axis={axis!r}")
+        axes = tuple([normalized_axis(one, rank) for one in (axis if isinstance(axis, (tuple, list)) else (axis,))])
         if len(set(axes)) != len(axes):
             raise ValueError(f"axis must name each axis once, got {axis!r}")
         return axes
