@@ -65,7 +65,7 @@ CALLS: list[Call] = [
     (lambda c: c.merge_call(print, name=b"x"), TypeError, "name must be a string"),
     (lambda c: c.all_reduce("SUM", X, {"timeout": 3}), TypeError, "options must be CommunicationOptions"),
     (lambda c: c.all_reduce("SUM", X, OPTIONS, experimental_hints=OPTIONS), ValueError, "two names"),
-    # Buffers for the result: more in tests/collectives/test_out.py.
+    # Buffers for the result: more in tests/collectives/test_host.py.
     (lambda c: c.all_reduce("SUM", X, out=[X]), ValueError, "out must be a nest like the value"),
     (lambda c: c.all_reduce("SUM", X, out=np.ones(3)), ValueError, r"result's shape \(4,\), got \(3,\)"),
     # merge_call and run_sync.
