@@ -326,7 +326,7 @@ class HostExecutor:
             by_leaf.extend(map(_Leaf.results, self._leaves, columns, totals))
             handed_out.append(self.handed_out(by_leaf, outs))
 
-        compiled = [partial(kernels.warm_if_possible, self._due)] if self._due else []
+        compiled = [partial(kernels.warm, self._due, required=False)] if self._due else []
         folds = [call for each in map(_Leaf.calls, self._leaves, columns, totals) for call in each]
         return Work([compiled, folds, [make], self._copies(by_leaf, outs)], handed_out.pop)
 

@@ -14,7 +14,7 @@ Its modules, each of which imports only from those above it:
 - `cuda`: kernels for GPUs
 """
 
-from aiodist_kernels.policy import Plan, plan_for, warm, warm_if_possible
+from aiodist_kernels.policy import Plan, plan_for, warm
 from aiodist_kernels.reductions import (
     cut,
     nest_reduction,
@@ -37,5 +37,4 @@ __all__ = [
     "reduction",
     "result_dtype",
     "warm",
-    "warm_if_possible",
 ]

@@ -145,11 +145,12 @@ def plan_for(op: ReduceOp, dtype: DType, count: int, accumulate: Accumulate) -> 
 _compiling: Final = threading.Lock()
 
 
-def warm(plans: Iterable[Plan]) -> None:
+def warm(plans: Iterable[Plan], *, required: bool = True) -> None:
     """Compile kernels, in this thread: some tenths of a second each, and a second more for the first.
 
     Give it to a worker thread; reductions that run meanwhile are served by NumPy, with the same bits. Plans whose
-    kernels exist already cost nothing.
+    kernels exist already cost nothing. Where Numba is missing and not `required`, NumPy goes on serving, and nobody
+    tries again.
 
     Raises:
         ImportError: Numba is not installed, or does not load.
@@ -157,16 +158,11 @@ def warm(plans: Iterable[Plan]) -> None:
     for plan in plans:
         with _compiling:
             if not plan.settled and plan.pays_from < NEVER:
-                plan.kernel = compile_for(plan)
-            plan.settled = True
-
-
-def warm_if_possible(plans: Iterable[Plan]) -> None:
-    """Compile kernels as `warm` does; where Numba is missing NumPy goes on serving, and nobody tries again."""
-    for plan in plans:
-        try:
-            warm([plan])
-        except ImportError:
+                try:
+                    plan.kernel = compile_for(plan)
+                except ImportError:
+                    if required:
+                        raise
             plan.settled = True
 
 

@@ -163,6 +163,18 @@ def test_kernel_with_other_bits_is_refused(monkeypatch: pytest.MonkeyPatch, serv
     assert served == []
 
 
+def test_numpy_goes_on_serving_where_no_compiler_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("aiodist_kernels.kernels_cpu")
+    monkeypatch.setitem(sys.modules, "aiodist_kernels.kernels_cpu", None)
+    plan = plan_for(SUM, HALF, 11, "native")
+    with pytest.raises(ImportError):
+        warm([plan])
+    assert plan.is_due(MIB)
+    warm([plan], required=False)
+    assert not plan.is_due(MIB)
+    assert reduce(SUM, [np.ones(MIB, HALF)] * 11)[-1] == 11
+
+
 @pytest.mark.parametrize(
     ("op", "dtype", "count"),
     [
