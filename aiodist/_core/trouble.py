@@ -88,27 +88,21 @@ class _Histories:
         self._members = {member.replica_id: member for member in group.members}
         self._common: list[CallRecord] = []
         self._own: dict[int, list[CallRecord]] = {}
-        self._open: dict[int, dict[int, CallRecord]] = {}
         self._alike: dict[tuple[CallRecord, ...], tuple[CallRecord, ...]] = {}
-        for slot in group.history:
-            self._add(slot)
-        for slot in (*group.open, *([group.join] if group.join is not None else [])):
-            self._open[slot.number] = self._add(slot)
-
-    def _add(self, slot: SlotRecord) -> dict[int, CallRecord]:
-        """Add what was called in a slot to the histories, and return it by replica."""
-        calls = {}
-        for post, replicas in slot.posts:
-            record = CallRecord(slot.number, str(post.call), post.location)
-            calls.update(dict.fromkeys(replicas, record))
-            if slot.number < 0:
-                continue
-            if len(replicas) == len(self._members):
-                self._common.append(record)
-            else:
-                for replica_id in replicas:
-                    self._own.setdefault(replica_id, []).append(record)
-        return calls
+        left = (*group.open, *([group.join] if group.join is not None else []))
+        self._open: dict[int, dict[int, CallRecord]] = {slot.number: {} for slot in left}
+        for slot in (*group.history, *left):
+            for post, replicas in slot.posts:
+                record = CallRecord(slot.number, str(post.call), post.location)
+                if slot.number in self._open:
+                    self._open[slot.number].update(dict.fromkeys(replicas, record))
+                if slot.number < 0:
+                    continue
+                if len(replicas) == len(self._members):
+                    self._common.append(record)
+                else:
+                    for replica_id in replicas:
+                        self._own.setdefault(replica_id, []).append(record)
 
     def of(self, replica_id: int) -> tuple[CallRecord, ...]:
         """Return the last calls of a replica, newest last."""
