@@ -277,8 +277,7 @@ class Crossing:
         ]
         own, sources = plan.members.own, plan.sources[plan.members.rank]
         self.given: list[list[Any]] = [
-            [in_native_order(self._columns[place][own.index(position)]) for position in sources]
-            for place in plan.gathered
+            [_plain(self._columns[place][own.index(position)]) for position in sources] for place in plan.gathered
         ]
         self._results: list[Sequence[Any]] = [()] * len(plan.leaves)
 
@@ -360,6 +359,11 @@ class Crossing:
         if self.plan.collective.kind.shared:
             return [total[()] if mark == LeafType.NUMPY_SCALAR else total]
         return [frozen(host.made(each, {plan.size: total}, plan.size)) for each in self.plan.own_results(place)]
+
+
+def _plain(leaf: Any) -> Any:
+    """Return an array as NumPy's own, in this machine's byte order, to be pickled without its memory; else the leaf."""
+    return in_native_order(np.asarray(leaf)) if isinstance(leaf, np.ndarray) else leaf
 
 
 def check_integers(value: Any) -> None:

@@ -27,6 +27,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from threading import get_ident
 from time import perf_counter
 from typing import Any, Final
@@ -47,15 +48,13 @@ _SHORTEST_NAP: Final = 100e-6
 _LONGEST_NAP: Final = 4e-3
 
 
+@dataclass(slots=True, eq=False)
 class _Process:
-    """Steps that are under way, and the request that they wait for; None before the first."""
+    """Steps that are under way."""
 
-    __slots__ = ("announced", "request", "steps")
-
-    def __init__(self, steps: Steps[Any]) -> None:
-        self.steps = steps
-        self.request: Request | None = None
-        self.announced = False  # the request tells when it is complete
+    steps: Steps[Any]
+    request: Request | None = None  # what they wait for; None before the first
+    announced: bool = False  # the request tells when it is complete
 
 
 class _Waiter:

@@ -166,7 +166,12 @@ async def test_python_ints_fit_int64_or_every_worker_raises(mine: int, op: str, 
         await ctx.join()
 
     for layout in [(1, 1), (2, 1)]:
-        await Job(*layout).values(program)
+        job = Job(*layout)
+        await job.values(program)
+        outcomes = await job.everywhere(
+            lambda strategy: strategy.reduce(op, PerReplica([mine] * replicas_of(strategy).local), None)
+        )
+        assert all(isinstance(outcome, OverflowError) for outcome in outcomes), outcomes
 
 
 async def test_first_replica_says_how_to_accumulate() -> None:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,13 +55,12 @@ class SimulatedRequest:
             callback()
 
 
-class _Operation:
-    """One collective operation: what each worker contributed."""
+class _Operation(NamedTuple):
+    """One collective operation."""
 
-    def __init__(self, kind: _Kind, size: int) -> None:
-        self.kind = kind
-        self.parts: list[Any] = [None] * size
-        self.requests: list[SimulatedRequest] = []
+    kind: _Kind
+    parts: list[Any]  # what each worker contributed, by rank
+    requests: list[SimulatedRequest]
 
 
 class _World:
@@ -76,9 +75,7 @@ class _World:
 
     def child(self, key: object, size: int) -> _World:
         with self.cluster.lock:
-            if key not in self.children:
-                self.children[key] = _World(size, self.cluster)
-            return self.children[key]
+            return self.children.setdefault(key, _World(size, self.cluster))
 
 
 class SimulatedCommunicator:
@@ -110,7 +107,7 @@ class SimulatedCommunicator:
             world.begun[self.rank] += 1
             operation = world.operations.get(number)
             if operation is None:
-                operation = world.operations[number] = _Operation(kind, world.size)
+                operation = world.operations[number] = _Operation(kind, [None] * world.size, [])
             if operation.kind != kind:
                 raise RuntimeError(f"worker {self.rank} begins {kind} where others have begun {operation.kind}")
             operation.parts[self.rank] = part
