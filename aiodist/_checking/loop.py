@@ -86,6 +86,21 @@ class Step(Handle):
         return context
 
 
+class Timer(TimerHandle):
+    """A callback at a time. Of those at the same time the one that was asked for first goes first.
+
+    asyncio leaves that to the shape of its heap, for in real time it hardly ever happens. Here a run would depend on
+    aiodist's own timers, and so on how long its looks for deadlocks take.
+    """
+
+    __slots__ = ("number",)
+    number: int
+    _scheduled: bool
+
+    def __lt__(self, other: Any) -> bool:
+        return (self.when(), self.number) < (other.when(), other.number)
+
+
 OnPoint: TypeAlias = "Callable[[int, Step, Step | None, Iterable[Handle]], object]"
 """Is called at a point: its number, the step whose turn it is, the one that runs instead (the first itself where it is
 deferred, None where nothing changes), and what else is ready."""
@@ -213,6 +228,15 @@ class ControlledLoop(asyncio.SelectorEventLoop):
                 self.execution.on_stuck(self, Reason.LIVELOCK)
         return []
 
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> TimerHandle:
+        """Call a function at a time."""
+        timer = Timer(when, callback, args, self, context)
+        timer.number, timer._scheduled = next(self._count), True
+        heapq.heappush(self._scheduled, timer)
+        return timer
+
     def _watches(self) -> bool:
         """Whether file descriptors, signals, or a thread that an executor has not let begin yet may act."""
         watched = len(self._watched) > self._own
@@ -282,7 +306,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
     # Order.
 
     def create_task(self, coro: Any, **options: Any) -> Task[Any]:
-        """Start a task; tasks are numbered as they are created."""
+        """Start a task; tasks and timers are numbered as they are created."""
         task: Task[Any] = super().create_task(coro, **options)
         self._numbers[task] = next(self._count)
         return task

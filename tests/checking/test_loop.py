@@ -142,6 +142,18 @@ def test_clock_jumps_over_sleeps_and_finds_timers_however_late_it_is() -> None:
     assert value(main) == pytest.approx(86_400 * (1 + 3 * 365.25), rel=1e-9)
 
 
+def test_timers_of_the_same_time_come_in_the_order_in_which_they_were_asked_for() -> None:
+    async def main() -> list[int]:
+        loop, seen = asyncio.get_running_loop(), list[int]()
+        for number in range(9):
+            loop.call_at(5, seen.append, number)
+            loop.call_at(5 - number / 10, int)
+        await asyncio.sleep(6)
+        return seen
+
+    assert value(main) == list(range(9))
+
+
 @pytest.mark.parametrize("where", ["device", "asyncio", "anyio"])
 def test_work_in_threads_comes_back_in_an_order_that_does_not_depend_on_who_was_faster(where: str) -> None:
     async def main() -> list[int]:
