@@ -181,8 +181,11 @@ class _Leaf:
             among = not spec.single
             self.folds = [_folding(op, dtype, shape, len(f), self.mark, accumulate, among) for f in plan.folds]
         self.made: Callable[[Column], Any] = lambda column: self.results(column, self._totals(column))
-        if self.whole and self.shared and not isinstance(self.mark, HostType):  # the commonest, in the fewest calls
-            self.made = _frozen_folds(self.folds[0]) if self.is_array else self.folds[0]
+        if self.shared and not isinstance(self.mark, HostType):  # the commonest, in the fewest calls
+            if self.whole:
+                self.made = _frozen_folds(self.folds[0]) if self.is_array else self.folds[0]
+            elif self.is_array and op is None:
+                self.made = lambda column: frozen(made(plan.results[0], column, plan.size))
 
     def due(self) -> Plan | None:
         """Return the kernel that its fold waits for until it is compiled."""
@@ -268,6 +271,7 @@ class HostExecutor:
         leaves = self._leaves = [_Leaf(collective, place, plan, accumulate) for place, plan in plans]
         self.shared = kind.shared and not any(isinstance(leaf.mark, HostType) for leaf in leaves)
         self._is_small = sum([leaf.nbytes for leaf in leaves]) * len(self._positions) < LOOK_FROM
+        self._varies = any(leaf.nbytes == math.inf for leaf in leaves)
         self._cost: int | None = None  # once it is known, where it is the same each time
         self._due: list[Plan] = []  # kernels to be compiled first, each at its first need in the process
         if not self._is_small:
@@ -308,11 +312,10 @@ class HostExecutor:
 
     def _holds_up(self, values: Sequence[Any]) -> bool:
         """Return whether it would hold up the event loop: to look at it all again each time takes 20 microseconds."""
-        if self._cost is None or policy.blocks(self._cost):
+        cost = self._cost
+        if cost is None or policy.blocks(cost):
             cost = sum(map(_Leaf.cost, self._leaves, self._columns(values)))
-            self._cost = cost if all(leaf.nbytes < math.inf for leaf in self._leaves) else None
-        else:
-            cost = self._cost
+            self._cost = None if self._varies else cost
         if self._due:
             self._due = [plan for plan in self._due if not plan.settled]
         return bool(self._due) or policy.blocks(cost)

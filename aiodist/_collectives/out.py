@@ -37,16 +37,27 @@ def checked(collective: Collective, leaves: Sequence[Any], buffers: Sequence[Any
         _buffer(buffer, leaf, shape, dtype, mark, op)
         for buffer, leaf, shape, dtype, mark in zip(buffers, leaves, *spec[:3], strict=True)
     ]
-    hosts = [buffer for buffer in found if isinstance(buffer, np.ndarray)]
-    on_host, on_gpus = [span(b, 0) for b in hosts], [span(b, 0) for b in found if not isinstance(b, np.ndarray)]
-    if entangled((), on_gpus) or (entangled((), on_host) and any(starmap(_share, combinations(hosts, 2)))):
-        raise ValueError("out must have a buffer of its own for each leaf, got two that share memory")
+    if len(found) > 1:
+        hosts = [buffer for buffer in found if isinstance(buffer, np.ndarray)]
+        on_host, on_gpus = [span(b, 0) for b in hosts], [span(b, 0) for b in found if not isinstance(b, np.ndarray)]
+        if entangled((), on_gpus) or (entangled((), on_host) and any(starmap(_share, combinations(hosts, 2)))):
+            raise ValueError("out must have a buffer of its own for each leaf, got two that share memory")
     return found
 
 
 def _share(one: Array, other: Array) -> bool:
     """Return whether arrays share an element, as columns of a matrix do not, or it would take long to find out."""
     return np.may_share_memory(one, other, max_work=1000)  # type: ignore[arg-type]  # any number does
+
+
+def _may_overlap_itself(array: Array) -> bool:
+    """Return whether two elements may share memory: unless each axis steps over all that lies inside of it."""
+    reach = array.itemsize
+    for step, size in sorted((abs(step), size) for size, step in zip(array.shape, array.strides, strict=True)):
+        if size > 1 and step < reach:
+            return array.size > 0
+        reach += step * (size - 1)
+    return False
 
 
 def _buffer(out: Any, leaf: Any, shape: tuple[int | None, ...], dtype: Any, mark: LeafMark, op: ReduceOp) -> Any:
@@ -67,8 +78,7 @@ def _buffer(out: Any, leaf: Any, shape: tuple[int | None, ...], dtype: Any, mark
             raise TypeError(f"out must hold arrays, where the value has arrays, got {out!r}")
         if not buffer.flags.writeable:
             raise ValueError("out must be writeable, got a read-only array")
-        begin, end = byte_bounds(buffer)
-        if buffer.size and end - begin < buffer.nbytes:
+        if not buffer.flags.forc and _may_overlap_itself(buffer):
             raise ValueError(
                 f"out must have memory for each element, got an array of shape {buffer.shape} whose elements overlap: "
                 f"its strides are {buffer.strides}"

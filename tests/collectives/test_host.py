@@ -163,12 +163,17 @@ def asked(value: Any, op: ReduceOp = ReduceOp.SUM) -> Collective:
         ([(whole := np.zeros(8))[::2], whole[1::2]], None),
         ([np.lib.stride_tricks.as_strided(np.zeros(4), (4,), (0,)), np.zeros(4)], "whose elements overlap"),
         ([np.lib.stride_tricks.as_strided(np.zeros(4), (4,), (4,)), np.zeros(4)], "whose elements overlap"),
+        ([np.lib.stride_tricks.as_strided(np.zeros(9), (2, 2), (8, 8)), np.zeros((2, 2))], "whose elements overlap"),
+        ([np.lib.stride_tricks.as_strided(np.zeros(9), (3, 3), (16, 24)), np.zeros((3, 3))], "whose elements overlap"),
         ([np.zeros(8)[::-2], np.zeros((4, 5))[:, 2]], None),
     ],
-    ids=["one for two", "halves", "overlap", "interleaved", "one element", "half an element", "any strides"],
+    ids=[
+        *("one for two", "halves", "overlap", "interleaved", "one element", "half an element"),
+        *("an axis", "an axis with gaps", "any strides"),
+    ],
 )
 def test_each_element_has_memory_of_its_own(buffers: list[np.ndarray], match: str | None) -> None:
-    value = [np.ones(4), np.ones(4)]
+    value = [np.ones(4), np.ones(4)] if buffers[0].ndim == 1 else [np.ones(buffers[0].shape)] * 2
     if match is None:
         assert out.checked(asked(value), value, buffers) == buffers
         return
