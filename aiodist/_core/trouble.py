@@ -319,22 +319,22 @@ class Collective:
     @property
     def chains(self) -> list[tuple[Location, ...]]:
         """Of each partition, the callers' places from the first one that differs between them down to its call."""
-        paths = [self._path(each.replicas[0]) for each in self.partitions] if not self.races else []
+        paths = [self._path(each) for each in self.partitions] if not self.races else []
         common = sum(1 for _ in takewhile(lambda places: len(set(places)) == 1, zip(*paths, strict=False)))
         return [path[common:-1][:_MOST_CALLERS] for path in paths]
 
-    def _path(self, replica_id: int) -> tuple[Location, ...]:
+    def _path(self, partition: Posted) -> tuple[Location, ...]:
         """Return the places from a replica's function down to its call, where it waits at the call itself.
 
         Where it waits now says nothing of a call whose handle it kept; of that the nearest callers are known.
         """
-        replica, post = self._reports[replica_id], self.slot.post_of(replica_id)
+        replica = self._reports[partition.replicas[0]]
         location, here = replica.location, replica.stack[-1] if replica.stack else None
         if location is None:
             return ()
         if here is not None and here == location._replace(function=here.function):
             return (*(at for at in replica.stack[:-1] if is_of_the_program(at.file)), location)
-        return tuple(each.location for each in reversed(post.path)) if post is not None else (location,)
+        return tuple(each.location for each in reversed(partition.post.path))
 
     @cached_property
     def races(self) -> tuple[str, ...]:
@@ -371,26 +371,25 @@ class Collective:
         """
         if not self.partitions or self.races:
             return None
-        usual = self._side(self.partitions[0].replicas)
+        usual = self._side(self.partitions[0])
         if len(self.partitions) > 1:
-            return usual, self._side(self.partitions[1].replicas)
+            return usual, self._side(self.partitions[1])
         ended = tuple(member.replica_id for member in self.missing if member.replica_id in self.picture.ended)
         if not ended or self.number < 0 or self.joining:
             return None
         ended_at = self._reports[ended[0]].ended_at
         return usual, Side(ended, (), (), (ended_at,) if ended_at is not None else (), "")
 
-    def _side(self, replicas: tuple[int, ...]) -> Side:
-        first, number = replicas[0], self.number
-        slots = [self.slot]  # the creation of a group stands for itself
-        if number >= 0:
-            slots = [slot for slot in self.group.open if slot.number >= number][:_MOST_CALLS]
+    def _side(self, partition: Posted) -> Side:
+        first, slots = partition.replicas[0], [self.slot]  # the creation of a group stands for itself
+        if self.number >= 0:
+            slots = [slot for slot in self.group.open if slot.number >= self.number][:_MOST_CALLS]
         posted = [(slot.number, post) for slot in slots if (post := slot.post_of(first)) is not None]
         return Side(
-            replicas,
+            partition.replicas,
             [CallRecord(number, str(post.call), post.location) for number, post in posted],
             [fingerprint(self.picture.order_check, post) for _, post in posted],
-            self._path(first),
+            self._path(partition),
             self.picture.facts[first].handles,
         )
 

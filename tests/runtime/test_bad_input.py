@@ -68,7 +68,17 @@ CALLS: list[Call] = [
     # Buffers for the result: more in tests/collectives/test_host.py.
     (lambda c: c.all_reduce("SUM", X, out=[X]), ValueError, "out must be a nest like the value"),
     (lambda c: c.all_reduce("SUM", X, out=np.ones(3)), ValueError, r"result's shape \(4,\), got \(3,\)"),
-    # merge_call and run_sync.
+    # Members of groups.
+    (lambda c: c.new_group([]), ValueError, "must name at least one replica"),
+    (lambda c: c.new_group([0, 3]), ValueError, "must be from 0 to 2, got 3"),
+    (lambda c: c.new_group([0, -1]), ValueError, "must be from 0 to 2, got -1"),
+    (lambda c: c.new_group([0, 1, 0]), ValueError, "once, got 0 twice"),
+    (lambda c: c.new_group({0, 1, 2} - {replica()}), ValueError, "which called it, is not among them"),
+    (lambda c: c.new_group(0), TypeError, "must be a sequence of replica ids"),
+    (lambda c: c.new_group("01"), TypeError, "must be a sequence of replica ids"),
+    (lambda c: c.new_group([0, 1.0]), TypeError, "must be a replica id, an int"),
+    (lambda c: c.new_group([False, 1]), TypeError, "must be a replica id, an int"),
+    # merge_call.
     (lambda c: c.merge_call(3), TypeError, "merge_call expects a function, got 3"),
     (lambda c: c.merge_call(print, X), TypeError, r"args must be a tuple or list.*args=\(value,\)"),
     (lambda c: c.merge_call(print, "ab"), TypeError, "args must be a tuple or list, got 'ab'"),

@@ -136,28 +136,6 @@ async def test_variables_belong_to_the_strategy_in_a_group_too() -> None:
     assert await run(strategy, program) == ((0.0, 5.0, 4.0), (1.0, 5.0, 4.0), (2.0, 5.0, 4.0))
 
 
-async def test_members_that_make_no_group_are_refused_at_the_call() -> None:
-    refused: list[tuple[Any, type[Exception], str]] = [
-        ([], ValueError, "must name at least one replica"),
-        ([0, 3], ValueError, "must be from 0 to 2, got 3"),
-        ([0, -1], ValueError, "must be from 0 to 2, got -1"),
-        ([0, 1, 0], ValueError, "once, got 0 twice"),
-        ([1, 2], ValueError, "replica 0, which called it, is not among them"),
-        (0, TypeError, "must be a sequence of replica ids"),
-        ("01", TypeError, "must be a sequence of replica ids"),
-        ([0, 1.0], TypeError, "must be a replica id, an int"),
-        ([False, 1], TypeError, "must be a replica id, an int"),
-    ]
-
-    async def program(ctx: ReplicaContext) -> None:
-        for replica_ids, error, text in refused if replica() == 0 else ():
-            with pytest.raises(error, match=text):
-                ctx.new_group(replica_ids)
-        await ctx.barrier()
-
-    await run(mirrored(3), program)
-
-
 async def test_groups_made_at_every_step_leave_nothing() -> None:
     alive: list[weakref.ref[Any]] = []
 
