@@ -131,7 +131,9 @@ class Session:
         self.of = of
         self.number = 0
         self.communicator = communicator
-        self.records = RecordBuffers(communicator)
+        if communicator.records is None:
+            communicator.records = RecordBuffers(communicator)
+        self.records: RecordBuffers = communicator.records
         self._carrier = carrier
         self._chain = blake2b(name.encode(), digest_size=16).digest()
         self._queue: deque[Step] = deque()

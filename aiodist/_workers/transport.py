@@ -66,6 +66,7 @@ class Communicator(Protocol):
     rank: int  # this worker, among those of the communicator
     size: int  # how many they are
     depth: int  # how many operations are well begun before the first is complete
+    records: Any  # the buffers of its records, once there are any: one session after the other uses them
 
     def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
         """Return whether `iallreduce` takes an op and a dtype with the meaning that they have here."""

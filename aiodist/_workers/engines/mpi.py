@@ -10,7 +10,6 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -99,27 +98,13 @@ class MpiRequest:
 
 
 class _Again(MpiRequest):
-    """An operation that is begun again and again."""
+    """An operation that is begun again and again, as long as its communicator is used."""
 
-    __slots__ = ("_is_finalized",)
-
-    def __init__(self, request: Any, *buffers: object) -> None:
-        super().__init__(request, *buffers)
-        self._is_finalized = load_mpi().Is_finalized
+    __slots__ = ()
 
     def start(self) -> Request:
         self._request.Start()
         return self
-
-    def __del__(self) -> None:
-        """Give it back, unless it is under way."""
-        if self._is_finalized():
-            return
-        with suppress(Exception):  # MPI's, where another worker is gone
-            if self.test():
-                self._request.Free()
-                return
-        in_the_air.append(self)
 
 
 class _Pair:
@@ -148,6 +133,7 @@ class MpiCommunicator:
     """Workers that MPI connects."""
 
     engine = "mpi"
+    records: Any = None
 
     def __init__(self, communicator: Any) -> None:
         self._mpi = load_mpi()

@@ -82,6 +82,7 @@ class SimulatedCommunicator:
     """One worker's view of a simulated cluster."""
 
     depth = 2
+    records: Any = None
 
     def __init__(self, world: _World, rank: int) -> None:
         self._world = world

@@ -71,6 +71,7 @@ class TorchCommunicator:
 
     engine = "torch"
     depth = 2
+    records: Any = None
 
     def __init__(self, group: Any, ranks: Sequence[int]) -> None:
         self._torch, self._dist = load_torch()
