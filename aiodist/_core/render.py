@@ -205,7 +205,7 @@ def _what_is_late(trouble: Collective) -> str:
 def _who(trouble: Collective) -> list[str]:
     marked, leaf, calls = set(trouble.odd), _leaf_apart(trouble), dict[int, str]()
     for members, post, _ in trouble.partitions:
-        calls.update(dict.fromkeys(members, _shown_call(post.call, leaf)))
+        calls.update(dict.fromkeys(members, _shown_call(post.call, trouble.reason, leaf)))
     doing = {r.replica_id: _doing(trouble, r, calls.get(r.replica_id)) for r in trouble.replicas}
     return [*_rows(trouble, marked, doing), *_source_lines(trouble, marked, doing), *_waits(trouble)]
 
@@ -236,15 +236,23 @@ def _devices(replicas: Sequence[ReplicaReport]) -> str:
     return ", ".join(replica.device for replica in replicas)
 
 
-def _shown_call(call: Call, leaf: int | None) -> str:
-    """Return a call as text; of a large nest only the leaf that differs, where one does."""
-    whole = str(call)
+def _shown_call(call: Call, reason: Reason, leaf: int | None) -> str:
+    """Return a call as text; of a large nest only what differs."""
+    whole, differs = str(call), ""
     if call.structure is None or len(whole) <= _LONGEST_CALL:
         return whole
-    if leaf is None:
-        return shortened(whole, _LONGEST_CALL)
-    differs = f"{len(call.paths)} leaves, value{call.paths[leaf]}: {leaf_text(*call.leaves[leaf])}"
-    return f"{call.kind}({', '.join(filter(None, [call.op, differs]))})"
+    match reason:
+        case Reason.AXIS if call.axis is not None:
+            differs = f"axis={call.axis[0] if len(set(call.axis)) == 1 else call.axis}"
+        case Reason.SOURCE:
+            differs = f"source={call.source}"
+        case Reason.NAME:
+            differs = f"name={call.name!r}"
+        case _ if leaf is not None:
+            differs = f"value{call.paths[leaf]}: {leaf_text(*call.leaves[leaf])}"
+        case _:
+            return shortened(whole, _LONGEST_CALL)
+    return f"{call.kind}({', '.join([*filter(None, [call.op]), f'{len(call.paths)} leaves', differs])})"
 
 
 def _doing(trouble: Collective, replica: ReplicaReport, call: str | None) -> tuple[str, Location | None]:
