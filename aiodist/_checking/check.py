@@ -183,8 +183,11 @@ class Checked:
 
     # As text.
 
-    def agreement(self) -> str:
-        """Return the sentence on a check in which all replicas agreed."""
+    @property
+    def text(self) -> str:
+        """The sentence on a check in which all replicas agreed, or what went wrong and how to repeat it."""
+        if self.result.error is not None:
+            return "\n".join([self.failure(), "", *self._schedule_lines()])
         statistics, done = self.statistics, self.result.schedules
         collectives = count(sum(site.times for site in statistics.sites.values()), "collective")
         runs = "" if statistics.runs == 1 else f" in {statistics.runs} runs"
@@ -210,7 +213,7 @@ class Checked:
             return str(error)
         return "".join(format_exception(without_frames_before(error))).rstrip()
 
-    def schedule_lines(self) -> list[str]:
+    def _schedule_lines(self) -> list[str]:
         """Return in which schedule it failed, what is different in that, and the command that repeats it."""
         where = "Found in the default order"
         if self.request.replay is not None:

@@ -16,7 +16,6 @@ from aiodist._tools.usage import Exit, UsageError, natural, positive
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from aiodist._checking.check import Checked
     from aiodist._checking.schedule import Schedule
 
 _CHECK = """\
@@ -39,6 +38,8 @@ which process group, and where they differ. A dump is a pickle or JSON, and its 
 nccl_trace_rank_3 and 3.json. PyTorch is not needed, and nothing in a dump is run. Exit codes: 0 if the ranks agree and
 none waits, 1 if they do not or some wait, 2 for bad usage or a file that is not a dump.
 """
+
+_CODES = {"agreed": Exit.DONE, "disagreed": Exit.FAILED, "timeout": Exit.FAILED}
 
 
 def add_check(commands: _SubParsersAction[ArgumentParser]) -> None:
@@ -103,11 +104,14 @@ def _run_check(arguments: Namespace) -> Exit:
         checked = check(request, output=sys.stderr if arguments.json else None)
     except TargetError as error:
         raise UsageError(str(error)) from error
-    if arguments.json:
-        print(json.dumps(checked.to_dict(), indent=2))
-    else:
-        _print(checked)
-    return {"agreed": Exit.DONE, "disagreed": Exit.FAILED}.get(checked.outcome, Exit.RAISED)
+    _print_found(checked.text, checked.to_dict(), as_json=arguments.json, is_wrong=checked.result.error is not None)
+    if checked.result.error is None and not arguments.json:
+        from aiodist._tools.output import open_console, print_table
+
+        print_table(open_console(), *checked.table())
+        for line in checked.held_up:
+            print(f"\n{line}")
+    return _CODES.get(checked.outcome, Exit.RAISED)
 
 
 def _run_ranks(arguments: Namespace) -> Exit:
@@ -126,7 +130,7 @@ def _run_ranks(arguments: Namespace) -> Exit:
     checked = check(request, arguments.schedules or 1, output=sys.stderr if arguments.json else None)
     kind = checked.outcome.kind
     _print_found(checked.text, checked.to_dict(), as_json=arguments.json, is_wrong=kind != "agreed")
-    return {"agreed": Exit.DONE, "disagreed": Exit.FAILED, "timeout": Exit.FAILED}.get(kind, Exit.RAISED)
+    return _CODES.get(kind, Exit.RAISED)
 
 
 def _run_explain(arguments: Namespace) -> Exit:
@@ -150,16 +154,3 @@ def _print_found(text: str, fields: dict[str, Any], *, as_json: bool, is_wrong: 
         print_report(open_console(), text)
     else:
         print(text)
-
-
-def _print(checked: Checked) -> None:
-    from aiodist._tools.output import open_console, print_report, print_table
-
-    out = open_console()
-    if checked.result.error is not None:
-        print_report(out, "\n".join([checked.failure(), "", *checked.schedule_lines()]))
-        return
-    out.print(checked.agreement(), soft_wrap=True)
-    print_table(out, *checked.table())
-    for line in checked.held_up:
-        out.print(f"\n{line}", soft_wrap=True)

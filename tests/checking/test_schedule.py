@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist._checking.explore import minimise
-from aiodist._checking.schedule import DEFER, NEVER, Change, Replayed, Schedule
+from aiodist._checking.schedule import DEFER, Change, Schedule
 
 choices = st.one_of(st.just(DEFER), st.integers(-50, 50).filter(bool))
 changes = st.dictionaries(st.integers(0, 10**6), choices, max_size=20).map(
@@ -29,19 +29,6 @@ def test_text_is_read_back(seed: int, made: tuple[Change, ...]) -> None:
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected a schedule such as 0/17-,40:2"):
         Schedule.parse(text)
-
-
-@given(changes, st.data())
-def test_replayed_order_is_asked_at_its_points_alone(made: tuple[Change, ...], data: st.DataObject) -> None:
-    order = Replayed(made)
-    done = []
-    while order.next_point < NEVER:
-        point = order.next_point
-        ready = data.draw(st.integers(2, 60))
-        choice = order.choose(point, ready)
-        assert choice == DEFER or -ready < choice < ready
-        done.append(point)
-    assert done == [change.point for change in made]
 
 
 @given(st.integers(1, 40), st.data())

@@ -22,7 +22,7 @@ from aiodist import CollectiveError, MirroredStrategy, ReduceOp, ReplicaContext
 from aiodist._arrays import environment
 from aiodist._tools.trace.file import read_trace
 from aiodist._tools.trace.show import count_up
-from tests.runtime.programs import Relay, mirrored, run
+from tests.runtime.programs import mirrored, run
 from tests.tools.trace.traced import collectives, events_of, traced
 from tests.workers.simulated import Job
 
@@ -50,20 +50,6 @@ async def test_every_replica_has_a_lane_and_in_it_a_slice_for_each_collective(fi
         ("barrier", "barrier()", 0),
     }
     assert {e["args"]["at"].partition(":")[0] for e in slices} == {"tests/tools/trace/test_trace.py"}
-
-
-async def test_last_to_come_waits_for_nobody(file: Path) -> None:
-    turns = Relay([2, 0, 1])
-
-    async def program(ctx: ReplicaContext) -> None:
-        await turns.turn()
-        handle = ctx.barrier()
-        turns.pass_on()
-        await handle
-
-    events = collectives(await traced(file, program))
-    assert {e["args"]["last"] for e in events} == {1}
-    assert [e["tid"] - 1 for e in events if e["args"]["wait_ns"] == 0] == [1]
 
 
 @pytest.mark.filterwarnings("ignore:replica . never awaited")
