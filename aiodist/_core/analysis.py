@@ -227,7 +227,9 @@ def _deadlock(picture: Picture) -> CollectiveReport:
 def _where_it_waits(picture: Picture, report: ReplicaReport) -> ReplicaReport:
     """Return the report on a replica that may wait in a collective of another group than the one it is about."""
     elsewhere = picture.waits.get(report.replica_id)
-    post = elsewhere[0].slot.post_of(report.replica_id) if elsewhere else None
-    if post is None or report.state is not ReplicaState.RUNNING:
+    if not elsewhere or report.state is not ReplicaState.RUNNING:
+        return report
+    post = elsewhere[0].slot.post_of(report.replica_id)
+    if post is None:
         return report
     return replace(report, state=ReplicaState.WAITING, call=str(post.call), location=post.location, waits_for=None)
