@@ -14,11 +14,11 @@ It differs from asyncio's own in four things, and in the default order runs what
 
 All of that is in `_run_once`, which replaces asyncio's method of this name. Besides, it uses of asyncio what has been
 the same since it was written: the queue of ready handles and the heap of timers (``_ready``, ``_scheduled``), a
-handle's attributes, ``_process_events``, ``_write_to_self`` and ``_stopping``; and that tasks and futures schedule by
-``loop.call_soon``, as on every alternative loop. ``_signal_handlers`` says whether the program handles signals. For the
-order of what threads send it looks which task waits for that (``_waiters``, ``_callbacks``); where it cannot be seen,
-the order is by the threads' names. `asyncio.run` and its like make their loops by ``asyncio.events.new_event_loop``,
-which `making_loops` replaces.
+handle's attributes, ``_process_events``, ``_write_to_self``, ``_check_closed`` and ``_stopping``; and that tasks and
+futures schedule by ``loop.call_soon``, as on every alternative loop. ``_signal_handlers`` says whether the program
+handles signals. For the order of what threads send it looks which task waits for that (``_waiters``, ``_callbacks``);
+where it cannot be seen, the order is by the threads' names. `asyncio.run` and its like make their loops by
+``asyncio.events.new_event_loop``, which `making_loops` replaces.
 """
 
 # ruff: noqa: SLF001  (see above)
@@ -132,6 +132,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
     _stopping: bool
     _process_events: Callable[[Events], None]
     _write_to_self: Callable[[], None]
+    _check_closed: Callable[[], None]
 
     def __init__(self, execution: Execution) -> None:
         selector = selectors.DefaultSelector()
@@ -232,6 +233,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> TimerHandle:
         """Call a function at a time."""
+        self._check_closed()
         timer = Timer(when, callback, args, self, context)
         timer.number, timer._scheduled = next(self._count), True
         heapq.heappush(self._scheduled, timer)
@@ -267,8 +269,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         """Call a function when nothing else can run, for a thread whose work is done or, had it been faster, for it."""
         if callback == self.create_task:  # the end of an asynchronous generator, which asyncio sends from this thread
             return self.call_soon(callback, *args, context=context)
-        if self.is_closed():
-            raise RuntimeError("Event loop is closed")
+        self._check_closed()
         handle = Handle(callback, args, self, context)
         self._from_threads.append((threading.current_thread().name, handle))
         self._write_to_self()
@@ -319,6 +320,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Handle:
         """Call a function in the next turn."""
+        self._check_closed()
         owner = getattr(callback, "__self__", None)
         is_step = isinstance(owner, Task) and getattr(callback, "__name__", "") not in _METHODS
         handle = (Step if is_step else Handle)(callback, args, self, context)
