@@ -37,7 +37,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import Context
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from itertools import chain
 from types import FrameType
@@ -73,17 +73,22 @@ class Step(Handle):
 
     __slots__ = ()
 
+    def __init__(self, callback: Any, args: Any, loop: ControlledLoop, context: Context | None = None) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop, self._callback, self._args = loop, callback, args
+        self._cancelled = False
+        self._repr = self._source_traceback = None  # asyncio's own __init__ asks for the debug mode, each time
+
     @property
     def task(self) -> Task[Any]:
         """The task."""
-        task: Task[Any] = self._callback.__self__  # type: ignore[attr-defined]
+        task: Task[Any] = self._callback.__self__
         return task
 
     @property
     def context(self) -> Context:
         """The task's context variables."""
-        context: Context = self._context  # type: ignore[attr-defined]
-        return context
+        return self._context
 
 
 class Timer(TimerHandle):
@@ -175,7 +180,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
                         if handle is None:
                             continue
                 if not handle._cancelled:  # and `_run`, written out, for all that a step raises ends it
-                    handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
+                    handle._context.run(handle._callback, *handle._args)
             elif not handle._cancelled:
                 handle._run()
         self._turns_since_rest += 1
