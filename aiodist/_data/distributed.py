@@ -194,8 +194,8 @@ class DistributedIterator:
         self._rule.check_plain()
         if not hasattr(self._batches, "__next__"):
             raise TypeError("this iterator's source is asynchronous: take the next batch with `await anext(iterator)`")
-        batches = list(islice(chain(self._taken, self._batches), self._rule.size))
-        self._taken = []
+        taken, self._taken = self._taken, []  # lost, as in `__anext__`, where the source fails
+        batches = list(islice(chain(taken, self._batches), self._rule.size))
         if not batches:
             raise StopIteration
         return self._rule.assemble(batches)

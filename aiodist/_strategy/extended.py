@@ -261,7 +261,9 @@ class StrategyExtended:
             raise TypeError(f"extended.update expects a function, got {fn!r}")
         args, kwargs = arguments.call_arguments(args, kwargs)
         await checkpoint()
-        before, state, workers = variable.values, state_of(variable), replicas_of(strategy).sharing
+        state, workers = state_of(variable), replicas_of(strategy).sharing
+        state.settle()
+        before = variable.values
         components, results = list(before), list[Any]()
         with Scope(strategy):
             for replica_id, (own_args, own_kwargs) in enumerate(split((list(args), dict(kwargs)), len(before))):
@@ -269,6 +271,7 @@ class StrategyExtended:
                 results.append(await result if inspect.isawaitable(result) else result)
             if state.mirrored and workers is not None:
                 await workers.compare_update(variable, components, workers.caller())
+            state.settle()
             if any(now is not then for now, then in zip(variable.values, before, strict=True)):
                 raise RuntimeError(
                     f"the variable {variable.name!r} was assigned to while it was updated; in the function of an "

@@ -296,7 +296,7 @@ class State:
 
     Worker threads make the new value of a large variable, and the event loop's thread puts it in place. Assignments
     take effect in the order of their collectives: where a replica has issued the next one without awaiting the last,
-    and its value is still being made, the event loop's thread makes it, too (`_settle`).
+    and its value is still being made, the event loop's thread makes it, too (`settle`).
     """
 
     spec: Spec
@@ -375,7 +375,7 @@ class State:
         spec = self.spec
         if not policy.blocks(values[0].nbytes * (len(values) + 2)):
             return self._apply(variable, method, spec.aggregate(values, options.accumulate))
-        self._settle()
+        self.settle()
         old, aggregated = self.present()[0], partial(spec.aggregate, values, options.accumulate)
         total: Any = Work([], aggregated)
         if spec.op is not None:
@@ -394,7 +394,7 @@ class State:
 
         return Work(work.phases, put)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Have the last assignment take effect, though a thread may still be making its value."""
         make, self._change = self._change, None
         if make is not None:
@@ -403,7 +403,7 @@ class State:
 
     def _apply(self, variable: Variable, method: str, value: Any) -> Variable:
         """Assign one value to all components of a mirrored variable: one array serves all."""
-        self._settle()
+        self.settle()
         old = self.present()
         self.put([updated(method, old[0], np.asarray(value))] * len(old))
         return variable

@@ -255,16 +255,20 @@ async def test_cancellation_within_a_step_loses_no_batch() -> None:
 
 
 async def test_plain_step_goes_on_where_a_cancelled_one_stopped() -> None:
-    def batches(_: InputContext) -> Iterator[Any]:
-        for k in (1, 2):
-            scope.cancel()
-            yield np.full(1, k)
+    def batch(k: int) -> Any:
+        scope.cancel()
+        return np.full(1, 6 // k)
 
-    scope, iterator = anyio.CancelScope(), iter(mirrored(2).distribute_datasets_from_function(batches))
-    with scope:
+    iterator = iter(mirrored(2).distribute_datasets_from_function(lambda _: map(batch, [6, 3, 2, 0, 1])))
+    with anyio.CancelScope() as scope:
         await anext(iterator)
     assert scope.cancelled_caught
     assert lists(next(iterator)) == [[1], [2]]
+    with anyio.CancelScope() as scope:
+        await anext(iterator)
+    with pytest.raises(ZeroDivisionError):  # the step is lost
+        next(iterator)
+    assert lists(next(iterator)) == [[6], []]
 
 
 async def test_closing_ends_the_source() -> None:

@@ -282,6 +282,7 @@ async def test_strategy_asks_for_a_missing_await() -> None:
 
 async def test_value_of_nothing_but_none_is_warned_of() -> None:
     async def program() -> Any:
+        await here().broadcast([None])
         return await here().all_reduce("SUM", {"w": None, "b": [None]})
 
     async def both(strategy: Any) -> None:
@@ -294,7 +295,7 @@ async def test_value_of_nothing_but_none_is_warned_of() -> None:
         await both(strategy)
         await strategy.reduce("SUM", [], None)
         await Job(1, 1).everywhere(both)
-    assert [(one.category, one.file) for one in told] == [(RuntimeWarning, __file__)] * 8
+    assert [(one.category, one.file) for one in told] == [(RuntimeWarning, __file__)] * 10
 
 
 @pytest.mark.parametrize("where", ["run", "strategy"])

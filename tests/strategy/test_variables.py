@@ -385,6 +385,33 @@ async def test_assignments_take_effect_in_order_also_where_nobody_awaits_between
     assert len(threads) == 24
 
 
+@pytest.mark.usefixtures("threads")
+async def test_update_comes_behind_an_assignment_whose_value_a_thread_still_makes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    strategy, over, loop = mirrored(2), threading.Event(), threading.get_ident()
+    v = under(strategy, np.zeros(5), aggregation="sum")
+
+    def held(*args: Any, **settings: Any) -> Any:
+        assert threading.get_ident() == loop or over.wait(60)
+        return updated(*args, **settings)
+
+    async def update(_: Any) -> None:
+        try:
+            await strategy.extended.update(v, lambda component: component.assign_add(np.full(5, 10.0)))
+        finally:
+            over.set()
+
+    async def program() -> None:
+        pending = v.assign_add(np.ones(5))
+        await here().merge_call(update)
+        await pending
+
+    monkeypatch.setattr("aiodist._strategy.variable.updated", held)
+    await strategy.run(program)
+    assert v.numpy().tolist() == [12.0] * 5
+
+
 @pytest.mark.parametrize("order_check", ["call_site", "call_path"])
 async def test_same_assignment_from_two_places_is_told_apart_unless_named(order_check: str) -> None:
     strategy = mirrored(2, order_check=order_check)
