@@ -15,6 +15,7 @@ Array 0 of a schedule that nobody numbers begins at address 0: its steps have ad
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
@@ -205,12 +206,23 @@ def _order(driver: CudaCore, first: Iterable[DeviceStream], then: Sequence[Devic
 
 
 class Completion:
-    """Work that was enqueued, and what must live until it is done: inputs, results, tables, scratch memory."""
+    """Work that was enqueued, and what must live until it is done: inputs, results, tables, scratch memory.
 
-    def __init__(self, driver: CudaCore, events: list[DeviceEvent], keeps: list[Any]) -> None:
+    Whoever waits for it may be cancelled and drop it before. Then it goes to ``dropped``: page-locked memory in its
+    ``keeps`` would be given out again while it is copied to or from, as no stream orders what the host does.
+    """
+
+    def __init__(
+        self, driver: CudaCore, events: list[DeviceEvent], keeps: list[Any], dropped: deque[Completion]
+    ) -> None:
         self._driver = driver
         self._events = events
         self.keeps = keeps
+        self._dropped = dropped
+
+    def __del__(self) -> None:
+        if self._events:
+            self._dropped.append(self)
 
     def is_done(self) -> bool:
         """Return whether it is done, without waiting."""
@@ -236,6 +248,7 @@ class Queue:
         self.driver = driver
         self.known: dict[Any, Any] = {}
         self._bound: dict[tuple[Schedule, Sequence[int]], Bound] = {}
+        self._dropped: deque[Completion] = deque()  # to which any thread may append
 
     def schedule(self, batches: Sequence[Batch], then: Sequence[Move] = (), arrays: int = 1) -> Schedule:
         """Return the schedule of reductions, and of what is moved behind them, of so many arrays."""
@@ -255,6 +268,10 @@ class Queue:
         Inputs were made, and results will be used, on the ``streams``; ``keeps`` own them.
         """
         driver = self.driver
+        for _ in range(len(self._dropped)):
+            work = self._dropped.popleft()
+            if not work.is_done():
+                self._dropped.append(work)
         with driver.using():
             bound = self._bind(schedule, begins)
             own = [driver.stream(device) for device in schedule.devices]
@@ -266,7 +283,7 @@ class Queue:
             for stream in others:
                 for event in done:
                     driver.wait(stream, event)
-            return Completion(driver, done, [keeps, bound.keeps])
+            return Completion(driver, done, [keeps, bound.keeps], self._dropped)
 
     def _bind(self, schedule: Schedule, begins: tuple[int, ...]) -> Bound:
         """Return a schedule with addresses put in, the same as before where all lies where it lay.

@@ -199,8 +199,8 @@ def measure(gpu: Gpu, queue: Queue, case: Case) -> Times:
 
     def enqueue(turn: int) -> None:
         completion = queue.run(schedule, [stream], [], begins[turn % len(sets)])
-        for event in completion._events:  # as who waits for it does, or new ones would be made for every round
-            gpu.driver.release(event)
+        while completion._events:  # as who waits for it does, or new ones would be made for every round
+            gpu.driver.release(completion._events.pop())
 
     def enqueue_anew(turn: int) -> None:
         queue._bound.clear()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +11,8 @@ import numpy as np
 import pytest
 
 from aiodist import Mirrored, MirroredStrategy, PerReplica, ReduceOp, set_logical_devices
+from aiodist._gpu import enqueue
+from aiodist._gpu.steps import HOST
 from aiodist_kernels import reduce
 from tests.gpu.conftest import Machine, PlantedArray, cancelled_and_held_back
 from tests.kernels import arrays
@@ -166,3 +170,25 @@ async def test_cancelled_reduce_is_held_back_until_the_device_is_done(plant: Pla
     machine, strategy = planted(plant)
     value = per_replica(machine, [np.ones(4, SINGLE)] * 3)
     await cancelled_and_held_back(machine, lambda: strategy.reduce("SUM", value, axis))
+
+
+async def test_memory_of_work_that_nobody_waits_for_is_kept_until_it_is_done(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when asyncio cancels a task itself: no shield keeps that out."""
+    machine, strategy = planted(plant)
+    value = per_replica(machine, [np.ones(4, SINGLE)] * 3)
+
+    def cancelled(_: Any) -> bool:
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(machine.driver, "is_done", cancelled)
+        with pytest.raises(asyncio.CancelledError):
+            await strategy.reduce("SUM", value, axis=0)
+    gc.collect()
+    on_host = [region for region in machine.driver.regions.values() if region[1] == HOST]
+    assert len(on_host) == 3
+    machine.driver.drain()
+    assert (await strategy.reduce("SUM", value, axis=0)).numpy() == 12
+    assert not enqueue.queue()._dropped
