@@ -299,8 +299,8 @@ class CudaCore:
         access.location.type = self._driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         access.location.id = to
         access.flags = self._driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        pool = self._call("cuDeviceGetMemPool", of.device_id)
-        return int(self._driver.cuMemPoolSetAccess(pool, [access], 1)[0]) == 0
+        error, pool = self._driver.cuDeviceGetMemPool(of.device_id)  # not every system has such
+        return not int(error) and not int(self._driver.cuMemPoolSetAccess(pool, [access], 1)[0])
 
     def _handle(self, device: int) -> Any:
         self._current.make(device)
