@@ -61,7 +61,8 @@ def needing_cuda() -> Iterator[None]:
 
 
 with needing_cuda():
-    cuda: Any = importlib.import_module("numba.cuda")  # numba-cuda takes this name over
+    importlib.import_module("numba_cuda")  # it takes the name `numba.cuda` over, which Numba alone has, too
+    cuda: Any = importlib.import_module("numba.cuda")
     types: Any = importlib.import_module("numba.cuda.types")
     intrinsic: Any = importlib.import_module("numba.cuda.extending").intrinsic
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 import re
@@ -14,8 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist_kernels import ReduceOp, reduce
-from aiodist_kernels.cuda import compiled as compiling
-from aiodist_kernels.cuda.compiled import PTX_VERSION, compile_form
 from aiodist_kernels.cuda.forms import (
     FIRST,
     THREADS,
@@ -30,9 +29,11 @@ from aiodist_kernels.cuda.forms import (
 from aiodist_kernels.rules import Rule, components, lane
 from tests.kernels import arrays
 from tests.kernels.arrays import assert_same_bits
-from tests.kernels.cuda import on_cpu
 from tests.kernels.cuda.cases import CASES, ONE_OF_EACH_LAYOUT, SOME_CASES, Case
 from tests.kernels.cuda.ptx_text import assemble, check_text
+
+compiling: Any = pytest.importorskip("aiodist_kernels.cuda.compiled", exc_type=ImportError)  # where numba-cuda is
+on_cpu: Any = importlib.import_module("tests.kernels.cuda.on_cpu")
 
 CAPABILITIES = [(8, 0), (9, 0)]
 GRID = 2, 3  # blocks, threads of each
@@ -58,7 +59,7 @@ def name(kernel: tuple[Case, Form, int, tuple[int, int]]) -> str:
     return f"{case}-{'table' if form.tabled else 'direct'}-{count}-sm_{major}{minor}"
 
 
-def compiled(form: Form, capability: tuple[int, int] = (9, 0)) -> on_cpu.Kernel:
+def compiled(form: Form, capability: tuple[int, int] = (9, 0)) -> Any:
     """Compile a kernel, and check its text and what an assembler makes of it."""
     try:
         kernel = on_cpu.compiled(form, capability)
@@ -181,7 +182,7 @@ def test_lanes_are_counted_in_64_bits(count: int) -> None:
 
 def test_text_asks_for_no_newer_ptx_than_it_needs() -> None:
     text = compiled(form_for(SUM.rule, 2)).ptx
-    assert re.findall(r"^\.version.*", text, re.MULTILINE) == [f".version {PTX_VERSION}"]
+    assert re.findall(r"^\.version.*", text, re.MULTILINE) == [f".version {compiling.PTX_VERSION}"]
 
 
 SUM = Case(ReduceOp.SUM, np.dtype(np.float32), "native")
@@ -211,7 +212,7 @@ def test_library_that_is_missing_is_named_with_what_installs_it(monkeypatch: pyt
     with pytest.raises(
         ImportError, match=r"CUDA_HOME to the folder of a CUDA toolkit \(libNVVM cannot be found\)$"
     ) as e:
-        compile_form(form_for(SUM.rule, 2), (8, 9))
+        compiling.compile_form(form_for(SUM.rule, 2), (8, 9))
     assert compiling.INSTALL in str(e.value)
 
 
