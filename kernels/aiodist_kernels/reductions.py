@@ -22,6 +22,9 @@ from aiodist_kernels.rules import FLOAT64, Accumulate, DType, ReduceOp, rule_for
 GRAIN: Final = 4096
 """Elements to whose multiples pieces are cut, so that two threads never share a cache line."""
 
+FEW_MEANS: Final = 6
+"""Rows of a nest from which means are quicker leaf by leaf, as each step of theirs converts what it adds."""
+
 Reduction = Callable[[Sequence[Array]], Array]
 
 
@@ -86,7 +89,7 @@ def nest_reduction(
     plain = all(rule.is_native and not rule.contiguous for rule in rules)
     mean = op is ReduceOp.MEAN and all(rule.accumulator == FLOAT64 for rule in rules)
     native = all(dtype.isnative for dtype in dtypes)
-    if not 2 <= count < TINY_COUNT or nbytes > STEPPED_TO or not (plain or mean) or not native:
+    if not 2 <= count < (FEW_MEANS if mean else TINY_COUNT) or nbytes > STEPPED_TO or not (plain or mean) or not native:
         return None
     ufunc: Any = partial(np.add, dtype=FLOAT64) if mean else rules[0].ufunc
     makes_scalars = () in shapes
