@@ -43,7 +43,7 @@ FLOORS: Mapping[str, int] = {
     "aiodist": 12,
     "aiodist.__main__": 13,
 }
-MAY_IMPORT = {0: {"numpy", "llvmlite", "numba", *sys.stdlib_module_names}, 1: sys.stdlib_module_names}
+MAY_IMPORT = {0: {"numpy", "llvmlite", "numba", "numba_cuda", *sys.stdlib_module_names}, 1: sys.stdlib_module_names}
 """What may be imported from outside of this project, on floors where not all may."""
 
 
