@@ -13,6 +13,7 @@ from aiodist._arrays import nests
 from aiodist._arrays.device import DeviceType, device_type_of, framework_of
 from aiodist._arrays.host import ArrayLike, HostType
 from aiodist._arrays.values import IndexedSlices
+from aiodist._core.text import shortened
 
 
 class LeafType:
@@ -115,31 +116,21 @@ def describe_leaf(leaf: Any) -> Leaf:
 
 
 def _unsupported(leaf: Any) -> str:
-    kind = type(leaf)
+    kind, shown = type(leaf), shortened(repr(leaf), 60)
     if isinstance(leaf, np.ndarray):
         return (
             f"expected a plain NumPy array, got the subclass {kind.__module__}.{kind.__qualname__}, whose extra "
             "meaning a collective would lose; pass np.asarray(value)"
         )
     if isinstance(leaf, Awaitable):
-        return f"expected a nest of arrays, NumPy scalars and Python numbers, got {_short(leaf)}; is `await` missing?"
+        return f"expected a nest of arrays, NumPy scalars and Python numbers, got {shown}; is `await` missing?"
     register = f"; define it with @optree.dataclasses.dataclass(namespace={nests.NAMESPACE!r})"
     return (
         "expected a nest of arrays, NumPy scalars and Python numbers, got an object of type "
-        f"{kind.__module__}.{kind.__qualname__}: {_short(leaf)}{register if is_dataclass(leaf) else ''}"
+        f"{kind.__module__}.{kind.__qualname__}: {shown}{register if is_dataclass(leaf) else ''}"
     )
-
-
-def _short(value: object, limit: int = 60) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def is_array(mark: LeafMark) -> bool:
     """Return whether leaves of that mark take part as NumPy arrays, be it over another framework's memory."""
     return mark is None or isinstance(mark, HostType)
-
-
-def has_device_arrays(marks: Sequence[LeafMark]) -> bool:
-    """Return whether there are arrays on GPUs among marks."""
-    return any(isinstance(mark, DeviceType) for mark in marks)

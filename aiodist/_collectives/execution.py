@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from aiodist._arrays.leaves import has_device_arrays
+from aiodist._arrays.device import DeviceType
 from aiodist._collectives.host import HostExecutor
 from aiodist._collectives.kinds import Collective
 from aiodist_kernels import Accumulate
@@ -29,7 +29,7 @@ def executor(
     ones, on whose streams arrays may have been made; ``targets`` the GPUs that get a result each of arrays on GPUs,
     instead of those that contribute.
     """
-    if collective.spec is not None and has_device_arrays(collective.spec.marks):
+    if collective.spec is not None and any(isinstance(mark, DeviceType) for mark in collective.spec.marks):
         from aiodist._collectives.device import DeviceExecutor  # loaded where there are arrays on GPUs
 
         return DeviceExecutor(collective, size, absent, accumulate, devices, targets)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from anyio.lowlevel import checkpoint
 
+from aiodist._arrays.device import framework_of
 from aiodist._arrays.devices import resolve
 from aiodist._arrays.host import Array, ArrayLike
 from aiodist._arrays.options import CommunicationOptions
@@ -22,7 +23,7 @@ from aiodist._core.errors import ReplicaContextError
 from aiodist._runtime import requests as arguments
 from aiodist._runtime.current import current
 from aiodist._runtime.participant import Participant
-from aiodist._strategy.reductions import COPY, Operation, combine, is_foreign_array
+from aiodist._strategy.reductions import COPY, Operation, combine
 from aiodist._strategy.scope import HasReplicas, Scope, replicas_here, replicas_of, require_cross_replica
 from aiodist._strategy.variable import Variable, check_equal, state_of, updated
 
@@ -331,7 +332,7 @@ def _devices_of(destinations: Any, replicas: Sequence[str]) -> tuple[str, ...]:
         return tuple(replicas)
     if isinstance(destinations, str):
         return resolve([destinations])
-    if len(replicas) == 1 and (isinstance(destinations, np.ndarray) or is_foreign_array(destinations)):
+    if len(replicas) == 1 and (isinstance(destinations, np.ndarray) or framework_of(destinations) is not None):
         return tuple(replicas)
     if not isinstance(destinations, Sequence):
         raise TypeError(

@@ -181,7 +181,7 @@ class Workers(Replicas):
         if spec.op is not None:
             return OverWorkers(spec.collective(ALL_REDUCE), list, lambda _, total: apply(total))
         if spec.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            return OverWorkers(state.spec.collective(BROADCAST, 0), list, lambda _, first: apply(first))
+            return OverWorkers(spec.collective(BROADCAST, 0), list, lambda _, first: apply(first))
 
         def finish(values: Sequence[Array], digests: Any) -> Any:
             _check_equal(digests, spec.name)

@@ -73,11 +73,6 @@ class Operation(NamedTuple):
     axis: Any = None  # as the caller gives it; None: a reduction over the replicas alone
     accumulate: Accumulate = "native"
 
-    @property
-    def along_axes(self) -> bool:
-        """Whether it reduces along axes, beside over the replicas."""
-        return self.op is not None and self.axis is not None
-
     def collective(self, operands: Sequence[Operand]) -> Collective:
         """Return what is to be carried out for operands."""
         shapes, dtypes, marks = zip(*[operand[1:4] for operand in operands], strict=True)
@@ -167,15 +162,10 @@ def _copied(leaf: Any) -> Operand | None:
             "reduce_to(op, value, destinations)"
         )
     check_unmasked(leaf, "to be copied")
-    if not (isinstance(leaf, (np.ndarray, Variable)) or is_foreign_array(leaf)):
+    if not (isinstance(leaf, (np.ndarray, Variable)) or framework_of(leaf) is not None):
         return None
     shape, dtype, mark, array = describe_leaf(np.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf)
     return Operand([array], shape, dtype, mark)
-
-
-def is_foreign_array(leaf: Any) -> bool:
-    """Return whether a leaf is another framework's array, on the host or on a GPU."""
-    return framework_of(leaf) is not None
 
 
 def _are_arrays_alike(parts: Sequence[Any]) -> bool:
@@ -292,7 +282,7 @@ class Combination:
     async def carry_out(self, leaves: Sequence[Leaf]) -> None:
         """Give these leaves, which take part, their results."""
         await checkpoint()
-        if self._operation.along_axes:
+        if self._operation.op is not None and self._operation.axis is not None:
             await self._reduce_along(leaves)
             return
         groups: dict[tuple[int, tuple[int, ...] | None], list[Leaf]] = {}
