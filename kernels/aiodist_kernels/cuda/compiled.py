@@ -125,11 +125,8 @@ class _Lanes:
     def _load(self, address: Value, index: Value) -> Value:
         """Load the lanes from `index` on of a buffer, widened to the accumulator."""
         stored = lane(self.rule.dtype)
-        place, kind, size = (
-            lanes.address(self.builder, address, index, stored),
-            lanes.lane_type(stored),
-            stored.itemsize,
-        )
+        kind, size = lanes.lane_type(stored), stored.itemsize
+        place = lanes.address(self.builder, address, index, stored)
         if self.vector:
             word = _word(stored)
             kept = self._pointer(place, 0, ir.VectorType(word, 128 // word.width))
@@ -153,11 +150,8 @@ class _Lanes:
 
     def _store(self, address: Value, index: Value, value: Value) -> None:
         stored = lane(self.rule.result)
-        place, parts, size = (
-            lanes.address(self.builder, address, index, stored),
-            _split(self.builder, value),
-            stored.itemsize,
-        )
+        place = lanes.address(self.builder, address, index, stored)
+        parts, size = _split(self.builder, value), stored.itemsize
         if not self.vector:
             for i, part in enumerate(parts):
                 self.builder.store(part, self._pointer(place, i * size, part.type), align=size)
@@ -278,11 +272,6 @@ def _word_at(_typing: Any, table: Any, place: Any) -> Any:
 Kernel = Callable[..., None]
 
 
-def kernel(form: Form) -> Kernel:
-    """Return the kernel of a form as a Python function, to be compiled."""
-    return _tabled(form) if form.tabled else _direct(form)
-
-
 def _direct(form: Form) -> Kernel:
     width, grain, count = form.width, form.rule.grain, form.count
     whole, single = _reducing(form, vector=True), _reducing(form, vector=False)
@@ -347,11 +336,11 @@ def compile_form(form: Form, capability: tuple[int, int]) -> Program:
     Raises:
         ImportError: no compiler for CUDA is installed.
     """
-    arguments = (types.int64,) * 4
+    make, arguments = _tabled, (types.int64,) * 4
     if not form.tabled:
-        arguments = (types.int64, types.UniTuple(types.int64, form.count), types.int64, types.int64)
+        make, arguments = _direct, (types.int64, types.UniTuple(types.int64, form.count), types.int64, types.int64)
     with needing_cuda():
-        ptx, _ = cuda.compile_ptx(kernel(form), types.void(*arguments), cc=capability)
+        ptx, _ = cuda.compile_ptx(make(form), types.void(*arguments), cc=capability)
     found = re.search(r"\.visible\s+\.entry\s+(\w+)", ptx)
     assert found is not None, "a kernel has an entry"
     return Program(
