@@ -117,7 +117,7 @@ def copies_of_rows(driver: Loading) -> None:
 
 
 def through_the_host(driver: Loading) -> None:
-    """Copy to page-locked memory of the host, and from there to another device."""
+    """Copy to page-locked memory of the host, and from there to another device; it serves again when it is free."""
     values = np.arange(100, dtype=np.int16)
     source, target = driver.put(0, values), driver.put(1, np.zeros_like(values))
     with driver.using():
@@ -126,6 +126,12 @@ def through_the_host(driver: Loading) -> None:
         driver.copy(1, 1, target.address, HOST, host.ctypes.data, values.nbytes)
     assert_same_bits(host.view(values.dtype), values)
     assert_same_bits(read(target, values), values)
+    part, address = host[2:], host.ctypes.data
+    del host
+    with driver.using():
+        assert driver.host_memory(values.nbytes).ctypes.data != address, "somebody sees a part of it"
+        del part
+        assert driver.host_memory(values.nbytes).ctypes.data == address
 
 
 def peers_reach_our_memory(driver: Loading) -> None:
