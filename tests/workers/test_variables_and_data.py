@@ -108,6 +108,16 @@ async def test_different_values_without_aggregation_are_refused_everywhere() -> 
             assert "mirrored variable 'v' would get different values: replica 2's is not replica 0's" in str(outcome)
 
 
+async def test_equal_values_are_those_that_compare_equal_and_nan_is_like_nan() -> None:
+    async def program(ctx: ReplicaContext) -> Any:
+        sign = (-1.0) ** ctx.replica_id_in_sync_group
+        v = Variable(np.zeros(3))
+        await v.assign(np.copysign([np.nan, 0.0, 1.0], [sign, sign, 1.0]))
+        return v.read_value()[2]
+
+    assert await Job(2, 1).values(program) == [1.0] * 3
+
+
 async def test_sync_on_read_variable_is_reduced_and_not_read_outside() -> None:
     async def program(strategy: Any) -> Any:
         with strategy.scope():
