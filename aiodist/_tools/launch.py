@@ -170,22 +170,28 @@ def _end(process: subprocess.Popen[bytes], folder: str, begun: float) -> None:
             path.unlink()
 
 
-def _left_memory(begun: float) -> list[Path]:
+def _left_memory(begun: float) -> set[Path]:
     """Return the files of MPI's in shared memory, made since then, that no process uses, as Linux shows it.
 
     An MPI removes them when it is finalised, which a killed worker never does; in a container, where there is little
     of it, some failed jobs would use up all.
+
+    Another job may begin meanwhile, and its workers wait for ever if a file is gone before all have mapped it. So files
+    are listed before processes are looked at. Who makes a file keeps it open until it is mapped.
     """
-    mapped: set[str] = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with suppress(OSError):  # another user's, or just ended
-            mapped.update(line.split(maxsplit=5)[-1] for line in maps.read_text(errors="replace").splitlines())
-    found = []
+    found: set[Path] = set()
     for path in [each for name in _OF_MPI for each in Path("/dev/shm").glob(name)]:  # noqa: S108  (MPI's own place)
         with suppress(OSError):
             known = path.stat()
-            if known.st_uid == os.geteuid() and known.st_ctime >= begun - 1 and str(path) not in mapped:
-                found.append(path)
+            if known.st_uid == os.geteuid() and known.st_ctime >= begun - 1:
+                found.add(path)
+    for process in Path("/proc").glob("[0-9]*") if found else ():
+        with suppress(OSError):  # another user's, or just ended
+            for opened in (process / "fd").iterdir():
+                with suppress(OSError):  # just closed
+                    found.discard(opened.readlink())
+            maps = (process / "maps").read_text(errors="replace")  # after what is open, which may just have been mapped
+            found -= {Path(line.split(maxsplit=5)[-1]) for line in maps.splitlines() if "/shm/" in line}
     return found
 
 

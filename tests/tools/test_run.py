@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import mmap
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from aiodist._tools import launch
 from tests.tools.command import environment, exit_code
 from tests.tools.jobs import LIMIT_SECONDS, Jobs
 
@@ -94,6 +98,36 @@ def test_killed_workers_leave_no_file(jobs: Jobs, tmp_path: Path) -> None:
     assert job.end() == 143, job.output
     assert [path for path in memory if path.exists()] == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_of_a_job_that_is_just_beginning_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its workers would wait for ever for a file that is gone before all have mapped it."""
+    begun = time.time()
+    path, later = (Path(f"/dev/shm/mpich_shm_of_a_test_{uuid.uuid4().hex}") for _ in range(2))
+    glob = Path.glob
+
+    def glob_late(folder: Path, pattern: str) -> Iterator[Path]:
+        if folder == Path("/proc"):
+            later.write_bytes(bytes(1))  # while processes are looked at
+        return glob(folder, pattern)
+
+    monkeypatch.setattr(Path, "glob", glob_late)
+    try:
+        with path.open("wb+") as file:
+            file.write(bytes(mmap.PAGESIZE))
+            file.flush()
+            assert launch._left_memory(begun).isdisjoint({path, later})
+            later.unlink()
+            mapped = mmap.mmap(file.fileno(), 0)
+        assert launch._left_memory(begun).isdisjoint({path, later})
+        later.unlink()
+        mapped.close()
+        found = launch._left_memory(begun)
+        assert path in found
+        assert later not in found
+    finally:
+        path.unlink()
+        later.unlink(missing_ok=True)
 
 
 @NEEDS_MPI
