@@ -163,7 +163,8 @@ class _Leaf:
     def __init__(self, collective: Collective, place: int, plan: LeafPlan, accumulate: Accumulate) -> None:
         spec, op = collective.spec, collective.op
         assert spec is not None
-        self.plan, self.mark, self.accumulate = plan, spec.marks[place], accumulate
+        self.plan, self.mark = plan, spec.marks[place]
+        self.accumulate: Accumulate = accumulate
         self.shared, self.is_array = collective.kind.shared, is_array(self.mark)
         self.whole = plan.is_one_fold and plan.results == (Result((plan.size,)),)
         dtype, shape = spec.dtypes[place], spec.shapes[place]

@@ -102,7 +102,7 @@ def catches(file: str, inside: int, outside: int) -> int | None:
     for one in _around(file, inside, ast.Try, *_WITHS):
         if isinstance(one, ast.Try) and one.handlers and _arm(one, outside) != "body":
             return one.handlers[0].lineno
-        if "suppress" in _names_of(one) and not one.lineno <= outside <= one.end_lineno:
+        if "suppress" in _names_of(one) and not one.lineno <= outside <= (one.end_lineno or one.lineno):
             return int(one.lineno)
     return None
 

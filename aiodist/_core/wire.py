@@ -122,7 +122,8 @@ def _tuple(parts: Sequence[Any]) -> _Codec:
 def _record(kind: Any) -> _Codec:
     own = {name: _codec(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
     names, parts = list(own), list(own.values())
-    defaults = {each.name: each.default for each in fields(kind)} if is_dataclass(kind) else kind._field_defaults
+    named = hasattr(kind, "_field_defaults")
+    defaults = kind._field_defaults if named else {each.name: each.default for each in fields(kind)}
 
     def write(value: Any, doc: _Document) -> Any:
         row = [getattr(value, name) for name in names]

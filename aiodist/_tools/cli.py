@@ -101,7 +101,7 @@ def _ended(command: Callable[[], int]) -> int:
     except OSError as error:
         if error.errno not in {errno.EPIPE, errno.ENOSPC}:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit does not fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the flush at exit does not fail
         if error.errno == errno.EPIPE:
             return Exit.BROKEN_PIPE
         print(f"aiodist: error: cannot write the output: {error.strerror}", file=sys.stderr)

@@ -418,7 +418,7 @@ class Span:
         if step is None:
             return self._team.outcome(moving.gather(session, None), lambda *_: None)
         slot: Any = step.what
-        if isinstance(slot, Pending):
+        if isinstance(step.what, Pending):
             steps = slot.move(Agreed(session.communicator, accumulate_of(found), moving))
         elif found.agreement is Agreement.WITHOUT_SOME:
             steps = moving.gather(session, slot)

@@ -114,6 +114,7 @@ async def all_kinds(ctx: ReplicaContext, value: Any, out: Any) -> list[Any]:
     found += await ctx.all_gather([value, value], 1)
     found += [await ctx.all_gather(value, 0), await ctx.broadcast(value, 1), await ctx.reduce_scatter(ops[0], value, 1)]
     found += [await ctx.all_to_all(value, 1, 0), await ctx.all_to_all(value, 0, 0)]
+    host: Any
     *many, host, loss = await ctx.all_reduce(ops[0], [*[value] * 160, np.ones(3), 0.5])
     assert host.tolist() == [2.0 if ops[0] is ReduceOp.SUM else 1.0] * 3
     assert isinstance(loss, float)
