@@ -3,8 +3,7 @@
 Looked up when something has failed or stands still; nothing is kept while all goes well. An edge goes from a task to
 whoever could end its wait. It is certain for a collective (the replicas that have not arrived), for a task, and for a
 lock or semaphore whose holder is seen: suspended inside ``async with lock``, which shows in what its frames hold on to.
-For a queue, an event, a condition or a bare future nobody can know; there, an edge goes to the tasks that have the
-same object at hand, and it serves only where no cycle of certain edges exists.
+For a queue, an event, a condition or a bare future nobody can know, so no edge is drawn.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass
 from functools import cached_property
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any, NamedTuple
 
 from aiodist._core.call import is_of_the_program
@@ -33,8 +32,6 @@ from aiodist._runtime.current import current
 from aiodist._runtime.stacks import Link, drives_replica, frames_of, is_plumbing, links
 from aiodist._runtime.suspension import Awaited, Suspension, coroutine_of, current_task, suspension_of, task_text
 
-_DEEPEST = 2
-_LARGEST = 64
 _MOST_LINES = 16
 _MOST_WAYS = 2
 
@@ -157,24 +154,6 @@ def _owner_of(lock: Any) -> int | None:
     return None if owner is None else getattr(owner, "id", id(owner))  # anyio describes the task, trio names it
 
 
-def _at_hand(waiter: Waiter) -> set[int]:
-    """Return the identities of what a task's frames reach: variables, what these contain, and that one's attributes."""
-    found: list[Any] = []
-    for frame in waiter.frames:
-        if not is_plumbing(frame):
-            known = frame.f_globals
-            found += [*frame.f_locals.values(), *(known[name] for name in frame.f_code.co_names if name in known)]
-    contained = found
-    for _ in range(_DEEPEST):
-        collections = (
-            each for each in contained if isinstance(each, (dict, list, tuple, set)) and len(each) <= _LARGEST
-        )
-        contained = [one for each in collections for one in (each.values() if isinstance(each, dict) else each)]
-        found += contained
-    objects = [each for each in found if hasattr(each, "__dict__") and not isinstance(each, (type, ModuleType))]
-    return {id(one) for one in (*found, *(value for each in objects for value in vars(each).values()))}
-
-
 # In words.
 
 
@@ -204,7 +183,6 @@ def _all_together(waiters: Sequence[Waiter]) -> str:
 
 _LONGEST_SENTENCE = 4
 _HELD = (Awaited.LOCK, Awaited.SEMAPHORE)
-_SHARED = (*_HELD, Awaited.QUEUE, Awaited.EVENT, Awaited.CONDITION, Awaited.FUTURE)
 
 
 class WaitGraph:
@@ -236,15 +214,6 @@ class WaitGraph:
             return tuple(self._by_task[id(task)] for task in things if id(task) in self._by_task)
         return self._holders_of(things[0]) if kind in _HELD else ()
 
-    def _users_for(self, waiter: Waiter) -> tuple[Waiter, ...]:
-        """Return others that have what a task waits for at hand, where nobody is certain to end the wait."""
-        if waiter.suspension.kind not in _SHARED:
-            return ()
-        thing, what = waiter.suspension.things[0], waiter.suspension.what
-        users = [user for user in self._users.get(id(thing), ()) if user is not waiter and not user.waits_for_a_run]
-        alike = {id(user) for user in users if user.suspension.what == what and user.suspension.things[0] is thing}
-        return tuple(user for user in users if id(user) not in alike)  # who waits for the same alike cannot end it
-
     def _missing(self, slot: Any) -> tuple[Waiter, ...]:
         if slot.matched:
             return tuple(waiter for waiter in self.waiters if waiter.merging is slot)
@@ -254,16 +223,6 @@ class WaitGraph:
     def _holders_of(self, lock: Any) -> tuple[Waiter, ...]:
         owner = self._by_task.get(_owner_of(lock))
         return tuple(self._holders.get(id(lock), ())) or ((owner,) if owner is not None else ())
-
-    @cached_property
-    def _users(self) -> dict[int, list[Waiter]]:
-        """Who has what at hand, of all that somebody waits for, by the identity of that."""
-        awaited = {id(thing) for waiter in self.waiters for thing in waiter.suspension.things}
-        users: dict[int, list[Waiter]] = {}
-        for waiter in self.waiters:
-            for thing in awaited & _at_hand(waiter):
-                users.setdefault(thing, []).append(waiter)
-        return users
 
     @cached_property
     def _holders(self) -> dict[int, list[Waiter]]:
@@ -281,21 +240,11 @@ class WaitGraph:
     def cycle(self) -> tuple[Waiter, ...]:
         """A shortest cycle in which each waits for the next, from its lowest replica on; empty when there is none.
 
-        One in which every wait is certain goes first; failing that, one with waits for what others have at hand.
+        Thousands wait for the same thousands, so those who lead to none are left out first.
         """
-        return self._cycle(self.enders) or self._cycle(lambda waiter: self.enders(waiter) or self._users_for(waiter))
-
-    def _cycle(self, others: Callable[[Waiter], tuple[Waiter, ...]]) -> tuple[Waiter, ...]:
-        """Return a shortest cycle; thousands wait for the same thousands, so those who lead to none are left out."""
-        follows = {waiter: others(waiter) for waiter in self.waiters}
-        waits = {waiter: [id(each)] if each else [] for waiter, each in follows.items()}
-        left = stuck(waits, {id(each): each for each in follows.values()})
-        return tuple(shortest_cycle(follows, [waiter for waiter in self.waiters if waiter in left]))
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether every wait of the cycle is certain: none is guessed by an object that both have at hand."""
-        return all(self.enders(waiter) for waiter in self.cycle)
+        waits = {waiter: [id(each)] if each else [] for waiter, each in self._enders.items()}
+        left = stuck(waits, {id(each): each for each in self._enders.values()})
+        return tuple(shortest_cycle(self._enders, [waiter for waiter in self.waiters if waiter in left]))
 
     # In words.
 
@@ -342,7 +291,7 @@ class WaitGraph:
         clauses = [f"{waiter.verb}{waiter.where}{self._whom_of(waiter, on)}" for waiter, on in pairs]
         sentence = f"{self.cycle[0].who} {', which '.join(clauses)}."
         sentence = sentence if len(sentence) <= 110 else sentence.replace(", which ", ",\n  which ")
-        return f"{'The cycle' if self.is_certain else 'They may be waiting for each other'}: {sentence}"
+        return f"The cycle: {sentence}"
 
     def report(self, headline: str, *more: str, replicas_alone: bool = False) -> str:
         """Return the text on tasks that cannot go on: who waits where and for what, and the cycle.
@@ -368,8 +317,6 @@ class WaitGraph:
 
     def _whom_of(self, waiter: Waiter, on: Waiter) -> str:
         kind = waiter.suspension.kind
-        if not self.enders(waiter):
-            return f" that {on.who} uses, too"
         if kind is Awaited.TASK:
             return "" if len(waiter.suspension.things) == 1 else f", one of which is {on.who}"
         return f" for {on.who}" if kind is Awaited.COLLECTIVE else f" that {on.who} holds"

@@ -174,8 +174,6 @@ def _variable(frame: FrameType, name: str | None) -> Any:
 
 def _things(kind: Awaited, thing: Any) -> tuple[Any, ...]:
     if kind is not Awaited.TASK:
-        if kind is Awaited.QUEUE:  # the two ends of a channel are two objects with one state
-            return (getattr(thing, "_state", thing),)
         if kind is Awaited.COLLECTIVE:
             return (posted(thing)[0],)
         return () if kind in (Awaited.SLEEP, Awaited.THREAD) else (thing,)

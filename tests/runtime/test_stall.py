@@ -245,7 +245,6 @@ async def test_who_holds_a_lock_of_asyncio_is_found_by_looking() -> None:
 
     def check(graph: WaitGraph) -> None:
         assert [waiter.who for waiter in graph.cycle] == ["replica 0", "replica 1"]
-        assert graph.is_certain
 
     await look_at(program, check)
 
@@ -262,7 +261,6 @@ async def test_a_lock_that_knows_its_holder_need_not_be_taken_by_with(anyio_back
             "replica 0 waits in barrier #0 for replica 1",
             f"replica 1 waits for {'a' if kind == 'trio.Lock' else 'an'} {kind}{holder}",
         ]
-        assert graph.is_certain == ("holds" in holder)
 
     for lock, holder in {
         anyio.Lock(): ", which replica 0 holds",
@@ -337,8 +335,6 @@ async def test_who_stands_still_is_warned_of_once_with_who_waits_for_what(looks:
         "no replica has made progress for 12.5 s (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
         "  replica 0 waits in barrier #0 (here) for replicas 1 and 2",
         "  replicas 1 and 2 wait for an anyio.Event to be set (here)",
-        "They may be waiting for each other: replica 0 waits in barrier #0 (here) for replica 1,",
-        "  which waits for an anyio.Event to be set (here) that replica 0 uses, too.",
     ]
 
 
