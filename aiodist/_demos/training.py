@@ -43,7 +43,7 @@ class Plan:
 async def train_on(strategy: aiodist.Strategy, plan: Plan, on_step: Callable[[float], None]) -> Learner:
     """Train on the replicas of a strategy; return what they learned. `on_step` gets every loss."""
     examples = strategy.experimental_make_numpy_dataset((plan.inputs, plan.targets))
-    dataset = examples.shuffle(plan.seed).batch(plan.batch).repeat().prefetch(STEPS_PER_RUN)
+    dataset = examples.shuffle(plan.seed).batch(plan.batch).repeat()
     batches = aiter(strategy.experimental_distribute_dataset(dataset))
     learner = Learner(plan, on_step)
     gradients = strategy.experimental_distribute_values_from_function(lambda _: np.empty_like(learner.vector))
