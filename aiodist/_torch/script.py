@@ -32,7 +32,7 @@ from aiodist._checking.explore import minimise
 from aiodist._checking.schedule import Change, LastFirst, Order, Random, Replayed, Schedule
 from aiodist._core.errors import CollectiveError
 from aiodist._core.terms import ReplicaState
-from aiodist._core.text import count, ids
+from aiodist._core.text import count, ids, replicas_called
 from aiodist._torch.cpu import Door
 from aiodist._torch.group import install
 from aiodist._torch.job import Job, is_plumbing
@@ -273,6 +273,7 @@ class _ScriptRun:
         state = ReplicaState.FAILED if rank in self._errors else ReplicaState.EXITED
         self._job.end(rank, state, self._errors.get(rank))
 
+    @replicas_called("rank")
     def _outcome(self) -> Outcome:
         """Tell the first error of the script's own whole, the others in a line each, and then who waited."""
         error = self._job.error
@@ -291,7 +292,7 @@ class _ScriptRun:
         exits = isinstance(first, SystemExit)
         text = f"exit code {first.code}" if exits else "".join(_program_traceback(first)).rstrip()  # type: ignore[attr-defined]
         alike = [rank for rank, each in own.items() if (type(each), str(each)) == (type(first), str(first))]
-        lines = [text, f"On {ids(alike, 'rank')} of {self._request.ranks}."]
+        lines = [text, f"On {ids(alike)} of {self._request.ranks}."]
         lines += [f"rank {rank}: {type(each).__name__}: {each}" for rank, each in own.items() if rank not in alike]
         if any(word in text for word in ("CUDA", "NVIDIA", "accelerator")) and not self._request.cpu:
             lines.append("With --cpu, CUDA devices are taken for the CPU.")
