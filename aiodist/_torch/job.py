@@ -27,7 +27,7 @@ from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from aiodist._checking.schedule import Order
-from aiodist._core.analysis import analyse, error_of
+from aiodist._core.analysis import error_of
 from aiodist._core.call import MESSAGE, Call, OrderCheck, Place, place
 from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import Observer, who_observes
@@ -37,7 +37,7 @@ from aiodist._core.terms import Location, ReplicaState
 from aiodist._core.text import place as shown_place
 from aiodist._torch.private import torch
 from aiodist._torch.ranks import OnSwitch, Ranks
-from aiodist._torch.report import NEW_GROUP, call_of_tensors, in_ranks
+from aiodist._torch.report import NEW_GROUP, call_of_tensors, report_on
 
 _PLUMBING = tuple(
     f"{Path(module.__file__ or '').resolve().parent}{os.sep}" for module in (torch, sys.modules["aiodist"], os)
@@ -398,13 +398,12 @@ class Job:
     def _fail(self, slot: Collective | None = None, swapped: int = 0) -> None:
         """Find why the job cannot go on; where calls have been swapped, so many, and this one the last."""
         waiting = self.ledger.stuck()
-        outside = "; ".join(f"replica {rank} {what}" for rank, what in sorted(self._elsewhere.items()))
+        outside = "; ".join(f"rank {rank} {what}" for rank, what in sorted(self._elsewhere.items()))
         snapshot = self.ledger.snapshot(
             self.facts(), blocked=tuple(sorted(waiting)), deadlocked=tuple(sorted({*waiting, *self._elsewhere})),
             circle=outside,
         )  # fmt: skip
-        report = analyse(snapshot if slot is None else _only_swapped(snapshot, slot, swapped))
-        self.error = error_of(in_ranks(report))
+        self.error = error_of(report_on(snapshot if slot is None else _only_swapped(snapshot, slot, swapped)))
         self.observer.reported(self, self.error)
         self.ranks.wake()
 
