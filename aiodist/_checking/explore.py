@@ -1,7 +1,6 @@
 """Exploring: running a program under schedule after schedule until one fails, and reducing that one.
 
-The first schedule is the default order, the second its reverse; then come random ones and directed ones in turn, and
-for every other random one, where tasks of one replica were ready together, one in which two of them change places. Each
+The first schedule is the default order, the second its reverse; then come random ones and directed ones in turn. Each
 is a function of the seed and of its number, so an exploration can be repeated. A program that leaves no choice has one
 schedule only.
 """
@@ -15,23 +14,20 @@ import random
 import re
 import time
 import warnings
-from asyncio import Handle
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from aiodist._checking.loop import ControlledLoop, Execution, OnPoint, Step, making_loops
-from aiodist._checking.schedule import Change, LastFirst, Order, Random, Replayed, Schedule, directed, swapping
+from aiodist._checking.schedule import Change, LastFirst, Order, Random, Replayed, Schedule, directed
 from aiodist._checking.threads import busy_threads
 from aiodist._core import analysis
 from aiodist._core.errors import CollectiveError
-from aiodist._core.ledger import Replica
 from aiodist._core.report import CollectiveReport
 from aiodist._core.terms import Reason
 from aiodist._core.text import count, on_a_screen, shown
@@ -47,8 +43,6 @@ Program: TypeAlias = Callable[[], Any]
 
 _REDUCING_SECONDS = 30.0
 _MOST_LINES = 8
-_NEAR = 16
-"""How many tasks behind one are looked at for another of its replica."""
 _UNWINDING_SECONDS = 5.0
 _MOST_THREADS = 4
 _WHAT = {
@@ -217,15 +211,9 @@ def explore(program: Program, *, schedules: int, seed: int, seconds: float | Non
     or, where one fails, of that one with the fewest changes.
     """
     points: defaultdict[object, list[int]] = defaultdict(list)
-    swaps: defaultdict[object, list[Change]] = defaultdict(list)
 
-    def note(point: int, first: Step, _: Step | None, others: Iterable[Handle]) -> None:
-        place, replica = _place_of(first), _replica_of(first)
-        points[place].append(point)
-        near = islice((step for step in others if isinstance(step, Step)), _NEAR if replica is not None else 0)
-        behind = next((at for at, step in enumerate(near, 1) if _replica_of(step) is replica), None)
-        if behind is not None:
-            swaps[place].append(Change(point, behind))
+    def note(point: int, first: Step, _: Step | None) -> None:
+        points[_place_of(first)].append(point)
 
     default = run(program, Order(), seed=seed, seconds=seconds, on_point=note if schedules > 1 else None)
     if default.error is not None or not points:
@@ -237,10 +225,8 @@ def explore(program: Program, *, schedules: int, seed: int, seconds: float | Non
             order = LastFirst()
         elif number % 2:
             order = directed(rng, points.values())
-        elif number % 4 and swaps:
-            order = swapping(rng, swaps.values())
         else:
-            order = Random(rng)
+            order = Random(rng, sum(map(len, points.values())))
         result = run(program, order, seed=seed, seconds=seconds)
         if result.error is not None:
             return replace(_reduce(program, result, seconds=seconds), schedules=number + 1)
@@ -251,7 +237,7 @@ def replay(program: Program, schedule: Schedule, *, seconds: float | None) -> Re
     """Run a program under one schedule; the result says what its changes do."""
     lines: list[str] = []
 
-    def describe(_: int, first: Step, instead: Step | None, __: Iterable[Handle]) -> None:
+    def describe(_: int, first: Step, instead: Step | None) -> None:
         if instead is first:
             lines.append(f"{who(first)} is deferred until nothing else can run, {_where(first)}")
         elif instead is not None:
@@ -279,14 +265,8 @@ def who(step: Step) -> str:
     replica = _REPLICA.match(step.task.get_name())  # as the scheduler names the task of a replica's function
     if replica is not None:
         return replica[0]
-    owner = _replica_of(step)
-    return "a task" if owner is None else f"a task of replica {owner.id}"
-
-
-def _replica_of(step: Step) -> Replica | None:
     context = step.context.get(current)
-    found: Replica | None = None if context is None else context.replica
-    return found
+    return "a task" if context is None else f"a task of replica {context.replica.id}"
 
 
 def _where(step: Step) -> str:

@@ -106,9 +106,9 @@ class Timer(TimerHandle):
         return (self.when(), self.number) < (other.when(), other.number)
 
 
-OnPoint: TypeAlias = "Callable[[int, Step, Step | None, Iterable[Handle]], object]"
-"""Is called at a point: its number, the step whose turn it is, the one that runs instead (the first itself where it is
-deferred, None where nothing changes), and what else is ready."""
+OnPoint: TypeAlias = Callable[[int, Step, Step | None], object]
+"""Is called at a point: its number, the step whose turn it is, and the one that runs instead (the first itself where it
+is deferred, None where nothing changes)."""
 OnStuck: TypeAlias = "Callable[[ControlledLoop, Reason], object]"
 """Is called when runs cannot go on (`Reason.DEADLOCK`), have taken too long (`Reason.TIMEOUT`), or may be polling for
 ever (`Reason.LIVELOCK`): makes something run, raises what is to come out of the loop or, in the last case alone, does
@@ -353,7 +353,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         elif choice:
             chosen = self._take(first, choice)
         if execution.on_point is not None:
-            execution.on_point(point, first, chosen if choice else None, self._batch)
+            execution.on_point(point, first, chosen if choice else None)
         return None if choice == DEFER else chosen
 
     def _take(self, first: Step, choice: int) -> Step:

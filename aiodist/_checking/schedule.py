@@ -26,6 +26,8 @@ NEVER: Final = 1 << 62
 
 _CHANGE = re.compile(r"(\d+)(?:(-)|:(-?[1-9]\d*))")
 _RATES = (0.3, 0.05, 0.01)
+_MOST_RATE = 0.6
+_FEWEST_CHANGES = 5
 
 
 class Change(NamedTuple):
@@ -101,11 +103,11 @@ class LastFirst(Order):
 
 
 class Random(Order):
-    """Changes at random points, many or few."""
+    """Changes at random points, many or few; but not fewer than five, of as many points as in the default order."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, points: int) -> None:
         self._rng = rng
-        self._rate = math.log1p(-rng.choice(_RATES))
+        self._rate = math.log1p(-max(rng.choice(_RATES), min(_MOST_RATE, _FEWEST_CHANGES / points)))
         self.next_point = self._pause()
 
     def choose(self, point: int, ready: int) -> int:
@@ -119,18 +121,11 @@ class Random(Order):
         return int(math.log(1.0 - self._rng.random()) / self._rate)
 
 
-def swapping(rng: random.Random, changes: Collection[Sequence[Change]]) -> Order:
-    """Return an order in which two tasks of one replica, which may race, change places.
-
-    The changes that there are come by place in the program: a rare place is drawn as often as a frequent one.
-    """
-    return Replayed([rng.choice(rng.choice(list(changes)))])
-
-
 def directed(rng: random.Random, points: Collection[Sequence[int]]) -> Order:
     """Return an order with one to three changes, most of which defer a task: what nobody waits for comes last.
 
-    The points at which a task was to go on in the default order come by place in the program, as above.
+    The points at which a task was to go on in the default order come by place in the program: a rare place is drawn as
+    often as a frequent one.
     """
     places = list(points)
     changes: dict[int, Change] = {}

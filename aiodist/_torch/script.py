@@ -127,10 +127,11 @@ def check(request: Request, schedules: int, output: IO[str] | None = None) -> Ch
     if request.replay is not None:
         return Checked(request, _run(request, Replayed(request.replay.changes), output), 1)
     outcome, number = _run(request, Order(), output), 0
-    while outcome.kind == "agreed" and outcome.points and number < schedules - 1:
+    points = outcome.points
+    while outcome.kind == "agreed" and points and number < schedules - 1:
         number += 1
         chance = random.Random(f"{request.seed} {number}")  # noqa: S311  (a schedule is no secret)
-        outcome = _run(request, LastFirst() if number == 1 else Random(chance), silent=True)
+        outcome = _run(request, LastFirst() if number == 1 else Random(chance, points), silent=True)
     if number and outcome.kind != "agreed":
 
         def failure_of(changes: Sequence[Change]) -> Outcome | None:
