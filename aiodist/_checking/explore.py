@@ -19,13 +19,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import Thread
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from aiodist._checking.loop import ControlledLoop, Execution, OnPoint, Step, making_loops
 from aiodist._checking.schedule import Change, LastFirst, Order, Random, Replayed, Schedule, directed
-from aiodist._checking.threads import busy_threads
+from aiodist._checking.threads import at_work, executors_watched
 from aiodist._core import analysis
 from aiodist._core.errors import CollectiveError
 from aiodist._core.report import CollectiveReport
@@ -113,7 +114,8 @@ def _report(loop: ControlledLoop, run: Run | None, why: Reason, seconds: float |
     """Return the report on what cannot go on: a run, or None where no replica runs."""
     more = _MORE.get(why, "")
     if why is Reason.TIMEOUT:
-        threads = ", ".join(repr(thread.name) for thread in busy_threads(pause=0)[:_MOST_THREADS])
+        busy = [each for each in at_work(pause=0) if isinstance(each, Thread)]
+        threads = ", ".join(repr(thread.name) for thread in busy[:_MOST_THREADS])
         more = (f"At work in threads: {threads}. " if threads else "") + _MORE_TIME
     circle = look_at_loop(loop).report(_WHAT[why].format(seconds), more)
     if run is None:
@@ -164,7 +166,7 @@ def run(program: Program, order: Order, *, seed: int, seconds: float | None, on_
     random.seed(seed)
     np.random.seed(seed % (1 << 32))  # noqa: NPY002  (what programs draw from)
     try:
-        with making_loops(partial(ControlledLoop, execution)):
+        with making_loops(partial(ControlledLoop, execution)), executors_watched():
             value = value_of(program)
     except Exception as raised:  # noqa: BLE001  (whatever it is, it is how the execution ended)
         error = raised

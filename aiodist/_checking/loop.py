@@ -35,21 +35,19 @@ import time
 from asyncio import Handle, Task, TimerHandle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from itertools import chain
 from types import FrameType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from aiodist._checking.schedule import DEFER, Change, Order
-from aiodist._checking.threads import busy_threads, let_threads_finish
+from aiodist._checking.threads import at_work, let_threads_finish
 from aiodist._core.errors import CollectiveError
 from aiodist._core.terms import Reason
 
-T = TypeVar("T")
 Events: TypeAlias = list[tuple[selectors.SelectorKey, int]]
 
 _RESOLUTION = time.get_clock_info("monotonic").resolution
@@ -152,7 +150,6 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         self._steps = 0  # how many of these are steps
         self._deferred: list[Step] = []
         self._turns_since_rest = 0
-        self._not_begun: set[object] = set()  # work that executors have been given
         self._from_threads: deque[tuple[str, Handle]] = deque()  # by the thread's name
         self._numbers: WeakKeyDictionary[Task[Any], int] = WeakKeyDictionary()
         self._count = itertools.count()
@@ -219,7 +216,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
             if events or self._take_calls_of_threads():
                 return events
             pause = _BEFORE_A_PROOF if when == math.inf else _BEFORE_A_JUMP
-            if not is_last and (self._watches() or busy_threads(pause=pause)):
+            if not is_last and (self._watches() or at_work(pause=pause)):
                 began = time.monotonic()  # and not for long, for a thread may end without a word
                 events = self._poll(min(when - self._now, _POLL_SECONDS))
                 self._now += time.monotonic() - began
@@ -245,28 +242,12 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         return timer
 
     def _watches(self) -> bool:
-        """Whether file descriptors, signals, or a thread that an executor has not let begin yet may act."""
-        watched = len(self._watched) > self._own
-        return watched or bool(self._not_begun) or bool(getattr(self, "_signal_handlers", None))
+        """Whether file descriptors or signals may act."""
+        return len(self._watched) > self._own or bool(getattr(self, "_signal_handlers", None))
 
     def time(self) -> float:
         """Return the virtual time, in seconds since the loop was made."""
         return self._now
-
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
-        """Run a function in a thread; until it has begun there, a thread is at work, though none may look so."""
-        if not isinstance(executor, ThreadPoolExecutor | None):
-            return super().run_in_executor(executor, func, *args)
-        work = object()
-
-        def begin() -> T:
-            self._not_begun.discard(work)
-            return func(*args)
-
-        self._not_begun.add(work)
-        future: asyncio.Future[T] = super().run_in_executor(executor, begin)
-        future.add_done_callback(lambda _: self._not_begun.discard(work))  # also where it was cancelled
-        return future
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
