@@ -36,7 +36,7 @@ from asyncio import Handle, Task, TimerHandle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import Context, copy_context
+from contextvars import Context
 from dataclasses import dataclass, field
 from itertools import chain
 from types import FrameType
@@ -70,12 +70,6 @@ class Step(Handle):
     """A callback that lets a task go on: what a schedule reorders."""
 
     __slots__ = ()
-
-    def __init__(self, callback: Any, args: Any, loop: ControlledLoop, context: Context | None = None) -> None:
-        self._context = copy_context() if context is None else context
-        self._loop, self._callback, self._args = loop, callback, args
-        self._cancelled = False
-        self._repr = self._source_traceback = None  # asyncio's own __init__ asks for the debug mode, each time
 
     @property
     def task(self) -> Task[Any]:
@@ -176,9 +170,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
                         handle = self._choose(point, handle)
                         if handle is None:
                             continue
-                if not handle._cancelled:  # and `_run`, written out, for all that a step raises ends it
-                    handle._context.run(handle._callback, *handle._args)
-            elif not handle._cancelled:
+            if not handle._cancelled:
                 handle._run()
         self._turns_since_rest += 1
         is_long = self._turns_since_rest > _MOST_TURNS
