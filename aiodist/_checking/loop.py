@@ -70,6 +70,8 @@ class Step(Handle):
     """A callback that lets a task go on: what a schedule reorders."""
 
     __slots__ = ()
+    _callback: Any
+    _context: Context
 
     @property
     def task(self) -> Task[Any]:

@@ -51,11 +51,6 @@ class RankWork(bindings.Work):  # type: ignore[misc]
             self._job.ranks.sleep()
         return self._slot.complete
 
-    is_success = is_completed
-
-    def exception(self) -> None:
-        """None: what goes wrong is raised where a rank waits."""
-
     def result(self) -> list[Tensor]:
         return self._outputs
 
@@ -87,19 +82,12 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
     """A rank's process group: what torch knows it by, the backend that the script has asked for, and its store."""
 
     def __init__(self, job: Job, member: Member, name: str, desc: str, backend: str, store: Any) -> None:
-        self._size = len(member.group.members)
-        super().__init__(member.rank, self._size)
+        super().__init__(member.rank, len(member.group.members))
         self._job, self._member = job, member
-        self._name, self._desc, self._backend, self._store = name, desc, backend, store
+        self._name, self._backend, self._store = name, backend, store
         self._set_group_desc(desc)
 
     # What it is.
-
-    def rank(self) -> int:
-        return self._member.rank
-
-    def size(self) -> int:
-        return self._size
 
     def name(self) -> str:
         return self._backend
@@ -111,7 +99,6 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return "aiodist"
 
     group_name = pg_name = property(attrgetter("_name"))
-    group_desc = property(attrgetter("_desc"))
     _device_types = property(lambda _: [torch.device("cpu")])
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
@@ -125,13 +112,12 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return self._member.sequence
 
     def _nothing(self, *_: Any, **__: Any) -> None:
-        """There is nothing to limit or to close, and what is issued as one is posted one by one."""
+        """There is nothing to limit, and what is issued as one is posted one by one."""
 
-    set_timeout = _set_default_timeout = _set_sequence_number_for_group = shutdown = abort = _nothing
-    _start_coalescing = _end_coalescing = _nothing
+    _set_default_timeout = _start_coalescing = _end_coalescing = _nothing
 
     def __repr__(self) -> str:
-        return f"<process group {self._name} of {self._size} ranks, checked by aiodist>"
+        return f"<process group {self._name} of {self.size()} ranks, checked by aiodist>"
 
     # Collectives. Options give op and root.
 
@@ -161,7 +147,7 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def _cut(self, *tensors: Tensor, sizes: Sequence[int] | None = None) -> list[Tensor]:
         """Return the parts of each tensor along axis 0: of these sizes, else as many equal ones as there are ranks."""
         rows = [tensor if tensor.dim() else tensor.view(-1) for tensor in tensors]
-        return [part for each in rows for part in each.split(sizes or [each.shape[0] // self._size] * self._size)]
+        return [part for each in rows for part in each.split(sizes or [each.shape[0] // self.size()] * self.size())]
 
     def allreduce(self, tensors: Any, opts: Any = _SUM, timeout: Any = None) -> RankWork:
         tensors = _list(tensors)
