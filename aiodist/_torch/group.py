@@ -240,50 +240,49 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
 class RankStore(c10d.Store):  # type: ignore[misc]
     """A store of the ranks that know it by one name; a rank that waits for a key lets others run."""
 
-    _stored: ClassVar[dict[str, dict[str, bytes]]] = {}  # by name
+    _stored: ClassVar[dict[str, Any]] = {}  # torch's own stores, by name
     _kept: ClassVar[list[RankStore]] = []  # C++ calls them back
 
     def __init__(self, job: Job, name: str) -> None:
         super().__init__()
         self._kept.append(self)
         self._job = job
-        self._values = self._stored.setdefault(name, {})
+        self._values = self._stored.setdefault(name, bindings.HashStore())
+
+    def _changed(self, found: Any) -> Any:
+        self._job.ranks.wake()
+        return found
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
-        self._job.ranks.wake()
+        self._changed(self._values.set(key, value))
 
     def get(self, key: str) -> bytes:
         self.wait([key])
-        return self._values[key]
+        return self._values.get(key)  # type: ignore[no-any-return]
 
     def add(self, key: str, number: int) -> int:
-        self.set(key, str(int(self._values.get(key, b"0")) + number))
-        return int(self._values[key])
+        return self._changed(self._values.add(key, number))  # type: ignore[no-any-return]
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        expected = expected.encode() if isinstance(expected, str) else bytes(expected)
-        if self._values.get(key, b"") == expected:
-            self.set(key, desired)
-        return self._values.get(key, expected)
+        return self._changed(self._values.compare_set(key, expected, desired))  # type: ignore[no-any-return]
 
     def num_keys(self) -> int:
-        return len(self._values)
+        return self._values.num_keys()  # type: ignore[no-any-return]
+
+    def delete_key(self, key: str) -> bool:
+        return self._values.delete_key(key)  # type: ignore[no-any-return]
 
     def check(self, keys: Sequence[str]) -> bool:
         """If not all are set, other ranks get a turn, for a program may ask until they are."""
-        there = all(key in self._values for key in keys)
+        there: bool = self._values.check(keys)
         if not there:
             self._job.ranks.sleep()
         return there
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         for key in keys:
-            if key not in self._values:
-                self._job.wait_elsewhere(partial(self._values.__contains__, key), f"waits for key {key!r} of the store")
-
-    def delete_key(self, key: str) -> bool:
-        return self._values.pop(key, None) is not None
+            if not self._values.check([key]):
+                self._job.wait_elsewhere(partial(self._values.check, [key]), f"waits for key {key!r} of the store")
 
 
 def install(job: Job) -> None:
