@@ -1,8 +1,8 @@
 """A script on its ranks, in a fork of this process, under schedule after schedule until one fails.
 
 Each rank runs the script as ``__main__``, in a thread of its own. A fork finds a process that nothing has used before
-it, and a crash inside torch ends the fork alone: its signal, and the line that the rank was at, become the outcome.
-Standard output and error are the script's.
+it, and a crash inside torch ends the fork alone; where that was stands on standard error. Standard output and error are
+the script's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import faulthandler
 import json
 import os
 import random
-import re
 import shlex
 import signal
 import sys
@@ -20,7 +19,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -37,7 +36,7 @@ from aiodist._torch.cpu import Door
 from aiodist._torch.group import install
 from aiodist._torch.job import Job, is_plumbing
 from aiodist._torch.private import torch
-from aiodist._torch.ranks import Process
+from aiodist._torch.ranks import Process, replace_functions
 
 if not hasattr(os, "fork"):
     raise ImportError("check --ranks needs an operating system with fork, such as Linux or macOS")
@@ -45,8 +44,6 @@ if not hasattr(os, "fork"):
 _OWN = str(Path(__file__).parent)
 _PATIENCE_SECONDS = 15.0
 _LOOK_SECONDS = 0.005
-_HOLDER_BYTES = 8
-_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +146,10 @@ def _run(request: Request, order: Order, output: IO[str] | None = None, *, silen
     """Run a script once, in a fork of this process; what it prints goes to an output, or nowhere."""
     _flush()
     seconds = request.seconds + _PATIENCE_SECONDS
-    with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as crash, Path(os.devnull).open("w") as nowhere:
+    with tempfile.TemporaryFile() as answer, Path(os.devnull).open("w") as nowhere:
         child = os.fork()
         if not child:
-            _run_here(request, order, nowhere if silent else output, answer, crash)
+            _run_here(request, order, nowhere if silent else output, answer)
         ended, status, until = 0, 0, time.monotonic() + seconds
         try:
             while not ended and time.monotonic() < until:
@@ -167,7 +164,7 @@ def _run(request: Request, order: Order, output: IO[str] | None = None, *, silen
             return Outcome("timeout", f"the process of the ranks has not answered for {seconds:g} s")
         answer.seek(0)
         found = answer.read()
-        return Outcome(**json.loads(found)) if found else Outcome("crashed", _crash_text(status, crash))
+        return Outcome(**json.loads(found)) if found else Outcome("crashed", _crash_text(status))
 
 
 def _flush() -> None:
@@ -175,17 +172,15 @@ def _flush() -> None:
         stream.flush()
 
 
-def _run_here(request: Request, order: Order, output: IO[str] | None, answer: IO[bytes], crash: IO[bytes]) -> None:
+def _run_here(request: Request, order: Order, output: IO[str] | None, answer: IO[bytes]) -> None:
     """Run a script in this fork, and end it."""
     os.setsid()
-    crash.write(b" " * _HOLDER_BYTES)
-    crash.flush()
-    faulthandler.enable(crash, all_threads=False)
+    faulthandler.enable(all_threads=False)
     warnings.filterwarnings("ignore", "Attempted to get default timeout for nccl")
     if output is not None:
         os.dup2(output.fileno(), 1)
     try:
-        outcome = _ScriptRun(request, order, lambda rank: os.pwrite(crash.fileno(), b"%-8d" % rank, 0)).run()
+        outcome = _ScriptRun(request, order).run()
         atexit._run_exitfuncs()  # noqa: SLF001  (a fork that leaves would run none: the script's, and a trace's)
         _flush()
         answer.write(json.dumps(asdict(outcome)).encode())
@@ -196,19 +191,10 @@ def _run_here(request: Request, order: Order, output: IO[str] | None, answer: IO
         os._exit(70)
 
 
-def _crash_text(status: int, crash: IO[bytes]) -> str:
+def _crash_text(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    crash.seek(0)
-    holder, _, rest = crash.read().decode(errors="replace").partition("\n")
-    rank = holder[:_HOLDER_BYTES].strip()
-    frames = [match for match in map(_FRAME.fullmatch, rest.splitlines()) if match]
-    own = next((frame for frame in frames if not is_plumbing(frame["file"])), None)
-    lines = [f"the process of the ranks {how}" + (f" while rank {rank} ran" if rank else "")]
-    lines += [f"  at {own['file']}:{own['line']} in {own['function']}"] if own is not None else []
-    if frames and frames[0] is not own:
-        lines.append(f"  inside {frames[0]['file']}:{frames[0]['line']} in {frames[0]['function']}")
-    return "\n".join(lines)
+    return f"the process of the ranks {how}"
 
 
 # In the fork.
@@ -217,19 +203,15 @@ def _crash_text(status: int, crash: IO[bytes]) -> str:
 class _ScriptRun:
     """One run of a script on its ranks; the process is of no other use afterwards."""
 
-    def __init__(self, request: Request, order: Order, on_switch: Callable[[int], object]) -> None:
+    def __init__(self, request: Request, order: Order) -> None:
         self._request = request
         self._seed = request.seed if request.replay is None else request.replay.seed
         self._errors: dict[int, BaseException] = {}
         self._taken_for_cpu: Door | None = None
-
-        def switch(leaves: int | None, enters: int) -> None:
-            self._process.switch(leaves, enters)
-            on_switch(enters)
-
-        self._job = Job(request.ranks, Path(request.script).name, order, switch)
-        own = [request.script, *request.arguments]
-        self._process = Process(self._job.ranks, own, self._environment, self._seed)
+        argv = [request.script, *request.arguments]
+        self._process = Process(request.ranks, argv, self._environment, self._seed)
+        self._job = Job(request.ranks, Path(request.script).name, order, self._process.switch)
+        replace_functions(self._job.ranks)
 
     def run(self) -> Outcome:
         """Run it."""
