@@ -7,7 +7,6 @@ it is believed before it is checked. Equal calls are mostly one object for all d
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import pickle
@@ -108,17 +107,11 @@ def read_all(paths: Iterable[Path]) -> list[Dump]:
         DumpError: a file is no dump that can be read, or two are of one rank.
     """
     found: dict[int, Dump] = {}
-    collects = gc.isenabled()
-    gc.disable()  # millions of containers are made, and none is a part of a circle
-    try:
-        for path in paths:
-            dump = _read(path)
-            if dump.rank in found:
-                raise DumpError(f"{found[dump.rank].file} and {path} are both of rank {dump.rank}")
-            found[dump.rank] = dump
-    finally:
-        if collects:
-            gc.enable()
+    for path in paths:
+        dump = _read(path)
+        if dump.rank in found:
+            raise DumpError(f"{found[dump.rank].file} and {path} are both of rank {dump.rank}")
+        found[dump.rank] = dump
     return [found[rank] for rank in sorted(found)]
 
 
