@@ -52,7 +52,6 @@ Events: TypeAlias = list[tuple[selectors.SelectorKey, int]]
 
 _RESOLUTION = time.get_clock_info("monotonic").resolution
 """Within which of now a timer is due to asyncio."""
-_MANY_TIMERS = 100
 _METHODS = frozenset(dir(Task))
 """What is no step of a task: ``call_soon(task.cancel)`` is an ordinary callback."""
 _MOST_TURNS = 200
@@ -127,7 +126,6 @@ class ControlledLoop(asyncio.SelectorEventLoop):
     proves_deadlock = True  # so the stall watch sets no timer, which would look like something to come
     _ready: deque[Handle]
     _scheduled: list[TimerHandle]
-    _timer_cancelled_count: int
     _stopping: bool
     _process_events: Callable[[Events], None]
     _write_to_self: Callable[[], None]
@@ -188,10 +186,6 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         ready, timers = self._ready, self._scheduled
         if time.monotonic() > self.execution.deadline:
             self.execution.on_stuck(self, Reason.TIMEOUT)
-        if self._timer_cancelled_count > max(_MANY_TIMERS, len(timers) // 2):
-            timers[:] = (timer for timer in timers if not timer.cancelled())
-            heapq.heapify(timers)
-            self._timer_cancelled_count = 0
         while timers and timers[0].cancelled():
             heapq.heappop(timers)
         if not (ready or self._batch or self._stopping):
