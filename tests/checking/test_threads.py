@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 
-import pytest
-
-from aiodist._checking.threads import at_work, executors_watched
+from aiodist._checking.threads import at_work
 from tests.checking.programs import value
 
 
@@ -33,20 +29,16 @@ def nobody_else_runs() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-ITEMS: queue.Queue[int] = queue.Queue()
-EVENT = threading.Event()
-
-
-@pytest.mark.parametrize(("wait", "wake"), [(ITEMS.get, lambda: ITEMS.put(1)), (EVENT.wait, EVENT.set)])
-def test_thread_that_has_been_woken_is_busy_before_it_runs(wait: Any, wake: Any) -> None:
-    thread = threading.Thread(target=wait)
+def test_thread_that_has_been_woken_is_busy_before_it_runs() -> None:
+    event = threading.Event()
+    thread = threading.Thread(target=event.wait)
     thread.start()
     wait_until_idle()
     with nobody_else_runs():
-        wake()
-        found = thread in at_work(pause=0)
+        event.set()
+        found = at_work(pause=0)
     thread.join()
-    assert found
+    assert thread in found
 
 
 def test_work_that_an_executor_has_handed_out_is_seen_before_its_thread_runs() -> None:
@@ -58,20 +50,6 @@ def test_work_that_an_executor_has_handed_out_is_seen_before_its_thread_runs() -
                     await loop.run_in_executor(None, int)
 
     value(main)
-
-
-def test_work_that_a_program_has_submitted_is_seen_before_its_thread_runs() -> None:
-    with executors_watched(), ThreadPoolExecutor(2) as pool:
-        both = threading.Barrier(2)
-        for work in [pool.submit(both.wait) for _ in range(2)]:
-            work.result()
-        for _ in range(50):
-            wait_until_idle()
-            with nobody_else_runs():
-                work = pool.submit(int)
-                found = at_work(pause=0)
-            assert found
-            work.result()
 
 
 def test_thread_of_an_executor_that_is_shut_down_is_about_to_end() -> None:
