@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 from aiodist._checking.threads import at_work
 from tests.checking.programs import value
@@ -41,13 +42,17 @@ def test_thread_that_has_been_woken_is_busy_before_it_runs() -> None:
     assert thread in found
 
 
-def test_work_that_an_executor_has_handed_out_is_seen_before_its_thread_runs() -> None:
+def test_work_that_an_executor_has_been_given_is_seen_before_its_thread_runs() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        for _ in range(20):
-            async with asyncio.timeout(1000):  # which the clock must not jump to
+        with ThreadPoolExecutor(1) as pool:
+            for give in (pool.submit, partial(loop.run_in_executor, pool)):
+                pool.submit(int).result()  # so its thread waits for more
+                wait_until_idle()
                 with nobody_else_runs():
-                    await loop.run_in_executor(None, int)
+                    work = give(int)
+                    assert at_work(pause=0)
+                await asyncio.wait([asyncio.wrap_future(work)])
 
     value(main)
 
