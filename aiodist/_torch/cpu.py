@@ -67,7 +67,7 @@ def _function(stand_in: Any) -> Callable[..., Any]:
     return lambda *_, **__: stand_in() if callable(stand_in) else stand_in
 
 
-class Door(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+class CudaAsCpu(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
     """Takes CUDA devices for the CPU in this process, from now on; there seem to be as many as ranks.
 
     As a context, it does so for a thread's calls of torch's functions.

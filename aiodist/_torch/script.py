@@ -32,7 +32,7 @@ from aiodist._checking.schedule import Change, LastFirst, Order, Random, Replaye
 from aiodist._core.errors import CollectiveError
 from aiodist._core.terms import ReplicaState
 from aiodist._core.text import count, ids, replicas_called
-from aiodist._torch.cpu import Door
+from aiodist._torch.cpu import CudaAsCpu
 from aiodist._torch.group import install
 from aiodist._torch.job import Job, is_plumbing
 from aiodist._torch.private import torch
@@ -207,7 +207,7 @@ class _ScriptRun:
         self._request = request
         self._seed = request.seed if request.replay is None else request.replay.seed
         self._errors: dict[int, BaseException] = {}
-        self._taken_for_cpu: Door | None = None
+        self._cuda_as_cpu: CudaAsCpu | None = None
         argv = [request.script, *request.arguments]
         self._process = Process(request.ranks, argv, self._environment, self._seed)
         self._job = Job(request.ranks, Path(request.script).name, order, self._process.switch)
@@ -221,7 +221,7 @@ class _ScriptRun:
         except (SyntaxError, ValueError) as error:
             return Outcome("failed", "".join(traceback.format_exception_only(error)).rstrip())
         install(self._job)
-        self._taken_for_cpu = Door(request.ranks, self._job.rank) if request.cpu else None
+        self._cuda_as_cpu = CudaAsCpu(request.ranks, self._job.rank) if request.cpu else None
         sys.path[:] = [str(script.resolve().parent), *(path for path in sys.path if path)]
         if ranks.run(partial(self._main, code), request.seconds):
             self._job.finish()
@@ -229,7 +229,7 @@ class _ScriptRun:
         else:
             outcome = Outcome("timeout", self._where())
         outcome.collectives, outcome.points = self._job.collectives, ranks.points
-        outcome.notes = self._taken_for_cpu.notes() if self._taken_for_cpu is not None else []
+        outcome.notes = self._cuda_as_cpu.notes() if self._cuda_as_cpu is not None else []
         outcome.schedule = str(Schedule(self._seed, tuple(ranks.changes)))
         return outcome
 
@@ -248,7 +248,7 @@ class _ScriptRun:
         torch.autograd.set_multithreading_enabled(False)
         self._job.begin(rank)
         try:
-            with self._taken_for_cpu or nullcontext():
+            with self._cuda_as_cpu or nullcontext():
                 _execute(code, main)
             self._job.settle(rank)
         except BaseException as error:  # noqa: BLE001  (whatever it is, it is how the rank ended)
