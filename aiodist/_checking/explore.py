@@ -25,7 +25,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from aiodist._checking.loop import ControlledLoop, Execution, OnPoint, Step, making_loops
-from aiodist._checking.schedule import Change, LastFirst, Order, Random, Replayed, Schedule, directed
+from aiodist._checking.schedule import Change, Order, Schedule, at_random, default_order, directed, last_first, replayed
 from aiodist._checking.threads import at_work, executors_watched
 from aiodist._core import analysis
 from aiodist._core.errors import CollectiveError
@@ -217,18 +217,18 @@ def explore(program: Program, *, schedules: int, seed: int, seconds: float | Non
     def note(point: int, first: Step, _: Step | None) -> None:
         points[_place_of(first)].append(point)
 
-    default = run(program, Order(), seed=seed, seconds=seconds, on_point=note if schedules > 1 else None)
+    default = run(program, default_order, seed=seed, seconds=seconds, on_point=note if schedules > 1 else None)
     if default.error is not None or not points:
         return default
     for number in range(1, schedules):
         rng = random.Random(f"{seed}.{number}")  # noqa: S311
         order: Order
         if number == 1:
-            order = LastFirst()
+            order = last_first
         elif number % 2:
             order = directed(rng, points.values())
         else:
-            order = Random(rng, sum(map(len, points.values())))
+            order = at_random(rng, sum(map(len, points.values())))
         result = run(program, order, seed=seed, seconds=seconds)
         if result.error is not None:
             return replace(_reduce(program, result, seconds=seconds), schedules=number + 1)
@@ -245,7 +245,7 @@ def replay(program: Program, schedule: Schedule, *, seconds: float | None) -> Re
         elif instead is not None:
             lines.append(f"{who(instead)}, {_where(instead)}, goes before {who(first)}, {_where(first)}")
 
-    result = run(program, Replayed(schedule.changes), seed=schedule.seed, seconds=seconds, on_point=describe)
+    result = run(program, replayed(schedule.changes), seed=schedule.seed, seconds=seconds, on_point=describe)
     more = len(lines) - _MOST_LINES
     changes = (*lines[:_MOST_LINES], *([f"… and {more} more"] if more > 0 else []))
     return replace(result, changes=changes)
@@ -283,7 +283,7 @@ def _reduce(program: Program, failed: Result, *, seconds: float | None) -> Resul
     """Return the failure with the fewest changes that fail in the same way, and what these changes do."""
 
     def failure_of(changes: Sequence[Change]) -> Result | None:
-        result = run(program, Replayed(changes), seed=failed.schedule.seed, seconds=seconds)
+        result = run(program, replayed(changes), seed=failed.schedule.seed, seconds=seconds)
         return result if result.error is not None and result.kind == failed.kind else None
 
     best = minimise(failed.schedule.changes, failure_of) or failed

@@ -153,7 +153,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
     def _run_once(self) -> None:
         """Run what is ready now, and behind it I/O and timers, as asyncio does; what comes meanwhile waits."""
         execution, batch, ready = self.execution, self._batch, self._ready
-        order, everywhere = execution.order, execution.on_point is not None
+        order, on_point = execution.order, execution.on_point
         self._look_outside()
         handle: Handle | None
         batch += ready  # behind what an interruption has left
@@ -166,8 +166,9 @@ class ControlledLoop(asyncio.SelectorEventLoop):
                 if self._steps:
                     point = execution.points
                     execution.points = point + 1
-                    if everywhere or point >= order.next_point:
-                        handle = self._choose(point, handle)
+                    choice = order(point, self._steps + 1)
+                    if choice or on_point is not None:
+                        handle = self._chosen(point, handle, choice)
                         if handle is None:
                             continue
             if not handle._cancelled:
@@ -309,11 +310,9 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         self._batch.extendleft(reversed(steps))
         self._steps += len(steps)
 
-    def _choose(self, point: int, first: Step) -> Step | None:
+    def _chosen(self, point: int, first: Step, choice: int) -> Step | None:
         """Return the step that runs at this point; None when the one whose turn it is is deferred."""
-        execution, chosen, choice = self.execution, first, 0
-        if point >= execution.order.next_point:
-            choice = execution.order.choose(point, self._steps + 1)
+        execution, chosen = self.execution, first
         if choice:
             execution.changes.append(Change(point, choice))
         if choice == DEFER:

@@ -177,8 +177,7 @@ class Ranks:
                 self._later.clear()
             choice = 0
             if len(self._ready) > 1:
-                if self.points >= self._order.next_point:
-                    choice = self._order.choose(self.points, len(self._ready))
+                choice = self._order(self.points, len(self._ready))
                 if choice:
                     self.changes.append(Change(self.points, choice))
                 self.points += 1

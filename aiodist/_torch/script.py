@@ -28,7 +28,7 @@ from types import CodeType
 from typing import IO, Any
 
 from aiodist._checking.explore import minimise
-from aiodist._checking.schedule import Change, LastFirst, Order, Random, Replayed, Schedule
+from aiodist._checking.schedule import Change, Order, Schedule, at_random, default_order, last_first, replayed
 from aiodist._core.errors import CollectiveError
 from aiodist._core.terms import ReplicaState
 from aiodist._core.text import count, ids, replicas_called
@@ -122,17 +122,17 @@ def check(request: Request, schedules: int, output: IO[str] | None = None) -> Ch
     to the fewest changes that still fail. What the first prints goes to the output, by default this process's.
     """
     if request.replay is not None:
-        return Checked(request, _run(request, Replayed(request.replay.changes), output), 1)
-    outcome, number = _run(request, Order(), output), 0
+        return Checked(request, _run(request, replayed(request.replay.changes), output), 1)
+    outcome, number = _run(request, default_order, output), 0
     points = outcome.points
     while outcome.kind == "agreed" and points and number < schedules - 1:
         number += 1
         chance = random.Random(f"{request.seed} {number}")  # noqa: S311  (a schedule is no secret)
-        outcome = _run(request, LastFirst() if number == 1 else Random(chance, points), silent=True)
+        outcome = _run(request, last_first if number == 1 else at_random(chance, points), silent=True)
     if number and outcome.kind != "agreed":
 
         def failure_of(changes: Sequence[Change]) -> Outcome | None:
-            found = _run(request, Replayed(changes), silent=True)
+            found = _run(request, replayed(changes), silent=True)
             return found if found.like == outcome.like else None
 
         outcome = minimise(Schedule.parse(outcome.schedule).changes, failure_of) or outcome

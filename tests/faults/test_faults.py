@@ -20,7 +20,7 @@ import pytest
 from aiodist import CollectiveError, Reason, ReplicaContext, get_replica_context
 from aiodist._checking.explore import Program, explore
 from aiodist._checking.explore import run as run_under
-from aiodist._checking.schedule import LastFirst, Order, Random
+from aiodist._checking.schedule import Order, at_random, default_order, last_first
 from tests.faults.case import CASES, REPLICAS, Case
 from tests.runtime.programs import mirrored, run, still_works
 
@@ -112,7 +112,7 @@ def test_case_under_many_schedules(case: Case, replicas: int) -> None:
             check_error(case, found.error, replicas)
     elif case.error is not None:
         with executed_lines(replicas) as executed:
-            first = run_under(program, Order(), seed=0, seconds=60).error
+            first = run_under(program, default_order, seed=0, seconds=60).error
         check_error(case, first, replicas)
         if isinstance(first, CollectiveError):
             check_places(str(first), executed)
@@ -136,7 +136,7 @@ def program_of(case: Case, replicas: int = REPLICAS) -> Program:
 
 def orders(schedules: int = SCHEDULES) -> list[Order]:
     """Return the orders that a fault must show in: the default one, its reverse, random ones."""
-    return [Order(), LastFirst(), *(Random(random.Random(seed), 100) for seed in range(schedules - 2))]
+    return [default_order, last_first, *(at_random(random.Random(seed), 100) for seed in range(schedules - 2))]
 
 
 # Every line that a report names was executed by the replicas of which it speaks.
