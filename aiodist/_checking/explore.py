@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from threading import Thread
+from threading import Thread, get_ident
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -29,13 +29,14 @@ from aiodist._checking.schedule import Change, Order, Schedule, at_random, defau
 from aiodist._checking.threads import at_work, executors_watched
 from aiodist._core import analysis
 from aiodist._core.errors import CollectiveError
+from aiodist._core.instrument import ObservedRun, Observer, observing
 from aiodist._core.report import CollectiveReport
 from aiodist._core.terms import Reason
 from aiodist._core.text import count, on_a_screen, shown
 from aiodist._runtime.current import current
 from aiodist._runtime.inspection import look_at_loop
 from aiodist._runtime.scheduler import Run
-from aiodist._runtime.stacks import await_chain, drives_replica, frames_of, is_plumbing, links
+from aiodist._runtime.stacks import await_chain, frames_of, is_plumbing
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -62,7 +63,7 @@ _MORE_TIME = "If a run needs that long, give it more time: --timeout, or timeout
 # A run that cannot go on.
 
 
-class StuckRuns:
+class StuckRuns(Observer):
     """Ends runs that cannot go on, or have taken longer than an execution may; None seconds: as long as it likes.
 
     The youngest of several goes first, for an older one may be waiting for it. Replicas that only sleep and poll while
@@ -70,20 +71,31 @@ class StuckRuns:
     before.
     """
 
+    of_runs_alone = True
+
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds
+        self._running: list[Any] = []  # the scheduler's `Run`, the youngest last
         self._error: CollectiveError | None = None
         self._seen: dict[Run, tuple[int, ...]] = {}
 
+    def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:  # noqa: ARG002
+        """Note a run that may come to stand still."""
+        self._running.append(run)
+
+    def run_ended(self, run: ObservedRun) -> None:
+        """Note that it has not."""
+        self._running.remove(run)
+
     def __call__(self, loop: ControlledLoop, why: Reason) -> None:
         """End the youngest run, or one that polls; with none left, raise what it ended with."""
-        runs = _runs(loop)
+        runs = [run for run in self._running if run.thread == get_ident() and not run.closed]
         if why is Reason.LIVELOCK:
             before, self._seen = self._seen, {run: run.ledger.progress() for run in runs}
-            runs = {run: age for run, age in runs.items() if before.get(run) == self._seen[run] and _waits(run)}
+            runs = [run for run in runs if before.get(run) == self._seen[run] and _waits(run)]
             if not runs:
                 return
-        run = max(runs, key=runs.__getitem__, default=None)
+        run = runs[-1] if runs else None
         if run is None and self._error is not None:
             raise self._error  # tasks that the error does not reach, or that ignore it
         error = analysis.error_of(_report(loop, run, why, self._seconds))
@@ -93,17 +105,6 @@ class StuckRuns:
         if run is None:
             raise error
         run.fail(error)
-
-
-def _runs(loop: ControlledLoop) -> dict[Run, int]:
-    """Return the runs whose replicas run on a loop, with the number of the youngest task of each."""
-    found: dict[Run, int] = {}
-    for task in asyncio.all_tasks(loop):
-        for link in links(task.get_coro()):
-            run = link.frame.f_locals.get("run") if link.frame is not None and drives_replica(link.frame) else None
-            if run is not None and not run.closed:
-                found[run] = max(found.get(run, -1), loop.number_of(task))
-    return found
 
 
 def _waits(run: Run) -> bool:
@@ -160,13 +161,14 @@ def run(program: Program, order: Order, *, seed: int, seconds: float | None, on_
     The seed is that of what it draws from `random` and `numpy.random`; None seconds: it may take as long as it likes.
     """
     deadline = math.inf if seconds is None else time.monotonic() + seconds
-    execution = Execution(order, StuckRuns(seconds), on_point=on_point, deadline=deadline)
+    stuck = StuckRuns(seconds)
+    execution = Execution(order, stuck, on_point=on_point, deadline=deadline)
     value, error = None, None
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
     random.seed(seed)
     np.random.seed(seed % (1 << 32))  # noqa: NPY002  (what programs draw from)
     try:
-        with making_loops(partial(ControlledLoop, execution)), executors_watched():
+        with observing(stuck), making_loops(partial(ControlledLoop, execution)), executors_watched():
             value = value_of(program)
     except Exception as raised:  # noqa: BLE001  (whatever it is, it is how the execution ended)
         error = raised
