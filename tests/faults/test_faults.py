@@ -33,13 +33,8 @@ SCHEDULES = 8
 MOST_SCHEDULES = 100
 
 
-def each(cases: list[Case]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
-
-
-def each_size(cases: list[Case]) -> pytest.MarkDecorator:
-    sizes = [(case, replicas) for case in cases for replicas in case.sizes]
-    return pytest.mark.parametrize(("case", "replicas"), sizes, ids=[f"{case.name}-{n}" for case, n in sizes])
+def name(value: Case | int) -> str:
+    return value.name if isinstance(value, Case) else str(value)
 
 
 def check_error(case: Case, error: BaseException | None, replicas: int) -> None:
@@ -73,7 +68,7 @@ def loops(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
 ON_ANY_LOOP = [case for case in CASES if not case.scheduled and case.reason is not Reason.DEADLOCK]
 
 
-@each([case for case in ON_ANY_LOOP if case.reason is not Reason.CYCLE])
+@pytest.mark.parametrize("case", [case for case in ON_ANY_LOOP if case.reason is not Reason.CYCLE], ids=name)
 def test_case_on_every_event_loop(case: Case) -> None:
     for loop in loops(case):
         run_on(case, loop)
@@ -103,7 +98,7 @@ def run_on(case: Case, loop: tuple[str, dict[str, Any]]) -> None:
 
 
 @pytest.mark.leaves_tasks  # asyncio.gather leaves its other tasks alone when one fails
-@each_size(CASES)
+@pytest.mark.parametrize(("case", "replicas"), [(case, n) for case in CASES for n in case.sizes], ids=name)
 def test_case_under_many_schedules(case: Case, replicas: int) -> None:
     program = program_of(case, replicas)
     if case.scheduled:
