@@ -28,7 +28,7 @@ _SEND_OR_RECV = re.compile(r"(?:send (\d{1,9})->(\d{1,9})|recv (\d{1,9})<-(\d{1,
 _IN_TORCH = re.compile(r"(.*[\\/]torch[\\/])distributed[\\/](?:distributed_c10d|c10d_logger)\.py")
 _NOWHERE = (Place("", 0, None, ""),)
 
-# Of which sizes must agree between ranks; of the others only kind and dtypes.
+# Collectives whose sizes must agree between ranks; of the others, only kind and dtypes must.
 _BY_INPUT = frozenset([
     "all_reduce", "broadcast", "reduce", "all_gather", "_all_gather_base", "all_gather_single", "gather",
     "all_gather_into_tensor_coalesced", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",

@@ -72,7 +72,7 @@ def _places(frame: Any) -> Iterator[Place]:
 
 
 def _here() -> Sites:
-    """Return the places of the call that goes on, and of its callers."""
+    """Return where the program makes the current call, and where its callers are."""
     first, *callers = [*islice(_places(sys._getframe(2)), _MOST_CALLERS)] or [_UNKNOWN]  # noqa: SLF001  (documented)
     sites = first, tuple(part for caller in callers for part in (caller, 0))
     return _sites.setdefault(sites, sites)
@@ -422,7 +422,7 @@ class Job:
 
 
 def _only_swapped(snapshot: Snapshot, slot: Collective, swapped: int) -> Snapshot:
-    """Return of a snapshot what shows that so many calls of a group, of which this is the last, have been swapped."""
+    """Return the part of a snapshot that shows which calls of a group were swapped: so many, and this one the last."""
     root = snapshot.groups[0]
     group = next(each for each in snapshot.groups if each.key == slot.group.key)
     slots = sorted((*group.history, *group.open), key=lambda each: each.number)

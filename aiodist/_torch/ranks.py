@@ -289,7 +289,7 @@ def _random_states(seed: int | None = None) -> tuple[Any, ...]:
 
 
 def replace_functions(ranks: Ranks) -> None:
-    """Take what a script does to its process as done by a rank."""
+    """Let sleeping, leaving, handling signals and spawning processes concern the rank that asks for it."""
     really_set_handler, really_leave = signal.signal, os._exit
 
     def sleep(seconds: float, /) -> None:

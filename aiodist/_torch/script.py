@@ -109,7 +109,7 @@ class Checked:
         return shlex.join(words)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON has it."""
+        """Return it as JSON has it."""
         found = {**asdict(self.request), **asdict(self.outcome), "schedules": self.schedules, "text": self.text}
         replay = found.pop("replay")
         return {**found, "changes": None if replay is None else str(self.request.replay)}
@@ -258,7 +258,7 @@ class _ScriptRun:
 
     @replicas_called("rank")
     def _outcome(self) -> Outcome:
-        """Tell the first error of the script's own whole, the others in a line each, and then who waited."""
+        """Return how it ended: the script's first own error in full, the others in a line each, then who waited."""
         error = self._job.error
         report = None if error is None else error.report.to_dict()
         own = {rank: each for rank, each in sorted(self._errors.items()) if not isinstance(each, CollectiveError)}
@@ -283,7 +283,7 @@ class _ScriptRun:
         return Outcome("exited" if exits else "failed", "\n".join(lines), report)
 
     def _where(self) -> str:
-        """Say where each rank is, of a run that takes too long."""
+        """Say where each rank is, when a run takes too long."""
         lines = [f"the ranks had not ended after {self._request.seconds:g} s:"]
         for facts in self._job.facts():
             at = facts.stack[-1] if facts.stack else None
