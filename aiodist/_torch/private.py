@@ -60,7 +60,7 @@ def install(new_group: Any, rendezvous: Any) -> None:
 
 
 def _world(_: Any) -> Any:
-    """Return the rank's own group of all ranks; None for default arguments in torch's modules, which all ranks share."""
+    """Return the rank's own group of all ranks; None for default arguments of torch's, which all ranks share."""
     caller = sys._getframe(1)
     is_default = caller.f_code.co_name == "<module>" and caller.f_globals["__name__"].startswith("torch.")
     return None if is_default else c10d._world.default_pg
