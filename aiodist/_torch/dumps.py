@@ -25,7 +25,10 @@ _VERSION = "2"
 _MOST_FRAMES = 8
 _NAME = re.compile(r".*?(\d{1,9})(?:\.json|\.pickle|\.pkl)?", re.ASCII)
 _SEND_OR_RECV = re.compile(r"(?:send (\d{1,9})->(\d{1,9})|recv (\d{1,9})<-(\d{1,9}))", re.ASCII)
-_IN_TORCH = re.compile(r"(.*[\\/]torch[\\/])distributed[\\/](?:distributed_c10d|c10d_logger)\.py")
+_IN_TORCH = re.compile(  # what calls collectives itself, or what calls C++ that does
+    r"(.*[\\/]torch[\\/])"
+    r"(?:distributed[\\/](?:distributed_c10d|c10d_logger|utils)|nn[\\/]parallel[\\/]distributed|autograd[\\/]graph)\.py"
+)
 _NOWHERE = (Place("", 0, None, ""),)
 
 # Collectives whose sizes must agree between ranks; of the others, only kind and dtypes must.
