@@ -31,7 +31,7 @@ from weakref import WeakSet
 
 from aiodist._runtime.threads import Worker
 
-AtWork: TypeAlias = "threading.Thread | Future[Any]"
+AtWork: TypeAlias = threading.Thread | Future[Any]
 """A thread, or work that an executor has been given and no thread has begun."""
 
 _WORKER = getattr(getattr(concurrent.futures.thread, "_worker", None), "__code__", None)
@@ -72,7 +72,10 @@ def executors_watched() -> Iterator[None]:
 
 
 def at_work(*, pause: float) -> list[AtWork]:
-    """Return what could call into the event loop of this thread: after two looks, with a pause in between."""
+    """Return what could call into the event loop of this thread.
+
+    There are two looks with a pause in between, for a thread may hand something on to another during the first.
+    """
     others = _others()
     found = _busy(others)
     if others and pause and not found:
