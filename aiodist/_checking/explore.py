@@ -1,7 +1,6 @@
 """Exploring: running a program under schedule after schedule until one fails, and reducing that one.
 
-The first schedule is the default order, the second its reverse; then come random ones and directed ones in turn, and
-for every other random one, where tasks of one replica were ready together, one in which two of them change places. Each
+The first schedule is the default order, the second its reverse; then come random ones and directed ones in turn. Each
 is a function of the seed and of its number, so an exploration can be repeated. A program that leaves no choice has one
 schedule only.
 """
@@ -15,30 +14,29 @@ import random
 import re
 import time
 import warnings
-from asyncio import Handle
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from threading import Thread, get_ident
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from aiodist._checking.loop import ControlledLoop, Execution, OnPoint, Step, making_loops
-from aiodist._checking.schedule import Change, LastFirst, Order, Random, Replayed, Schedule, directed, swapping
-from aiodist._checking.threads import busy_threads
+from aiodist._checking.schedule import Change, Order, Schedule, at_random, default_order, directed, last_first, replayed
+from aiodist._checking.threads import at_work, executors_watched
 from aiodist._core import analysis
 from aiodist._core.errors import CollectiveError
-from aiodist._core.ledger import Replica
+from aiodist._core.instrument import ObservedRun, Observer, observing
 from aiodist._core.report import CollectiveReport
 from aiodist._core.terms import Reason
 from aiodist._core.text import count, on_a_screen, shown
 from aiodist._runtime.current import current
 from aiodist._runtime.inspection import look_at_loop
 from aiodist._runtime.scheduler import Run
-from aiodist._runtime.stacks import await_chain, drives_replica, frames_of, is_plumbing, links
+from aiodist._runtime.stacks import await_chain, frames_of, is_plumbing
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -47,8 +45,6 @@ Program: TypeAlias = Callable[[], Any]
 
 _REDUCING_SECONDS = 30.0
 _MOST_LINES = 8
-_NEAR = 16
-"""How many tasks behind one are looked at for another of its replica."""
 _UNWINDING_SECONDS = 5.0
 _MOST_THREADS = 4
 _WHAT = {
@@ -67,7 +63,7 @@ _MORE_TIME = "If a run needs that long, give it more time: --timeout, or timeout
 # A run that cannot go on.
 
 
-class StuckRuns:
+class StuckRuns(Observer):
     """Ends runs that cannot go on, or have taken longer than an execution may; None seconds: as long as it likes.
 
     The youngest of several goes first, for an older one may be waiting for it. Replicas that only sleep and poll while
@@ -75,20 +71,31 @@ class StuckRuns:
     before.
     """
 
+    of_runs_alone = True
+
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds
+        self._running: list[Any] = []  # the scheduler's `Run`, the youngest last
         self._error: CollectiveError | None = None
         self._seen: dict[Run, tuple[int, ...]] = {}
 
+    def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:  # noqa: ARG002
+        """Note a run that may come to stand still."""
+        self._running.append(run)
+
+    def run_ended(self, run: ObservedRun) -> None:
+        """Note that it has not."""
+        self._running.remove(run)
+
     def __call__(self, loop: ControlledLoop, why: Reason) -> None:
         """End the youngest run, or one that polls; with none left, raise what it ended with."""
-        runs = _runs(loop)
+        runs = [run for run in self._running if run.thread == get_ident() and not run.closed]
         if why is Reason.LIVELOCK:
             before, self._seen = self._seen, {run: run.ledger.progress() for run in runs}
-            runs = {run: age for run, age in runs.items() if before.get(run) == self._seen[run] and _waits(run)}
+            runs = [run for run in runs if before.get(run) == self._seen[run] and _waits(run)]
             if not runs:
                 return
-        run = max(runs, key=runs.__getitem__, default=None)
+        run = runs[-1] if runs else None
         if run is None and self._error is not None:
             raise self._error  # tasks that the error does not reach, or that ignore it
         error = analysis.error_of(_report(loop, run, why, self._seconds))
@@ -100,17 +107,6 @@ class StuckRuns:
         run.fail(error)
 
 
-def _runs(loop: ControlledLoop) -> dict[Run, int]:
-    """Return the runs whose replicas run on a loop, with the number of the youngest task of each."""
-    found: dict[Run, int] = {}
-    for task in asyncio.all_tasks(loop):
-        for link in links(task.get_coro()):
-            run = link.frame.f_locals.get("run") if link.frame is not None and drives_replica(link.frame) else None
-            if run is not None and not run.closed:
-                found[run] = max(found.get(run, -1), loop.number_of(task))
-    return found
-
-
 def _waits(run: Run) -> bool:
     return any(slot.has_waiters() for slot in run.ledger.open_slots())
 
@@ -119,7 +115,8 @@ def _report(loop: ControlledLoop, run: Run | None, why: Reason, seconds: float |
     """Return the report on what cannot go on: a run, or None where no replica runs."""
     more = _MORE.get(why, "")
     if why is Reason.TIMEOUT:
-        threads = ", ".join(repr(thread.name) for thread in busy_threads(pause=0)[:_MOST_THREADS])
+        busy = [each for each in at_work(pause=0) if isinstance(each, Thread)]
+        threads = ", ".join(repr(thread.name) for thread in busy[:_MOST_THREADS])
         more = (f"At work in threads: {threads}. " if threads else "") + _MORE_TIME
     circle = look_at_loop(loop).report(_WHAT[why].format(seconds), more)
     if run is None:
@@ -164,13 +161,14 @@ def run(program: Program, order: Order, *, seed: int, seconds: float | None, on_
     The seed is that of what it draws from `random` and `numpy.random`; None seconds: it may take as long as it likes.
     """
     deadline = math.inf if seconds is None else time.monotonic() + seconds
-    execution = Execution(order, StuckRuns(seconds), on_point=on_point, deadline=deadline)
+    stuck = StuckRuns(seconds)
+    execution = Execution(order, stuck, on_point=on_point, deadline=deadline)
     value, error = None, None
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
     random.seed(seed)
     np.random.seed(seed % (1 << 32))  # noqa: NPY002  (what programs draw from)
     try:
-        with making_loops(partial(ControlledLoop, execution)):
+        with observing(stuck), making_loops(partial(ControlledLoop, execution)), executors_watched():
             value = value_of(program)
     except Exception as raised:  # noqa: BLE001  (whatever it is, it is how the execution ended)
         error = raised
@@ -217,30 +215,22 @@ def explore(program: Program, *, schedules: int, seed: int, seconds: float | Non
     or, where one fails, of that one with the fewest changes.
     """
     points: defaultdict[object, list[int]] = defaultdict(list)
-    swaps: defaultdict[object, list[Change]] = defaultdict(list)
 
-    def note(point: int, first: Step, _: Step | None, others: Iterable[Handle]) -> None:
-        place, replica = _place_of(first), _replica_of(first)
-        points[place].append(point)
-        near = islice((step for step in others if isinstance(step, Step)), _NEAR if replica is not None else 0)
-        behind = next((at for at, step in enumerate(near, 1) if _replica_of(step) is replica), None)
-        if behind is not None:
-            swaps[place].append(Change(point, behind))
+    def note(point: int, first: Step, _: Step | None) -> None:
+        points[_place_of(first)].append(point)
 
-    default = run(program, Order(), seed=seed, seconds=seconds, on_point=note if schedules > 1 else None)
+    default = run(program, default_order, seed=seed, seconds=seconds, on_point=note if schedules > 1 else None)
     if default.error is not None or not points:
         return default
     for number in range(1, schedules):
         rng = random.Random(f"{seed}.{number}")  # noqa: S311
         order: Order
         if number == 1:
-            order = LastFirst()
+            order = last_first
         elif number % 2:
             order = directed(rng, points.values())
-        elif number % 4 and swaps:
-            order = swapping(rng, swaps.values())
         else:
-            order = Random(rng)
+            order = at_random(rng, sum(map(len, points.values())))
         result = run(program, order, seed=seed, seconds=seconds)
         if result.error is not None:
             return replace(_reduce(program, result, seconds=seconds), schedules=number + 1)
@@ -251,13 +241,13 @@ def replay(program: Program, schedule: Schedule, *, seconds: float | None) -> Re
     """Run a program under one schedule; the result says what its changes do."""
     lines: list[str] = []
 
-    def describe(_: int, first: Step, instead: Step | None, __: Iterable[Handle]) -> None:
+    def describe(_: int, first: Step, instead: Step | None) -> None:
         if instead is first:
             lines.append(f"{who(first)} is deferred until nothing else can run, {_where(first)}")
         elif instead is not None:
             lines.append(f"{who(instead)}, {_where(instead)}, goes before {who(first)}, {_where(first)}")
 
-    result = run(program, Replayed(schedule.changes), seed=schedule.seed, seconds=seconds, on_point=describe)
+    result = run(program, replayed(schedule.changes), seed=schedule.seed, seconds=seconds, on_point=describe)
     more = len(lines) - _MOST_LINES
     changes = (*lines[:_MOST_LINES], *([f"… and {more} more"] if more > 0 else []))
     return replace(result, changes=changes)
@@ -279,14 +269,8 @@ def who(step: Step) -> str:
     replica = _REPLICA.match(step.task.get_name())  # as the scheduler names the task of a replica's function
     if replica is not None:
         return replica[0]
-    owner = _replica_of(step)
-    return "a task" if owner is None else f"a task of replica {owner.id}"
-
-
-def _replica_of(step: Step) -> Replica | None:
     context = step.context.get(current)
-    found: Replica | None = None if context is None else context.replica
-    return found
+    return "a task" if context is None else f"a task of replica {context.replica.id}"
 
 
 def _where(step: Step) -> str:
@@ -301,7 +285,7 @@ def _reduce(program: Program, failed: Result, *, seconds: float | None) -> Resul
     """Return the failure with the fewest changes that fail in the same way, and what these changes do."""
 
     def failure_of(changes: Sequence[Change]) -> Result | None:
-        result = run(program, Replayed(changes), seed=failed.schedule.seed, seconds=seconds)
+        result = run(program, replayed(changes), seed=failed.schedule.seed, seconds=seconds)
         return result if result.error is not None and result.kind == failed.kind else None
 
     best = minimise(failed.schedule.changes, failure_of) or failed

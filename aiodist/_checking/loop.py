@@ -35,26 +35,23 @@ import time
 from asyncio import Handle, Task, TimerHandle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import Context, copy_context
+from contextvars import Context
 from dataclasses import dataclass, field
 from itertools import chain
 from types import FrameType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from aiodist._checking.schedule import DEFER, Change, Order
-from aiodist._checking.threads import busy_threads, let_threads_finish
+from aiodist._checking.threads import at_work, let_threads_finish
 from aiodist._core.errors import CollectiveError
 from aiodist._core.terms import Reason
 
-T = TypeVar("T")
 Events: TypeAlias = list[tuple[selectors.SelectorKey, int]]
 
 _RESOLUTION = time.get_clock_info("monotonic").resolution
 """Within which of now a timer is due to asyncio."""
-_MANY_TIMERS = 100
 _METHODS = frozenset(dir(Task))
 """What is no step of a task: ``call_soon(task.cancel)`` is an ordinary callback."""
 _MOST_TURNS = 200
@@ -72,12 +69,8 @@ class Step(Handle):
     """A callback that lets a task go on: what a schedule reorders."""
 
     __slots__ = ()
-
-    def __init__(self, callback: Any, args: Any, loop: ControlledLoop, context: Context | None = None) -> None:
-        self._context = copy_context() if context is None else context
-        self._loop, self._callback, self._args = loop, callback, args
-        self._cancelled = False
-        self._repr = self._source_traceback = None  # asyncio's own __init__ asks for the debug mode, each time
+    _callback: Any
+    _context: Context
 
     @property
     def task(self) -> Task[Any]:
@@ -106,9 +99,9 @@ class Timer(TimerHandle):
         return (self.when(), self.number) < (other.when(), other.number)
 
 
-OnPoint: TypeAlias = "Callable[[int, Step, Step | None, Iterable[Handle]], object]"
-"""Is called at a point: its number, the step whose turn it is, the one that runs instead (the first itself where it is
-deferred, None where nothing changes), and what else is ready."""
+OnPoint: TypeAlias = Callable[[int, Step, Step | None], object]
+"""Is called at a point: its number, the step whose turn it is, and the one that runs instead (the first itself where it
+is deferred, None where nothing changes)."""
 OnStuck: TypeAlias = "Callable[[ControlledLoop, Reason], object]"
 """Is called when runs cannot go on (`Reason.DEADLOCK`), have taken too long (`Reason.TIMEOUT`), or may be polling for
 ever (`Reason.LIVELOCK`): makes something run, raises what is to come out of the loop or, in the last case alone, does
@@ -133,7 +126,6 @@ class ControlledLoop(asyncio.SelectorEventLoop):
     proves_deadlock = True  # so the stall watch sets no timer, which would look like something to come
     _ready: deque[Handle]
     _scheduled: list[TimerHandle]
-    _timer_cancelled_count: int
     _stopping: bool
     _process_events: Callable[[Events], None]
     _write_to_self: Callable[[], None]
@@ -152,7 +144,6 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         self._steps = 0  # how many of these are steps
         self._deferred: list[Step] = []
         self._turns_since_rest = 0
-        self._not_begun: set[object] = set()  # work that executors have been given
         self._from_threads: deque[tuple[str, Handle]] = deque()  # by the thread's name
         self._numbers: WeakKeyDictionary[Task[Any], int] = WeakKeyDictionary()
         self._count = itertools.count()
@@ -162,7 +153,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
     def _run_once(self) -> None:
         """Run what is ready now, and behind it I/O and timers, as asyncio does; what comes meanwhile waits."""
         execution, batch, ready = self.execution, self._batch, self._ready
-        order, everywhere = execution.order, execution.on_point is not None
+        order, on_point = execution.order, execution.on_point
         self._look_outside()
         handle: Handle | None
         batch += ready  # behind what an interruption has left
@@ -175,13 +166,12 @@ class ControlledLoop(asyncio.SelectorEventLoop):
                 if self._steps:
                     point = execution.points
                     execution.points = point + 1
-                    if everywhere or point >= order.next_point:
-                        handle = self._choose(point, handle)
+                    choice = order(point, self._steps + 1)
+                    if choice or on_point is not None:
+                        handle = self._chosen(point, handle, choice)
                         if handle is None:
                             continue
-                if not handle._cancelled:  # and `_run`, written out, for all that a step raises ends it
-                    handle._context.run(handle._callback, *handle._args)
-            elif not handle._cancelled:
+            if not handle._cancelled:
                 handle._run()
         self._turns_since_rest += 1
         is_long = self._turns_since_rest > _MOST_TURNS
@@ -197,10 +187,6 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         ready, timers = self._ready, self._scheduled
         if time.monotonic() > self.execution.deadline:
             self.execution.on_stuck(self, Reason.TIMEOUT)
-        if self._timer_cancelled_count > max(_MANY_TIMERS, len(timers) // 2):
-            timers[:] = (timer for timer in timers if not timer.cancelled())
-            heapq.heapify(timers)
-            self._timer_cancelled_count = 0
         while timers and timers[0].cancelled():
             heapq.heappop(timers)
         if not (ready or self._batch or self._stopping):
@@ -219,7 +205,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
             if events or self._take_calls_of_threads():
                 return events
             pause = _BEFORE_A_PROOF if when == math.inf else _BEFORE_A_JUMP
-            if not is_last and (self._watches() or busy_threads(pause=pause)):
+            if not is_last and (self._watches() or at_work(pause=pause)):
                 began = time.monotonic()  # and not for long, for a thread may end without a word
                 events = self._poll(min(when - self._now, _POLL_SECONDS))
                 self._now += time.monotonic() - began
@@ -245,28 +231,12 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         return timer
 
     def _watches(self) -> bool:
-        """Whether file descriptors, signals, or a thread that an executor has not let begin yet may act."""
-        watched = len(self._watched) > self._own
-        return watched or bool(self._not_begun) or bool(getattr(self, "_signal_handlers", None))
+        """Whether file descriptors or signals may act."""
+        return len(self._watched) > self._own or bool(getattr(self, "_signal_handlers", None))
 
     def time(self) -> float:
         """Return the virtual time, in seconds since the loop was made."""
         return self._now
-
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
-        """Run a function in a thread; until it has begun there, a thread is at work, though none may look so."""
-        if not isinstance(executor, ThreadPoolExecutor | None):
-            return super().run_in_executor(executor, func, *args)
-        work = object()
-
-        def begin() -> T:
-            self._not_begun.discard(work)
-            return func(*args)
-
-        self._not_begun.add(work)
-        future: asyncio.Future[T] = super().run_in_executor(executor, begin)
-        future.add_done_callback(lambda _: self._not_begun.discard(work))  # also where it was cancelled
-        return future
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -340,11 +310,9 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         self._batch.extendleft(reversed(steps))
         self._steps += len(steps)
 
-    def _choose(self, point: int, first: Step) -> Step | None:
+    def _chosen(self, point: int, first: Step, choice: int) -> Step | None:
         """Return the step that runs at this point; None when the one whose turn it is is deferred."""
-        execution, chosen, choice = self.execution, first, 0
-        if point >= execution.order.next_point:
-            choice = execution.order.choose(point, self._steps + 1)
+        execution, chosen = self.execution, first
         if choice:
             execution.changes.append(Change(point, choice))
         if choice == DEFER:
@@ -353,7 +321,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         elif choice:
             chosen = self._take(first, choice)
         if execution.on_point is not None:
-            execution.on_point(point, first, chosen if choice else None, self._batch)
+            execution.on_point(point, first, chosen if choice else None)
         return None if choice == DEFER else chosen
 
     def _take(self, first: Step, choice: int) -> Step:

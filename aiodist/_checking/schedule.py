@@ -13,19 +13,19 @@ A schedule is the seed of the program's random numbers and its changes, written 
 
 from __future__ import annotations
 
-import math
 import random
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 DEFER: Final = 1 << 30
 """The choice to defer the task whose turn it is."""
-NEVER: Final = 1 << 62
 
 _CHANGE = re.compile(r"(\d+)(?:(-)|:(-?[1-9]\d*))")
 _RATES = (0.3, 0.05, 0.01)
+_MOST_RATE = 0.4
+_FEWEST_CHANGES = 4
 
 
 class Change(NamedTuple):
@@ -62,79 +62,56 @@ class Schedule:
         return cls(int(seed), tuple(sorted(changes)))
 
 
-class Order:
-    """Decides who runs next, from `next_point` on. This is the default order; others override `choose`."""
-
-    next_point: int = NEVER
-
-    def choose(self, point: int, ready: int) -> int:  # noqa: ARG002
-        """Return which of the ready tasks, two or more, runs: the choice as in `Change`, or 0 for the default."""
-        return 0
+Order: TypeAlias = Callable[[int, int], int]
+"""Decides who runs at a point: is given its number, and how many tasks are ready, two or more; returns the choice as in
+`Change`, or 0 for the default."""
 
 
-class Replayed(Order):
-    """The default order with given changes. One whose point has too few tasks changes nothing."""
+def default_order(point: int, ready: int) -> int:  # noqa: ARG001
+    """Let the task run that has been ready longest."""
+    return 0
 
-    def __init__(self, changes: Iterable[Change]) -> None:
-        self._left = sorted(changes, reverse=True)
-        self.next_point = self._left[-1].point if self._left else NEVER
 
-    def choose(self, point: int, ready: int) -> int:
-        """Choose as the change at this point says."""
-        choice = 0
-        while self._left and self._left[-1].point <= point:
-            change = self._left.pop()
-            choice = change.choice if change.point == point else 0
-        self.next_point = self._left[-1].point if self._left else NEVER
+def last_first(point: int, ready: int) -> int:  # noqa: ARG001
+    """Let the task run that became ready last, so that replicas run in the reverse of their order."""
+    return -1
+
+
+def replayed(changes: Iterable[Change]) -> Order:
+    """Return the default order with given changes; one whose point has too few tasks changes nothing."""
+    choices = dict(changes)
+
+    def choose(point: int, ready: int) -> int:
+        choice = choices.get(point, 0)
         return choice if choice == DEFER or -ready < choice < ready else 0
 
-
-class LastFirst(Order):
-    """The task that became ready last runs first, so replicas run in the reverse of their order."""
-
-    next_point = 0
-
-    def choose(self, point: int, ready: int) -> int:  # noqa: ARG002
-        """Choose the last."""
-        self.next_point = point + 1
-        return -1
+    return choose
 
 
-class Random(Order):
-    """Changes at random points, many or few."""
+def at_random(rng: random.Random, points: int) -> Order:
+    """Return an order with changes at random points, many or few.
 
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-        self._rate = math.log1p(-rng.choice(_RATES))
-        self.next_point = self._pause()
-
-    def choose(self, point: int, ready: int) -> int:
-        """Choose any task but the first, or defer that."""
-        self.next_point = point + 1 + self._pause()
-        if self._rng.random() < 0.25:
-            return DEFER
-        return self._rng.randrange(1, ready)
-
-    def _pause(self) -> int:
-        return int(math.log(1.0 - self._rng.random()) / self._rate)
-
-
-def swapping(rng: random.Random, changes: Collection[Sequence[Change]]) -> Order:
-    """Return an order in which two tasks of one replica, which may race, change places.
-
-    The changes that there are come by place in the program: a rare place is drawn as often as a frequent one.
+    Of as many points as there are in the default order, at least four are changed on average.
     """
-    return Replayed([rng.choice(rng.choice(list(changes)))])
+    rate = max(rng.choice(_RATES), min(_MOST_RATE, _FEWEST_CHANGES / points))
+
+    def choose(point: int, ready: int) -> int:  # noqa: ARG001
+        if rng.random() >= rate:
+            return 0
+        return DEFER if rng.random() < 0.25 else rng.randrange(1, ready)
+
+    return choose
 
 
 def directed(rng: random.Random, points: Collection[Sequence[int]]) -> Order:
     """Return an order with one to three changes, most of which defer a task: what nobody waits for comes last.
 
-    The points at which a task was to go on in the default order come by place in the program, as above.
+    The points at which a task was to go on in the default order come by place in the program: a rare place is drawn as
+    often as a frequent one.
     """
     places = list(points)
     changes: dict[int, Change] = {}
     for _ in range(rng.randint(1, 3)):
         point = rng.choice(rng.choice(places))
         changes[point] = Change(point, DEFER if rng.random() < 0.75 else -1)
-    return Replayed(changes.values())
+    return replayed(changes.values())

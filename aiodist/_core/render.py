@@ -25,6 +25,7 @@ from aiodist._core.text import (
     count,
     fitted,
     ids_briefly,
+    noun,
     on_a_screen,
     place,
     shortened,
@@ -156,17 +157,17 @@ def _headline(trouble: Collective) -> str:
             seconds = trouble.timeout_seconds
             failed = f"timed out after {seconds:.3g} s" if seconds else "cannot be completed"
             return f"{number} {failed}: {_what_is_late(trouble)}"
-    return f"replicas disagree at {number}"
+    return f"{noun()}s disagree at {number}"
 
 
 def _unmatched(trouble: Collective) -> str:
     (here, *_), post, _ = trouble.partitions[0]
     there = next(r.replica_id for r in trouble.replicas if r.replica_id != here)
     if there in trouble.picture.unknown:
-        return f"replica {here} waits in {post.call}, and nothing is known of replica {there}"
+        return f"{noun()} {here} waits in {post.call}, and nothing is known of {noun()} {there}"
     if post.call.role.startswith("send"):
-        return f"replica {there} does not receive what replica {here} sends"
-    return f"replica {there} does not send what replica {here} is to receive"
+        return f"{noun()} {there} does not receive what {noun()} {here} sends"
+    return f"{noun()} {there} does not send what {noun()} {here} is to receive"
 
 
 def _collective(trouble: Collective) -> str:
@@ -226,13 +227,13 @@ def _rows(trouble: Collective, marked: set[int], doing: _Doing) -> list[str]:
         for (mark, what, where), own in ordered[:_MOST_PARTITIONS]
     ]
     rest = sum(len(own) for _, own in ordered[_MOST_PARTITIONS:])
-    more = [f"  … and {count(rest, 'replica')} in {len(ordered) - _MOST_PARTITIONS} more ways"] if rest else []
+    more = [f"  … and {count(rest, noun())} in {len(ordered) - _MOST_PARTITIONS} more ways"] if rest else []
     return _columns(rows) + more
 
 
 def _devices(replicas: Sequence[ReplicaReport]) -> str:
     if len(replicas) > _MOST_DEVICES:
-        return count(len(replicas), "replica")
+        return count(len(replicas), noun())
     return ", ".join(replica.device for replica in replicas)
 
 
@@ -469,7 +470,7 @@ def _last_agreement(trouble: Collective) -> list[str]:
     common = min((replica.history for replica in trouble.replicas), key=len, default=())
     last = next((record for record in reversed(common) if record.sequence_number < first), None)
     if last is not None:
-        return [f"All replicas agreed up to #{last.sequence_number}: {last.call} at {place(last.location)}."]
+        return [f"All {noun()}s agreed up to #{last.sequence_number}: {last.call} at {place(last.location)}."]
     whole = "run" if trouble.label is None else "group"
     return [f"This is the first collective of the {whole}."] if trouble.number == 0 else []
 

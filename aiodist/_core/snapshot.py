@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 from aiodist._core.call import OrderCheck, Place, Post, fingerprint
 from aiodist._core.terms import Location, ReplicaState
-from aiodist._core.text import ids_briefly, place, shortened
+from aiodist._core.text import ids_briefly, noun, place, shortened
 from aiodist._core.wire import File
 
 GroupKey: TypeAlias = tuple[tuple[int, ...], str | None, int]
@@ -94,13 +94,15 @@ class GroupRecord:
         if number < 0:
             return None
         if name is not None:
-            return f"group {shortened(repr(name), 40)} of {_ids_of(members)}"
+            return f"group {shortened(repr(name), 40)} of {_ids_of(members, noun())}"
         being_made = any(slot.number < 0 for slot in self.open)  # its members may not agree on the place
         made_at = None if being_made or self.made_at is None else f" made at {place(self.made_at.location)}"
-        return f"the group of {_ids_of(members)}{made_at or ''}"
+        return f"the group of {_ids_of(members, noun())}{made_at or ''}"
 
 
-_ids_of = lru_cache(maxsize=64)(ids_briefly)  # thousands wait in one group
+@lru_cache(maxsize=64)  # thousands wait in one group
+def _ids_of(members: tuple[int, ...], _noun: str) -> str:
+    return ids_briefly(members)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ import math
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from aiodist._core.terms import Location
 
@@ -19,15 +21,33 @@ _LONGEST_WORD = 60
 _PLACE = re.compile(r":\d+\W*$")
 
 
-def ids(replicas: Iterable[int], noun: str = "replica") -> str:
-    """Return ids as text: ``replica 2``, ``replicas 0 and 1``, ``replicas 0-5, 7 and 9-12``; or of another noun."""
+_noun = ContextVar("noun", default="replica")
+
+
+@contextmanager
+def replicas_called(noun: str) -> Iterator[None]:
+    """Call replicas something else in the texts that are made meanwhile, such as ``rank`` in a report for torch."""
+    before = _noun.set(noun)
+    try:
+        yield
+    finally:
+        _noun.reset(before)
+
+
+def noun() -> str:
+    """Return what a replica is called."""
+    return _noun.get()
+
+
+def ids(replicas: Iterable[int]) -> str:
+    """Return ids as text: ``replica 2``, ``replicas 0 and 1``, ``replicas 0-5, 7 and 9-12``."""
     runs = _runs(sorted(replicas))
     parts = [str(a) if a == b else f"{a}-{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs]
     parts = [part for run in parts for part in run.split(", ")]
     if len(parts) == 1 and "-" not in parts[0]:
-        return f"{noun} {parts[0]}"
+        return f"{noun()} {parts[0]}"
     head = ", ".join(parts[:-1])
-    return f"{noun}s {head} and {parts[-1]}" if head else f"{noun}s {parts[-1]}"
+    return f"{noun()}s {head} and {parts[-1]}" if head else f"{noun()}s {parts[-1]}"
 
 
 def ids_briefly(replicas: Iterable[int], most_runs: int = _MOST_RUNS) -> str:

@@ -6,10 +6,10 @@ lower floors:
 - `report`: reports in PyTorch's terms.
 - `dumps`: what PyTorch's flight recorder has written, one file a rank, read and checked.
 - `explain`: what the dumps of a job say: a snapshot, the report on it, and what they cannot show.
-- `private`: torch, and which of its private names are used, with which versions that was tried.
+- `private`: torch, and the private names of it that are used.
 - `ranks`: a thread a rank, of which one runs at a time, and what each has for itself of the process.
 - `job`: the order check of a script's ranks, what each collective computes, and who waits for what.
 - `group`: what torch has of it: process groups and stores.
-- `cpu`: CUDA devices taken for the CPU.
+- `cpu`: the CPU in place of CUDA devices.
 - `script`: a script on its ranks, in a fork for each schedule, and what came of it.
 """

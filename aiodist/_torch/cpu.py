@@ -1,4 +1,4 @@
-"""CUDA devices taken for the CPU, so that a script that names them runs where there are none.
+"""The CPU in place of CUDA devices, so that a script that names them runs where there are none.
 
 Every function of torch that is given a CUDA device, be it by name or by number, gets the CPU instead. Queries for
 devices find one per rank. The summary says what was replaced by what.
@@ -67,8 +67,8 @@ def _function(stand_in: Any) -> Callable[..., Any]:
     return lambda *_, **__: stand_in() if callable(stand_in) else stand_in
 
 
-class Door(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
-    """Takes CUDA devices for the CPU in this process, from now on; there seem to be as many as ranks.
+class CudaAsCpu(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+    """Uses the CPU wherever torch is given a CUDA device, from now on; there seem to be as many devices as ranks.
 
     As a context, it does so for a thread's calls of torch's functions.
     """
@@ -127,7 +127,7 @@ class Door(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         return func(*args, **kwargs)
 
     def notes(self) -> list[str]:
-        """Return what was taken for what, in words."""
+        """Say where CUDA devices were named."""
         if not self._taken:
             return ["--cpu: the script names no CUDA devices."]
         taken = [f"{where} ({', '.join(sorted(what))})" for where, what in sorted(self._taken.items())]

@@ -7,7 +7,6 @@ it is believed before it is checked. Equal calls are mostly one object for all d
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import pickle
@@ -26,10 +25,13 @@ _VERSION = "2"
 _MOST_FRAMES = 8
 _NAME = re.compile(r".*?(\d{1,9})(?:\.json|\.pickle|\.pkl)?", re.ASCII)
 _SEND_OR_RECV = re.compile(r"(?:send (\d{1,9})->(\d{1,9})|recv (\d{1,9})<-(\d{1,9}))", re.ASCII)
-_IN_TORCH = re.compile(r"(.*[\\/]torch[\\/])distributed[\\/](?:distributed_c10d|c10d_logger)\.py")
+_IN_TORCH = re.compile(  # what calls collectives itself, or what calls C++ that does
+    r"(.*[\\/]torch[\\/])"
+    r"(?:distributed[\\/](?:distributed_c10d|c10d_logger|utils)|nn[\\/]parallel[\\/]distributed|autograd[\\/]graph)\.py"
+)
 _NOWHERE = (Place("", 0, None, ""),)
 
-# Of which sizes must agree between ranks; of the others only kind and dtypes.
+# Collectives whose sizes must agree between ranks; of the others, only kind and dtypes must.
 _BY_INPUT = frozenset([
     "all_reduce", "broadcast", "reduce", "all_gather", "_all_gather_base", "all_gather_single", "gather",
     "all_gather_into_tensor_coalesced", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
@@ -108,17 +110,11 @@ def read_all(paths: Iterable[Path]) -> list[Dump]:
         DumpError: a file is no dump that can be read, or two are of one rank.
     """
     found: dict[int, Dump] = {}
-    collects = gc.isenabled()
-    gc.disable()  # millions of containers are made, and none is a part of a circle
-    try:
-        for path in paths:
-            dump = _read(path)
-            if dump.rank in found:
-                raise DumpError(f"{found[dump.rank].file} and {path} are both of rank {dump.rank}")
-            found[dump.rank] = dump
-    finally:
-        if collects:
-            gc.enable()
+    for path in paths:
+        dump = _read(path)
+        if dump.rank in found:
+            raise DumpError(f"{found[dump.rank].file} and {path} are both of rank {dump.rank}")
+        found[dump.rank] = dump
     return [found[rank] for rank in sorted(found)]
 
 

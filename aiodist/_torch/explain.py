@@ -13,15 +13,15 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from aiodist._core.analysis import analyse, find_cycle
+from aiodist._core.analysis import find_cycle
 from aiodist._core.call import Call, OrderCheck, Post
 from aiodist._core.ledger import HISTORY
 from aiodist._core.report import CollectiveReport
 from aiodist._core.snapshot import GroupRecord, MemberRecord, Overdue, ReplicaFacts, SlotRecord, Snapshot
 from aiodist._core.terms import Reason
-from aiodist._core.text import count, ids_briefly, place
+from aiodist._core.text import count, ids_briefly, place, replicas_called
 from aiodist._torch.dumps import Dump, DumpError, Entry
-from aiodist._torch.report import in_ranks, ranks
+from aiodist._torch.report import report_on
 
 _DEFAULT: Final = "default_pg"
 _NEED_ALL: Final = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "barrier")
@@ -54,6 +54,7 @@ class _ProcessGroup(NamedTuple):
     members: tuple[int, ...]
 
 
+@replicas_called("rank")
 def explain(dumps: Sequence[Dump]) -> Explanation:
     """Return what the dumps of a job say, of which some may be missing.
 
@@ -72,16 +73,16 @@ def explain(dumps: Sequence[Dump]) -> Explanation:
     blocked = tuple(sorted({rank for _, slot in waits for rank in slot.waiting}))
     snapshot = Snapshot(OrderCheck.SIGNATURE, facts, tuple(records), blocked=blocked)
     report, overdue = None, None
-    text = ranks(f"no rank waits in a collective, and the calls of {ids_briefly(of, 12)} agree")
+    text = f"no rank waits in a collective, and the calls of {ids_briefly(of, 12)} agree"
     disagree = any(len({post.call for post, _ in slot.posts}) > 1 for record in records for slot in record.open)
     if waits and not disagree and not find_cycle(snapshot):
         # The one to blame holds up the others: its missing ranks wait in no other.
         record, slot = min(waits, key=lambda each: (len(_missing(*each).intersection(blocked)), not _missing(*each)))
         overdue = Overdue(record.key, slot.number, 0.0)
     if waits or disagree:
-        report = in_ranks(analyse(snapshot, overdue=overdue))
+        report = report_on(snapshot, overdue=overdue)
         text = report.text
-    notes = tuple(map(ranks, [*_waiting(records), *_notes(report, records, groups, of)]))
+    notes = (*_waiting(records), *_notes(report, records, groups, of))
     return Explanation(report, notes, "\n".join([text, "", *notes]))
 
 
@@ -228,7 +229,7 @@ def _notes(
         yield f"There is no dump of {ids_briefly(absent, 12)}."
     if report is not None and report.reason is not Reason.CYCLE:
         for group, record in zip(groups, records, strict=False):
-            if ranks(record.label() or "") == (report.group or ""):
+            if record.label() == report.group:
                 named = "" if group.title is None else f" in process group {group.name!r}"
                 number = report.sequence_number
                 yield f"Collective #{number} is torch's sequence number {number + _first(group, of)}{named}."

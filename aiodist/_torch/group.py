@@ -51,11 +51,6 @@ class RankWork(bindings.Work):  # type: ignore[misc]
             self._job.ranks.sleep()
         return self._slot.complete
 
-    is_success = is_completed
-
-    def exception(self) -> None:
-        """None: what goes wrong is raised where a rank waits."""
-
     def result(self) -> list[Tensor]:
         return self._outputs
 
@@ -87,19 +82,12 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
     """A rank's process group: what torch knows it by, the backend that the script has asked for, and its store."""
 
     def __init__(self, job: Job, member: Member, name: str, desc: str, backend: str, store: Any) -> None:
-        self._size = len(member.group.members)
-        super().__init__(member.rank, self._size)
+        super().__init__(member.rank, len(member.group.members))
         self._job, self._member = job, member
-        self._name, self._desc, self._backend, self._store = name, desc, backend, store
+        self._name, self._backend, self._store = name, backend, store
         self._set_group_desc(desc)
 
     # What it is.
-
-    def rank(self) -> int:
-        return self._member.rank
-
-    def size(self) -> int:
-        return self._size
 
     def name(self) -> str:
         return self._backend
@@ -111,7 +99,6 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return "aiodist"
 
     group_name = pg_name = property(attrgetter("_name"))
-    group_desc = property(attrgetter("_desc"))
     _device_types = property(lambda _: [torch.device("cpu")])
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
@@ -125,13 +112,12 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return self._member.sequence
 
     def _nothing(self, *_: Any, **__: Any) -> None:
-        """There is nothing to limit or to close, and what is issued as one is posted one by one."""
+        """There is nothing to limit, and what is issued as one is posted one by one."""
 
-    set_timeout = _set_default_timeout = _set_sequence_number_for_group = shutdown = abort = _nothing
-    _start_coalescing = _end_coalescing = _nothing
+    _set_default_timeout = _start_coalescing = _end_coalescing = _nothing
 
     def __repr__(self) -> str:
-        return f"<process group {self._name} of {self._size} ranks, checked by aiodist>"
+        return f"<process group {self._name} of {self.size()} ranks, checked by aiodist>"
 
     # Collectives. Options give op and root.
 
@@ -161,7 +147,7 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
     def _cut(self, *tensors: Tensor, sizes: Sequence[int] | None = None) -> list[Tensor]:
         """Return the parts of each tensor along axis 0: of these sizes, else as many equal ones as there are ranks."""
         rows = [tensor if tensor.dim() else tensor.view(-1) for tensor in tensors]
-        return [part for each in rows for part in each.split(sizes or [each.shape[0] // self._size] * self._size)]
+        return [part for each in rows for part in each.split(sizes or [each.shape[0] // self.size()] * self.size())]
 
     def allreduce(self, tensors: Any, opts: Any = _SUM, timeout: Any = None) -> RankWork:
         tensors = _list(tensors)
@@ -254,50 +240,49 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
 class RankStore(c10d.Store):  # type: ignore[misc]
     """A store of the ranks that know it by one name; a rank that waits for a key lets others run."""
 
-    _stored: ClassVar[dict[str, dict[str, bytes]]] = {}  # by name
+    _stored: ClassVar[dict[str, Any]] = {}  # torch's own stores, by name
     _kept: ClassVar[list[RankStore]] = []  # C++ calls them back
 
     def __init__(self, job: Job, name: str) -> None:
         super().__init__()
         self._kept.append(self)
         self._job = job
-        self._values = self._stored.setdefault(name, {})
+        self._values = self._stored.setdefault(name, bindings.HashStore())
+
+    def _changed(self, found: Any) -> Any:
+        self._job.ranks.wake()
+        return found
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
-        self._job.ranks.wake()
+        self._changed(self._values.set(key, value))
 
     def get(self, key: str) -> bytes:
         self.wait([key])
-        return self._values[key]
+        return self._values.get(key)  # type: ignore[no-any-return]
 
     def add(self, key: str, number: int) -> int:
-        self.set(key, str(int(self._values.get(key, b"0")) + number))
-        return int(self._values[key])
+        return self._changed(self._values.add(key, number))  # type: ignore[no-any-return]
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        expected = expected.encode() if isinstance(expected, str) else bytes(expected)
-        if self._values.get(key, b"") == expected:
-            self.set(key, desired)
-        return self._values.get(key, expected)
+        return self._changed(self._values.compare_set(key, expected, desired))  # type: ignore[no-any-return]
 
     def num_keys(self) -> int:
-        return len(self._values)
+        return self._values.num_keys()  # type: ignore[no-any-return]
+
+    def delete_key(self, key: str) -> bool:
+        return self._values.delete_key(key)  # type: ignore[no-any-return]
 
     def check(self, keys: Sequence[str]) -> bool:
         """If not all are set, other ranks get a turn, for a program may ask until they are."""
-        there = all(key in self._values for key in keys)
+        there: bool = self._values.check(keys)
         if not there:
             self._job.ranks.sleep()
         return there
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         for key in keys:
-            if key not in self._values:
-                self._job.wait_elsewhere(partial(self._values.__contains__, key), f"waits for key {key!r} of the store")
-
-    def delete_key(self, key: str) -> bool:
-        return self._values.pop(key, None) is not None
+            if not self._values.check([key]):
+                self._job.wait_elsewhere(partial(self._values.check, [key]), f"waits for key {key!r} of the store")
 
 
 def install(job: Job) -> None:

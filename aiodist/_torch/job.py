@@ -27,7 +27,7 @@ from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from aiodist._checking.schedule import Order
-from aiodist._core.analysis import analyse, error_of
+from aiodist._core.analysis import error_of
 from aiodist._core.call import MESSAGE, Call, OrderCheck, Place, place
 from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import Observer, who_observes
@@ -37,7 +37,7 @@ from aiodist._core.terms import Location, ReplicaState
 from aiodist._core.text import place as shown_place
 from aiodist._torch.private import torch
 from aiodist._torch.ranks import OnSwitch, Ranks
-from aiodist._torch.report import NEW_GROUP, call_of_tensors, in_ranks
+from aiodist._torch.report import NEW_GROUP, call_of_tensors, report_on
 
 _PLUMBING = tuple(
     f"{Path(module.__file__ or '').resolve().parent}{os.sep}" for module in (torch, sys.modules["aiodist"], os)
@@ -72,7 +72,7 @@ def _places(frame: Any) -> Iterator[Place]:
 
 
 def _here() -> Sites:
-    """Return the places of the call that goes on, and of its callers."""
+    """Return where the program makes the current call, and where its callers are."""
     first, *callers = [*islice(_places(sys._getframe(2)), _MOST_CALLERS)] or [_UNKNOWN]  # noqa: SLF001  (documented)
     sites = first, tuple(part for caller in callers for part in (caller, 0))
     return _sites.setdefault(sites, sites)
@@ -398,13 +398,12 @@ class Job:
     def _fail(self, slot: Collective | None = None, swapped: int = 0) -> None:
         """Find why the job cannot go on; where calls have been swapped, so many, and this one the last."""
         waiting = self.ledger.stuck()
-        outside = "; ".join(f"replica {rank} {what}" for rank, what in sorted(self._elsewhere.items()))
+        outside = "; ".join(f"rank {rank} {what}" for rank, what in sorted(self._elsewhere.items()))
         snapshot = self.ledger.snapshot(
             self.facts(), blocked=tuple(sorted(waiting)), deadlocked=tuple(sorted({*waiting, *self._elsewhere})),
             circle=outside,
         )  # fmt: skip
-        report = analyse(snapshot if slot is None else _only_swapped(snapshot, slot, swapped))
-        self.error = error_of(in_ranks(report))
+        self.error = error_of(report_on(snapshot if slot is None else _only_swapped(snapshot, slot, swapped)))
         self.observer.reported(self, self.error)
         self.ranks.wake()
 
@@ -423,7 +422,7 @@ class Job:
 
 
 def _only_swapped(snapshot: Snapshot, slot: Collective, swapped: int) -> Snapshot:
-    """Return of a snapshot what shows that so many calls of a group, of which this is the last, have been swapped."""
+    """Return the part of a snapshot that shows which calls of a group were swapped: so many, and this one the last."""
     root = snapshot.groups[0]
     group = next(each for each in snapshot.groups if each.key == slot.group.key)
     slots = sorted((*group.history, *group.open), key=lambda each: each.number)

@@ -1,4 +1,4 @@
-"""torch, and which of its private names are used here, with which versions that was tried.
+"""torch, and the private names of it that this package uses.
 
 Everything in this package reaches torch through this module. A version without one of the names is refused with an
 error that says so, before anything runs.
@@ -47,7 +47,7 @@ for _owner, _name in (*((c10d, _name) for _name in _CALLED), (bindings, "_set_th
 
 
 def install(new_group: Any, rendezvous: Any) -> None:
-    """Let `torch.distributed` make process groups of ours, whatever backend is named.
+    """Make `torch.distributed` create our process groups, whatever backend is named.
 
     Args:
         new_group: makes a process group and registers it, with the arguments of `_new_process_group_helper`.
@@ -60,7 +60,7 @@ def install(new_group: Any, rendezvous: Any) -> None:
 
 
 def _world(_: Any) -> Any:
-    """Return the rank's group of all ranks, but none as the default of an argument, which all ranks share."""
+    """Return the rank's own group of all ranks; None for default arguments of torch's, which all ranks share."""
     caller = sys._getframe(1)
     is_default = caller.f_code.co_name == "<module>" and caller.f_globals["__name__"].startswith("torch.")
     return None if is_default else c10d._world.default_pg

@@ -177,8 +177,7 @@ class Ranks:
                 self._later.clear()
             choice = 0
             if len(self._ready) > 1:
-                if self.points >= self._order.next_point:
-                    choice = self._order.choose(self.points, len(self._ready))
+                choice = self._order(self.points, len(self._ready))
                 if choice:
                     self.changes.append(Change(self.points, choice))
                 self.points += 1
@@ -231,22 +230,18 @@ class _Own(NamedTuple):
 
 
 class Process:
-    """What each rank has for itself, and what it does to its process."""
+    """What each rank has for itself."""
 
-    def __init__(
-        self, ranks: Ranks, argv: Sequence[str], environment: Callable[[int], dict[str, str]], seed: int
-    ) -> None:
-        self._ranks = ranks
+    def __init__(self, size: int, argv: Sequence[str], environment: Callable[[int], dict[str, str]], seed: int) -> None:
         sys.meta_path[sys.meta_path.index(PathFinder)] = _Finder
         self._own = []
-        for rank in range(ranks.size):
+        for rank in range(size):
             variables = {os.fsencode(name): os.fsencode(value) for name, value in environment(rank).items()}
             found = [getattr(owner, name) for owner, name in _ATTRIBUTES[1:]]
             copies = [each.copy() if isinstance(each, (list, dict)) else each for each in found]
             modules = {"__main__": ModuleType("__main__")}
-            drawn = _random_states(seed * ranks.size + rank)
+            drawn = _random_states(seed * size + rank)
             self._own.append(_Own([[*argv], *copies], {**_ENVIRONMENT, **variables}, modules, {}, drawn))
-        self._replace_functions()
 
     def main_of(self, rank: int) -> ModuleType:
         """Return a rank's `__main__`."""
@@ -281,34 +276,6 @@ class Process:
             sys.modules["numpy"].random.set_state(legacy)
         torch.random.set_rng_state(torchs)
 
-    def _replace_functions(self) -> None:
-        """Take what a script does to its process as done by a rank."""
-        really_set_handler, really_leave = signal.signal, os._exit
-
-        def sleep(seconds: float, /) -> None:
-            (self._ranks.sleep if self._ranks.owns_thread() else partial(_pause, seconds))()
-
-        def set_handler(number: Any, handler: Any) -> Any:
-            if self._ranks.current() is None:
-                return really_set_handler(number, handler)
-            return signal.getsignal(number)  # only the main thread can have one, and signals come to all ranks at once
-
-        def leave(code: int) -> None:
-            if self._ranks.owns_thread():
-                raise SystemExit(code)
-            really_leave(code)
-
-        def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
-            """Let each rank be the process that its own script would start for it."""
-            if nprocs != self._ranks.size:
-                raise RuntimeError(f"the script starts {nprocs} processes: run aiodist check with --ranks {nprocs}")
-            fn(self._ranks.current(), *args)
-
-        time.sleep = sleep  # type: ignore[assignment]
-        signal.signal = set_handler  # type: ignore[assignment]
-        os._exit = leave  # type: ignore[assignment]
-        torch.multiprocessing.spawn = torch.multiprocessing.start_processes = spawn
-
 
 def _random_states(seed: int | None = None) -> tuple[Any, ...]:
     """Return the states of the random numbers of Python, NumPy and torch, the first two as a seed gives them."""
@@ -319,3 +286,32 @@ def _random_states(seed: int | None = None) -> tuple[Any, ...]:
             numpy.random.seed(seed % (1 << 32))
     legacy = None if numpy is None else numpy.random.get_state()
     return random.getstate(), legacy, torch.random.get_rng_state()
+
+
+def replace_functions(ranks: Ranks) -> None:
+    """Let sleeping, leaving, handling signals and spawning processes concern the rank that asks for it."""
+    really_set_handler, really_leave = signal.signal, os._exit
+
+    def sleep(seconds: float, /) -> None:
+        (ranks.sleep if ranks.owns_thread() else partial(_pause, seconds))()
+
+    def set_handler(number: Any, handler: Any) -> Any:
+        if ranks.current() is None:
+            return really_set_handler(number, handler)
+        return signal.getsignal(number)  # only the main thread can have one, and signals come to all ranks at once
+
+    def leave(code: int) -> None:
+        if ranks.owns_thread():
+            raise SystemExit(code)
+        really_leave(code)
+
+    def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
+        """Let each rank be the process that its own script would start for it."""
+        if nprocs != ranks.size:
+            raise RuntimeError(f"the script starts {nprocs} processes: run aiodist check with --ranks {nprocs}")
+        fn(ranks.current(), *args)
+
+    time.sleep = sleep  # type: ignore[assignment]
+    signal.signal = set_handler  # type: ignore[assignment]
+    os._exit = leave  # type: ignore[assignment]
+    torch.multiprocessing.spawn = torch.multiprocessing.start_processes = spawn

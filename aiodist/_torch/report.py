@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
+from aiodist._core.analysis import analyse
 from aiodist._core.call import LEAF, Call
 from aiodist._core.report import CollectiveReport, DivergenceKind
+from aiodist._core.snapshot import Overdue, Snapshot
 from aiodist._core.terms import Reason, ReplicaState
+from aiodist._core.text import replicas_called
 
 NEW_GROUP: Final = "new_group"
 """What calls are that make groups, and the name of the group of all ranks that has them in order."""
-
-_REPLICA = re.compile(r"`[^`]*`|(?<![\w/\\.'-])([Rr])eplica(s?)(?![\w/\\'(=-]|\.\w)")
-_SOURCE_LINE = re.compile(r"[> ] {3}\S")
 
 _DECIDE = [
     "A condition on a rank's own data is the usual cause: reduce the condition first, e.g.",
@@ -51,35 +50,28 @@ _ADVICE: dict[Reason | DivergenceKind, list[str]] = {
 }
 
 
-def in_ranks(report: CollectiveReport) -> CollectiveReport:
-    """Return a report on a torch.distributed program in the words of its author."""
+@replicas_called("rank")
+def report_on(snapshot: Snapshot, *, overdue: Overdue | None = None) -> CollectiveReport:
+    """Return what a snapshot of a torch.distributed program says went wrong, in the words of its author."""
+    report = analyse(snapshot, overdue=overdue)
+    advice = _advice(report)
     text = report.text.removesuffix("\n".join(["", *report.advice]))
-    lines = [line if _SOURCE_LINE.match(line) else ranks(line) for line in text.splitlines()]
-    advice, divergence = _advice(report), report.divergence
-    makes_groups = f"'{NEW_GROUP}'" in (report.group or "")
     return replace(
         report,
-        reason=Reason.GROUP if makes_groups else report.reason,
-        text="\n".join([*lines, *advice]),
-        group=None if report.group is None else ranks(report.group),
-        divergence=None if divergence is None else replace(divergence, text=ranks(divergence.text)),
+        reason=Reason.GROUP if _makes_groups(report) else report.reason,
+        text="\n".join([text, *advice]),
         advice=tuple(advice),
     )
 
 
-def ranks(text: str) -> str:
-    """Return a text of ours with ranks in place of replicas."""
-    return _REPLICA.sub(_rank, text)
-
-
-def _rank(found: re.Match[str]) -> str:
-    return found[0] if found[1] is None else f"{'R' if found[1] == 'R' else 'r'}ank{found[2]}"
+def _makes_groups(report: CollectiveReport) -> bool:
+    return f"'{NEW_GROUP}'" in (report.group or "")
 
 
 def _advice(report: CollectiveReport) -> list[str]:
     if any(each.state is ReplicaState.FAILED for each in report.replicas):
         return []  # its error says more
-    if f"'{NEW_GROUP}'" in (report.group or "") or "the creation of group" in report.text:
+    if _makes_groups(report) or "the creation of group" in report.text:
         return _ADVICE[Reason.GROUP]
     if "of group 'messages " in report.text and report.reason is not Reason.UNMATCHED:
         return _PAIRS

@@ -1,8 +1,8 @@
 """A script on its ranks, in a fork of this process, under schedule after schedule until one fails.
 
 Each rank runs the script as ``__main__``, in a thread of its own. A fork finds a process that nothing has used before
-it, and a crash inside torch ends the fork alone: its signal, and the line that the rank was at, become the outcome.
-Standard output and error are the script's.
+it, and a crash inside torch ends the fork alone; where that was stands on standard error. Standard output and error are
+the script's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import faulthandler
 import json
 import os
 import random
-import re
 import shlex
 import signal
 import sys
@@ -20,7 +19,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -29,15 +28,15 @@ from types import CodeType
 from typing import IO, Any
 
 from aiodist._checking.explore import minimise
-from aiodist._checking.schedule import Change, LastFirst, Order, Random, Replayed, Schedule
+from aiodist._checking.schedule import Change, Order, Schedule, at_random, default_order, last_first, replayed
 from aiodist._core.errors import CollectiveError
 from aiodist._core.terms import ReplicaState
-from aiodist._core.text import count, ids
-from aiodist._torch.cpu import Door
+from aiodist._core.text import count, ids, replicas_called
+from aiodist._torch.cpu import CudaAsCpu
 from aiodist._torch.group import install
 from aiodist._torch.job import Job, is_plumbing
 from aiodist._torch.private import torch
-from aiodist._torch.ranks import Process
+from aiodist._torch.ranks import Process, replace_functions
 
 if not hasattr(os, "fork"):
     raise ImportError("check --ranks needs an operating system with fork, such as Linux or macOS")
@@ -45,8 +44,6 @@ if not hasattr(os, "fork"):
 _OWN = str(Path(__file__).parent)
 _PATIENCE_SECONDS = 15.0
 _LOOK_SECONDS = 0.005
-_HOLDER_BYTES = 8
-_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +109,7 @@ class Checked:
         return shlex.join(words)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON has it."""
+        """Return it as JSON has it."""
         found = {**asdict(self.request), **asdict(self.outcome), "schedules": self.schedules, "text": self.text}
         replay = found.pop("replay")
         return {**found, "changes": None if replay is None else str(self.request.replay)}
@@ -125,16 +122,17 @@ def check(request: Request, schedules: int, output: IO[str] | None = None) -> Ch
     to the fewest changes that still fail. What the first prints goes to the output, by default this process's.
     """
     if request.replay is not None:
-        return Checked(request, _run(request, Replayed(request.replay.changes), output), 1)
-    outcome, number = _run(request, Order(), output), 0
-    while outcome.kind == "agreed" and outcome.points and number < schedules - 1:
+        return Checked(request, _run(request, replayed(request.replay.changes), output), 1)
+    outcome, number = _run(request, default_order, output), 0
+    points = outcome.points
+    while outcome.kind == "agreed" and points and number < schedules - 1:
         number += 1
         chance = random.Random(f"{request.seed} {number}")  # noqa: S311  (a schedule is no secret)
-        outcome = _run(request, LastFirst() if number == 1 else Random(chance), silent=True)
+        outcome = _run(request, last_first if number == 1 else at_random(chance, points), silent=True)
     if number and outcome.kind != "agreed":
 
         def failure_of(changes: Sequence[Change]) -> Outcome | None:
-            found = _run(request, Replayed(changes), silent=True)
+            found = _run(request, replayed(changes), silent=True)
             return found if found.like == outcome.like else None
 
         outcome = minimise(Schedule.parse(outcome.schedule).changes, failure_of) or outcome
@@ -148,10 +146,10 @@ def _run(request: Request, order: Order, output: IO[str] | None = None, *, silen
     """Run a script once, in a fork of this process; what it prints goes to an output, or nowhere."""
     _flush()
     seconds = request.seconds + _PATIENCE_SECONDS
-    with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as crash, Path(os.devnull).open("w") as nowhere:
+    with tempfile.TemporaryFile() as answer, Path(os.devnull).open("w") as nowhere:
         child = os.fork()
         if not child:
-            _run_here(request, order, nowhere if silent else output, answer, crash)
+            _run_here(request, order, nowhere if silent else output, answer)
         ended, status, until = 0, 0, time.monotonic() + seconds
         try:
             while not ended and time.monotonic() < until:
@@ -166,7 +164,7 @@ def _run(request: Request, order: Order, output: IO[str] | None = None, *, silen
             return Outcome("timeout", f"the process of the ranks has not answered for {seconds:g} s")
         answer.seek(0)
         found = answer.read()
-        return Outcome(**json.loads(found)) if found else Outcome("crashed", _crash_text(status, crash))
+        return Outcome(**json.loads(found)) if found else Outcome("crashed", _crash_text(status))
 
 
 def _flush() -> None:
@@ -174,17 +172,15 @@ def _flush() -> None:
         stream.flush()
 
 
-def _run_here(request: Request, order: Order, output: IO[str] | None, answer: IO[bytes], crash: IO[bytes]) -> None:
+def _run_here(request: Request, order: Order, output: IO[str] | None, answer: IO[bytes]) -> None:
     """Run a script in this fork, and end it."""
     os.setsid()
-    crash.write(b" " * _HOLDER_BYTES)
-    crash.flush()
-    faulthandler.enable(crash, all_threads=False)
+    faulthandler.enable(all_threads=False)
     warnings.filterwarnings("ignore", "Attempted to get default timeout for nccl")
     if output is not None:
         os.dup2(output.fileno(), 1)
     try:
-        outcome = _ScriptRun(request, order, lambda rank: os.pwrite(crash.fileno(), b"%-8d" % rank, 0)).run()
+        outcome = _ScriptRun(request, order).run()
         atexit._run_exitfuncs()  # noqa: SLF001  (a fork that leaves would run none: the script's, and a trace's)
         _flush()
         answer.write(json.dumps(asdict(outcome)).encode())
@@ -195,19 +191,10 @@ def _run_here(request: Request, order: Order, output: IO[str] | None, answer: IO
         os._exit(70)
 
 
-def _crash_text(status: int, crash: IO[bytes]) -> str:
+def _crash_text(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    crash.seek(0)
-    holder, _, rest = crash.read().decode(errors="replace").partition("\n")
-    rank = holder[:_HOLDER_BYTES].strip()
-    frames = [match for match in map(_FRAME.fullmatch, rest.splitlines()) if match]
-    own = next((frame for frame in frames if not is_plumbing(frame["file"])), None)
-    lines = [f"the process of the ranks {how}" + (f" while rank {rank} ran" if rank else "")]
-    lines += [f"  at {own['file']}:{own['line']} in {own['function']}"] if own is not None else []
-    if frames and frames[0] is not own:
-        lines.append(f"  inside {frames[0]['file']}:{frames[0]['line']} in {frames[0]['function']}")
-    return "\n".join(lines)
+    return f"the process of the ranks {how}"
 
 
 # In the fork.
@@ -216,19 +203,15 @@ def _crash_text(status: int, crash: IO[bytes]) -> str:
 class _ScriptRun:
     """One run of a script on its ranks; the process is of no other use afterwards."""
 
-    def __init__(self, request: Request, order: Order, on_switch: Callable[[int], object]) -> None:
+    def __init__(self, request: Request, order: Order) -> None:
         self._request = request
         self._seed = request.seed if request.replay is None else request.replay.seed
         self._errors: dict[int, BaseException] = {}
-        self._taken_for_cpu: Door | None = None
-
-        def switch(leaves: int | None, enters: int) -> None:
-            self._process.switch(leaves, enters)
-            on_switch(enters)
-
-        self._job = Job(request.ranks, Path(request.script).name, order, switch)
-        own = [request.script, *request.arguments]
-        self._process = Process(self._job.ranks, own, self._environment, self._seed)
+        self._cuda_as_cpu: CudaAsCpu | None = None
+        argv = [request.script, *request.arguments]
+        self._process = Process(request.ranks, argv, self._environment, self._seed)
+        self._job = Job(request.ranks, Path(request.script).name, order, self._process.switch)
+        replace_functions(self._job.ranks)
 
     def run(self) -> Outcome:
         """Run it."""
@@ -238,7 +221,7 @@ class _ScriptRun:
         except (SyntaxError, ValueError) as error:
             return Outcome("failed", "".join(traceback.format_exception_only(error)).rstrip())
         install(self._job)
-        self._taken_for_cpu = Door(request.ranks, self._job.rank) if request.cpu else None
+        self._cuda_as_cpu = CudaAsCpu(request.ranks, self._job.rank) if request.cpu else None
         sys.path[:] = [str(script.resolve().parent), *(path for path in sys.path if path)]
         if ranks.run(partial(self._main, code), request.seconds):
             self._job.finish()
@@ -246,7 +229,7 @@ class _ScriptRun:
         else:
             outcome = Outcome("timeout", self._where())
         outcome.collectives, outcome.points = self._job.collectives, ranks.points
-        outcome.notes = self._taken_for_cpu.notes() if self._taken_for_cpu is not None else []
+        outcome.notes = self._cuda_as_cpu.notes() if self._cuda_as_cpu is not None else []
         outcome.schedule = str(Schedule(self._seed, tuple(ranks.changes)))
         return outcome
 
@@ -265,7 +248,7 @@ class _ScriptRun:
         torch.autograd.set_multithreading_enabled(False)
         self._job.begin(rank)
         try:
-            with self._taken_for_cpu or nullcontext():
+            with self._cuda_as_cpu or nullcontext():
                 _execute(code, main)
             self._job.settle(rank)
         except BaseException as error:  # noqa: BLE001  (whatever it is, it is how the rank ended)
@@ -273,8 +256,9 @@ class _ScriptRun:
         state = ReplicaState.FAILED if rank in self._errors else ReplicaState.EXITED
         self._job.end(rank, state, self._errors.get(rank))
 
+    @replicas_called("rank")
     def _outcome(self) -> Outcome:
-        """Tell the first error of the script's own whole, the others in a line each, and then who waited."""
+        """Return how it ended: the script's first own error in full, the others in a line each, then who waited."""
         error = self._job.error
         report = None if error is None else error.report.to_dict()
         own = {rank: each for rank, each in sorted(self._errors.items()) if not isinstance(each, CollectiveError)}
@@ -291,7 +275,7 @@ class _ScriptRun:
         exits = isinstance(first, SystemExit)
         text = f"exit code {first.code}" if exits else "".join(_program_traceback(first)).rstrip()  # type: ignore[attr-defined]
         alike = [rank for rank, each in own.items() if (type(each), str(each)) == (type(first), str(first))]
-        lines = [text, f"On {ids(alike, 'rank')} of {self._request.ranks}."]
+        lines = [text, f"On {ids(alike)} of {self._request.ranks}."]
         lines += [f"rank {rank}: {type(each).__name__}: {each}" for rank, each in own.items() if rank not in alike]
         if any(word in text for word in ("CUDA", "NVIDIA", "accelerator")) and not self._request.cpu:
             lines.append("With --cpu, CUDA devices are taken for the CPU.")
@@ -299,7 +283,7 @@ class _ScriptRun:
         return Outcome("exited" if exits else "failed", "\n".join(lines), report)
 
     def _where(self) -> str:
-        """Say where each rank is, of a run that takes too long."""
+        """Say where each rank is, when a run takes too long."""
         lines = [f"the ranks had not ended after {self._request.seconds:g} s:"]
         for facts in self._job.facts():
             at = facts.stack[-1] if facts.stack else None

@@ -10,7 +10,7 @@ from typing import Any
 
 from aiodist import MirroredStrategy
 from aiodist._checking.explore import Result, run
-from aiodist._checking.schedule import Change, Replayed
+from aiodist._checking.schedule import Change, replayed
 
 Main = Callable[[], Coroutine[Any, Any, Any]]
 
@@ -21,7 +21,7 @@ def mirrored(replicas: int) -> MirroredStrategy:
 
 def result(main: Main, *changes: tuple[int, int], seconds: float | None = 20) -> Result:
     """Run a main coroutine function once, in the default order but for the changes."""
-    order = Replayed(Change(*change) for change in changes)
+    order = replayed(Change(*change) for change in changes)
     return run(main, order, seed=0, seconds=seconds)
 
 

@@ -135,17 +135,7 @@ def test_what_can_still_go_on_is_no_deadlock(main: Main) -> None:
     value(main)
 
 
-# What cannot.
-
-
-async def lock_across_a_collective() -> None:
-    lock = asyncio.Lock()
-
-    async def replica() -> None:
-        async with lock:
-            await get_replica_context().barrier()
-
-    await mirrored(3).run(replica)
+# What cannot; a lock that is held across a collective is in docs/checking.md.
 
 
 async def empty_queue_with_idle_threads() -> None:
@@ -192,7 +182,6 @@ async def sleep_forever() -> None:
 @pytest.mark.parametrize(
     ("main", "waiting", "suspects", "number"),
     [
-        (lock_across_a_collective, (0,), (1, 2), 0),
         (empty_queue_with_idle_threads, (0, 2), (1,), 1),
         (locks_in_opposite_order, (), (0, 1), 0),
         (sleep_forever, (), (0, 1), 0),

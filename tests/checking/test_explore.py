@@ -1,18 +1,21 @@
-"""Exploring finds bugs that depend on the order, reduces their schedules, and repeats them; correct programs pass."""
+"""Exploring finds bugs that depend on the order, reduces their schedules, and repeats them; schedules as text."""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aiodist import CollectiveMismatchError, get_replica_context
-from aiodist._checking.explore import Result, explore, replay
-from aiodist._checking.schedule import Schedule
+from aiodist._checking.explore import Result, explore, minimise, replay
+from aiodist._checking.schedule import DEFER, Change, Schedule
 from tests.checking.programs import Main, mirrored
 from tests.project.paths import ROOT, environment
 
@@ -100,3 +103,37 @@ def test_program_without_a_choice_or_with_a_failure_in_the_default_order_has_one
     assert found.schedules == 1
     assert isinstance(found.error, ValueError)
     assert str(found.schedule) == "0/"
+
+
+# Schedules as text, and the search for the fewest changes.
+
+choices = st.one_of(st.just(DEFER), st.integers(-50, 50).filter(bool))
+changes = st.dictionaries(st.integers(0, 10**6), choices, max_size=20).map(
+    lambda found: tuple(Change(point, found[point]) for point in sorted(found))
+)
+
+
+@given(st.integers(0, 2**40), changes)
+def test_text_is_read_back(seed: int, made: tuple[Change, ...]) -> None:
+    schedule = Schedule(seed, made)
+    assert Schedule.parse(str(schedule)) == schedule
+
+
+@pytest.mark.parametrize(
+    "text", ["", "7", "x/", "-1/", "0/17", "0/17:0", "0/17:-0", "0/,", "0/17-,", "0/17-;18-", "²/"]
+)
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected a schedule such as 0/17-,40:2"):
+        Schedule.parse(text)
+
+
+@given(st.integers(1, 40), st.data())
+def test_minimised_items_fail_and_none_of_them_can_be_left_out(size: int, data: st.DataObject) -> None:
+    groups = data.draw(st.lists(st.sets(st.integers(0, size - 1), min_size=1), min_size=1, max_size=3))
+
+    def failure_of(part: Sequence[int]) -> Sequence[int] | None:
+        return part if any(group <= set(part) for group in groups) else None
+
+    found = minimise(range(size), failure_of) or range(size)
+    assert failure_of(found)
+    assert len(found) == 1 or not any(failure_of([x for x in found if x != one]) for one in found)

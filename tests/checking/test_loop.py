@@ -17,7 +17,7 @@ import pytest
 from aiodist import get_replica_context
 from aiodist._checking.check import HeldUpLoop
 from aiodist._checking.explore import replay, run
-from aiodist._checking.schedule import DEFER, Order, Schedule
+from aiodist._checking.schedule import DEFER, Schedule, default_order
 from aiodist._runtime.blocking import watch
 from tests.checking.programs import Main, mirrored, result, value
 
@@ -220,7 +220,7 @@ def test_a_function_that_makes_loops_itself_gets_controlled_ones() -> None:
         return asyncio.get_running_loop().time()
 
     before = asyncio.new_event_loop
-    found = run(lambda: [asyncio.run(one_hour()) for _ in range(2)], Order(), seed=0, seconds=20)
+    found = run(lambda: [asyncio.run(one_hour()) for _ in range(2)], default_order, seed=0, seconds=20)
     assert found.value == [3600, 3600]
     assert asyncio.new_event_loop is before
 

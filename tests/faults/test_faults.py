@@ -20,7 +20,7 @@ import pytest
 from aiodist import CollectiveError, Reason, ReplicaContext, get_replica_context
 from aiodist._checking.explore import Program, explore
 from aiodist._checking.explore import run as run_under
-from aiodist._checking.schedule import LastFirst, Order, Random
+from aiodist._checking.schedule import Order, at_random, default_order, last_first
 from tests.faults.case import CASES, REPLICAS, Case
 from tests.runtime.programs import mirrored, run, still_works
 
@@ -33,13 +33,8 @@ SCHEDULES = 8
 MOST_SCHEDULES = 100
 
 
-def each(cases: list[Case]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
-
-
-def each_size(cases: list[Case]) -> pytest.MarkDecorator:
-    sizes = [(case, replicas) for case in cases for replicas in case.sizes]
-    return pytest.mark.parametrize(("case", "replicas"), sizes, ids=[f"{case.name}-{n}" for case, n in sizes])
+def name(value: Case | int) -> str:
+    return value.name if isinstance(value, Case) else str(value)
 
 
 def check_error(case: Case, error: BaseException | None, replicas: int) -> None:
@@ -73,7 +68,7 @@ def loops(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
 ON_ANY_LOOP = [case for case in CASES if not case.scheduled and case.reason is not Reason.DEADLOCK]
 
 
-@each([case for case in ON_ANY_LOOP if case.reason is not Reason.CYCLE])
+@pytest.mark.parametrize("case", [case for case in ON_ANY_LOOP if case.reason is not Reason.CYCLE], ids=name)
 def test_case_on_every_event_loop(case: Case) -> None:
     for loop in loops(case):
         run_on(case, loop)
@@ -103,7 +98,7 @@ def run_on(case: Case, loop: tuple[str, dict[str, Any]]) -> None:
 
 
 @pytest.mark.leaves_tasks  # asyncio.gather leaves its other tasks alone when one fails
-@each_size(CASES)
+@pytest.mark.parametrize(("case", "replicas"), [(case, n) for case in CASES for n in case.sizes], ids=name)
 def test_case_under_many_schedules(case: Case, replicas: int) -> None:
     program = program_of(case, replicas)
     if case.scheduled:
@@ -112,7 +107,7 @@ def test_case_under_many_schedules(case: Case, replicas: int) -> None:
             check_error(case, found.error, replicas)
     elif case.error is not None:
         with executed_lines(replicas) as executed:
-            first = run_under(program, Order(), seed=0, seconds=60).error
+            first = run_under(program, default_order, seed=0, seconds=60).error
         check_error(case, first, replicas)
         if isinstance(first, CollectiveError):
             check_places(str(first), executed)
@@ -136,7 +131,7 @@ def program_of(case: Case, replicas: int = REPLICAS) -> Program:
 
 def orders(schedules: int = SCHEDULES) -> list[Order]:
     """Return the orders that a fault must show in: the default one, its reverse, random ones."""
-    return [Order(), LastFirst(), *(Random(random.Random(seed)) for seed in range(schedules - 2))]
+    return [default_order, last_first, *(at_random(random.Random(seed), 100) for seed in range(schedules - 2))]
 
 
 # Every line that a report names was executed by the replicas of which it speaks.

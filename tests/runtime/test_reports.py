@@ -34,7 +34,7 @@ from aiodist import (
     ReplicaState,
 )
 from aiodist._checking.explore import run as run_under
-from aiodist._checking.schedule import Order
+from aiodist._checking.schedule import default_order
 from aiodist._core.ledger import HISTORY
 from tests.faults.case import CASES, Case
 from tests.faults.test_faults import program_of
@@ -108,7 +108,7 @@ async def test_an_error_reads_as_it_should_whoever_comes_first(program: Program,
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in PLANTED], ids=lambda case: case.name)
 def test_the_report_of_a_planted_fault_reads_as_it_should(case: Case, update_golden: bool) -> None:
-    error = run_under(program_of(case), Order(), seed=0, seconds=60).error
+    error = run_under(program_of(case), default_order, seed=0, seconds=60).error
     assert isinstance(error, CollectiveError)
     check_golden(case.name, error, update_golden)
 

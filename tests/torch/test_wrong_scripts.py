@@ -95,7 +95,7 @@ OTHERWISE: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
     "an exit code": ("sys.exit(3 * (rank == 2))", {}, "exited", ["exit code 3", "rank 2 of 3"]),
     "a crash inside torch": (
         "dist.barrier()\nif rank == 1:\n    import ctypes\n    ctypes.string_at(0)\ndist.barrier()", {},
-        "crashed", ["SIGSEGV while rank 1 ran", "script.py:7"]),
+        "crashed", ["SIGSEGV"]),
     "a script that takes too long": (
         "while rank == 1: pass\ndist.barrier()", {"seconds": 0.3}, "timeout", ["> rank 1  at", "script.py:4"]),
     "CUDA without --cpu": (
