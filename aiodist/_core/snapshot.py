@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from aiodist._core.call import OrderCheck, Place, Post, fingerprint
 from aiodist._core.terms import Location, ReplicaState
-from aiodist._core.text import ids_briefly, place, shortened
+from aiodist._core.text import group_label
 from aiodist._core.wire import File
 
 GroupKey: TypeAlias = tuple[tuple[int, ...], str | None, int]
@@ -89,18 +88,9 @@ class GroupRecord:
     join: SlotRecord | None = None  # while a replica has joined; its number is the first that no replica has used
 
     def label(self) -> str | None:
-        """Return what reports call the group; None for the run's own group, of which they need not speak."""
-        members, name, number = self.key
-        if number < 0:
-            return None
-        if name is not None:
-            return f"group {shortened(repr(name), 40)} of {_ids_of(members)}"
+        """Return what reports call the group; see `group_label`."""
         being_made = any(slot.number < 0 for slot in self.open)  # its members may not agree on the place
-        made_at = None if being_made or self.made_at is None else f" made at {place(self.made_at.location)}"
-        return f"the group of {_ids_of(members)}{made_at or ''}"
-
-
-_ids_of = lru_cache(maxsize=64)(ids_briefly)  # thousands wait in one group
+        return group_label(*self.key, None if being_made or self.made_at is None else self.made_at.location)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 
 from aiodist._core.terms import Location
 
@@ -55,6 +56,18 @@ def clause(replicas: Collection[int], verb: str, most_runs: int = _MOST_RUNS) ->
     """Return ids with a verb that agrees: ``replica 2 waits``, ``replicas 0 and 1 wait``."""
     agrees = verb if len(replicas) == 1 else _PLURALS.get(verb, verb.removesuffix("s"))
     return f"{ids_briefly(replicas, most_runs)} {agrees}"
+
+
+_ids_of = lru_cache(maxsize=64)(ids_briefly)  # thousands wait in one group
+
+
+def group_label(members: tuple[int, ...], name: str | None, number: int, made_at: Location | None) -> str | None:
+    """Return what reports call a group; None for the run's own group, of which they need not speak."""
+    if number < 0:
+        return None
+    if name is not None:
+        return f"group {shortened(repr(name), 40)} of {_ids_of(members)}"
+    return f"the group of {_ids_of(members)}{'' if made_at is None else f' made at {place(made_at)}'}"
 
 
 def brief(error: BaseException) -> str:
