@@ -98,7 +98,7 @@ def _calls(group: GroupRecord, replica_id: int) -> list[RecordedCall]:
     label = group.label()
     found = [_recorded(slot, replica_id, label, complete=True) for slot in group.history if slot.number >= 0]
     everyone = len(group.key[0])
-    for slot in (*group.open, *([group.join] if group.join is not None else [])):
+    for slot in group.left:
         posted = len(slot.posts) == 1 and len(slot.posts[0][1]) == everyone
         found.append(_recorded(slot, replica_id, label, complete=posted))
     return [call for call in found if call is not None]

@@ -86,7 +86,7 @@ class Step(NamedTuple):
         return [post for slot in self.group.open[:1] if slot.number < 0 for post, _ in slot.posts[:1]]
 
     def __str__(self) -> str:
-        where = f"{self.waits_in.with_group(self.post)} ({place(self.post.location)})"
+        where = f"{self.waits_in.with_group(str(self.post.call))} ({place(self.post.location)})"
         waits = f"{clause(self.replicas, 'waits')} in {where} for {ids_briefly(self.missing)}"
         return f"{'>' if self.odd else ' '} {waits}"
 
@@ -269,10 +269,9 @@ def _doing(trouble: Collective, replica: ReplicaReport, call: str | None) -> tup
         return f"returned {value}{made}", replica.ended_at
     if replica.state.ended:
         return f"{replica.state} {made}", None
-    for other in picture.waits.get(replica_id, []):
-        post = other.slot.post_of(replica_id)
-        if post is not None:
-            return f"waits in {other.with_group(post)}", post.location
+    for other in picture.waits.get(replica_id, ()):
+        record = other.records[replica_id]
+        return f"waits in {other.with_group(record.call)}", record.location
     what = "cancelled out of it, goes on" if replica_id in trouble.abandoned else "elsewhere"
     return f"{what}, {made}", replica.stack[-1] if replica.stack else None
 

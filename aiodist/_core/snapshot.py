@@ -87,6 +87,11 @@ class GroupRecord:
     open: tuple[SlotRecord, ...]  # the others, by number
     join: SlotRecord | None = None  # while a replica has joined; its number is the first that no replica has used
 
+    @property
+    def left(self) -> tuple[SlotRecord, ...]:
+        """The open collectives, the join last."""
+        return self.open if self.join is None else (*self.open, self.join)
+
     def label(self) -> str | None:
         """Return what reports call the group; see `group_label`."""
         being_made = any(slot.number < 0 for slot in self.open)  # its members may not agree on the place
