@@ -582,7 +582,7 @@ class Ledger:
         self.made: defaultdict[tuple[tuple[int, ...], str | None], Counter[int]] = defaultdict(Counter)
         self.making: dict[GroupKey, Group] = {}
         self._serial = 0
-        self._groups: WeakSet[Group] | None = None
+        self._groups: WeakSet[Group] = WeakSet()
         self.held: set[Group] = set()
         self._recent: deque[Group] | None = None if total is None else deque(maxlen=_MOST_RECENT)
         ids = everyone(total) if total is not None else tuple(replicas)
@@ -595,8 +595,6 @@ class Ledger:
 
     def add(self, group: Group) -> None:
         """Know a group, as long as somebody keeps it."""
-        if self._groups is None:
-            self._groups = WeakSet()
         self._groups.add(group)
 
     def let_go(self, group: Group) -> None:
@@ -619,14 +617,9 @@ class Ledger:
         self.add(group)
         return group
 
-    @property
-    def has_groups(self) -> bool:
-        """Whether there is any group beside the run's own."""
-        return bool(self._groups)
-
     def groups(self) -> list[Group]:
         """Return every group of the run, its own first, in the order in which they were made."""
-        return [self.root, *sorted(self._groups or (), key=lambda group: group.serial)]
+        return [self.root, *sorted(self._groups, key=lambda group: group.serial)]
 
     def end(self, replica: Replica, state: ReplicaState) -> None:
         """Note that a replica's function has ended, and how: in all groups of the run."""

@@ -205,7 +205,7 @@ def _what_is_late(trouble: Collective) -> str:
 def _who(trouble: Collective) -> list[str]:
     marked, leaf, calls = set(trouble.odd), _leaf_apart(trouble), dict[int, str]()
     for members, post, _ in trouble.partitions:
-        calls.update(dict.fromkeys(members, _shown_call(post.call, trouble.reason, leaf)))
+        calls.update(dict.fromkeys(members, _shown_call(post.call, leaf)))
     doing = {r.replica_id: _doing(trouble, r, calls.get(r.replica_id)) for r in trouble.replicas}
     return [*_rows(trouble, marked, doing), *_source_lines(trouble, marked, doing), *_waits(trouble)]
 
@@ -236,22 +236,14 @@ def _devices(replicas: Sequence[ReplicaReport]) -> str:
     return ", ".join(replica.device for replica in replicas)
 
 
-def _shown_call(call: Call, reason: Reason, leaf: int | None) -> str:
+def _shown_call(call: Call, leaf: int | None) -> str:
     """Return a call as text; of a large nest only what differs."""
-    whole, differs = str(call), ""
+    whole = str(call)
     if call.structure is None or len(whole) <= _LONGEST_CALL:
         return whole
-    match reason:
-        case Reason.AXIS if call.axis is not None:
-            differs = f"axis={call.axis[0] if len(set(call.axis)) == 1 else call.axis}"
-        case Reason.SOURCE:
-            differs = f"source={call.source}"
-        case Reason.NAME:
-            differs = f"name={call.name!r}"
-        case _ if leaf is not None:
-            differs = f"value{call.paths[leaf]}: {leaf_text(*call.leaves[leaf])}"
-        case _:
-            return shortened(whole, _LONGEST_CALL)
+    if leaf is None:  # an axis, a source or a name stands at the end
+        return shortened(whole, _LONGEST_CALL)
+    differs = f"value{call.paths[leaf]}: {leaf_text(*call.leaves[leaf])}"
     return f"{call.kind}({', '.join([*filter(None, [call.op]), f'{len(call.paths)} leaves', differs])})"
 
 
@@ -449,13 +441,9 @@ def _apart(path: str, a: ast.AST, b: ast.AST) -> tuple[str, ast.AST, ast.AST]:
             part = f"[{ast.unparse(keys[index - len(keys)] or a)}]"
         case ast.List() | ast.Tuple():
             part = f"[{index}]"
-        case ast.Call() if isinstance(x, ast.keyword) and isinstance(y, ast.keyword) and x.arg == y.arg:
-            part, x, y = f".{x.arg}", x.value, y.value
-        case ast.Call() if index:
-            part = "" if isinstance(x, ast.Dict) else "…"  # nothing is known of other containers' keys
         case _:
             return path, a, b
-    return _apart(path if path.endswith("…") else path + part, x, y)
+    return _apart(path + part, x, y)
 
 
 # What came before, and how they diverged.
