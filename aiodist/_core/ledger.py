@@ -404,7 +404,8 @@ class Group:
         made[member.replica_id] += 1
         group = self.ledger.making.get(key)
         if group is None:
-            group = self.ledger.making[key] = self._make(key, code, offset)
+            # the creation is what each of them makes first
+            group = self.ledger.making[key] = self.ledger.make(key, (code, offset), sequence=-1)
         joined = group.member_of(member.replica_id)
         joined.sequence = -1
         call = Call("new_group", members=group.key[0], name=name)
@@ -413,16 +414,6 @@ class Group:
             group.complete(slot)
             del self.ledger.making[key]
         return joined
-
-    def _make(self, key: GroupKey, code: Any, offset: int) -> Group:
-        own = self.ledger.replica_by_id
-        group = Group(self.ledger, key, [own[each] for each in key[0] if each in own], (code, offset))
-        for each in group.members:
-            each.sequence = -1  # the creation is what each of them makes first
-            if each.replica.end is not None:
-                group.note_end(each)
-        self.ledger.add(group)
-        return group
 
     # Trouble.
 
@@ -593,9 +584,16 @@ class Ledger:
         self._serial += 1
         return self._serial - 1
 
-    def add(self, group: Group) -> None:
-        """Know a group, as long as somebody keeps it."""
+    def make(self, key: GroupKey, made_at: tuple[Any, int] | None = None, *, sequence: int = 0) -> Group:
+        """Return a new group, which is known as long as somebody keeps it; its members begin with that number."""
+        own = [self.replica_by_id[each] for each in key[0] if each in self.replica_by_id]
+        group = Group(self, key, own, made_at)
+        for member in group.members:
+            member.sequence = sequence
+            if member.replica.end is not None:
+                group.note_end(member)
         self._groups.add(group)
+        return group
 
     def let_go(self, group: Group) -> None:
         """Hold a group no more, whose slots are all complete.
@@ -606,16 +604,6 @@ class Ledger:
         self.held.discard(group)
         if self._recent is not None and (not self._recent or self._recent[-1] is not group):
             self._recent.append(group)
-
-    def channel(self, source: int, destination: int, name: str) -> Group:
-        """Return a new group for what one replica sends another: the k-th send meets the k-th receive."""
-        ends = [self.replica_by_id[source], self.replica_by_id[destination]]
-        group = Group(self, ((source, destination), name, 0), ends, None)
-        for member in group.members:
-            if member.replica.end is not None:
-                group.note_end(member)
-        self.add(group)
-        return group
 
     def groups(self) -> list[Group]:
         """Return every group of the run, its own first, in the order in which they were made."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from aiodist._core.ledger import HISTORY, Ledger
 from aiodist._core.snapshot import GroupRecord, SlotRecord
 from aiodist._core.terms import Location
-from aiodist._core.text import count, ids_briefly, shown
+from aiodist._core.text import alike, count, ids_briefly, shown
 
 _SHOWN = 10
 
@@ -77,12 +77,10 @@ class RunRecord:
         return tuple(call for group in self._groups for call in _calls(group, replica_id)[-HISTORY:])
 
     def __str__(self) -> str:
-        alike: dict[tuple[RecordedCall, ...], list[int]] = {}
-        for replica in self._ledger.replicas:
-            alike.setdefault(self.calls(replica.id)[-_SHOWN:], []).append(replica.id)
+        last = alike((self.calls(replica.id)[-_SHOWN:], replica.id) for replica in self._ledger.replicas)
         state = "in progress" if self.in_progress else "ended"
         lines = [f"run of {count(len(self.devices), 'replica')}, {state}"]
-        for calls, members in alike.items():
+        for calls, members in last.items():
             lines.append(f"  {ids_briefly(members)}{'' if calls else ': no collective yet'}")
             lines += [f"    {call}" for call in calls]
         return "\n".join(lines)

@@ -21,6 +21,7 @@ from aiodist._core.snapshot import GroupRecord
 from aiodist._core.terms import Location, Reason, ReplicaState
 from aiodist._core.text import (
     WIDTH,
+    alike,
     clause,
     count,
     fitted,
@@ -215,14 +216,13 @@ _Doing: TypeAlias = Mapping[int, tuple[str, Location | None]]
 
 def _rows(trouble: Collective, marked: set[int], doing: _Doing) -> list[str]:
     """Return a line for all replicas that do the same; the odd ones marked, and last."""
-    alike: dict[tuple[bool, str, str], list[ReplicaReport]] = {}
-    for replica in trouble.replicas:
-        what, at = doing[replica.replica_id]
-        key = replica.replica_id in marked, what, shown(at) if at is not None else ""
-        alike.setdefault(key, []).append(replica)
-    ordered = sorted(alike.items(), key=lambda each: (each[0][0], -len(each[1]), each[1][0].replica_id))
+    rows_of = alike(
+        ((replica_id in marked, what, shown(at) if at is not None else ""), replica_id)
+        for replica_id, (what, at) in doing.items()
+    )
+    ordered = sorted(rows_of.items(), key=lambda each: (each[0][0], -len(each[1]), each[1][0]))
     rows = [
-        (mark, ids_briefly(r.replica_id for r in own), _devices(own), what, where)
+        (mark, ids_briefly(own), _devices(trouble, own), what, where)
         for (mark, what, where), own in ordered[:_MOST_PARTITIONS]
     ]
     rest = sum(len(own) for _, own in ordered[_MOST_PARTITIONS:])
@@ -230,10 +230,10 @@ def _rows(trouble: Collective, marked: set[int], doing: _Doing) -> list[str]:
     return _columns(rows) + more
 
 
-def _devices(replicas: Sequence[ReplicaReport]) -> str:
+def _devices(trouble: Collective, replicas: Sequence[int]) -> str:
     if len(replicas) > _MOST_DEVICES:
         return count(len(replicas), "replica")
-    return ", ".join(replica.device for replica in replicas)
+    return ", ".join(trouble.reports[replica_id].device for replica_id in replicas)
 
 
 def _shown_call(call: Call, leaf: int | None) -> str:
@@ -322,12 +322,9 @@ def _cut(line: str, width: int) -> str:
 
 def _waits(trouble: Collective) -> list[str]:
     """Return what replicas wait for that are elsewhere, those that wait for the same together."""
-    alike: dict[str, list[int]] = {}
-    for replica in trouble.replicas:
-        if replica.waits_for is not None:
-            alike.setdefault(replica.waits_for, []).append(replica.replica_id)
+    told = alike((each.waits_for, each.replica_id) for each in trouble.replicas if each.waits_for is not None)
     lines = []
-    for what, members in list(alike.items())[:_MOST_PLACES]:
+    for what, members in list(told.items())[:_MOST_PLACES]:
         verb, _, rest = what.partition(" ")
         lines.append(f"{upper(clause(members, verb))} {rest}.")
     return lines
@@ -380,11 +377,10 @@ def _sites_differ(trouble: Collective) -> list[str]:
 
 def _on_each(trouble: Collective, what: Iterable[str]) -> str:
     """Say what holds for the replicas of each partition."""
-    alike: dict[str, list[int]] = {}
-    for (members, *_), each in zip(trouble.partitions, what, strict=True):
-        alike.setdefault(each, []).extend(members)
-    told = [f"{each} on {ids_briefly(members)}" for each, members in list(alike.items())[:_MOST_PARTITIONS]]
-    return ", ".join(told if len(told) == len(alike) else [*told, "…"])
+    partitions = zip(what, trouble.partitions, strict=True)
+    found = alike((each, replica_id) for each, (members, *_) in partitions for replica_id in members)
+    told = [f"{each} on {ids_briefly(members)}" for each, members in list(found.items())[:_MOST_PARTITIONS]]
+    return ", ".join(told if len(told) == len(found) else [*told, "…"])
 
 
 def _function(function: Function | None) -> str:

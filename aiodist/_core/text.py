@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
+from typing import Any
 
 from aiodist._core.terms import Location
 
@@ -68,6 +69,14 @@ def group_label(members: tuple[int, ...], name: str | None, number: int, made_at
     if name is not None:
         return f"group {shortened(repr(name), 40)} of {_ids_of(members)}"
     return f"the group of {_ids_of(members)}{'' if made_at is None else f' made at {place(made_at)}'}"
+
+
+def alike(told: Iterable[tuple[Any, int]]) -> dict[Any, list[int]]:
+    """Return the ids of the replicas of which the same is told, by what that is."""
+    found: dict[Any, list[int]] = {}
+    for what, replica_id in told:
+        found.setdefault(what, []).append(replica_id)
+    return found
 
 
 def brief(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from aiodist._core.report import CallRecord, Divergence, ReplicaReport
 from aiodist._core.snapshot import GroupKey, GroupRecord, MemberRecord, SlotRecord, Snapshot
 from aiodist._core.source import time_limit_around
 from aiodist._core.terms import Location, Reason, ReplicaState
-from aiodist._core.text import clause, place, upper
+from aiodist._core.text import alike, clause, place, upper
 
 _REASONS = list(Reason)
 _MOST_LIMITS = 3
@@ -66,20 +66,24 @@ class Picture:
         return self._histories[group.key]
 
 
+def _record(number: int, post: Post) -> CallRecord:
+    return CallRecord(number, str(post.call), post.location)
+
+
 def _histories(group: GroupRecord) -> dict[int, tuple[CallRecord, ...]]:
     """Return what the members called. Most called the same, so histories that are alike are one tuple."""
     common: list[CallRecord] = []
     own: dict[int, list[CallRecord]] = {member.replica_id: [] for member in group.members}
     for slot in (*group.history, *group.left):
         for post, replicas in slot.posts if slot.number >= 0 else ():
-            record = CallRecord(slot.number, str(post.call), post.location)
+            record = _record(slot.number, post)
             for calls in [common] if len(replicas) == len(group.members) else map(own.__getitem__, replicas):
                 calls.append(record)
-    alike: dict[tuple[CallRecord, ...], tuple[CallRecord, ...]] = {}
-    for calls in own.values():
-        if tuple(calls) not in alike:
-            alike[tuple(calls)] = tuple(sorted((*common, *calls), key=lambda record: record.sequence_number))
-    return {replica_id: alike[tuple(calls)] for replica_id, calls in own.items()}
+    whole = {
+        calls: tuple(sorted((*common, *calls), key=lambda record: record.sequence_number))
+        for calls in set(map(tuple, own.values()))
+    }
+    return {replica_id: whole[tuple(calls)] for replica_id, calls in own.items()}
 
 
 class Posted(NamedTuple):
@@ -120,7 +124,7 @@ class Collective:
     @cached_property
     def records(self) -> dict[int, CallRecord]:
         """What each replica has called here, by id."""
-        alike = ((CallRecord(self.number, str(post.call), post.location), ids) for post, ids in self.slot.posts)
+        alike = ((_record(self.number, post), ids) for post, ids in self.slot.posts)
         return {replica_id: record for record, ids in alike for replica_id in ids}
 
     def left(self, member: MemberRecord) -> bool:
@@ -157,16 +161,11 @@ class Collective:
     def partitions(self) -> list[Posted]:
         """Who has come to it, by what their posts mean; the largest partition first."""
         left = {member.replica_id for member in self.group.members if self.left(member)}
-        found: dict[Hashable, list[tuple[tuple[int, ...], Post]]] = {}
+        found: dict[Hashable, dict[int, Post]] = {}
         for post, replicas in self.slot.posts:
-            own = tuple(i for i in replicas if i not in left) if left else replicas
-            if own:
-                key = "join" if self.joining else fingerprint(self.picture.order_check, post)
-                found.setdefault(key, []).append((own, post))
-        each = []
-        for alike in found.values():
-            _, first = min(alike, key=lambda one: min(one[0]))
-            each.append(Posted(tuple(sorted(i for replicas, _ in alike for i in replicas)), first))
+            key = "join" if self.joining else fingerprint(self.picture.order_check, post)
+            found.setdefault(key, {}).update((i, post) for i in replicas if i not in left)
+        each = [Posted(tuple(sorted(own)), own[min(own)]) for own in found.values() if own]
         if len(each) == 1 and self.picture.order_check is OrderCheck.CALL_SITE and not self.joining:
             each = self._by_ways() or each
         return sorted(each, key=lambda one: (-len(one.replicas), one.replicas[0]))
@@ -178,13 +177,13 @@ class Collective:
             return []
         calls = list(self._calls_here())
         ways = ways_in_another_order([each.posts for each in calls])
-        found: dict[tuple[tuple[int, Location], ...], list[int]] = {}
+        told = []
         for replica_id, own in (ways or {}).items():
             numbers = reversed([each.number for each in calls[: len(own)]])
-            key = tuple((number, way[-1].location) for number, way in zip(numbers, own, strict=True))
-            found.setdefault(key, []).append(replica_id)
+            way = tuple((number, way[-1].location) for number, way in zip(numbers, own, strict=True))
+            told.append((way, replica_id))
         post_of = {replica_id: post for post, ids in posts for replica_id in ids}
-        return [Posted(tuple(sorted(own)), post_of[min(own)], way) for way, own in found.items()]
+        return [Posted(tuple(sorted(own)), post_of[min(own)], way) for way, own in alike(told).items()]
 
     def _calls_here(self) -> Iterator[SlotRecord]:
         """Yield the calls at its place that all members have made, itself first, the latest first."""
@@ -328,7 +327,7 @@ class Collective:
 
         A replica's own task races with a child that it does not wait for.
         """
-        in_task: dict[str, list[int]] = {}
+        calls_in = []
         children, awaits = 0, False
         for replica_id, post in ((each.replicas[0], each.post) for each in self.partitions[:2]):
             replica, known = self.reports[replica_id], self.picture.facts[replica_id]
@@ -341,12 +340,11 @@ class Collective:
                 return ()
             if tasks and not own:
                 children += 1
-            task = f"its own task ({place(replica.location)})" if own else tasks[0]
-            in_task.setdefault(task, []).append(replica_id)
+            calls_in.append((f"its own task ({place(replica.location)})" if own else tasks[0], replica_id))
             awaits = awaits or "task" in (known.waits_for or "")
         if len(self.partitions) < 2 or not children or (children == 1 and awaits):
             return ()
-        told = sorted((ids, task) for task, ids in in_task.items())
+        told = sorted((ids, task) for task, ids in alike(calls_in).items())
         return tuple(f"{upper(clause(sorted(ids), 'calls'))} in {task}." for ids, task in told)
 
     @cached_property
@@ -373,7 +371,7 @@ class Collective:
         posted = [(slot.number, post) for slot in slots if (post := slot.post_of(first)) is not None]
         return Side(
             partition.replicas,
-            [CallRecord(number, str(post.call), post.location) for number, post in posted],
+            [_record(number, post) for number, post in posted],
             [fingerprint(self.picture.order_check, post) for _, post in posted],
             self._path(partition),
             self.picture.facts[first].handles,
@@ -394,16 +392,13 @@ class Collective:
         matched = (each.slot for each in self.picture.open[group.key] if len(each.partitions) == 1 and not each.missing)
         before = [slot for slot in (*group.history, *matched) if 0 <= slot.number < self.number]
         firsts = [slot.posts[0][0] for slot in before]
-        keys = {id(post): fingerprint(check, post) for post in {id(post): post for post in firsts}.values()}
-        calls = [
-            CallRecord(slot.number, str(post.call), post.location) for slot, post in zip(before, firsts, strict=True)
-        ]
-        return Past(calls, [keys[id(post)] for post in firsts], whole=not before or before[0].number == 0)
+        calls = [_record(slot.number, post) for slot, post in zip(before, firsts, strict=True)]
+        return Past(calls, [fingerprint(check, post) for post in firsts], whole=not before or before[0].number == 0)
 
     @cached_property
     def cancellations(self) -> tuple[str, ...]:
         """Out of which call replicas were cancelled, and why: a sibling's failure, or a time limit around the call."""
-        alike: dict[str, list[int]] = {}
+        told = []
         for known in (self.picture.facts[i] for i in self.abandoned):
             post = self.slot.post_of(known.replica_id)
             if post is None:
@@ -411,8 +406,8 @@ class Collective:
             places = [at for at in (*known.cancelled_in, post.path[0][:2]) if is_of_the_program(at[0])]
             limit = next((limit for at in places if (limit := time_limit_around(*at))), "")
             why = f": {known.cancelled_by}" if known.cancelled_by else f", inside {limit}" if limit else ""
-            alike.setdefault(f"{post.call} at {place(post.location)}{why}", []).append(known.replica_id)
+            told.append((f"{post.call} at {place(post.location)}{why}", known.replica_id))
         return tuple(
             f"{upper(clause(members, 'was'))} cancelled out of {what}."
-            for what, members in list(alike.items())[:_MOST_LIMITS]
+            for what, members in list(alike(told).items())[:_MOST_LIMITS]
         )
