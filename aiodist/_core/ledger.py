@@ -226,12 +226,8 @@ class Group:
         self.ledger = ledger
         self.key = key
         self.size: int = len(key[0])
-        rank = (
-            key[0].index if len(replicas) == 1 else {replica_id: at for at, replica_id in enumerate(key[0])}.__getitem__
-        )
-        self.members: list[Member] = [
-            Member(each, self, position, rank(each.id)) for position, each in enumerate(replicas)
-        ]
+        ranks = {replica_id: rank for rank, replica_id in enumerate(key[0])}
+        self.members: list[Member] = [Member(each, self, at, ranks[each.id]) for at, each in enumerate(replicas)]
         self.made_at = made_at
         self.serial: int = ledger.next_serial()
         self.open: dict[int, Slot] = {}

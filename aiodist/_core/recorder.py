@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from aiodist._core.ledger import HISTORY, Ledger
-from aiodist._core.snapshot import GroupRecord, SlotRecord
+from aiodist._core.snapshot import GroupRecord
 from aiodist._core.terms import Location
 from aiodist._core.text import alike, count, ids_briefly, shown
 
@@ -87,18 +87,15 @@ class RunRecord:
 
 
 def _calls(group: GroupRecord, replica_id: int) -> list[RecordedCall]:
-    label = group.label()
-    found = [_recorded(slot, replica_id, label, complete=True) for slot in group.history if slot.number >= 0]
-    everyone = len(group.key[0])
-    for slot in group.left:
-        posted = len(slot.posts) == 1 and len(slot.posts[0][1]) == everyone
-        found.append(_recorded(slot, replica_id, label, complete=posted))
-    return [call for call in found if call is not None]
-
-
-def _recorded(slot: SlotRecord, replica_id: int, label: str | None, *, complete: bool) -> RecordedCall | None:
-    post = slot.post_of(replica_id)
-    return None if post is None else RecordedCall(slot.number, str(post.call), post.location, complete, label)
+    label, everyone = group.label(), len(group.key[0])
+    slots = [(slot, True) for slot in group.history if slot.number >= 0]
+    slots += [(slot, len(slot.posts) == 1 and len(slot.posts[0][1]) == everyone) for slot in group.left]
+    posts = ((slot.number, slot.post_of(replica_id), complete) for slot, complete in slots)
+    return [
+        RecordedCall(number, str(post.call), post.location, complete, label)
+        for number, post, complete in posts
+        if post is not None
+    ]
 
 
 class RecordedRuns:
