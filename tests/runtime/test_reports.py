@@ -59,15 +59,10 @@ CROWDS: dict[Program, int] = {
     programs.many_left: 12,
 }
 PLANTED = [
-    *(
-        "source_is_its_own_id",
-        "swapped_sums_of_equal_shape",
-        "returns_when_its_own_loss_is_small",
-        "one_loop_is_shorter",
-    ),
-    *("stops_early_by_its_own_loss", "never_comes", "merge_that_never_returns", "another_kind_in_the_group"),
-    *("scope_cancelled_by_a_sibling", "member_does_not_make_the_group", "groups_of_all_in_another_order"),
-]
+    "source_is_its_own_id", "swapped_sums_of_equal_shape", "returns_when_its_own_loss_is_small", "one_loop_is_shorter",
+    "stops_early_by_its_own_loss", "never_comes", "merge_that_never_returns", "another_kind_in_the_group",
+    "scope_cancelled_by_a_sibling", "member_does_not_make_the_group", "groups_of_all_in_another_order",
+]  # fmt: skip
 TIMED = [programs.merge_hangs, programs.lock_across_a_collective]
 IN_ONE_ORDER = [
     *TIMED,
@@ -375,11 +370,6 @@ async def through_a_helper(ctx: ReplicaContext) -> int:
     return await helper(ctx, 2)
 
 
-async def group_in_two_places(ctx: ReplicaContext, name: str | None = None) -> int:
-    group = ctx.new_group(range(3), name) if replica() == 1 else None
-    return int(await (group or ctx.new_group(range(3), name)).all_reduce("SUM", 2 - (replica() == 1)))
-
-
 def made(ctx: ReplicaContext) -> ReplicaContext:
     return ctx.new_group(range(3))
 
@@ -398,10 +388,6 @@ async def group_through_a_helper(ctx: ReplicaContext) -> int:
         (partial(two_branches, name="total"), "call_path", False),
         (through_a_helper, "call_site", False),
         (through_a_helper, "call_path", True),
-        (group_in_two_places, "signature", False),
-        (group_in_two_places, "call_site", True),
-        (partial(group_in_two_places, name="g"), "call_site", False),
-        (partial(group_in_two_places, name="g"), "call_path", False),
         (group_through_a_helper, "call_site", False),
         (group_through_a_helper, "call_path", True),
     ],
