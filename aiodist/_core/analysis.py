@@ -36,17 +36,15 @@ def analyse(snapshot: Snapshot, *, overdue: Overdue | None = None) -> Collective
     snapshot = replace(snapshot, groups=tuple(sorted(snapshot.groups, key=_order)))
     picture = Picture(snapshot)
     if overdue is not None:
-        group = next(group for group in snapshot.groups if group.key == overdue.group)
-        late = picture.find(group, overdue.number)
+        late = picture.find(overdue.group, overdue.number)
         if late is not None:
-            late.timeout_seconds = overdue.seconds
-            return _report(late)
+            return _report(Collective(picture, late.group, late.slot, overdue.seconds))
     in_trouble = [each for each in map(partial(_first_in_trouble, picture), snapshot.groups) if each is not None]
     if in_trouble:
         return _report(min(in_trouble, key=_says_little))
-    cycle = _find_cycle(picture)
+    cycle = find_cycle(snapshot)
     if cycle:
-        return _cycle(picture, cycle)
+        return _cycle(cycle)
     if snapshot.deadlocked:
         return _deadlock(picture)
     group = next((group for group in snapshot.groups if group.open), snapshot.groups[0])
@@ -84,7 +82,7 @@ def _first_in_trouble(picture: Picture, group: GroupRecord) -> Collective | None
 
     Where replicas are missing from the creation of a group, one that somebody waits in says more.
     """
-    for each in picture.open_in(group):
+    for each in picture.open[group.key]:
         if each.joining:
             return each if each.gone else None
         if len(each.partitions) > 1 or ((each.number >= 0 or len(group.open) == 1) and each.gone):
@@ -98,8 +96,7 @@ def cannot_complete(snapshot: Snapshot) -> bool:
     The snapshot may have been merged of parts of different moments: a member that one part shows to have gone on has
     posted what an earlier part, of others, still shows to be open.
     """
-    picture = Picture(snapshot)
-    for each in (each for group in snapshot.groups for each in picture.open_in(group)):
+    for each in Picture(snapshot).every_open():
         never = (each.joining or member.sequence <= each.number or each.left(member) for member in each.gone)
         if any(never) or (len(each.partitions) > 1 and not each.joining):
             return True
@@ -141,11 +138,8 @@ def find_cycle(snapshot: Snapshot) -> list[tuple[int, Collective]]:
 
     Only those that the snapshot knows to be blocked are taken for waiting; empty where there is no cycle.
     """
-    return _find_cycle(Picture(snapshot))
-
-
-def _find_cycle(picture: Picture) -> list[tuple[int, Collective]]:
-    waits = {i: picture.waits[i] for i in picture.snapshot.blocked if i in picture.waits}
+    picture = Picture(snapshot)
+    waits = {i: picture.waits[i] for i in snapshot.blocked if i in picture.waits}
     every = {each for own in waits.values() for each in own}
     blockers = {each: [member.replica_id for member in each.missing] for each in every}
     left = stuck(waits, blockers)
@@ -154,7 +148,7 @@ def _find_cycle(picture: Picture) -> list[tuple[int, Collective]]:
     return [(i, waits[i][0]) for i in cycle]
 
 
-def _cycle(picture: Picture, cycle: Sequence[tuple[int, Collective]]) -> CollectiveReport:
+def _cycle(cycle: Sequence[tuple[int, Collective]]) -> CollectiveReport:
     """Return the report on replicas of which each waits, in a collective of another group, for others of them."""
     on_it = list(dict.fromkeys(each for _, each in cycle))
     odd, everyone = _odd_on_a_cycle(on_it)
@@ -168,17 +162,15 @@ def _cycle(picture: Picture, cycle: Sequence[tuple[int, Collective]]) -> Collect
                 steps.append(render.Step(own, post, each, late, odd=own[0] in odd))
     if odd:
         steps.sort(key=lambda step: (step.odd, -len(step.replicas), step.replicas))
+    picture = on_it[0].picture
     waits_in = {i: each for each in on_it for i in each.slot.waiting}
     nothing = Collective(picture, picture.snapshot.groups[0], NOTHING)
-    replicas = []
-    for replica_id in picture.facts:
-        its = waits_in.get(replica_id) or picture.waits.get(replica_id, [nothing])[0]
-        replicas.append(picture.replica_report(replica_id, its.group, its.slot))
+    its = {i: waits_in.get(i) or picture.waits.get(i, [nothing])[0] for i in picture.facts}
     lines, advice = render.cycle_text(steps)
     return CollectiveReport(
         Reason.CYCLE,
         cycle[0][1].number,
-        tuple(replicas),
+        tuple(each.reports[replica_id] for replica_id, each in its.items()),
         tuple(sorted(odd or everyone)),
         on_a_screen(lines, advice),
         partitions=tuple(
@@ -197,7 +189,7 @@ def _odd_on_a_cycle(on_it: Sequence[Collective]) -> tuple[set[int], set[int]]:
     """
     odd: set[int] = set()
     for each in on_it:
-        creation = each.picture.find(each.group, -1)
+        creation = each.picture.find(each.group.key, -1)
         if creation is not None:
             makers = {i for _, ids in creation.slot.posts for i in ids}
             others = set(each.group.key[0]) - makers
@@ -213,8 +205,7 @@ def _odd_on_a_cycle(on_it: Sequence[Collective]) -> tuple[set[int], set[int]]:
 def _deadlock(picture: Picture) -> CollectiveReport:
     """Return the report on replicas that wait for each other: to blame are those that wait outside of collectives."""
     snapshot, root = picture.snapshot, picture.snapshot.groups[0]
-    known = (member.replica_id for member in root.members if member.replica_id in picture.facts)
-    replicas = tuple(_where_it_waits(picture, picture.replica_report(i, root, None)) for i in known)
+    replicas = tuple(_where_it_waits(picture, each) for each in Collective(picture, root, NOTHING).replicas)
     following = max((member.sequence for member in root.members), default=0)
     number = min((slot.number for slot in root.open if slot.number >= 0), default=following)
     running = {each.replica_id for each in replicas if each.state is ReplicaState.RUNNING}
@@ -229,7 +220,5 @@ def _where_it_waits(picture: Picture, report: ReplicaReport) -> ReplicaReport:
     elsewhere = picture.waits.get(report.replica_id)
     if not elsewhere or report.state is not ReplicaState.RUNNING:
         return report
-    post = elsewhere[0].slot.post_of(report.replica_id)
-    if post is None:
-        return report
-    return replace(report, state=ReplicaState.WAITING, call=str(post.call), location=post.location, waits_for=None)
+    record = elsewhere[0].records[report.replica_id]
+    return replace(report, state=ReplicaState.WAITING, call=record.call, location=record.location, waits_for=None)

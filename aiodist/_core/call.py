@@ -280,11 +280,9 @@ def _dtypes(call: Call) -> list[str]:
 
 def difference(order_check: OrderCheck, a: Post, b: Post) -> Reason | None:
     """Return the first thing in which two posts differ, call sites counted as the order check says."""
-    found = compare(a.call, b.call)
-    if found is not None or a.call.name is not None or order_check is OrderCheck.SIGNATURE:
-        return found
-    same = a.path == b.path if order_check is OrderCheck.CALL_PATH else a.path[0][:3] == b.path[0][:3]
-    return None if same else Reason.CALL_SITE
+    if fingerprint(order_check, a) == fingerprint(order_check, b):
+        return None
+    return compare(a.call, b.call) or Reason.CALL_SITE
 
 
 def fingerprint(order_check: OrderCheck, post: Post) -> Hashable:

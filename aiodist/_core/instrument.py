@@ -81,17 +81,14 @@ class Observer:
 
 
 def together(*observers: Observer) -> Observer:
-    """Return several observers as one, each notified in the order given of what it is interested in."""
+    """Return several observers as one, each notified in the order given."""
     if len(observers) == 1:
         return observers[0]
     several = Observer()
     several.of_runs_alone = all(observer.of_runs_alone for observer in observers)
     for name, notes_nothing in vars(Observer).items():
         if isfunction(notes_nothing):
-            methods = [getattr(observer, name) for observer in observers]
-            methods = [each for each in methods if getattr(each, "__func__", None) is not notes_nothing]
-            if methods:
-                setattr(several, name, methods[0] if len(methods) == 1 else partial(_call_each, methods))
+            setattr(several, name, partial(_call_each, [getattr(observer, name) for observer in observers]))
     return several
 
 

@@ -31,7 +31,7 @@ flag of joined replicas in every post (the collective that goes well would pay f
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from weakref import WeakSet
@@ -40,11 +40,12 @@ from aiodist._core.call import Call, OrderCheck, Place, Post, difference, is_of_
 from aiodist._core.callers import CallerOrder
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.terms import ReplicaState
+from aiodist._core.text import group_label
 from aiodist._core.waitgraph import stuck
 from aiodist._core.wire import everyone
 
 if TYPE_CHECKING:
-    from aiodist._core.snapshot import GroupKey, GroupRecord, MemberRecord, ReplicaFacts, SlotRecord, Snapshot
+    from aiodist._core.snapshot import GroupKey, GroupRecord, ReplicaFacts, SlotRecord, Snapshot
 
 HISTORY: Final = 256
 """How many matched collectives a group remembers."""
@@ -55,8 +56,9 @@ _JOINED: Final = 1 << 60
 _NEVER: Final = 1 << 62
 
 _ELSEWHERE: Final = -1
-_MOST_RECENT: Final = 64
 """Stands for the members that other processes run."""
+
+_MOST_RECENT: Final = 64
 
 Path: TypeAlias = tuple[Any, ...]
 """Code object and offset of a call's callers, alternating, the nearest first."""
@@ -179,6 +181,11 @@ class Member:
         self.abandoned: int | None = None
         self.abandoned_at: int = 0
 
+    @property
+    def next_number(self) -> int:
+        """The number of its next collective; while it has joined, of the first that it has not made."""
+        return self.sequence if self.joined_at is None else self.joined_at
+
     def has_posted(self, slot: Slot) -> bool:
         """Return whether it has issued that collective and was not cancelled out of it."""
         if slot is self.group.joining:
@@ -219,12 +226,8 @@ class Group:
         self.ledger = ledger
         self.key = key
         self.size: int = len(key[0])
-        rank = (
-            key[0].index if len(replicas) == 1 else {replica_id: at for at, replica_id in enumerate(key[0])}.__getitem__
-        )
-        self.members: list[Member] = [
-            Member(each, self, position, rank(each.id)) for position, each in enumerate(replicas)
-        ]
+        ranks = {replica_id: rank for rank, replica_id in enumerate(key[0])}
+        self.members: list[Member] = [Member(each, self, at, ranks[each.id]) for at, each in enumerate(replicas)]
         self.made_at = made_at
         self.serial: int = ledger.next_serial()
         self.open: dict[int, Slot] = {}
@@ -367,7 +370,7 @@ class Group:
 
     def number_of_join(self) -> int:
         """Return the number that the join will have: the first that no member has used."""
-        return max(each.sequence if each.joined_at is None else each.joined_at for each in self.members)
+        return max(each.next_number for each in self.members)
 
     def finish_join(self, slot: Slot, number: int) -> None:
         """Let all members go on behind the join, which takes that number."""
@@ -392,33 +395,21 @@ class Group:
             The replica as a member of the new group.
         """
         ids = tuple(self.key[0][rank] for rank in ranks)
-        making = self.ledger.making.setdefault((ids, name), Making())
-        ordinal = making.counts.get(member.replica_id, 0)
-        making.counts[member.replica_id] = ordinal + 1
-        group = making.groups.get(ordinal)
+        made = self.ledger.made[ids, name]
+        key = ids, name, made[member.replica_id]
+        made[member.replica_id] += 1
+        group = self.ledger.making.get(key)
         if group is None:
-            group = making.groups[ordinal] = self._make((ids, name, making.made), code, offset)
-            making.made += 1
+            # the creation is what each of them makes first
+            group = self.ledger.making[key] = self.ledger.make(key, (code, offset), sequence=-1)
         joined = group.member_of(member.replica_id)
         joined.sequence = -1
         call = Call("new_group", members=group.key[0], name=name)
         slot = group.post(joined, call, code, offset, path)
         if slot.matched:
             group.complete(slot)
-            del making.groups[ordinal]
-            if not making.groups and len(set(making.counts.values())) == 1:
-                making.counts.clear()
+            del self.ledger.making[key]
         return joined
-
-    def _make(self, key: GroupKey, code: Any, offset: int) -> Group:
-        own = self.ledger.replica_by_id
-        group = Group(self.ledger, key, [own[each] for each in key[0] if each in own], (code, offset))
-        for each in group.members:
-            each.sequence = -1  # the creation is what each of them makes first
-            if each.replica.end is not None:
-                group.note_end(each)
-        self.ledger.add(group)
-        return group
 
     # Trouble.
 
@@ -469,77 +460,68 @@ class Group:
 
     def record(self) -> GroupRecord:
         """Return what stands in the group at this moment."""
-        from aiodist._core.snapshot import GroupRecord  # loaded when something is to be shown
+        from aiodist._core.snapshot import GroupRecord, MemberRecord, SlotRecord  # loaded when something is to be shown
 
-        recording = _Recording(self)
+        def shown(slot: Slot, number: int) -> SlotRecord:
+            waiting = tuple(m.replica_id for m in members if slot.waiters[m.position] is not None)
+            return SlotRecord(number, recording.posts_in(slot), waiting)
+
+        members = sorted(self.members, key=lambda member: member.replica_id)
+        recording = _Recording(members)
         left = [*self.open.values(), *(slot for slot in self.unmet if slot.number < _JOINED)]
         return GroupRecord(
             self.key,
             self._made_at(),
-            tuple(map(_member_record, recording.members)),
-            tuple(recording.matched(*entry) for entry in self.history if entry[0] not in self.open),
-            tuple(recording.slot(slot, slot.number) for slot in sorted(left, key=lambda slot: slot.number)),
-            None if self.joining is None else recording.slot(self.joining, self.number_of_join()),
+            tuple(MemberRecord(m.replica_id, m.next_number, m.joined_at is not None, m.abandoned) for m in members),
+            tuple(
+                SlotRecord(number, recording.matched(first, others or {}, absent))
+                for number, first, others, absent in self.history
+                if number not in self.open
+            ),
+            tuple(shown(slot, slot.number) for slot in sorted(left, key=lambda slot: slot.number)),
+            None if self.joining is None else shown(self.joining, self.number_of_join()),
         )
 
     def label(self) -> str | None:
-        """Return what reports call the group; see `GroupRecord.label`."""
-        from aiodist._core.snapshot import GroupRecord, SlotRecord  # loaded when something is to be shown
-
-        creation = (SlotRecord(-1, ()),) if -1 in self.open else ()
-        return GroupRecord(self.key, self._made_at(), (), (), creation).label()
+        """Return what reports call the group."""
+        made_at = None if -1 in self.open else self._made_at()
+        return group_label(*self.key, None if made_at is None else made_at.location)
 
     def _made_at(self) -> Place | None:
-        if self.made_at is None:
-            return None
         creation = self.open.get(-1)
-        if creation is not None and self.doomed is not None and creation.others:
-            return None
-        return place(*self.made_at)
+        differs = creation is not None and self.doomed is not None and creation.others
+        return None if self.made_at is None or differs else place(*self.made_at)
 
 
-def _member_record(member: Member) -> MemberRecord:
-    from aiodist._core.snapshot import MemberRecord  # loaded when something is to be shown
-
-    joined = member.joined_at is not None
-    sequence = member.sequence if member.joined_at is None else member.joined_at
-    return MemberRecord(member.replica_id, sequence, joined, member.abandoned)
+Posts: TypeAlias = tuple[tuple[Post, tuple[int, ...]], ...]
+"""Distinct posts, each with the ids of the replicas that made it."""
 
 
 class _Recording:
-    """Makes records of a group's slots; equal posts become one object."""
+    """Tells who has posted what in slots of these members; equal posts become one object."""
 
-    def __init__(self, group: Group) -> None:
-        self._joining = group.joining
-        self.members = sorted(group.members, key=lambda member: member.replica_id)
-        self._everyone = tuple(member.replica_id for member in self.members)
-        self._posts: dict[tuple[Any, ...], Post] = {}
+    def __init__(self, members: Sequence[Member]) -> None:
+        self._members = members
+        self._everyone = tuple(member.replica_id for member in members)
+        self._known: dict[tuple[Any, ...], Post] = {}
 
-    def matched(self, number: int, first: RawPost, others: Others | None, absent: tuple[int, ...]) -> SlotRecord:
-        """Return the record of an entry of the history."""
-        from aiodist._core.snapshot import SlotRecord  # loaded when something is to be shown
-
+    def matched(self, first: RawPost, others: Others, absent: tuple[int, ...]) -> Posts:
+        """Return the posts of an entry of the history."""
         if not others and not absent:
-            return SlotRecord(number, ((self._post(first), self._everyone),))
-        there = (member for member in self.members if member.position not in absent)
-        return SlotRecord(number, self._posted(there, first, others or {}))
+            return ((self._post(first), self._everyone),)
+        return self._posted((member for member in self._members if member.position not in absent), first, others)
 
-    def slot(self, slot: Slot, number: int) -> SlotRecord:
-        """Return the record of a slot that is not complete, or was completed with an error."""
-        from aiodist._core.snapshot import SlotRecord  # loaded when something is to be shown
-
+    def posts_in(self, slot: Slot) -> Posts:
+        """Return the posts in a slot that is not complete, or was completed with an error."""
         others = slot.others or {}
-        if slot is self._joining:
-            there = [member for member in self.members if member.position in others]
+        if slot is slot.group.joining:
+            there = [member for member in self._members if member.position in others]
         else:
-            posted = (member for member in self.members if member.sequence > slot.number)
+            posted = (member for member in self._members if member.sequence > slot.number)
             there = [member for member in posted if member.position not in slot.absent]
-        waiting = tuple(m.replica_id for m in self.members if slot.waiters[m.position] is not None)
-        return SlotRecord(number, self._posted(there, slot.raw, others), waiting)
+        return self._posted(there, slot.raw, others)
 
-    def _posted(
-        self, there: Iterable[Member], first: RawPost, others: Others
-    ) -> tuple[tuple[Post, tuple[int, ...]], ...]:
+    def _posted(self, there: Iterable[Member], first: RawPost, others: Others) -> Posts:
         found: dict[Post, list[int]] = {}
         for member in there:
             found.setdefault(self._post(others.get(member.position, first)), []).append(member.replica_id)
@@ -548,19 +530,10 @@ class _Recording:
     def _post(self, raw: RawPost) -> Post:
         call, code, offset, path = raw
         key = (id(call), id(code), offset, path)
-        found = self._posts.get(key)
+        found = self._known.get(key)
         if found is None:
-            found = self._posts[key] = post_of(raw)
+            found = self._known[key] = post_of(raw)
         return found
-
-
-class Making:
-    """The groups of one list of replicas and one name that not all their members have made yet."""
-
-    def __init__(self) -> None:
-        self.counts: dict[int, int] = {}  # by id, how many a replica has made
-        self.made = 0
-        self.groups: dict[int, Group] = {}  # by how many their members had made before
 
 
 class Ledger:
@@ -574,7 +547,8 @@ class Ledger:
 
     Attributes:
         root: the run's own group, of all replicas.
-        making: by members and name, the groups that are being made, whichever group they are made of.
+        made: by members and name, how many groups of these each replica has made, whichever group they are made of.
+        making: the groups that not all their members have made yet.
         troubled: the groups that are doomed.
         held: the groups that have open slots; the others are known weakly.
     """
@@ -592,9 +566,10 @@ class Ledger:
         self.replicas: list[Replica] = [Replica(replica_id) for replica_id in replicas]
         self.replica_by_id: dict[int, Replica] = {replica.id: replica for replica in self.replicas}
         self.troubled: set[Group] = set()
-        self.making: dict[tuple[tuple[int, ...], str | None], Making] = {}
+        self.made: defaultdict[tuple[tuple[int, ...], str | None], Counter[int]] = defaultdict(Counter)
+        self.making: dict[GroupKey, Group] = {}
         self._serial = 0
-        self._groups: WeakSet[Group] | None = None
+        self._groups: WeakSet[Group] = WeakSet()
         self.held: set[Group] = set()
         self._recent: deque[Group] | None = None if total is None else deque(maxlen=_MOST_RECENT)
         ids = everyone(total) if total is not None else tuple(replicas)
@@ -605,11 +580,16 @@ class Ledger:
         self._serial += 1
         return self._serial - 1
 
-    def add(self, group: Group) -> None:
-        """Know a group, as long as somebody keeps it."""
-        if self._groups is None:
-            self._groups = WeakSet()
+    def make(self, key: GroupKey, made_at: tuple[Any, int] | None = None, *, sequence: int = 0) -> Group:
+        """Return a new group, which is known as long as somebody keeps it; its members begin with that number."""
+        own = [self.replica_by_id[each] for each in key[0] if each in self.replica_by_id]
+        group = Group(self, key, own, made_at)
+        for member in group.members:
+            member.sequence = sequence
+            if member.replica.end is not None:
+                group.note_end(member)
         self._groups.add(group)
+        return group
 
     def let_go(self, group: Group) -> None:
         """Hold a group no more, whose slots are all complete.
@@ -621,24 +601,9 @@ class Ledger:
         if self._recent is not None and (not self._recent or self._recent[-1] is not group):
             self._recent.append(group)
 
-    def channel(self, source: int, destination: int, name: str) -> Group:
-        """Return a new group for what one replica sends another: the k-th send meets the k-th receive."""
-        ends = [self.replica_by_id[source], self.replica_by_id[destination]]
-        group = Group(self, ((source, destination), name, 0), ends, None)
-        for member in group.members:
-            if member.replica.end is not None:
-                group.note_end(member)
-        self.add(group)
-        return group
-
-    @property
-    def has_groups(self) -> bool:
-        """Whether there is any group beside the run's own."""
-        return bool(self._groups)
-
     def groups(self) -> list[Group]:
         """Return every group of the run, its own first, in the order in which they were made."""
-        return [self.root, *sorted(self._groups or (), key=lambda group: group.serial)]
+        return [self.root, *sorted(self._groups, key=lambda group: group.serial)]
 
     def end(self, replica: Replica, state: ReplicaState) -> None:
         """Note that a replica's function has ended, and how: in all groups of the run."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from threading import Lock
 from typing import NamedTuple
 
 from aiodist._core.ledger import HISTORY, Ledger
-from aiodist._core.snapshot import GroupRecord, SlotRecord
+from aiodist._core.snapshot import GroupRecord
 from aiodist._core.terms import Location
-from aiodist._core.text import count, ids_briefly, shown
+from aiodist._core.text import alike, count, ids_briefly, shown
 
 _SHOWN = 10
 
@@ -43,28 +42,23 @@ class RecordedCall(NamedTuple):
 
 
 class RunRecord:
-    """The last collectives of one run's replicas, at the time when the record was taken; see `Recorder`."""
+    """The last collectives of one run's replicas, at the time when the record was taken; see `Recorder`.
+
+    Attributes:
+        devices: the replicas' devices, by id; over several workers those of this worker.
+        in_progress: whether the run was in progress when the record was taken.
+    """
 
     def __init__(self, ledger: Ledger, devices: Sequence[str], *, in_progress: bool) -> None:
         self._ledger = ledger
-        self._devices = tuple(devices)
-        self._in_progress = in_progress
+        self.devices: tuple[str, ...] = tuple(devices)
+        self.in_progress: bool = in_progress
         if in_progress:
             _ = self._groups  # as they are now; those of a run that has ended do not change
 
     @cached_property
     def _groups(self) -> list[GroupRecord]:
         return [group.record() for group in self._ledger.groups()]
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """The replicas' devices, by id; over several workers those of this worker."""
-        return self._devices
-
-    @property
-    def in_progress(self) -> bool:
-        """Whether the run was in progress when the record was taken."""
-        return self._in_progress
 
     def calls(self, replica_id: int) -> tuple[RecordedCall, ...]:
         """Return the last collectives of a replica, at most 256 in each group, newest last.
@@ -83,55 +77,47 @@ class RunRecord:
         return tuple(call for group in self._groups for call in _calls(group, replica_id)[-HISTORY:])
 
     def __str__(self) -> str:
-        alike: dict[tuple[RecordedCall, ...], list[int]] = {}
-        for replica in self._ledger.replicas:
-            alike.setdefault(self.calls(replica.id)[-_SHOWN:], []).append(replica.id)
-        state = "in progress" if self._in_progress else "ended"
+        last = alike((self.calls(replica.id)[-_SHOWN:], replica.id) for replica in self._ledger.replicas)
+        state = "in progress" if self.in_progress else "ended"
         lines = [f"run of {count(len(self.devices), 'replica')}, {state}"]
-        for calls, members in alike.items():
+        for calls, members in last.items():
             lines.append(f"  {ids_briefly(members)}{'' if calls else ': no collective yet'}")
             lines += [f"    {call}" for call in calls]
         return "\n".join(lines)
 
 
 def _calls(group: GroupRecord, replica_id: int) -> list[RecordedCall]:
-    label = group.label()
-    found = [_recorded(slot, replica_id, label, complete=True) for slot in group.history if slot.number >= 0]
-    everyone = len(group.key[0])
-    for slot in (*group.open, *([group.join] if group.join is not None else [])):
-        posted = len(slot.posts) == 1 and len(slot.posts[0][1]) == everyone
-        found.append(_recorded(slot, replica_id, label, complete=posted))
-    return [call for call in found if call is not None]
-
-
-def _recorded(slot: SlotRecord, replica_id: int, label: str | None, *, complete: bool) -> RecordedCall | None:
-    post = slot.post_of(replica_id)
-    return None if post is None else RecordedCall(slot.number, str(post.call), post.location, complete, label)
+    label, everyone = group.label(), len(group.key[0])
+    slots = [(slot, True) for slot in group.history if slot.number >= 0]
+    slots += [(slot, len(slot.posts) == 1 and len(slot.posts[0][1]) == everyone) for slot in group.left]
+    posts = ((slot.number, slot.post_of(replica_id), complete) for slot, complete in slots)
+    return [
+        RecordedCall(number, str(post.call), post.location, complete, label)
+        for number, post, complete in posts
+        if post is not None
+    ]
 
 
 class RecordedRuns:
     """The runs of a strategy that its `Recorder` shows.
 
     Attributes:
-        running: the ledgers of those in progress, in the order in which they began, and their replicas' devices.
+        running: by the ledgers of those in progress, in the order in which they began, their replicas' devices.
         last: the last that ended; None before the first.
     """
 
     def __init__(self) -> None:
-        self.running: tuple[tuple[Ledger, Sequence[str]], ...] = ()
+        self.running: dict[Ledger, Sequence[str]] = {}
         self.last: RunRecord | None = None
-        self._lock = Lock()
 
     def begin(self, ledger: Ledger, devices: Sequence[str]) -> None:
         """Record a run from now on."""
-        with self._lock:
-            self.running += ((ledger, devices),)
+        self.running[ledger] = devices
 
     def end(self, ledger: Ledger, devices: Sequence[str]) -> None:
         """Note that a run has ended."""
-        with self._lock:
-            self.running = tuple(each for each in self.running if each[0] is not ledger)
-            self.last = RunRecord(ledger, devices, in_progress=False)
+        del self.running[ledger]
+        self.last = RunRecord(ledger, devices, in_progress=False)
 
 
 class Recorder:
@@ -150,7 +136,8 @@ class Recorder:
     @property
     def running(self) -> tuple[RunRecord, ...]:
         """A record of each run in progress, as it is now, in the order in which they began."""
-        return tuple(RunRecord(ledger, devices, in_progress=True) for ledger, devices in self._runs.running)
+        runs = list(self._runs.running.items())  # copied at once: others may begin and end in other threads
+        return tuple(RunRecord(ledger, devices, in_progress=True) for ledger, devices in runs)
 
     @property
     def last(self) -> RunRecord | None:

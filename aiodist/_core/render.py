@@ -21,6 +21,7 @@ from aiodist._core.snapshot import GroupRecord
 from aiodist._core.terms import Location, Reason, ReplicaState
 from aiodist._core.text import (
     WIDTH,
+    alike,
     clause,
     count,
     fitted,
@@ -87,7 +88,7 @@ class Step(NamedTuple):
         return [post for slot in self.group.open[:1] if slot.number < 0 for post, _ in slot.posts[:1]]
 
     def __str__(self) -> str:
-        where = f"{self.waits_in.with_group(self.post)} ({place(self.post.location)})"
+        where = f"{self.waits_in.with_group(str(self.post.call))} ({place(self.post.location)})"
         waits = f"{clause(self.replicas, 'waits')} in {where} for {ids_briefly(self.missing)}"
         return f"{'>' if self.odd else ' '} {waits}"
 
@@ -206,7 +207,7 @@ def _what_is_late(trouble: Collective) -> str:
 def _who(trouble: Collective) -> list[str]:
     marked, leaf, calls = set(trouble.odd), _leaf_apart(trouble), dict[int, str]()
     for members, post, _ in trouble.partitions:
-        calls.update(dict.fromkeys(members, _shown_call(post.call, trouble.reason, leaf)))
+        calls.update(dict.fromkeys(members, _shown_call(post.call, leaf)))
     doing = {r.replica_id: _doing(trouble, r, calls.get(r.replica_id)) for r in trouble.replicas}
     return [*_rows(trouble, marked, doing), *_source_lines(trouble, marked, doing), *_waits(trouble)]
 
@@ -216,14 +217,13 @@ _Doing: TypeAlias = Mapping[int, tuple[str, Location | None]]
 
 def _rows(trouble: Collective, marked: set[int], doing: _Doing) -> list[str]:
     """Return a line for all replicas that do the same; the odd ones marked, and last."""
-    alike: dict[tuple[bool, str, str], list[ReplicaReport]] = {}
-    for replica in trouble.replicas:
-        what, at = doing[replica.replica_id]
-        key = replica.replica_id in marked, what, shown(at) if at is not None else ""
-        alike.setdefault(key, []).append(replica)
-    ordered = sorted(alike.items(), key=lambda each: (each[0][0], -len(each[1]), each[1][0].replica_id))
+    rows_of = alike(
+        ((replica_id in marked, what, shown(at) if at is not None else ""), replica_id)
+        for replica_id, (what, at) in doing.items()
+    )
+    ordered = sorted(rows_of.items(), key=lambda each: (each[0][0], -len(each[1]), each[1][0]))
     rows = [
-        (mark, ids_briefly(r.replica_id for r in own), _devices(own), what, where)
+        (mark, ids_briefly(own), _devices(trouble, own), what, where)
         for (mark, what, where), own in ordered[:_MOST_PARTITIONS]
     ]
     rest = sum(len(own) for _, own in ordered[_MOST_PARTITIONS:])
@@ -231,28 +231,20 @@ def _rows(trouble: Collective, marked: set[int], doing: _Doing) -> list[str]:
     return _columns(rows) + more
 
 
-def _devices(replicas: Sequence[ReplicaReport]) -> str:
+def _devices(trouble: Collective, replicas: Sequence[int]) -> str:
     if len(replicas) > _MOST_DEVICES:
         return count(len(replicas), noun())
-    return ", ".join(replica.device for replica in replicas)
+    return ", ".join(trouble.reports[replica_id].device for replica_id in replicas)
 
 
-def _shown_call(call: Call, reason: Reason, leaf: int | None) -> str:
+def _shown_call(call: Call, leaf: int | None) -> str:
     """Return a call as text; of a large nest only what differs."""
-    whole, differs = str(call), ""
+    whole = str(call)
     if call.structure is None or len(whole) <= _LONGEST_CALL:
         return whole
-    match reason:
-        case Reason.AXIS if call.axis is not None:
-            differs = f"axis={call.axis[0] if len(set(call.axis)) == 1 else call.axis}"
-        case Reason.SOURCE:
-            differs = f"source={call.source}"
-        case Reason.NAME:
-            differs = f"name={call.name!r}"
-        case _ if leaf is not None:
-            differs = f"value{call.paths[leaf]}: {leaf_text(*call.leaves[leaf])}"
-        case _:
-            return shortened(whole, _LONGEST_CALL)
+    if leaf is None:  # an axis, a source or a name stands at the end
+        return shortened(whole, _LONGEST_CALL)
+    differs = f"value{call.paths[leaf]}: {leaf_text(*call.leaves[leaf])}"
     return f"{call.kind}({', '.join([*filter(None, [call.op]), f'{len(call.paths)} leaves', differs])})"
 
 
@@ -270,10 +262,9 @@ def _doing(trouble: Collective, replica: ReplicaReport, call: str | None) -> tup
         return f"returned {value}{made}", replica.ended_at
     if replica.state.ended:
         return f"{replica.state} {made}", None
-    for other in picture.waits.get(replica_id, []):
-        post = other.slot.post_of(replica_id)
-        if post is not None:
-            return f"waits in {other.with_group(post)}", post.location
+    for other in picture.waits.get(replica_id, ()):
+        record = other.records[replica_id]
+        return f"waits in {other.with_group(record.call)}", record.location
     what = "cancelled out of it, goes on" if replica_id in trouble.abandoned else "elsewhere"
     return f"{what}, {made}", replica.stack[-1] if replica.stack else None
 
@@ -332,12 +323,9 @@ def _cut(line: str, width: int) -> str:
 
 def _waits(trouble: Collective) -> list[str]:
     """Return what replicas wait for that are elsewhere, those that wait for the same together."""
-    alike: dict[str, list[int]] = {}
-    for replica in trouble.replicas:
-        if replica.waits_for is not None:
-            alike.setdefault(replica.waits_for, []).append(replica.replica_id)
+    told = alike((each.waits_for, each.replica_id) for each in trouble.replicas if each.waits_for is not None)
     lines = []
-    for what, members in list(alike.items())[:_MOST_PLACES]:
+    for what, members in list(told.items())[:_MOST_PLACES]:
         verb, _, rest = what.partition(" ")
         lines.append(f"{upper(clause(members, verb))} {rest}.")
     return lines
@@ -390,11 +378,10 @@ def _sites_differ(trouble: Collective) -> list[str]:
 
 def _on_each(trouble: Collective, what: Iterable[str]) -> str:
     """Say what holds for the replicas of each partition."""
-    alike: dict[str, list[int]] = {}
-    for (members, *_), each in zip(trouble.partitions, what, strict=True):
-        alike.setdefault(each, []).extend(members)
-    told = [f"{each} on {ids_briefly(members)}" for each, members in list(alike.items())[:_MOST_PARTITIONS]]
-    return ", ".join(told if len(told) == len(alike) else [*told, "…"])
+    partitions = zip(what, trouble.partitions, strict=True)
+    found = alike((each, replica_id) for each, (members, *_) in partitions for replica_id in members)
+    told = [f"{each} on {ids_briefly(members)}" for each, members in list(found.items())[:_MOST_PARTITIONS]]
+    return ", ".join(told if len(told) == len(found) else [*told, "…"])
 
 
 def _function(function: Function | None) -> str:
@@ -451,13 +438,9 @@ def _apart(path: str, a: ast.AST, b: ast.AST) -> tuple[str, ast.AST, ast.AST]:
             part = f"[{ast.unparse(keys[index - len(keys)] or a)}]"
         case ast.List() | ast.Tuple():
             part = f"[{index}]"
-        case ast.Call() if isinstance(x, ast.keyword) and isinstance(y, ast.keyword) and x.arg == y.arg:
-            part, x, y = f".{x.arg}", x.value, y.value
-        case ast.Call() if index:
-            part = "" if isinstance(x, ast.Dict) else "…"  # nothing is known of other containers' keys
         case _:
             return path, a, b
-    return _apart(path if path.endswith("…") else path + part, x, y)
+    return _apart(path + part, x, y)
 
 
 # What came before, and how they diverged.

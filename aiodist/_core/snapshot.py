@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from aiodist._core.call import OrderCheck, Place, Post, fingerprint
 from aiodist._core.terms import Location, ReplicaState
-from aiodist._core.text import ids_briefly, noun, place, shortened
+from aiodist._core.text import group_label
 from aiodist._core.wire import File
 
 GroupKey: TypeAlias = tuple[tuple[int, ...], str | None, int]
@@ -88,21 +87,15 @@ class GroupRecord:
     open: tuple[SlotRecord, ...]  # the others, by number
     join: SlotRecord | None = None  # while a replica has joined; its number is the first that no replica has used
 
+    @property
+    def left(self) -> tuple[SlotRecord, ...]:
+        """The open collectives, the join last."""
+        return self.open if self.join is None else (*self.open, self.join)
+
     def label(self) -> str | None:
-        """Return what reports call the group; None for the run's own group, of which they need not speak."""
-        members, name, number = self.key
-        if number < 0:
-            return None
-        if name is not None:
-            return f"group {shortened(repr(name), 40)} of {_ids_of(members, noun())}"
+        """Return what reports call the group; see `group_label`."""
         being_made = any(slot.number < 0 for slot in self.open)  # its members may not agree on the place
-        made_at = None if being_made or self.made_at is None else f" made at {place(self.made_at.location)}"
-        return f"the group of {_ids_of(members, noun())}{made_at or ''}"
-
-
-@lru_cache(maxsize=64)  # thousands wait in one group
-def _ids_of(members: tuple[int, ...], _noun: str) -> str:
-    return ids_briefly(members)
+        return group_label(*self.key, None if being_made or self.made_at is None else self.made_at.location)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any
 
 from aiodist._core.terms import Location
 
@@ -75,6 +77,28 @@ def clause(replicas: Collection[int], verb: str, most_runs: int = _MOST_RUNS) ->
     """Return ids with a verb that agrees: ``replica 2 waits``, ``replicas 0 and 1 wait``."""
     agrees = verb if len(replicas) == 1 else _PLURALS.get(verb, verb.removesuffix("s"))
     return f"{ids_briefly(replicas, most_runs)} {agrees}"
+
+
+@lru_cache(maxsize=64)  # thousands wait in one group
+def _ids_of(members: tuple[int, ...], _noun: str) -> str:
+    return ids_briefly(members)
+
+
+def group_label(members: tuple[int, ...], name: str | None, number: int, made_at: Location | None) -> str | None:
+    """Return what reports call a group; None for the run's own group, of which they need not speak."""
+    if number < 0:
+        return None
+    if name is not None:
+        return f"group {shortened(repr(name), 40)} of {_ids_of(members, noun())}"
+    return f"the group of {_ids_of(members, noun())}{'' if made_at is None else f' made at {place(made_at)}'}"
+
+
+def alike(told: Iterable[tuple[Any, int]]) -> dict[Any, list[int]]:
+    """Return the ids of the replicas of which the same is told, by what that is."""
+    found: dict[Any, list[int]] = {}
+    for what, replica_id in told:
+        found.setdefault(what, []).append(replica_id)
+    return found
 
 
 def brief(error: BaseException) -> str:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from functools import cached_property
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import NamedTuple
 
 from aiodist._core.call import MESSAGE, OrderCheck, Post, difference, fingerprint, is_of_the_program
 from aiodist._core.callers import ways_in_another_order
 from aiodist._core.divergence import Past, Side, came_in_another_order, diverged
 from aiodist._core.report import CallRecord, Divergence, ReplicaReport
-from aiodist._core.snapshot import GroupRecord, MemberRecord, SlotRecord, Snapshot
+from aiodist._core.snapshot import GroupKey, GroupRecord, MemberRecord, SlotRecord, Snapshot
 from aiodist._core.source import time_limit_around
 from aiodist._core.terms import Location, Reason, ReplicaState
-from aiodist._core.text import clause, place, upper
+from aiodist._core.text import alike, clause, place, upper
 
 _REASONS = list(Reason)
 _MOST_LIMITS = 3
@@ -29,7 +29,14 @@ NOTHING = SlotRecord(0, ())
 
 
 class Picture:
-    """A snapshot with what questions about it need: facts by replica, open collectives, and who waits in which."""
+    """A snapshot with what questions about it need.
+
+    Attributes:
+        facts: what is known of each replica, by id.
+        ended, unknown: the ids of replicas that have ended, and of those of which nothing is known.
+        open: by group, its open collectives, by number, and then its join.
+        waits: what each replica waits in, group by group.
+    """
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
@@ -37,103 +44,46 @@ class Picture:
         self.facts = {each.replica_id: each for each in snapshot.replicas}
         self.ended = {each.replica_id for each in snapshot.replicas if each.end is not None}
         self.unknown = {each.replica_id for each in snapshot.replicas if each.unknown}
-        self._histories: dict[int, _Histories] = {}
+        self.open = {group.key: [Collective(self, group, slot) for slot in group.left] for group in snapshot.groups}
+        self.waits: dict[int, list[Collective]] = {}
+        for each in self.every_open():
+            for replica_id in each.slot.waiting:
+                self.waits.setdefault(replica_id, []).append(each)
+        self._histories: dict[GroupKey, dict[int, tuple[CallRecord, ...]]] = {}
 
-    def open_in(self, group: GroupRecord) -> list[Collective]:
-        """Return the open collectives of a group, by number, and then its join."""
-        return [Collective(self, group, slot) for slot in (*group.open, *([group.join] if group.join else []))]
+    def every_open(self) -> Iterator[Collective]:
+        """Yield the open collectives of all groups."""
+        return chain.from_iterable(self.open.values())
 
-    def find(self, group: GroupRecord, number: int | None) -> Collective | None:
+    def find(self, group: GroupKey, number: int | None) -> Collective | None:
         """Return an open collective by its number, or with None the join."""
-        slot = group.join if number is None else next((each for each in group.open if each.number == number), None)
-        return None if slot is None else Collective(self, group, slot)
+        return next((e for e in self.open[group] if e.joining == (number is None) and number in (None, e.number)), None)
 
-    @cached_property
-    def waits(self) -> dict[int, list[Collective]]:
-        """What each replica waits in, group by group."""
-        waits: dict[int, list[Collective]] = {}
-        for group in self.snapshot.groups:
-            for each in self.open_in(group):
-                for replica_id in each.slot.waiting:
-                    waits.setdefault(replica_id, []).append(each)
-        return waits
-
-    def replica_report(self, replica_id: int, group: GroupRecord, slot: SlotRecord | None) -> ReplicaReport:
-        """Return what a replica does, asked about a collective of a group or about none."""
-        if id(group) not in self._histories:
-            self._histories[id(group)] = _Histories(group)
-        histories, known = self._histories[id(group)], self.facts[replica_id]
-        record = histories.waits_in(replica_id, slot, ended=known.end is not None)
-        waits = record is not None and record.sequence_number >= 0
-        state = known.end or (ReplicaState.WAITING if waits else ReplicaState.RUNNING)
-        return ReplicaReport(
-            replica_id=replica_id,
-            device=known.device,
-            state=state,
-            call=record.call if record else None,
-            location=record.location if record else None,
-            history=histories.of(replica_id),
-            stack=() if state.ended else known.stack,
-            returned=known.returned,
-            ended_at=known.ended_at,
-            waits_for=known.waits_for if state is ReplicaState.RUNNING else None,
-        )
+    def histories(self, group: GroupRecord) -> dict[int, tuple[CallRecord, ...]]:
+        """Return the last calls of each member of a group, newest last."""
+        if group.key not in self._histories:
+            self._histories[group.key] = _histories(group)
+        return self._histories[group.key]
 
 
-class _Histories:
-    """What the members of a group called. Most called the same, so histories that are alike are one tuple."""
-
-    def __init__(self, group: GroupRecord) -> None:
-        self._group = group
-        self._members = {member.replica_id: member for member in group.members}
-        self._common: list[CallRecord] = []
-        self._own: dict[int, list[CallRecord]] = {}
-        self._alike: dict[tuple[CallRecord, ...], tuple[CallRecord, ...]] = {}
-        left = (*group.open, *([group.join] if group.join is not None else []))
-        self._open: dict[int, dict[int, CallRecord]] = {slot.number: {} for slot in left}
-        for slot in (*group.history, *left):
-            for post, replicas in slot.posts:
-                record = CallRecord(slot.number, str(post.call), post.location)
-                if slot.number in self._open:
-                    self._open[slot.number].update(dict.fromkeys(replicas, record))
-                if slot.number < 0:
-                    continue
-                if len(replicas) == len(self._members):
-                    self._common.append(record)
-                else:
-                    for replica_id in replicas:
-                        self._own.setdefault(replica_id, []).append(record)
-
-    def of(self, replica_id: int) -> tuple[CallRecord, ...]:
-        """Return the last calls of a replica, newest last."""
-        own = tuple(self._own.get(replica_id, ()))
-        if own not in self._alike:
-            self._alike[own] = tuple(sorted((*self._common, *own), key=lambda record: record.sequence_number))
-        return self._alike[own]
-
-    def waits_in(self, replica_id: int, slot: SlotRecord | None, *, ended: bool) -> CallRecord | None:
-        """Return the collective that a replica waits in: this one if it is there, else the first that it has not left.
-
-        Nobody waits in the creation of a group, so there it is enough to have been there.
-        """
-        group, member = self._group, self._members.get(replica_id)
-        if member is None or (ended and (slot is None or slot.number >= 0)):
-            return None
-        candidates = [each for each in group.open if each.number >= 0]
-        if slot is not None and slot.number in self._open:
-            candidates.insert(0, slot)
-        if member.joined and group.join is not None:
-            candidates = [group.join]
-        for each in candidates:
-            if replica_id in self._open[each.number] and not _has_left(group, member, each):
-                return self._open[each.number][replica_id]
-        return None
+def _record(number: int, post: Post) -> CallRecord:
+    return CallRecord(number, str(post.call), post.location)
 
 
-def _has_left(group: GroupRecord, member: MemberRecord, slot: SlotRecord) -> bool:
-    """Whether a member was cancelled out of a collective; a join's number was not known when it was."""
-    left_join = member.joined and member.abandoned is not None and member.abandoned >= member.sequence
-    return left_join if slot is group.join else member.abandoned == slot.number and not left_join
+def _histories(group: GroupRecord) -> dict[int, tuple[CallRecord, ...]]:
+    """Return what the members called. Most called the same, so histories that are alike are one tuple."""
+    common: list[CallRecord] = []
+    own: dict[int, list[CallRecord]] = {member.replica_id: [] for member in group.members}
+    for slot in (*group.history, *group.left):
+        for post, replicas in slot.posts if slot.number >= 0 else ():
+            record = _record(slot.number, post)
+            for calls in [common] if len(replicas) == len(group.members) else map(own.__getitem__, replicas):
+                calls.append(record)
+    whole = {
+        calls: tuple(sorted((*common, *calls), key=lambda record: record.sequence_number))
+        for calls in set(map(tuple, own.values()))
+    }
+    return {replica_id: whole[tuple(calls)] for replica_id, calls in own.items()}
 
 
 class Posted(NamedTuple):
@@ -171,9 +121,16 @@ class Collective:
 
     # Who has come to it, and who is missing.
 
+    @cached_property
+    def records(self) -> dict[int, CallRecord]:
+        """What each replica has called here, by id."""
+        alike = ((_record(self.number, post), ids) for post, ids in self.slot.posts)
+        return {replica_id: record for record, ids in alike for replica_id in ids}
+
     def left(self, member: MemberRecord) -> bool:
-        """Whether a member was cancelled out of it."""
-        return _has_left(self.group, member, self.slot)
+        """Whether a member was cancelled out of it; a join's number was not known when it was."""
+        left_join = member.joined and member.abandoned is not None and member.abandoned >= member.sequence
+        return left_join if self.joining else member.abandoned == self.number and not left_join
 
     def _takes_part(self, member: MemberRecord) -> bool:
         return self.joining or not member.joined or member.sequence > self.number
@@ -204,16 +161,11 @@ class Collective:
     def partitions(self) -> list[Posted]:
         """Who has come to it, by what their posts mean; the largest partition first."""
         left = {member.replica_id for member in self.group.members if self.left(member)}
-        found: dict[Hashable, list[tuple[tuple[int, ...], Post]]] = {}
+        found: dict[Hashable, dict[int, Post]] = {}
         for post, replicas in self.slot.posts:
-            own = tuple(i for i in replicas if i not in left) if left else replicas
-            if own:
-                key = "join" if self.joining else fingerprint(self.picture.order_check, post)
-                found.setdefault(key, []).append((own, post))
-        each = []
-        for alike in found.values():
-            _, first = min(alike, key=lambda one: min(one[0]))
-            each.append(Posted(tuple(sorted(i for replicas, _ in alike for i in replicas)), first))
+            key = "join" if self.joining else fingerprint(self.picture.order_check, post)
+            found.setdefault(key, {}).update((i, post) for i in replicas if i not in left)
+        each = [Posted(tuple(sorted(own)), own[min(own)]) for own in found.values() if own]
         if len(each) == 1 and self.picture.order_check is OrderCheck.CALL_SITE and not self.joining:
             each = self._by_ways() or each
         return sorted(each, key=lambda one: (-len(one.replicas), one.replicas[0]))
@@ -225,13 +177,13 @@ class Collective:
             return []
         calls = list(self._calls_here())
         ways = ways_in_another_order([each.posts for each in calls])
-        found: dict[tuple[tuple[int, Location], ...], list[int]] = {}
+        told = []
         for replica_id, own in (ways or {}).items():
             numbers = reversed([each.number for each in calls[: len(own)]])
-            key = tuple((number, way[-1].location) for number, way in zip(numbers, own, strict=True))
-            found.setdefault(key, []).append(replica_id)
+            way = tuple((number, way[-1].location) for number, way in zip(numbers, own, strict=True))
+            told.append((way, replica_id))
         post_of = {replica_id: post for post, ids in posts for replica_id in ids}
-        return [Posted(tuple(sorted(own)), post_of[min(own)], way) for way, own in found.items()]
+        return [Posted(tuple(sorted(own)), post_of[min(own)], way) for way, own in alike(told).items()]
 
     def _calls_here(self) -> Iterator[SlotRecord]:
         """Yield the calls at its place that all members have made, itself first, the latest first."""
@@ -248,11 +200,44 @@ class Collective:
     @cached_property
     def replicas(self) -> tuple[ReplicaReport, ...]:
         """What every member of the group does, by id."""
-        known = (m.replica_id for m in self.group.members if m.replica_id in self.picture.facts)
-        return tuple(self.picture.replica_report(i, self.group, self.slot) for i in known)
+        return tuple(self._report(each) for each in self.group.members if each.replica_id in self.picture.facts)
+
+    def _report(self, member: MemberRecord) -> ReplicaReport:
+        known, record = self.picture.facts[member.replica_id], self._waits_in(member)
+        waits = record is not None and record.sequence_number >= 0
+        state = known.end or (ReplicaState.WAITING if waits else ReplicaState.RUNNING)
+        return ReplicaReport(
+            replica_id=member.replica_id,
+            device=known.device,
+            state=state,
+            call=record.call if record else None,
+            location=record.location if record else None,
+            history=self.picture.histories(self.group)[member.replica_id],
+            stack=() if state.ended else known.stack,
+            returned=known.returned,
+            ended_at=known.ended_at,
+            waits_for=known.waits_for if state is ReplicaState.RUNNING else None,
+        )
+
+    def _waits_in(self, member: MemberRecord) -> CallRecord | None:
+        """Return what a member waits in: this if it is there, else the first of the group that it has not left.
+
+        Nobody waits in the creation of a group, so there it is enough to have been there.
+        """
+        if self.number >= 0 and member.replica_id in self.picture.ended:
+            return None
+        every = [self, *self.picture.open[self.group.key]]
+        if member.joined and every[-1].joining:
+            every = every[-1:]
+        for each in every:
+            may_wait = each is self or (each.number >= 0 and each.joining == member.joined)
+            if may_wait and member.replica_id in each.records and not each.left(member):
+                return each.records[member.replica_id]
+        return None
 
     @cached_property
-    def _reports(self) -> dict[int, ReplicaReport]:
+    def reports(self) -> dict[int, ReplicaReport]:
+        """The same by id."""
         return {each.replica_id: each for each in self.replicas}
 
     @cached_property
@@ -260,9 +245,9 @@ class Collective:
         """The ids of those that were cancelled out of it."""
         return sorted(member.replica_id for member in self.missing if self.left(member))
 
-    def with_group(self, post: Post) -> str:
-        """Return a post in it as text, with its number and its group."""
-        return f"{post.call}{'' if self.joining else f' #{self.number}'} of {self.label or 'the run'}"
+    def with_group(self, call: str) -> str:
+        """Return a call in it as text, with its number and its group."""
+        return f"{call}{'' if self.joining else f' #{self.number}'} of {self.label or 'the run'}"
 
     # What is wrong, and who is to blame.
 
@@ -309,7 +294,7 @@ class Collective:
     @property
     def unmade_by(self) -> tuple[int, ...]:
         """The members that have not made the group, where that may be why they are missing."""
-        creation = self.picture.find(self.group, -1)
+        creation = self.picture.find(self.group.key, -1)
         if creation is None or self.number < 0 or self.reason not in (Reason.EXITED, Reason.TIMEOUT):
             return ()
         return tuple(member.replica_id for member in creation.missing)
@@ -328,7 +313,7 @@ class Collective:
 
         Where it waits now says nothing of a call whose handle it kept; of that the nearest callers are known.
         """
-        replica = self._reports[partition.replicas[0]]
+        replica = self.reports[partition.replicas[0]]
         location, here = replica.location, replica.stack[-1] if replica.stack else None
         if location is None:
             return ()
@@ -342,10 +327,10 @@ class Collective:
 
         A replica's own task races with a child that it does not wait for.
         """
-        in_task: dict[str, list[int]] = {}
+        calls_in = []
         children, awaits = 0, False
         for replica_id, post in ((each.replicas[0], each.post) for each in self.partitions[:2]):
-            replica, known = self._reports[replica_id], self.picture.facts[replica_id]
+            replica, known = self.reports[replica_id], self.picture.facts[replica_id]
             if replica.location is None or not replica.stack:
                 return ()
             own = replica.stack[-1][:2] == replica.location[:2]
@@ -355,12 +340,11 @@ class Collective:
                 return ()
             if tasks and not own:
                 children += 1
-            task = f"its own task ({place(replica.location)})" if own else tasks[0]
-            in_task.setdefault(task, []).append(replica_id)
+            calls_in.append((f"its own task ({place(replica.location)})" if own else tasks[0], replica_id))
             awaits = awaits or "task" in (known.waits_for or "")
         if len(self.partitions) < 2 or not children or (children == 1 and awaits):
             return ()
-        told = sorted((ids, task) for task, ids in in_task.items())
+        told = sorted((ids, task) for task, ids in alike(calls_in).items())
         return tuple(f"{upper(clause(sorted(ids), 'calls'))} in {task}." for ids, task in told)
 
     @cached_property
@@ -377,7 +361,7 @@ class Collective:
         ended = tuple(member.replica_id for member in self.missing if member.replica_id in self.picture.ended)
         if not ended or self.number < 0 or self.joining:
             return None
-        ended_at = self._reports[ended[0]].ended_at
+        ended_at = self.reports[ended[0]].ended_at
         return usual, Side(ended, (), (), (ended_at,) if ended_at is not None else (), "")
 
     def _side(self, partition: Posted) -> Side:
@@ -387,7 +371,7 @@ class Collective:
         posted = [(slot.number, post) for slot in slots if (post := slot.post_of(first)) is not None]
         return Side(
             partition.replicas,
-            [CallRecord(number, str(post.call), post.location) for number, post in posted],
+            [_record(number, post) for number, post in posted],
             [fingerprint(self.picture.order_check, post) for _, post in posted],
             self._path(partition),
             self.picture.facts[first].handles,
@@ -405,19 +389,16 @@ class Collective:
     def _past(self) -> Past:
         """Return the calls that all made before, as far as they are kept; of open ones those that wait for a result."""
         check, group = self.picture.order_check, self.group
-        matched = (each.slot for each in self.picture.open_in(group) if len(each.partitions) == 1 and not each.missing)
+        matched = (each.slot for each in self.picture.open[group.key] if len(each.partitions) == 1 and not each.missing)
         before = [slot for slot in (*group.history, *matched) if 0 <= slot.number < self.number]
         firsts = [slot.posts[0][0] for slot in before]
-        keys = {id(post): fingerprint(check, post) for post in {id(post): post for post in firsts}.values()}
-        calls = [
-            CallRecord(slot.number, str(post.call), post.location) for slot, post in zip(before, firsts, strict=True)
-        ]
-        return Past(calls, [keys[id(post)] for post in firsts], whole=not before or before[0].number == 0)
+        calls = [_record(slot.number, post) for slot, post in zip(before, firsts, strict=True)]
+        return Past(calls, [fingerprint(check, post) for post in firsts], whole=not before or before[0].number == 0)
 
     @cached_property
     def cancellations(self) -> tuple[str, ...]:
         """Out of which call replicas were cancelled, and why: a sibling's failure, or a time limit around the call."""
-        alike: dict[str, list[int]] = {}
+        told = []
         for known in (self.picture.facts[i] for i in self.abandoned):
             post = self.slot.post_of(known.replica_id)
             if post is None:
@@ -425,8 +406,8 @@ class Collective:
             places = [at for at in (*known.cancelled_in, post.path[0][:2]) if is_of_the_program(at[0])]
             limit = next((limit for at in places if (limit := time_limit_around(*at))), "")
             why = f": {known.cancelled_by}" if known.cancelled_by else f", inside {limit}" if limit else ""
-            alike.setdefault(f"{post.call} at {place(post.location)}{why}", []).append(known.replica_id)
+            told.append((f"{post.call} at {place(post.location)}{why}", known.replica_id))
         return tuple(
             f"{upper(clause(members, 'was'))} cancelled out of {what}."
-            for what, members in list(alike.items())[:_MOST_LIMITS]
+            for what, members in list(alike(told).items())[:_MOST_LIMITS]
         )

@@ -219,8 +219,7 @@ class Job:
         self.ledger = Ledger(range(size), OrderCheck.SIGNATURE, slot_type=Collective)
         self.error: CollectiveError | None = None
         self.collectives = 0
-        self._making = Group(self.ledger, (self.ledger.root.key[0], NEW_GROUP, 0), self.ledger.replicas, None)
-        self.ledger.add(self._making)
+        self._making = self.ledger.make((self.ledger.root.key[0], NEW_GROUP, 0))
         self._walks: dict[Group, deque[list[Hashable]]] = {}
         self._channels: dict[tuple[Group, int, int, int], Group] = {}
         self._elsewhere: dict[int, str] = {}
@@ -352,7 +351,7 @@ class Job:
         ids, key, sends = member.group.key[0], (member.group, source, to, tag), member.rank == source
         if key not in self._channels:
             name = f"messages {ids[source]}->{ids[to]}{f' tag {tag}' if tag else ''}"
-            self._channels[key] = self.ledger.channel(ids[source], ids[to], name)
+            self._channels[key] = self.ledger.make(((ids[source], ids[to]), name, 0))
         end = self._channels[key].members[0 if sends else 1]
         asked = call(MESSAGE, tensors, role=f"send(dst={ids[to]})" if sends else f"recv(src={ids[source]})")
         return end, self.post(end, Contribution(asked, tensors if sends else (), () if sends else tensors))

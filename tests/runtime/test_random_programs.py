@@ -18,10 +18,14 @@ from hypothesis import strategies as st
 
 from aiodist import CollectiveError, CollectiveHandle, ReplicaContext, ReplicaContextError
 from tests.runtime.programs import mirrored, replica, run, still_works, turns
-from tests.runtime.random_programs import Steps, carry_out, programs
 
 seeds = st.integers(0, 2**32)
 Loop = tuple[str, dict[str, Any]]
+LONGEST = 6
+KINDS = ("all_reduce", "all_gather", "broadcast", "reduce_scatter", "scan", "all_to_all", "barrier", "merge_call")
+FOLDS: dict[str, Callable[..., Any]] = {
+    "SUM": np.sum, "MEAN": np.mean, "MIN": np.min, "MAX": np.max, "PRODUCT": np.prod,
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -32,11 +36,120 @@ def unhurried() -> Iterator[None]:
         yield
 
 
+# Random programs of collectives, and what they must give, worked out one after the other in plain NumPy.
+
+# Every step of a program has a place of its own, as if it were written on a line of its own.
+_places: dict[str, Any] = {}
+_lines = [f"def place_{i}(method, *args): return method(*args)" for i in range(LONGEST)]
+exec(compile("\n".join(_lines), "random_program.py", "exec"), _places)
+
+
+class Step(NamedTuple):
+    """One collective: what is asked, of which values, and whether its await is left for later."""
+
+    place: int
+    kind: str
+    op: str
+    nested: bool
+    rows: int
+    axis: int
+    source: int
+    overlapped: bool
+
+    def leaves(self, replica_id: int, replicas: int) -> list[np.ndarray]:
+        """Return what a replica brings: small whole numbers, so what they add up to is exact."""
+        rng = np.random.default_rng([self.place, replica_id])
+        shape = (replicas * self.rows, replicas)
+        return [rng.integers(-3, 4, shape).astype("f8") for _ in range(3 if self.nested else 1)]
+
+    def issue(self, ctx: ReplicaContext) -> CollectiveHandle[Any]:
+        n = ctx.num_replicas_in_sync
+        leaves = self.leaves(ctx.replica_id_in_sync_group, n)
+        value: Any = ({"x": leaves[:2]}, leaves[2]) if self.nested else leaves[0]
+        arguments: dict[str, tuple[Any, ...]] = {
+            "all_reduce": (self.op, value),
+            "all_gather": (value, self.axis),
+            "broadcast": (value, self.source % n),
+            "reduce_scatter": (self.op, value, self.axis),
+            "scan": (self.op, value),
+            "all_to_all": (value, self.axis, 1 - self.axis),
+            "barrier": (),
+            "merge_call": (add_up, leaves),
+        }
+        handle: CollectiveHandle[Any] = _places[f"place_{self.place}"](getattr(ctx, self.kind), *arguments[self.kind])
+        return handle
+
+    def wanted(self, brought: list[np.ndarray], replica_id: int) -> Any:
+        """Return what a replica must get for a leaf."""
+        n = len(brought)
+        if self.kind in ("all_reduce", "scan"):
+            return FOLDS[self.op](brought if self.kind == "all_reduce" else brought[: replica_id + 1], axis=0)
+        if self.kind == "all_gather":
+            return np.concatenate(brought, self.axis)
+        if self.kind == "broadcast":
+            return brought[self.source % n]
+        if self.kind == "reduce_scatter":
+            return np.split(FOLDS[self.op](brought, axis=0), n, self.axis)[replica_id]
+        if self.kind == "all_to_all":
+            return np.concatenate([np.split(leaf, n, self.axis)[replica_id] for leaf in brought], 1 - self.axis)
+        return sum(brought)
+
+    def check(self, result: Any, replica_id: int, replicas: int) -> None:
+        if self.kind == "barrier":
+            assert result is None
+            return
+        got = [result] if not self.nested else result if self.kind == "merge_call" else [*result[0]["x"], result[1]]
+        columns = zip(*(self.leaves(i, replicas) for i in range(replicas)), strict=True)
+        for leaf, brought in zip(got, columns, strict=True):
+            np.testing.assert_array_equal(leaf, self.wanted(list(brought), replica_id), strict=True)
+            assert leaf.flags.writeable == (self.kind == "merge_call")
+
+
+def add_up(strategy: Any, *leaves: Any) -> Any:
+    sums = [sum(leaf.values) for leaf in leaves]
+    return sums if len(sums) > 1 else sums[0]
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> list[Step]:
+    return [
+        Step(
+            place,
+            kind=draw(st.sampled_from(KINDS)),
+            op=draw(st.sampled_from(sorted(FOLDS))),
+            nested=draw(st.booleans()),
+            rows=draw(st.integers(0, 2)),
+            axis=draw(st.integers(0, 1)),
+            source=draw(st.integers(0, 4)),
+            overlapped=draw(st.booleans()),
+        )
+        for place in range(draw(st.integers(1, LONGEST)))
+    ]
+
+
+async def carry_out(ctx: ReplicaContext, steps: list[Step], pauses: random.Random) -> list[Any]:
+    """Issue a program's collectives, with random pauses; await each at once, or at the end if it is overlapped."""
+    results: list[Any] = [None] * len(steps)
+    pending: list[tuple[int, CollectiveHandle[Any]]] = []
+    for number, step in enumerate(steps):
+        await turns(pauses.choice((0, 0, 1, 2, 5)))
+        handle = step.issue(ctx)
+        if step.overlapped:
+            pending.append((number, handle))
+        else:
+            results[number] = await handle
+    pauses.shuffle(pending)
+    for number, handle in pending:
+        await turns(pauses.choice((0, 0, 1, 2, 5)))
+        results[number] = await handle
+    return results
+
+
 class Part(NamedTuple):
     """A stretch of a program: collectives of one group, whose members' ids stand in the group's order."""
 
     members: tuple[int, ...]
-    steps: Steps
+    steps: list[Step]
 
 
 @st.composite
