@@ -20,7 +20,7 @@ from aiodist._tools.check import add_check, add_explain
 from aiodist._tools.doctor import add_doctor
 from aiodist._tools.launch import add_run, launch
 from aiodist._tools.trace.show import add_trace
-from aiodist._tools.usage import Exit, UsageError, natural, positive, print_help
+from aiodist._tools.usage import Exit, Parser, UsageError, natural, positive, print_help
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> ArgumentParser:
     """Return the parser of all commands."""
-    parser = ArgumentParser(
+    parser: ArgumentParser = Parser(
         prog="aiodist",
         description="Synchronous data-parallel replicas as coroutines on one event loop, with the order of every "
         "collective checked.",
@@ -99,12 +99,11 @@ def _ended(command: Callable[[], int]) -> int:
         print("interrupted", file=sys.stderr)
         return Exit.INTERRUPTED
     except OSError as error:
-        if error.errno not in {errno.EPIPE, errno.ENOSPC}:
-            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the flush at exit does not fail
         if error.errno == errno.EPIPE:
             return Exit.BROKEN_PIPE
-        print(f"aiodist: error: cannot write the output: {error.strerror}", file=sys.stderr)
+        what = error if error.filename is not None else f"cannot write the output: {error.strerror or error}"
+        print(f"aiodist: error: {what}", file=sys.stderr)
         return Exit.FAILED
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiodist._core.text import count, duration, size
 from aiodist._tools.trace.file import Trace, read_trace, replacing
-from aiodist._tools.trace.recording import Collective, Run
+from aiodist._tools.trace.recording import Arrival, Collective, Run
 from aiodist._tools.usage import Exit, UsageError, print_help
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class Statistics(NamedTuple):
 
 def count_up(trace: Trace) -> Statistics:
     """Return the statistics of a trace."""
-    sites: dict[tuple[str, str, str], SiteRow] = {}
+    sites: dict[int, SiteRow] = {}
     rows: dict[int, ReplicaRow] = {}
     for run in trace.runs:
         for replica, device in enumerate(run.devices, run.first):
@@ -155,10 +155,11 @@ def count_up(trace: Trace) -> Statistics:
             for replica, function in run.functions.items()
         }
         for collective in run.collectives:
-            text = next(iter(collective.arrivals.values())).text
-            row = sites.get(text) or sites.setdefault(text, SiteRow(*text))
+            arrivals = collective.arrivals
+            text = arrivals[0].text
+            row = sites.get(text) or sites.setdefault(text, SiteRow(*trace.texts[text]))
             row.count += 1
-            _count(row, rows, progress, collective)
+            _count(row, rows, progress, collective, arrivals)
     by_wait = sorted(sites.values(), key=lambda row: (-row.wait_seconds, row.at))
     by_held_up = sorted(rows.values(), key=lambda row: (-row.held_up_seconds, -row.last, row.replica))
     return Statistics(by_wait, by_held_up)
@@ -169,10 +170,12 @@ def _count(
     rows: dict[int, ReplicaRow],
     progress: dict[int, tuple[float, float, float]],
     collective: Collective,
+    arrivals: Sequence[Arrival],
 ) -> None:
     """Add how long each replica took to come to a collective and waited in it, and whom that held up."""
     completed, own, idle = collective.complete, dict[int, float](), dict[int, float]()
-    for replica, arrival in collective.arrivals.items():
+    for arrival in arrivals:
+        replica = arrival.replica
         called, resumed, late = progress[replica]
         had_resumed = resumed <= arrival.issued
         own[replica] = max(0.0, arrival.issued - (max(resumed, called) if had_resumed else called))
@@ -215,7 +218,7 @@ def print_summary(trace: Trace, console: Console) -> None:
 
     statistics = count_up(trace)
     collectives = [collective for run in trace.runs for collective in run.collectives]
-    calls = sum(len(collective.arrivals) for collective in collectives)
+    calls = sum(row.collectives for row in statistics.replicas)
     counts = (len(trace.runs), "run"), (len(collectives), "collective"), (calls, "call")
     headline = f"{', '.join(count(*each) for each in counts)}; traced {trace.about['began']}"
     console.print(headline, style="bold", soft_wrap=True)
@@ -268,19 +271,18 @@ def _data(trace: Trace, name: str) -> dict[str, Any]:
     """Return what the page's scripts read."""
     tracks = {run.pid: {"pid": run.pid, "base": run.first, "devices": run.devices} for run in trace.runs}
     runs = [asdict(replace(run, collectives=[], devices=())) | {"outcome": outcome(run)} for run in trace.runs]
-    texts: dict[tuple[str, str, str], int] = {}
     return {
         "name": name,
         "about": trace.about,
         "tracks": list(tracks.values()),
         "runs": runs,
-        "collectives": [_collective(run, one, texts) for run in trace.runs for one in run.collectives],
-        "texts": [{"kind": kind, "call": call, "at": at} for kind, call, at in texts],
+        "collectives": [_collective(run, one) for run in trace.runs for one in run.collectives],
+        "texts": [{"kind": kind, "call": call, "at": at} for kind, call, at in trace.texts],
         "statistics": {of: list(map(asdict, rows)) for of, rows in count_up(trace)._asdict().items()},
     }
 
 
-def _collective(run: Run, one: Collective, texts: dict[tuple[str, str, str], int]) -> dict[str, Any]:
+def _collective(run: Run, one: Collective) -> dict[str, Any]:
     """Return a collective, with a row for each arrival, by lane; times are in microseconds since its first call."""
     first = one.first
 
@@ -297,9 +299,9 @@ def _collective(run: Run, one: Collective, texts: dict[tuple[str, str, str], int
         "completed": since(one.complete, 0),
         "arrivals": [
             (
-                each.replica - run.first, texts.setdefault(each.text, len(texts)), each.nbytes, since(each.issued, 0),
+                each.replica - run.first, each.text, each.nbytes, since(each.issued, 0),
                 since(each.begin, 0), since(each.resumed, each.issued), round(one.wait_of(each) * 1e6, 3),
             )
-            for each in one.arrivals.values()
+            for each in one.arrivals
         ],
     }  # fmt: skip

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import tempfile
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import Awaitable
 from contextlib import suppress
@@ -20,7 +22,9 @@ from hypothesis import strategies as st
 import aiodist
 from aiodist import CollectiveError, MirroredStrategy, ReduceOp, ReplicaContext
 from aiodist._arrays import environment
+from aiodist._core.instrument import observing
 from aiodist._tools.trace.file import read_trace
+from aiodist._tools.trace.recording import Recording
 from aiodist._tools.trace.show import count_up
 from tests.runtime.programs import mirrored, run
 from tests.tools.trace.traced import collectives, events_of, traced
@@ -170,6 +174,25 @@ async def test_groups_are_named_and_use_their_replicas_lanes(file: Path) -> None
     found = sorted((e["args"]["group"] or "the run", e["args"]["number"], e["tid"] - 1) for e in events)
     pair = "group 'pair' of replicas 1 and 2"
     assert found == [(pair, 0, 1), (pair, 0, 2), ("the run", 0, 0), ("the run", 0, 1), ("the run", 0, 2)]
+
+
+async def test_what_is_recorded_of_a_call_is_small() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        for _ in range(500):
+            await ctx.all_reduce("SUM", 1.0)
+
+    recording = Recording()
+    with observing(recording):
+        await run(mirrored(4), program)  # what is kept once is there by then
+        gc.collect()
+        tracemalloc.start()
+        try:
+            await run(mirrored(4), program)
+            gc.collect()
+            taken, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert taken / 2000 < 200
 
 
 # On several workers: each trace has the replicas of its own process, by their ids.
