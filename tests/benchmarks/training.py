@@ -79,7 +79,7 @@ def main() -> None:
     """Measure, print."""
     corpus = load_topics()
     model = LanguageModel(len(corpus.symbols))
-    plan = Plan(model, *windows(corpus.train, model.context), steps=STEPS, seed=0)
+    plan = Plan(model, *windows(corpus.codes, model.context), steps=STEPS, seed=0)
     variants: dict[str, Callable[[Plan], None]] = {PLAIN: partial(threaded, count=1)}
     variants |= {f"NumPy, {n} threads by hand": partial(threaded, count=n) for n in (2, 4)}
     variants |= {f"aiodist, {count(n, 'replica')}": partial(replicas, count=n) for n in (1, 2, 4)}

@@ -11,7 +11,7 @@ import pytest
 import threadpoolctl  # type: ignore[import-untyped]
 
 import aiodist
-from aiodist._demos.language import LanguageModel, Weights, build
+from aiodist._demos.language import LanguageModel, Weights
 from aiodist._demos.training import Adam, Learner, Plan, learning_rate, one_blas_thread, train_on
 
 RNG = np.random.default_rng(11)
@@ -50,18 +50,6 @@ def test_gradients_are_those_of_finite_differences() -> None:
     assert gradients.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(gradients[name], value, rtol=1e-5, atol=1e-7, err_msg=name)
-
-
-# The text.
-
-
-def test_every_tenth_block_is_held_out_and_repeated_paragraphs_are_dropped() -> None:
-    paragraphs = [f"Paragraph {number} is about\n{number * number} things." for number in range(400)]
-    corpus = build("\n\n".join([*paragraphs, paragraphs[7].replace("\n", " ")]))
-    blocks = np.array_split(corpus.encode("\n\n".join(paragraphs)), 10)
-    assert corpus.held_out.tolist() == blocks[9].tolist()
-    assert corpus.train.tolist() == np.concatenate(blocks[:9]).tolist()
-    assert corpus.decode(corpus.encode("Paragraph 7")) == "Paragraph 7"
 
 
 # The loop.
