@@ -142,13 +142,6 @@ class Run:
 # Recording it.
 
 
-class _Open(NamedTuple):
-    """A collective that goes on, or whose result a replica has not got yet."""
-
-    collective: Collective
-    positions: dict[int, int]  # of the arrivals that have not resumed, by replica id
-
-
 @dataclass(eq=False, slots=True)
 class _RunInProgress:
     run: Run
@@ -162,11 +155,23 @@ class _RunInProgress:
     def now(self) -> float:
         return self.clock() + self.shift
 
+
+class _Open(NamedTuple):
+    """A collective that goes on, or whose result a replica has not got yet."""
+
+    run: _RunInProgress
+    collective: Collective
+    positions: dict[int, int]  # of the arrivals that have not resumed, by replica id
+
+    def note(self, member: Member, field: int) -> None:
+        position = self.positions.get(member.replica_id)
+        if position is not None:
+            self.collective.note(position, field, self.run.now())
+
     def close(self, slot: Slot) -> None:
-        """Forget a slot if nothing more is to come of it."""
-        opened = self.open[id(slot)]
-        if not opened.positions and opened.collective.completed is not None:
-            del self.open[id(slot)]
+        """Forget it if nothing more is to come of it."""
+        if not self.positions and self.collective.completed is not None:
+            del self.run.open[id(slot)]
 
 
 class Recording(Observer):
@@ -233,15 +238,16 @@ class Recording(Observer):
     # Collectives.
 
     def posted(self, member: Member, slot: Slot) -> None:
-        found, opened = self._find(slot)
+        found = self._in_progress.get(slot.group.ledger)
         if found is None or slot.number < 0:  # a group that is being made
             return
+        opened = found.open.get(id(slot))
         if opened is None or opened.collective.completed is not None:
             serial = slot.group.serial
             if serial not in found.groups:
                 found.groups[serial] = slot.group.label()
             number = slot.group.number_of_join() if slot is slot.group.joining else slot.number
-            opened = found.open[id(slot)] = _Open(Collective(found.groups[serial], number), {})
+            opened = found.open[id(slot)] = _Open(found, Collective(found.groups[serial], number), {})
             found.run.collectives.append(opened.collective)
         call, code, offset, _ = slot.raw_post_of(member.position)
         _, text, nbytes = self._described.get((id(call), id(code), offset)) or self._describe(call, code, offset)
@@ -258,29 +264,31 @@ class Recording(Observer):
         return self._described.setdefault((id(call), id(code), offset), found)
 
     def waits(self, member: Member, slot: Slot) -> None:
-        found, opened = self._find(slot)
-        if found is not None and opened is not None and member.replica_id in opened.positions:
-            opened.collective.note(opened.positions[member.replica_id], _AWAITED, found.now())
+        opened = self._find(slot)
+        if opened is not None:
+            opened.note(member, _AWAITED)
 
     def resumed(self, member: Member, slot: Slot) -> None:
-        found, opened = self._find(slot)
-        if found is not None and opened is not None and member.replica_id in opened.positions:
-            opened.collective.note(opened.positions.pop(member.replica_id), _RESUMED, found.now())
-            found.close(slot)
+        opened = self._find(slot)
+        if opened is not None:
+            opened.note(member, _RESUMED)
+            opened.positions.pop(member.replica_id, None)
+            opened.close(slot)
 
     def completed(self, slot: Slot) -> None:
-        found, opened = self._find(slot)
-        if found is not None and opened is not None:
+        opened = self._find(slot)
+        if opened is not None:
             collective = opened.collective
-            collective.completed = found.now()
-            collective.error = None if slot.error is None else type(slot.error).__name__
+            collective.completed = opened.run.now()
             if slot.error is None:
                 collective.number = slot.number  # a join gets it only now
-            found.close(slot)
+            else:
+                collective.error = type(slot.error).__name__
+            opened.close(slot)
 
-    def _find(self, slot: Slot) -> tuple[_RunInProgress | None, _Open | None]:
+    def _find(self, slot: Slot) -> _Open | None:
         found = self._in_progress.get(slot.group.ledger)
-        return found, None if found is None else found.open.get(id(slot))
+        return None if found is None else found.open.get(id(slot))
 
 
 def _bytes_of(call: Call) -> int:
