@@ -25,6 +25,7 @@ from aiodist._tools.usage import Exit, Parser, UsageError, natural, positive, pr
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
+_CANNOT_WRITE = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO}
 _TEXT = """\
 Train a character language model in NumPy on the manual pages of the standard library (pydoc_data.topics). Every replica
 computes on its part of each batch in the worker thread of its device; an all_reduce sums the gradients. The exit code
@@ -99,11 +100,12 @@ def _ended(command: Callable[[], int]) -> int:
         print("interrupted", file=sys.stderr)
         return Exit.INTERRUPTED
     except OSError as error:
+        if error.errno not in _CANNOT_WRITE:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the flush at exit does not fail
         if error.errno == errno.EPIPE:
             return Exit.BROKEN_PIPE
-        what = error if error.filename is not None else f"cannot write the output: {error.strerror or error}"
-        print(f"aiodist: error: {what}", file=sys.stderr)
+        print(f"aiodist: error: cannot write the output: {error.strerror}", file=sys.stderr)
         return Exit.FAILED
 
 

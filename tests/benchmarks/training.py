@@ -20,7 +20,7 @@ import numpy as np
 
 import aiodist
 from aiodist._core.text import count
-from aiodist._demos.language import LanguageModel, load_topics, windows
+from aiodist._demos.language import LanguageModel, Weights, load_topics, windows
 from aiodist._demos.training import Adam, Plan, learning_rate, one_blas_thread, train_on
 from tests.benchmarks.timing import cpus, in_turn, ratio, show, versions
 
@@ -28,8 +28,12 @@ STEPS, ROUNDS = 60, 15
 PLAIN = "plain NumPy loop"
 
 
-def threaded(plan: Plan, count: int) -> None:
-    """Train with threads that share the weights: each computes the gradients of its part, the first one the step."""
+def threaded(plan: Plan, count: int) -> tuple[Weights, list[float]]:
+    """Train with threads that share the weights: each computes the gradients of its part, the first one the step.
+
+    Returns:
+        The weights, and the losses.
+    """
     weights = dict(plan.model.init(np.random.default_rng(plan.seed)))
     optimisers = {name: Adam(np.full(w.shape, plan.decay * (w.ndim == 2), w.dtype)) for name, w in weights.items()}
     batches = aiodist.NumpyDataset((plan.inputs, plan.targets)).shuffle(plan.seed).batch(plan.batch).repeat()
@@ -61,6 +65,7 @@ def threaded(plan: Plan, count: int) -> None:
     work(0)
     for thread in threads:
         thread.join()
+    return weights, losses
 
 
 def replicas(plan: Plan, count: int) -> None:
@@ -68,7 +73,7 @@ def replicas(plan: Plan, count: int) -> None:
     asyncio.run(train_on(cpus(count), plan, lambda _: None))
 
 
-def rate(train: Callable[[Plan], None], plan: Plan) -> float:
+def rate(train: Callable[[Plan], object], plan: Plan) -> float:
     """Return steps a second."""
     begin = time.perf_counter()
     train(plan)
@@ -80,7 +85,7 @@ def main() -> None:
     corpus = load_topics()
     model = LanguageModel(len(corpus.symbols))
     plan = Plan(model, *windows(corpus.codes, model.context), steps=STEPS, seed=0)
-    variants: dict[str, Callable[[Plan], None]] = {PLAIN: partial(threaded, count=1)}
+    variants: dict[str, Callable[[Plan], object]] = {PLAIN: partial(threaded, count=1)}
     variants |= {f"NumPy, {n} threads by hand": partial(threaded, count=n) for n in (2, 4)}
     variants |= {f"aiodist, {count(n, 'replica')}": partial(replicas, count=n) for n in (1, 2, 4)}
     with one_blas_thread():

@@ -1,4 +1,7 @@
-"""Benchmarks run by hand, seldom; what they are made of still works, tried here in small."""
+"""Benchmarks run by hand, seldom; what they are made of still works, tried here in small.
+
+The programs of `training` are tried in tests/demos.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 
-from aiodist._demos.language import LanguageModel
-from aiodist._demos.training import Plan
 from aiodist_kernels import reduce
 from tests.faults.test_faults import FAULTS
 from tests.project.paths import ROOT
@@ -49,17 +49,8 @@ def timing(bench: Any) -> None:
     assert bench.best({"nothing": lambda: None}, 0)["nothing"] >= 0
 
 
-def training(bench: Any) -> None:
-    inputs = np.random.default_rng(0).integers(0, 6, (20, 3))
-    plan = Plan(LanguageModel(6, 3, 4, (8,)), inputs, inputs[:, 0], steps=2, seed=0, batch=10)
-    assert all(
-        bench.rate(train, plan) > 0
-        for train in (lambda plan: bench.threaded(plan, 2), lambda plan: bench.replicas(plan, 2))
-    )
-
-
 TRIED: dict[str, Callable[[ModuleType], None]] = {
-    each.__name__: each for each in (collectives, cpu_reductions, cuda_reductions, faults, timing, training)
+    each.__name__: each for each in (collectives, cpu_reductions, cuda_reductions, faults, timing)
 }
 
 
