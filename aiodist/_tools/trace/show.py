@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.resources import files
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _MOST_ROWS = 12
-# What a file that is not a trace, or a damaged one, leads to while it is read or shown:
-_BAD_FILE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 
 
 # The commands.
@@ -69,14 +66,12 @@ def add_trace(commands: _SubParsersAction[ArgumentParser]) -> None:
 def _show(arguments: Namespace) -> Exit:
     from aiodist._tools.output import open_console
 
-    with _reading(arguments.file) as trace:
-        print_summary(trace, open_console())
+    print_summary(_read(arguments.file), open_console())
     return Exit.DONE
 
 
 def _html(arguments: Namespace) -> Exit:
-    with _reading(arguments.file) as trace:
-        page = page_of(trace, Path(arguments.file).name)
+    page = page_of(_read(arguments.file), Path(arguments.file).name)
     path = arguments.output or Path(arguments.file).with_suffix(".html")
     try:
         with replacing(path) as file:
@@ -87,16 +82,12 @@ def _html(arguments: Namespace) -> Exit:
     return Exit.DONE
 
 
-@contextmanager
-def _reading(path: str) -> Iterator[Trace]:
-    """Read a trace for the block to show, or say in a line what is wrong with it."""
+def _read(path: str) -> Trace:
     try:
-        try:
-            trace = read_trace(path)
-        except OSError as error:
-            raise UsageError(f"cannot read {path}: {error.strerror}") from error
-        yield trace
-    except _BAD_FILE as error:
+        return read_trace(path)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise UsageError(
             f"{path} is not a trace that this aiodist wrote ({type(error).__name__}: {error}); "
             "those of other programs open in https://ui.perfetto.dev"
