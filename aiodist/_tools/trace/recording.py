@@ -141,6 +141,8 @@ class Run:
 
 # Recording it.
 
+Key: TypeAlias = tuple[int, int | None]  # a group's serial number, and a number in it; a join has none at first
+
 
 @dataclass(eq=False, slots=True)
 class _RunInProgress:
@@ -148,16 +150,14 @@ class _RunInProgress:
     clock: Callable[[], float]
     shift: float  # what to add to the clock's time to get the seconds since the trace began
     groups: dict[int, str | None] = field(default_factory=dict)  # what each is called, by its serial number
-    # By the id of its slot, which lives until it is complete. So another slot may have the id of a complete one that
-    # nobody has awaited, and of no other.
-    open: dict[int, _Open] = field(default_factory=dict)
+    open: dict[Key, _Open] = field(default_factory=dict)
 
     def now(self) -> float:
         return self.clock() + self.shift
 
 
 class _Open(NamedTuple):
-    """A collective that goes on, or whose result a replica has not got yet."""
+    """A collective that goes on, that has failed, or whose result a replica has not got yet."""
 
     run: _RunInProgress
     collective: Collective
@@ -169,9 +169,9 @@ class _Open(NamedTuple):
             self.collective.note(position, field, self.run.now())
 
     def close(self, slot: Slot) -> None:
-        """Forget it if nothing more is to come of it."""
-        if not self.positions and self.collective.completed is not None:
-            del self.run.open[id(slot)]
+        """Forget it if nothing more is to come of it; to one that has failed replicas may come late."""
+        if not self.positions and self.collective.completed is not None and self.collective.error is None:
+            self.run.open.pop(_key(slot), None)
 
 
 class Recording(Observer):
@@ -241,13 +241,13 @@ class Recording(Observer):
         found = self._in_progress.get(slot.group.ledger)
         if found is None or slot.number < 0:  # a group that is being made
             return
-        opened = found.open.get(id(slot))
-        if opened is None or opened.collective.completed is not None:
-            serial = slot.group.serial
-            if serial not in found.groups:
-                found.groups[serial] = slot.group.label()
-            number = slot.group.number_of_join() if slot is slot.group.joining else slot.number
-            opened = found.open[id(slot)] = _Open(found, Collective(found.groups[serial], number), {})
+        key = _key(slot)
+        opened = found.open.get(key)
+        if opened is None:
+            if key[0] not in found.groups:
+                found.groups[key[0]] = slot.group.label()
+            number = slot.group.number_of_join() if key[1] is None else slot.number
+            opened = found.open[key] = _Open(found, Collective(found.groups[key[0]], number), {})
             found.run.collectives.append(opened.collective)
         call, code, offset, _ = slot.raw_post_of(member.position)
         _, text, nbytes = self._described.get((id(call), id(code), offset)) or self._describe(call, code, offset)
@@ -276,19 +276,25 @@ class Recording(Observer):
             opened.close(slot)
 
     def completed(self, slot: Slot) -> None:
+        found = self._in_progress.get(slot.group.ledger)
+        joined = slot.group.serial, None
+        if found is not None and slot.call.kind == "join" and joined in found.open:
+            join = found.open[_key(slot)] = found.open.pop(joined)  # now it has a number
+            if slot.error is None:
+                join.collective.number = slot.number
         opened = self._find(slot)
         if opened is not None:
-            collective = opened.collective
-            collective.completed = opened.run.now()
-            if slot.error is None:
-                collective.number = slot.number  # a join gets it only now
-            else:
-                collective.error = type(slot.error).__name__
+            opened.collective.completed = opened.run.now()
+            opened.collective.error = None if slot.error is None else type(slot.error).__name__
             opened.close(slot)
 
     def _find(self, slot: Slot) -> _Open | None:
         found = self._in_progress.get(slot.group.ledger)
-        return None if found is None else found.open.get(id(slot))
+        return None if found is None else found.open.get(_key(slot))
+
+
+def _key(slot: Slot) -> Key:
+    return slot.group.serial, None if slot is slot.group.joining else slot.number
 
 
 def _bytes_of(call: Call) -> int:

@@ -99,6 +99,26 @@ async def test_failure_of_a_replica_is_marked(file: Path) -> None:
     assert ends == {0: ("cancelled", None), 1: ("failed", "ValueError: no </script> data")}
 
 
+async def test_late_call_belongs_to_the_collective_that_has_failed(file: Path) -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        match ctx.replica_id_in_sync_group:
+            case 0:
+                await anyio.lowlevel.checkpoint()
+                raise ValueError("no data")
+            case 1:
+                await ctx.barrier()
+            case _:
+                try:
+                    await anyio.sleep_forever()
+                finally:
+                    await ctx.barrier()
+
+    with pytest.raises(ValueError, match="no data"), aiodist.trace(file):
+        await run(mirrored(3), program)
+    found = {(e["tid"] - 1, e["args"]["collective"], e["args"]["error"]) for e in collectives(events_of(file))}
+    assert found == {(replica, 1, "IncompleteCollectiveError") for replica in (1, 2)}
+
+
 async def test_consecutive_runs_share_lanes_and_concurrent_ones_do_not(file: Path) -> None:
     with aiodist.trace(file):
         strategy = mirrored(2)
