@@ -21,7 +21,7 @@ import numpy as np
 import aiodist
 from aiodist._core.text import count
 from aiodist._demos.language import LanguageModel, Weights, load_topics, windows
-from aiodist._demos.training import Adam, Plan, learning_rate, one_blas_thread, train_on
+from aiodist._demos.training import MOMENTUM, Plan, learning_rate, one_blas_thread, train_on
 from tests.benchmarks.timing import cpus, in_turn, ratio, show, versions
 
 STEPS, ROUNDS = 60, 15
@@ -35,7 +35,7 @@ def threaded(plan: Plan, count: int) -> tuple[Weights, list[float]]:
         The weights, and the losses.
     """
     weights = dict(plan.model.init(np.random.default_rng(plan.seed)))
-    optimisers = {name: Adam(np.full(w.shape, plan.decay * (w.ndim == 2), w.dtype)) for name, w in weights.items()}
+    velocity = {name: np.zeros_like(weight) for name, weight in weights.items()}
     batches = aiodist.NumpyDataset((plan.inputs, plan.targets)).shuffle(plan.seed).batch(plan.batch).repeat()
     drawn, meeting = iter(batches), threading.Barrier(count)
     parts = [{name: np.empty_like(weight) for name, weight in weights.items()} for _ in range(count)]
@@ -52,11 +52,10 @@ def threaded(plan: Plan, count: int) -> tuple[Weights, list[float]]:
             nats[thread] = plan.model.nats_and_gradients(weights, inputs[own], targets[own], parts[thread])
             meeting.wait()
             if thread == 0:
-                scale, rate = np.float32(len(targets)), learning_rate(step, plan.steps, plan.rate)
-                for name, optimiser in optimisers.items():
-                    optimiser.rate = rate
-                    mean = reduce(np.add, [part[name] for part in parts]) / scale
-                    weights[name] = weights[name] - optimiser.change(weights[name], mean)
+                for name, weight in weights.items():
+                    mean = reduce(np.add, [part[name] for part in parts]) / np.float32(len(targets))
+                    velocity[name] = MOMENTUM * velocity[name] + mean
+                    weights[name] = weight - learning_rate(step, plan) * velocity[name]
                 losses.append(sum(nats) / len(targets))
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(1, count)]

@@ -57,7 +57,7 @@ def test_gradients_are_those_of_finite_differences() -> None:
 
 INPUTS = RNG.integers(0, 6, (40, 3))
 MODEL = LanguageModel(symbols=6, context=3, width=4, hidden=(12,))
-PLAN = Plan(MODEL, INPUTS, INPUTS[:, 0], steps=12, seed=3, batch=15, rate=0.02)
+PLAN = Plan(MODEL, INPUTS, INPUTS[:, 0], steps=12, seed=3, batch=15, rate=0.1)
 
 
 def trained_on(replicas: int, plan: Plan = PLAN) -> Learner:
