@@ -12,7 +12,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiodist
 from aiodist._arrays.environment import completes_words, fix_hashes, launched
@@ -72,13 +72,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> ArgumentParser:
     """Return the parser of all commands."""
-    parser: ArgumentParser = Parser(
+    parser = Parser(
         prog="aiodist",
         description="Synchronous data-parallel replicas as coroutines on one event loop, with the order of every "
         "collective checked.",
     )
     parser.add_argument("--version", action="version", version=f"aiodist {aiodist.__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    commands: Any = parser.add_subparsers(title="commands", metavar="COMMAND")
     parser.set_defaults(command=partial(print_help, parser))
     for add in (add_check, _add_demo, add_doctor, add_explain, add_run, add_trace):
         add(commands)
