@@ -2,6 +2,6 @@
 
 - `language`: the character language model, in plain NumPy, and the text that it learns.
 - `training`: data-parallel training of it.
-- `text`: the demo that trains, examines, and prints a sample.
+- `text`: the demo that trains, and prints a sample.
 - `mismatch`: the demo of the report on replicas that disagree.
 """

@@ -45,10 +45,6 @@ class LanguageModel:
             weights[f"b{layer}"] = np.zeros(outputs, np.float32)
         return weights
 
-    def logits(self, weights: Weights, inputs: Codes) -> Array:
-        """Return float[n, symbols] for windows int[n, context]."""
-        return self._forward(weights, inputs)[-1]
-
     def nats_and_gradients(self, weights: Weights, inputs: Codes, targets: Codes, gradients: Weights) -> float:
         """Return the sum of the examples' nats; write its gradient by every weight into the arrays of `gradients`."""
         values = self._forward(weights, inputs)
@@ -76,20 +72,12 @@ class LanguageModel:
             values.append(value)
         return values
 
-    def examine(self, weights: Weights, inputs: Codes, targets: Codes) -> float:
-        """Return the mean of the examples' nats."""
-        total = 0.0
-        for start in range(0, len(targets), 4096):
-            logits = self.logits(weights, inputs[start : start + 4096])
-            total += float(cross_entropy(logits, targets[start : start + 4096])[0].sum(dtype=np.float64))
-        return total / len(targets)
-
     def sample(self, weights: Weights, codes: Codes, length: int, *, seed: int, temperature: float = 0.4) -> Codes:
         """Draw `length` codes that continue these, int[at least context]."""
         rng = np.random.default_rng(seed)
         drawn = codes.tolist()
         for _ in range(length):
-            logits = self.logits(weights, np.array(drawn[-self.context :])[None])[0] / temperature
+            logits = self._forward(weights, np.array(drawn[-self.context :])[None])[-1][0] / temperature
             drawn.append(int((logits + rng.gumbel(size=len(logits))).argmax()))  # a draw by softmax (Gumbel 1954)
         return np.array(drawn[len(codes) :], np.intp)
 
@@ -107,17 +95,13 @@ def cross_entropy(logits: Array, targets: Codes) -> tuple[Array, Array]:
 
 # The text that it learns.
 
-_BLOCK = 2000
-_HELD_OUT = 10
-
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """A text as numbers, split into a part to learn from and a part to be examined on."""
+    """A text as numbers."""
 
     symbols: str  # the characters that occur, sorted; a code is a position in it
-    train: Codes  # int[n]
-    held_out: Codes  # int[m], of text that no training window touches
+    codes: Codes  # int[n]
 
     def encode(self, text: str) -> Codes:
         """Return the codes of a text."""
@@ -132,26 +116,9 @@ def load_topics() -> Corpus:
     """Return the pages of `pydoc_data.topics`: half a million characters; they differ by Python version."""
     from pydoc_data.topics import topics
 
-    return build("\n\n".join(topics[name] for name in sorted(topics)))
-
-
-def build(text: str) -> Corpus:
-    """Return a corpus of `text`, of which every tenth block of 2000 characters is held out.
-
-    Many pages of the manual occur twice, alone and inside a chapter. Only the first of equal paragraphs, whatever their
-    line breaks, is kept: otherwise much of what is held out would have been learned by heart.
-    """
-    paragraphs: dict[str, str] = {}
-    for paragraph in text.split("\n\n"):
-        paragraphs.setdefault(" ".join(paragraph.split()), paragraph)
-    used = "\n\n".join(paragraphs.values()).encode("utf-32-le")
-    symbols, codes = np.unique(np.frombuffer(used, dtype="<u4"), return_inverse=True)
-    blocks = np.array_split(codes, max(len(codes) // _BLOCK, _HELD_OUT))
-    return Corpus(
-        symbols="".join(map(chr, symbols)),
-        train=np.concatenate([block for index, block in enumerate(blocks) if index % _HELD_OUT != _HELD_OUT - 1]),
-        held_out=np.concatenate(blocks[_HELD_OUT - 1 :: _HELD_OUT]),
-    )
+    text = "\n\n".join(topics[name] for name in sorted(topics))
+    symbols, codes = np.unique(np.frombuffer(text.encode("utf-32-le"), dtype="<u4"), return_inverse=True)
+    return Corpus("".join(map(chr, symbols)), codes)
 
 
 def windows(codes: Codes, context: int) -> tuple[Codes, Codes]:

@@ -1,7 +1,8 @@
 """Data-parallel training as a user of aiodist writes it: a distributed dataset, and the same steps on every replica.
 
 In a step each replica computes the gradient of its part of the batch in its device's thread, and an all_reduce adds the
-gradients up. The replicas of a process share the weights: the first one that gets the sum takes the optimiser's step.
+gradients up. The replicas of a process share the weights: the first one that gets the sum takes the step, of gradient
+descent with momentum.
 That needs no lock, since all of them run in one thread. One run of the strategy takes several steps, since starting a
 run costs as much as a few collectives do.
 
@@ -23,7 +24,7 @@ import aiodist
 from aiodist._demos.language import Array, Codes, LanguageModel, Weights
 
 STEPS_PER_RUN = 20
-_BETA1, _BETA2 = 0.9, 0.999
+MOMENTUM = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,7 @@ class Plan:
     steps: int
     seed: int  # decides the first weights and the order of the examples
     batch: int = 512  # examples in a step, over all replicas; at the end of an epoch, as many as are left
-    rate: float = 0.01  # the highest learning rate
-    decay: float = 0.1  # how much of each matrix goes at a step, times the rate
+    rate: float = 0.6  # the highest learning rate
 
 
 async def train_on(strategy: aiodist.Strategy, plan: Plan, on_step: Callable[[float], None]) -> Learner:
@@ -63,7 +63,7 @@ async def train_steps(first: int, batches: Sequence[tuple[Codes, Codes]], learne
 
 
 class Learner:
-    """What the replicas of a process have in common: the weights, the optimiser's state, and the losses in nats.
+    """What the replicas of a process have in common: the weights, how they move, and the losses in nats.
 
     Weights are in one vector, and so are gradients: one array is added up, and updated, faster than several.
     """
@@ -75,10 +75,7 @@ class Learner:
         self._shapes = {name: weight.shape for name, weight in first.items()}
         self.vector = np.concatenate([weight.ravel() for weight in first.values()])
         self.weights = self._views(self.vector)
-        decay = np.zeros_like(self.vector)
-        for view in self._views(decay).values():
-            view[...] = plan.decay if view.ndim == 2 else 0
-        self._optimiser = Adam(decay)
+        self._velocity = np.zeros_like(self.vector)
         self.losses: list[float] = []
 
     def _views(self, vector: Array) -> Weights:
@@ -96,44 +93,16 @@ class Learner:
         if step < len(self.losses):
             return
         nats, count = numbers.tolist()
-        self._optimiser.rate = learning_rate(step, self._plan.steps, self._plan.rate)
-        self.vector -= self._optimiser.change(self.vector, gradient / np.float32(count))
+        self._velocity *= MOMENTUM
+        self._velocity += gradient / np.float32(count)
+        self.vector -= learning_rate(step, self._plan) * self._velocity
         self.losses.append(nats / count)
         self._on_step(self.losses[-1])
 
 
-def learning_rate(step: int, steps: int, peak: float, warm_up: int = 50) -> float:
-    """Return the rate of one step, from 0: it rises to `peak` in `warm_up` steps, and falls to 0 at the end."""
-    return peak * min((step + 1) / warm_up, 1 - step / steps)
-
-
-class Adam:
-    """Adam (Kingma and Ba 2015) with decoupled weight decay (Loshchilov and Hutter 2019), at a rate that may change."""
-
-    def __init__(self, decay: Array) -> None:
-        self._decay = decay
-        self._mean, self._square = np.zeros((2, *decay.shape), decay.dtype)
-        self._steps = 0
-        self.rate = 0.0
-
-    def change(self, weights: Array, gradient: Array) -> Array:
-        """Add a gradient to both moving averages, corrected for their start at zero; return what to subtract."""
-        self._steps += 1
-        change: Array = gradient - self._mean
-        change *= 1 - _BETA1
-        self._mean += change
-        np.multiply(gradient, gradient, out=change)
-        change -= self._square
-        change *= 1 - _BETA2
-        self._square += change
-        np.sqrt(self._square, out=change)
-        change *= 1 / math.sqrt(1 - _BETA2**self._steps)
-        change += 1e-8
-        change *= 1 - _BETA1**self._steps
-        np.divide(self._mean, change, out=change)
-        change += self._decay * weights
-        change *= self.rate
-        return change
+def learning_rate(step: int, plan: Plan) -> float:
+    """Return the rate of one step, from 0: it rises to the highest in 50 steps, and falls to 0 at the end."""
+    return plan.rate * min((step + 1) / 50, 1 - step / plan.steps)
 
 
 def one_blas_thread() -> AbstractContextManager[object]:

@@ -12,7 +12,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiodist
 from aiodist._arrays.environment import completes_words, fix_hashes, launched
@@ -20,11 +20,12 @@ from aiodist._tools.check import add_check, add_explain
 from aiodist._tools.doctor import add_doctor
 from aiodist._tools.launch import add_run, launch
 from aiodist._tools.trace.show import add_trace
-from aiodist._tools.usage import Exit, UsageError, natural, positive, print_help
+from aiodist._tools.usage import Exit, Parser, UsageError, natural, positive, print_help
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
+_CANNOT_WRITE = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO}
 _TEXT = """\
 Train a character language model in NumPy on the manual pages of the standard library (pydoc_data.topics). Every replica
 computes on its part of each batch in the worker thread of its device; an all_reduce sums the gradients. The exit code
@@ -71,13 +72,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> ArgumentParser:
     """Return the parser of all commands."""
-    parser = ArgumentParser(
+    parser = Parser(
         prog="aiodist",
         description="Synchronous data-parallel replicas as coroutines on one event loop, with the order of every "
         "collective checked.",
     )
     parser.add_argument("--version", action="version", version=f"aiodist {aiodist.__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    commands: Any = parser.add_subparsers(title="commands", metavar="COMMAND")
     parser.set_defaults(command=partial(print_help, parser))
     for add in (add_check, _add_demo, add_doctor, add_explain, add_run, add_trace):
         add(commands)
@@ -99,7 +100,7 @@ def _ended(command: Callable[[], int]) -> int:
         print("interrupted", file=sys.stderr)
         return Exit.INTERRUPTED
     except OSError as error:
-        if error.errno not in {errno.EPIPE, errno.ENOSPC}:
+        if error.errno not in _CANNOT_WRITE:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the flush at exit does not fail
         if error.errno == errno.EPIPE:
@@ -125,12 +126,11 @@ def _add_demo(commands: _SubParsersAction[ArgumentParser]) -> None:
     demo.set_defaults(command=partial(print_help, demo))
     text = demos.add_parser("text", help="train a character language model on the Python manual", description=_TEXT)
     option = text.add_argument
-    option("-n", "--replicas", type=positive, metavar="N", help="how many replicas (default: 4)")
+    option("-n", "--replicas", type=positive, metavar="N", default=4, help="how many replicas (default: %(default)s)")
     option("--workers", type=positive, metavar="N", help="distribute the replicas over N processes")
     option("--steps", type=positive, metavar="N", default=1300, help="how many steps (default: %(default)s)")
     same = "the same seed gives the same weights (default: %(default)s)"
     option("--seed", type=natural, metavar="N", default=0, help=same)
-    option("--devices", metavar="NAME,NAME,...", help="one device for each replica (default: CPU:0,CPU:1,...)")
     text.set_defaults(command=_run_text)
     mismatch = demos.add_parser(
         "mismatch",
@@ -143,26 +143,20 @@ def _add_demo(commands: _SubParsersAction[ArgumentParser]) -> None:
 def _run_text(arguments: Namespace) -> int:
     from aiodist._demos.text import run_text
 
-    named, workers = arguments.devices, arguments.workers
-    devices = named.split(",") if named else [f"CPU:{index}" for index in range(arguments.replicas or 4)]
-    if arguments.replicas not in {None, len(devices)}:
-        raise UsageError(f"--replicas {arguments.replicas} with {len(devices)} --devices: name one for each replica")
-    if workers is not None and len(devices) < workers:
-        raise UsageError(f"--replicas {len(devices)} with --workers {workers}: each worker needs at least one")
+    replicas, workers = arguments.replicas, arguments.workers
+    if workers is not None and replicas < workers:
+        raise UsageError(f"--replicas {replicas} with --workers {workers}: each worker needs at least one")
     started = launched()
     if started is None and workers is not None and workers > 1:
         return launch(workers, [sys.executable, *sys.orig_argv[1:]])
     size, rank = (started.workers, started.rank) if started is not None else (1, 0)
     if workers not in {None, size}:
         raise UsageError(f"--workers {workers} in a job of {size} workers: omit --workers or the launcher")
-    try:
-        if workers is None:
-            strategy: aiodist.Strategy = aiodist.MirroredStrategy(devices)
-        else:  # this worker has its part of them
-            begin, end = (len(devices) * k // workers for k in (rank, rank + 1))
-            strategy = aiodist.MultiWorkerMirroredStrategy(devices=devices[begin:end])
-    except ValueError as error:  # there is no such device, or one is named twice
-        raise UsageError(str(error)) from error
+    if workers is None:
+        strategy: aiodist.Strategy = aiodist.MirroredStrategy(replicas)
+    else:  # this worker has its part of them
+        begin, end = (replicas * k // workers for k in (rank, rank + 1))
+        strategy = aiodist.MultiWorkerMirroredStrategy(devices=[f"CPU:{index}" for index in range(begin, end)])
     return Exit.DONE if run_text(strategy, steps=arguments.steps, seed=arguments.seed) else Exit.FAILED
 
 

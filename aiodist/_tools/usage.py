@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from enum import IntEnum
+from typing import Any
 
 
 class Exit(IntEnum):
@@ -19,6 +21,13 @@ class Exit(IntEnum):
 
 class UsageError(Exception):
     """The arguments are wrong or contradict each other; the message is printed."""
+
+
+class Parser(ArgumentParser):
+    """A parser whose help and version raise an OSError where they cannot be written; argparse says nothing of that."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        print(message, end="", file=file or sys.stderr)
 
 
 def print_help(parser: ArgumentParser, _: Namespace) -> Exit:

@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 
 from aiodist import CollectiveMismatchError, ReduceOp, get_replica_context
-from tests.benchmarks.timing import cpus, fresh_python, show, versions
+from tests.benchmarks.timing import cpus, fresh_python, in_turn, ratio, show, versions
 
 Program = Callable[[int], Awaitable[float]]
 SIZES = (2, 8, 64, 512)
@@ -107,6 +107,9 @@ async def barrier(rounds: int) -> float:
     return time.process_time() - begin
 
 
+PROGRAMS: dict[str, Program] = {"array": array, "nest": nest, "barrier": barrier}
+
+
 def collectives_table() -> None:
     """Print the cost of a collective per replica, and its ratio to the bare rendezvous."""
     rows = []
@@ -118,34 +121,22 @@ def collectives_table() -> None:
             **{name: partial(seconds, program, size, rounds) for name, program in PROGRAMS.items()},
             "asyncio.Barrier": lambda size=size, few=few: asyncio.run(asyncio_barrier(size, few)),  # type: ignore[misc]
         }
-        took: dict[str, list[float]] = {name: [] for name in loops}
-        for _ in range(TURNS):
-            for name, loop in loops.items():
-                took[name].append(loop() / size * 1e6)
-        base = took.pop("bare")
-        cells = [f"{statistics.median(base):.2f} µs"]
-        for values in took.values():
-            ratio = statistics.median(v / b for v, b in zip(values, base, strict=True))
-            cells.append(f"{statistics.median(values):.2f} µs, {ratio:.2f}×")
-        rows.append([str(size), *cells])
+        took = in_turn(loops, TURNS)
+        micros = {name: f"{statistics.median(values) / size * 1e6:.2f} µs" for name, values in took.items()}
+        beside = [f"{micros[name]}, {ratio(took, name, 'bare'):.2f}×" for name in took if name != "bare"]
+        rows.append([str(size), micros["bare"], *beside])
     show(("n", "bare future", "array", "nest, 3 arrays", "barrier", "asyncio.Barrier"), rows)
     print(f"\nTo reach: {GATES}.\n")
 
 
-PROGRAMS: dict[str, Program] = {"array": array, "nest": nest, "barrier": barrier}
-
-
 def many_replicas() -> None:
     """Print cost and memory per replica for 10,000 replicas, beside the cost for 64."""
-    few, many = [], []
-    for _ in range(3):
-        few.append(seconds(array, 64, 1500) / 64 * 1e6)
-        many.append(seconds(array, 10_000, 20) / 10_000 * 1e6)
-    ratio = statistics.median(m / f for m, f in zip(many, few, strict=True))
+    loops = {"few": lambda: seconds(array, 64, 1500) / 64, "many": lambda: seconds(array, 10_000, 20) / 10_000}
+    took = in_turn(loops, 3)
     kib = fresh_python("-c", "from tests.benchmarks.collectives import memory; memory()")
     rows = [
-        ("array all_reduce, per replica", f"{statistics.median(many):.2f} µs", ""),
-        ("beside that at n = 64", f"{ratio:.2f}×", "1.3×"),
+        ("array all_reduce, per replica", f"{statistics.median(took['many']) * 1e6:.2f} µs", ""),
+        ("beside that at n = 64", f"{ratio(took, 'many', 'few'):.2f}×", "1.3×"),
         ("memory per replica", f"{kib} KiB", "10 KiB"),
     ]
     show(("10,000 replicas", "measured", "to reach"), rows)
@@ -223,31 +214,27 @@ asyncio.run(main())
 """
 
 
+def import_seconds(imports: str) -> float:
+    """Return the CPU time of imports in a fresh process, less that of its start."""
+    program = f"import time; begin = time.process_time(); {imports}; print(time.process_time() - begin)"
+    return float(fresh_python("-c", program))
+
+
 def cold_start() -> None:
     """Print the CPU time of imports, and the time of the first tiny all_reduce, each in fresh processes."""
-    took: dict[str, list[float]] = {name: [] for name in IMPORTS}
-    first: list[tuple[float, float]] = []
-    compiler = "False"
-    for turn in range(14):
-        start = float(fresh_python("-c", "import time; print(time.process_time())"))
-        for name, imports in IMPORTS.items():
-            took[name].append(float(fresh_python("-c", f"{imports}; import time; print(time.process_time())")) - start)
-        collective, run, compiler = fresh_python("-c", FIRST).split()
-        first.append((float(collective), float(run)))
-        if turn == 0:  # which may have compiled the modules
-            first.clear()
-            for values in took.values():
-                values.clear()
-    base = took["`import numpy, anyio, asyncio`"]
+    measures = {name: partial(import_seconds, imports) for name, imports in IMPORTS.items()}
+    in_turn(measures, 1)  # which may compile the modules
+    took = in_turn(measures, 13)
     rows = []
     for name, values in took.items():
-        ratio = statistics.median(v / b for v, b in zip(values, base, strict=True))
+        beside = ratio(took, name, "`import numpy, anyio, asyncio`")
         reach = "1.5×" if name == "`import aiodist`" else ""
-        rows.append((name, f"{statistics.median(values) * 1e3:.0f} ms, {ratio:.2f}×", reach))
-    collective, run = (f"{statistics.median(each) * 1e3:.2f} ms" for each in zip(*first, strict=True))
+        rows.append((name, f"{statistics.median(values) * 1e3:.0f} ms, {beside:.2f}×", reach))
+    *first, compilers = zip(*(fresh_python("-c", FIRST).split() for _ in range(13)), strict=True)
+    collective, run = (f"{statistics.median(map(float, each)) * 1e3:.2f} ms" for each in first)
     rows.append(("first tiny all_reduce, from the first replica's call to the last one's result", collective, "1 ms"))
     rows.append(("the run that it is in, from making the strategy to its end", run, ""))
-    rows.append(("compiler imported by then", compiler, "False"))
+    rows.append(("compiler imported by then", compilers[0], "False"))
     show(("fresh process", "measured", "to reach"), rows)
 
 

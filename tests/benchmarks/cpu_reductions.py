@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time the CPU reductions beside NumPy and C, and print tables in Markdown.
+"""Time the CPU reductions beside NumPy, and print tables in Markdown.
 
-    python -m tests.benchmarks.cpu_reductions           # about four minutes, 2 GiB of memory
-    python -m tests.benchmarks.cpu_reductions native    # one of its parts: tiny, sums, wide, native, whole
+    python -m tests.benchmarks.cpu_reductions           # about three minutes, 2 GiB of memory
+    python -m tests.benchmarks.cpu_reductions native    # one of its parts: tiny, wide, native, whole
 
 Everything that is compared runs in turn in one process, and the least CPU time of each counts: figures differ
 from machine to machine and from hour to hour, ratios less so.
@@ -11,16 +11,12 @@ from machine to machine and from hour to hour, ratios less so.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from functools import partial
 from importlib.metadata import version
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -49,13 +45,6 @@ def random_buffers(count: int, nbytes: int, dtype: np.dtype) -> list[np.ndarray]
     return [np.resize(block, size) for block in blocks]
 
 
-def aligned(size: int, dtype: np.dtype) -> np.ndarray:
-    """Return an array at a multiple of 64 bytes, its pages touched."""
-    raw = np.zeros(size * dtype.itemsize + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + size * dtype.itemsize].view(dtype)
-
-
 def chain(buffers: Sequence[np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
     """Fold as one writes it by hand, into an array of its own if there is none."""
     total: np.ndarray = np.add(buffers[0], buffers[1], out=out)
@@ -64,71 +53,12 @@ def chain(buffers: Sequence[np.ndarray], out: np.ndarray | None = None) -> np.nd
     return total
 
 
-LIMIT = """
-#include <immintrin.h>
-#include <stddef.h>
-void sum(float *out, const float **buffers, size_t count, size_t size) {
-    for (size_t i = 0; i < size; i += 8) {
-        __m256 total = _mm256_loadu_ps(buffers[0] + i);
-        for (size_t k = 1; k < count; k++) total = _mm256_add_ps(total, _mm256_loadu_ps(buffers[k] + i));
-        _mm256_stream_ps(out + i, total);
-    }
-    _mm_sfence();
-}
-"""
-
-
-def compiled_in_c() -> Callable[..., None] | None:
-    """Return one pass in C with non-temporal stores, what the machine can do; None without a compiler or AVX."""
-    with tempfile.TemporaryDirectory() as folder:
-        source, library = Path(folder, "limit.c"), Path(folder, "limit.so")
-        source.write_text(LIMIT)
-        command = ["cc", "-O3", "-march=native", "-shared", "-fPIC", str(source), "-o", str(library)]
-        try:
-            subprocess.run(command, capture_output=True, check=True)
-        except (OSError, subprocess.CalledProcessError):
-            return None
-        found: Callable[..., None] = ctypes.CDLL(str(library)).sum
-        return found
-
-
 def compiled(ops: Sequence[ReduceOp], dtypes: Sequence[Any], counts: Sequence[int]) -> None:
     """Compile what will be measured."""
     started = time.perf_counter()
     specs = [plan_for(op, np.dtype(dtype), count, "native") for op in ops for dtype in dtypes for count in counts]
     warm(specs)
     print(f"\n{len(specs)} kernels compiled in {time.perf_counter() - started:.1f} s.")
-
-
-def sums() -> None:
-    """Print float32 sums by every scheme, and the gate."""
-    compiled((SUM,), (SINGLE,), (2, 4, 8))
-    limit = compiled_in_c()
-    results = {}
-    for count, nbytes in product((2, 4, 8), (4 * KIB, 256 * KIB, 4 * MIB, 64 * MIB)):
-        buffers = random_buffers(count, nbytes, SINGLE)
-        out = aligned(buffers[0].size, SINGLE)
-        calls: Calls = {}
-        if limit is not None:
-            places = (ctypes.c_void_p * count)(*(buffer.ctypes.data for buffer in buffers))
-            given = ctypes.c_void_p(out.ctypes.data), places, ctypes.c_size_t(count), ctypes.c_size_t(out.size)
-            calls["C, non-temporal store"] = partial(limit, *given)
-        calls["`np.add` chain"] = partial(chain, buffers, out)
-        calls["**aiodist, `out=`**"] = partial(reduce, SUM, buffers, out=out)
-        calls["aiodist, fresh output"] = partial(reduce, SUM, buffers)
-        results[count, nbytes] = best(calls)
-        assert np.array_equal(reduce(SUM, buffers), chain(buffers))
-    large = results[8, 64 * MIB]
-    show(
-        ("float32 SUM, µs", *(f"n = {n}, {in_units(nbytes)}" for n, nbytes in results)),
-        [
-            (name, *(f"{times[name]:.{0 if times[name] >= 100 else 1}f}" for times in results.values()))
-            for name in large
-        ],
-    )
-    ours, streaming = large["**aiodist, `out=`**"], large.get("C, non-temporal store")
-    share = f"share of the C limit {streaming / ours:.2f}, wanted ≥ 0.95" if streaming else "no C compiler"
-    print(f"\nn = 8, 64 MiB: {large['`np.add` chain'] / ours:.2f} times faster than the chain, wanted ≥ 1.6; {share}.")
 
 
 def native() -> None:
@@ -229,7 +159,7 @@ def whole() -> None:
 
 def main() -> None:
     """Measure, print."""
-    parts = {"tiny": tiny, "sums": sums, "wide": wide, "native": native, "whole": whole}
+    parts = {"tiny": tiny, "wide": wide, "native": native, "whole": whole}
     print(f"{versions()} Numba {version('numba')}.")
     source, target = np.ones(256 * MIB, np.uint8), np.ones(256 * MIB, np.uint8)
     bandwidth = 2 * source.nbytes / best({"copy": lambda: np.copyto(target, source)}, 1)["copy"] / 1e3

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check and time the GPU reductions beside a plain copy, torch, CuPy and jax, and write a table in Markdown.
+"""Check and time the GPU reductions beside a plain copy, and write a table in Markdown.
 
     python -m tests.benchmarks.cuda_reductions FOLDER         # one call, under eight minutes, 5 GiB of GPU memory
 
-It needs the extra `cuda` and ml_dtypes. What there is of torch, CuPy and jax is timed beside. The table is written
-after each case, the quick ones first.
+It needs the extra `cuda` and ml_dtypes. The table is written after each case, the quick ones first.
 
 Every result is poisoned first and then compared with the CPU tier bit by bit, on random inputs. Timed rounds take
 several sets of inputs in turn, larger together than any GPU's cache. The copy that bandwidth is compared with is
@@ -15,14 +14,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime as dt
-import functools
 import importlib
 import importlib.metadata
-import importlib.util
-import operator
-import os
-import platform
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,11 +27,11 @@ from aiodist._arrays import devices
 from aiodist._arrays.device import LEGACY_DEFAULT_STREAM
 from aiodist._gpu.enqueue import Queue
 from aiodist_kernels import Accumulate, ReduceOp
-from tests.benchmarks.timing import GIB, KIB, MIB, in_units, table
+from tests.benchmarks.timing import GIB, KIB, MIB, in_units, table, versions
 from tests.gpu.problem import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from aiodist._gpu.cuda_core import DeviceMemory
 
@@ -222,7 +215,7 @@ def run(gpu: Gpu, chosen: Sequence[Case], folder: Path) -> bool:
     rows: list[dict[str, str]] = []
     right = True
     for case in chosen:
-        times, others = measure(gpu, queue, case), times_of_others(case)
+        times = measure(gpu, queue, case)
         share, of_one = times.moved / times.device / copy, 0.0
         if len(case.sizes) > 1:
             one = measure(gpu, queue, dataclasses.replace(case, sizes=(sum(case.sizes) // 16 * 16,)))
@@ -232,112 +225,31 @@ def run(gpu: Gpu, chosen: Sequence[Case], folder: Path) -> bool:
             *([f"{share:.0%} of the copy, not {case.share:.0%}"] if share < case.share else []),
             *([f"{times.enqueue:.1f} µs to enqueue, not {case.enqueue:.0f}"] if times.enqueue > case.enqueue else []),
             *([f"{of_one:.2f} times one leaf, not {case.of_one}"] if of_one > case.of_one else []),
-            *(f"{name} takes {took:.1f} µs" for name, took in others.items() if took < times.device),
         ]
         row = {"reduction": case.name}
         row |= {f"{name}, µs": f"{getattr(times, name):.1f}" for name in ("enqueue", "anew", "device")}
         row |= {"of the copy": f"{share:.0%}", "gate": "; ".join(failed) or "met"}
-        rows.append(row | {f"{name}, µs": f"{took:.1f}" for name, took in others.items()})
+        rows.append(row)
         print(f"{case.name}: {times.device:.1f} µs, {share:.0%} of the copy; {row['gate']}", flush=True)
         write(folder, copy, rows)
         right &= times.bits
     return right
 
 
-def write(folder: Path, copy: float, rows: Iterable[dict[str, str]]) -> None:
+def write(folder: Path, copy: float, rows: Sequence[dict[str, str]]) -> None:
     """Write the table into a folder, with what it was measured on above it."""
     gpu, driver = devices.find_gpus().gpus[0], devices.find_gpus().driver
-    packages = ["numba", "numba-cuda", "cuda-core", "numpy", "torch", "cupy-cuda13x", "cupy-cuda12x", "jax"]
-    installed = {found.metadata["Name"].lower(): found.version for found in importlib.metadata.distributions()}
-    versions = [f"{name} {installed[name]}" for name in packages if name in installed]
-    head = list(dict.fromkeys(name for row in rows for name in row))
+    packages = [f"{name} {importlib.metadata.version(name)}" for name in ("numba", "numba-cuda", "cuda-core")]
     lines = [
-        f"- date: {dt.datetime.now(dt.UTC).date().isoformat()}",
         f"- device: {gpu.name}, compute capability {'.'.join(map(str, gpu.capability))}, CUDA {driver}",
-        f"- versions: Python {platform.python_version()}, {', '.join(versions)}",
+        f"- versions: {', '.join(packages)}; {versions()}",
         f"- device copy: {copy * 1e6 / 1e12:.2f} TB/s, read and written, {in_units(GIB)}",
         "",
-        *table(head, [[row.get(name, "") for name in head] for row in rows]),
+        *table(list(rows[0]), [list(row.values()) for row in rows]),
         "",
     ]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cuda-reductions.md").write_text("\n".join(lines), encoding="utf-8")
-
-
-# The same by others.
-
-
-def times_of_others(case: Case) -> dict[str, float]:
-    """Return microseconds of device time that torch, CuPy and jax take for the same, where they are installed."""
-    if case.op is not ReduceOp.SUM or case.accumulate != "native" or len(case.sizes) > 1 or case.dtype.kind in "iu":
-        return {}
-    found: dict[str, float] = {}
-    for name, times in (("torch", _torch), ("cupy", _cupy), ("jax", _jax)):
-        if importlib.util.find_spec(name) is not None:
-            found |= times(case, sum(case.sizes) // case.dtype.itemsize)
-    return found
-
-
-def _torch(case: Case, elements: int) -> dict[str, float]:
-    torch: Any = importlib.import_module("torch")
-    given = [torch.randn(elements, device="cuda").to(getattr(torch, case.dtype.name)) for _ in range(case.count)]
-    total = torch.empty_like(given[0])
-
-    def chain() -> None:
-        torch.add(given[0], given[1], out=total)
-        for value in given[2:]:
-            total.add_(value)
-
-    def foreach() -> None:
-        total.copy_(given[0])
-        for value in given[1:]:
-            torch._foreach_add_([total], [value])
-
-    calls = {"torch stack.sum": lambda: torch.stack(given).sum(0), "torch add_": chain, "torch foreach": foreach}
-    took = {name: _timed(call, torch.cuda.synchronize) for name, call in calls.items()}
-    torch.cuda.empty_cache()
-    return took
-
-
-def _cupy(case: Case, elements: int) -> dict[str, float]:
-    cupy: Any = importlib.import_module("cupy")
-    if case.dtype == BFLOAT16:
-        return {}
-    given = [cupy.random.standard_normal(elements, cupy.float32).astype(case.dtype) for _ in range(case.count)]
-    calls = {"cupy add": lambda: functools.reduce(operator.add, given)}
-    if case.count <= 16:
-        names = [f"a{k}" for k in range(case.count)]
-        kernel = cupy.ElementwiseKernel(
-            ", ".join(f"T {name}" for name in names), "T out", f"out = {' + '.join(names)}", f"sum_of_{case.count}"
-        )
-        out = cupy.empty_like(given[0])
-        calls["cupy elementwise"] = lambda: kernel(*given, out)
-    return {name: _timed(call, cupy.cuda.Device().synchronize) for name, call in calls.items()}
-
-
-def _jax(case: Case, elements: int) -> dict[str, float]:
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # or it takes most of the GPU's memory for itself
-    jax: Any = importlib.import_module("jax")
-    if jax.default_backend() != "gpu" or case.dtype.itemsize == 8 or case.count > 64:
-        return {}
-    keys = jax.random.split(jax.random.key(0), case.count)
-    given = [jax.random.normal(key, (elements,), case.dtype) for key in keys]
-    add = jax.jit(lambda *values: functools.reduce(operator.add, values))
-    return {"jax": _timed(lambda: add(*given), lambda: add(*given).block_until_ready())}
-
-
-def _timed(call: Callable[[], object], settle: Callable[[], object], rounds: int = 10) -> float:
-    """Return microseconds of a call, on the clock: the least of three times so many, with the device waited for."""
-    call()
-    settle()
-    best = float("inf")
-    for _ in range(3):
-        start = time.perf_counter()
-        for _ in range(rounds):
-            call()
-        settle()
-        best = min(best, (time.perf_counter() - start) / rounds)
-    return 1e6 * best
 
 
 def main() -> int:

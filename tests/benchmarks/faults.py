@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import platform
 import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import aiodist
 from aiodist import CollectiveError
 from aiodist._checking.explore import explore, run
 from tests.benchmarks import torch_ranks
-from tests.benchmarks.torch_ranks import Engine, Outcomes
+from tests.benchmarks.timing import table, versions
+from tests.benchmarks.torch_ranks import Outcomes
 from tests.faults.case import REPLICAS, Case
 from tests.faults.test_faults import FAULTS, MOST_SCHEDULES, TWINS, orders, program_of
 
 SCHEDULES = 22
-PEERS: tuple[Engine, ...] = ("gloo with DETAIL", "threaded group")
+PEER = "gloo with DETAIL"
 
 
 def ours(case: Case) -> str:
@@ -80,33 +79,26 @@ def _who(replicas: Sequence[int], of: int = REPLICAS) -> str:
     return "all" if len(replicas) == of else ", ".join(map(str, sorted(replicas)))
 
 
-def table(cases: list[Case], peers: tuple[Engine, ...]) -> list[str]:
-    """Return the rows of a table, one a program."""
-    lines = [f"| family | program | aiodist | {' | '.join(peers)} |", "|---" * (3 + len(peers)) + "|"]
-    counts: dict[Engine, Counter[str]] = {peer: Counter() for peer in peers}
+def rows_of(cases: list[Case], *, with_torch: bool) -> list[str]:
+    """Return the lines of a table, one a program, and what the peer's cells come to."""
+    rows, counts = [], Counter[str]()
     for case in cases:
         print(case.name, file=sys.stderr)  # by no thread of its own: one that lives could wake a loop that stands still
-        cells = []
-        for peer in peers:
-            cell = theirs(case, torch_ranks.outcomes(case, peer)) if case.peers else ""
-            counts[peer][cell.partition(" on ")[0] if cell else "not expressible"] += 1
-            cells.append(cell)
-        lines.append(f"| {case.family} | {case.name.replace('_', ' ')} | {ours(case)} | {' | '.join(cells)} |")
-    for peer, count in counts.items():
-        lines += ["", f"{peer}: " + ", ".join(f"{what} {number}" for what, number in count.most_common()) + "."]
-    return lines
+        row = [case.family, case.name.replace("_", " "), ours(case)]
+        if with_torch:
+            row.append(theirs(case, torch_ranks.outcomes(case)) if case.peers else "")
+            counts[row[-1].partition(" on ")[0] if row[-1] else "not expressible"] += 1
+        rows.append(row)
+    said = [f"{PEER}: {', '.join(f'{what} {number}' for what, number in counts.most_common())}."] if with_torch else []
+    return [*table(("family", "program", "aiodist", PEER)[: len(rows[0])], rows), "", *said]
 
 
 def page() -> str:
     """Return the tables, and what they were made with."""
     has_torch = importlib.util.find_spec("torch") is not None
-    peers = PEERS if has_torch else ()
-    versions = f"Python {platform.python_version()}, aiodist {aiodist.__version__}"
-    if has_torch:
-        versions += f", torch {importlib.import_module('torch').__version__}"
-    lines = [f"{versions}.", ""]
+    lines = [versions() + (f" torch {importlib.import_module('torch').__version__}." if has_torch else ""), ""]
     for cases, what in (FAULTS, "faults"), (TWINS, "correct twins"):
-        lines += [f"## {len(cases)} {what}", "", *table(cases, peers), ""]
+        lines += [f"## {len(cases)} {what}", "", *rows_of(cases, with_torch=has_torch), ""]
     return "\n".join(lines)
 
 

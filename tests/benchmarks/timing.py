@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What benchmarks share: least times of calls that take turns, tables in Markdown, what they were measured with."""
+"""What benchmarks share: measurements that take turns, tables in Markdown, what they were measured with.
+
+Machines are busy and change from minute to minute. So what is compared is measured in turn in one process: the least of
+many turns, or the median of the ratios within each turn.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
@@ -16,9 +21,23 @@ import aiodist
 from aiodist import MirroredStrategy
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+def in_turn(measures: Mapping[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
+    """Return what each measures in so many turns."""
+    found: dict[str, list[float]] = {name: [] for name in measures}
+    for _ in range(turns):
+        for name, measure in measures.items():
+            found[name].append(measure())
+    return found
+
+
+def ratio(found: Mapping[str, Sequence[float]], name: str, base: str) -> float:
+    """Return how many times the base one measures: the median of the turns."""
+    return statistics.median(a / b for a, b in zip(found[name], found[base], strict=True))
 
 
 def best(calls: dict[str, Callable[[], object]], seconds: float = 0.4) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The programs of tests/faults on torch.distributed: a context with the same calls, ranks in processes or threads.
+"""The programs of tests/faults on torch.distributed: a context with the same calls, a process for each rank.
 
 A rank drives the coroutine itself: torch's calls block, so nothing is ever suspended but a sleep, which is slept.
 """
@@ -8,23 +8,20 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Generator
 from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from time import monotonic
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from aiodist import ReduceOp
 from tests.faults.case import REPLICAS, Case
 
-Engine = Literal["gloo with DETAIL", "threaded group"]
-Outcomes = dict[
-    int, str | None
-]  # by rank: the message of what it raised, None where it returned; a rank that hangs is missing
+Outcomes = dict[int, str | None]
+"""By rank the message of what it raised, None where it returned; a rank that hangs is missing."""
 
 TIMEOUT_SECONDS = 3.0
 HANGS_AFTER_SECONDS = 12.0
@@ -84,20 +81,16 @@ class TorchContext:
         return tensor.numpy() if isinstance(value, np.ndarray) else tensor.item()
 
 
-def outcomes(case: Case, engine: Engine) -> Outcomes:
+def outcomes(case: Case) -> Outcomes:
     """Run a program on every rank, and return how each ended. What hangs is killed."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed", __name__])
-    targets: list[tuple[Callable[..., None], tuple[Any, ...]]]
-    if engine == "threaded group":
-        targets = [(_threads, (case.program,))]
-    else:
-        targets = [(_process, (case.program, rank)) for rank in range(REPLICAS)]
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
-        for target, arguments in targets:
+        for rank in range(REPLICAS):
             receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=target, args=(*arguments, sender, f"{folder}/store"), daemon=True)
+            arguments = (case.program, rank, sender, f"{folder}/store")
+            process = context.Process(target=_process, args=arguments, daemon=True)
             process.start()
             sender.close()
             pipes.append(receiver)
@@ -139,27 +132,6 @@ def _process(program: Callable[..., Any], rank: int, sender: Connection, store: 
     )
     sender.send((rank, _message_of(program, rank)))
     os._exit(0)  # what a failed group does at the end of its process is not of interest
-
-
-def _threads(program: Callable[..., Any], sender: Connection, store: str) -> None:
-    import torch
-    import torch.distributed as dist
-    from torch.testing._internal.distributed import multi_threaded_pg as threaded
-
-    torch._C._distributed_c10d._set_thread_isolation_mode(True)  # as torch's own tests of threaded groups do
-    threaded._install_threaded_pg()
-    shared = dist.HashStore()
-
-    def run(rank: int) -> None:
-        dist.init_process_group("threaded", rank=rank, world_size=REPLICAS, store=shared)
-        sender.send((rank, _message_of(program, rank)))
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(REPLICAS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    os._exit(0)
 
 
 def _message_of(program: Callable[..., Any], rank: int) -> str | None:

@@ -10,32 +10,32 @@ others use, too, a round may take half as long again as the next. BLAS keeps to 
 from __future__ import annotations
 
 import asyncio
-import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial, reduce
 
 import numpy as np
 
 import aiodist
 from aiodist._core.text import count
-from aiodist._demos.language import LanguageModel, load_topics, windows
-from aiodist._demos.training import Adam, Plan, learning_rate, one_blas_thread, train_on
+from aiodist._demos.language import LanguageModel, Weights, load_topics, windows
+from aiodist._demos.training import MOMENTUM, Plan, learning_rate, one_blas_thread, train_on
+from tests.benchmarks.timing import cpus, in_turn, ratio, show, versions
 
 STEPS, ROUNDS = 60, 15
+PLAIN = "plain NumPy loop"
 
 
-def plain(plan: Plan) -> None:
-    """Train without replicas."""
-    threaded(plan, 1)
+def threaded(plan: Plan, count: int) -> tuple[Weights, list[float]]:
+    """Train with threads that share the weights: each computes the gradients of its part, the first one the step.
 
-
-def threaded(plan: Plan, count: int) -> None:
-    """Train with threads that share the weights: each computes the gradients of its part, the first one the step."""
+    Returns:
+        The weights, and the losses.
+    """
     weights = dict(plan.model.init(np.random.default_rng(plan.seed)))
-    optimisers = {name: Adam(np.full(w.shape, plan.decay * (w.ndim == 2), w.dtype)) for name, w in weights.items()}
+    velocity = {name: np.zeros_like(weight) for name, weight in weights.items()}
     batches = aiodist.NumpyDataset((plan.inputs, plan.targets)).shuffle(plan.seed).batch(plan.batch).repeat()
     drawn, meeting = iter(batches), threading.Barrier(count)
     parts = [{name: np.empty_like(weight) for name, weight in weights.items()} for _ in range(count)]
@@ -52,11 +52,10 @@ def threaded(plan: Plan, count: int) -> None:
             nats[thread] = plan.model.nats_and_gradients(weights, inputs[own], targets[own], parts[thread])
             meeting.wait()
             if thread == 0:
-                scale, rate = np.float32(len(targets)), learning_rate(step, plan.steps, plan.rate)
-                for name, optimiser in optimisers.items():
-                    optimiser.rate = rate
-                    mean = reduce(np.add, [part[name] for part in parts]) / scale
-                    weights[name] = weights[name] - optimiser.change(weights[name], mean)
+                for name, weight in weights.items():
+                    mean = reduce(np.add, [part[name] for part in parts]) / np.float32(len(targets))
+                    velocity[name] = MOMENTUM * velocity[name] + mean
+                    weights[name] = weight - learning_rate(step, plan) * velocity[name]
                 losses.append(sum(nats) / len(targets))
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(1, count)]
@@ -65,41 +64,40 @@ def threaded(plan: Plan, count: int) -> None:
     work(0)
     for thread in threads:
         thread.join()
+    return weights, losses
 
 
 def replicas(plan: Plan, count: int) -> None:
     """Train on replicas."""
-    strategy = aiodist.MirroredStrategy([f"CPU:{k}" for k in range(count)])
-    asyncio.run(train_on(strategy, plan, lambda _: None))
+    asyncio.run(train_on(cpus(count), plan, lambda _: None))
+
+
+def rate(train: Callable[[Plan], object], plan: Plan) -> float:
+    """Return steps a second."""
+    begin = time.perf_counter()
+    train(plan)
+    return plan.steps / (time.perf_counter() - begin)
 
 
 def main() -> None:
     """Measure, print."""
     corpus = load_topics()
     model = LanguageModel(len(corpus.symbols))
-    plan = Plan(model, *windows(corpus.train, model.context), steps=STEPS, seed=0)
-    variants: dict[str, Callable[[Plan], None]] = {"plain NumPy loop": plain}
+    plan = Plan(model, *windows(corpus.codes, model.context), steps=STEPS, seed=0)
+    variants: dict[str, Callable[[Plan], object]] = {PLAIN: partial(threaded, count=1)}
     variants |= {f"NumPy, {n} threads by hand": partial(threaded, count=n) for n in (2, 4)}
     variants |= {f"aiodist, {count(n, 'replica')}": partial(replicas, count=n) for n in (1, 2, 4)}
-    rates: dict[str, list[float]] = {name: [] for name in variants}
     with one_blas_thread():
-        for _ in range(ROUNDS):
-            for name, train in variants.items():
-                begin = time.perf_counter()
-                train(plan)
-                rates[name].append(STEPS / (time.perf_counter() - begin))
-    print(f"{os.cpu_count()} cores; {STEPS} steps of {plan.batch} examples, {ROUNDS} rounds")
-    for name, found in rates.items():
-        print(f"| {name} | {statistics.median(found):.0f} | {beside(rates, name, 'plain NumPy loop'):.2f} |")
+        rates = in_turn({name: partial(rate, train, plan) for name, train in variants.items()}, ROUNDS)
+    print(f"{versions()}\n{STEPS} steps of {plan.batch} examples, {ROUNDS} rounds")
+    rows = [
+        (name, f"{statistics.median(found):.0f}", f"{ratio(rates, name, PLAIN):.2f}") for name, found in rates.items()
+    ]
+    show(("", "steps a second", "of the plain loop's"), rows)
     for n in (2, 4):
-        by_hand = beside(rates, f"aiodist, {n} replicas", f"NumPy, {n} threads by hand")
-        alone = beside(rates, f"aiodist, {n} replicas", "aiodist, 1 replica")
+        by_hand = ratio(rates, f"aiodist, {n} replicas", f"NumPy, {n} threads by hand")
+        alone = ratio(rates, f"aiodist, {n} replicas", "aiodist, 1 replica")
         print(f"{n} replicas: {by_hand:.2f} of {n} threads by hand, {alone:.2f} of one replica")
-
-
-def beside(rates: Mapping[str, Sequence[float]], name: str, other: str) -> float:
-    """Return the median ratio of two variants' rates in the same round."""
-    return statistics.median(a / b for a, b in zip(rates[name], rates[other], strict=True))
 
 
 if __name__ == "__main__":

@@ -25,11 +25,10 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
 
 def test_text_tells_all_that_a_person_wants_to_know(capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(capsys, "demo", "text", "--steps", "25")
-    assert re.search(r"^input +pydoc_data\.topics: [\d,]+ characters to learn from, ", out, re.MULTILINE)
+    assert re.search(r"^input +pydoc_data\.topics: [\d,]+ characters$", out, re.MULTILINE)
     lines = re.findall(r"^4 replicas, step +(\d+) of 25: \d\.\d\d bits/char(, \d+ steps/s)?$", out, re.MULTILINE)
     assert [int(step) for step, _ in lines] == [1, *range(2, 25, 2), 25]
     assert [bool(rate) for _, rate in lines] == [False, *[True] * 13]
-    assert re.search(r"^held out +\d\.\d\d bits/char$", out, re.MULTILINE)
     assert '\n  The "replica" statement\n  ***' in out
     assert [match[2] for match in DIGEST.finditer(out)] == ["0", "1", "2", "3"]
     assert len({match[1] for match in DIGEST.finditer(out)}) == 1
@@ -38,12 +37,12 @@ def test_text_tells_all_that_a_person_wants_to_know(capsys: pytest.CaptureFixtur
     assert "\x1b" not in out
 
 
-def test_text_depends_on_the_seed_and_not_on_the_devices(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_depends_on_the_seed(capsys: pytest.CaptureFixture[str]) -> None:
     def digests(*arguments: str) -> set[str]:
         return {digest for digest, _ in DIGEST.findall(printed(capsys, "demo", "text", "--steps", "1", *arguments))}
 
     first = digests("--replicas", "2")
-    assert first == digests("--devices", "cpu:3,/cpu:1", "--seed", "0")
+    assert first == digests("--replicas", "2", "--seed", "0")
     assert first != digests("--replicas", "2", "--seed", "1")
 
 
@@ -74,12 +73,11 @@ def test_mismatch_shows_the_report_with_the_lines_of_the_program(capsys: pytest.
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals are POSIX here")
-def test_ctrl_c_ends_a_run_in_one_line_and_gives_the_cursor_back() -> None:
-    code, output, last_line = interrupt_command("demo", "text", "--steps", "1000000", when="bits/char")
-    assert (code, last_line) == (130, "interrupted")
-    assert "\x1b[36m" in output
+def test_ctrl_c_ends_a_run_in_one_line() -> None:
+    code, output = interrupt_command("demo", "text", "--steps", "1000000", when="bits/char")
+    assert (code, output.splitlines()[-1]) == (130, "interrupted")
+    assert "\x1b[1m" in output
     assert "Error" not in output
-    assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")  # the cursor is shown again
 
 
 # On several workers.

@@ -11,8 +11,9 @@ import pytest
 import threadpoolctl  # type: ignore[import-untyped]
 
 import aiodist
-from aiodist._demos.language import LanguageModel, Weights, build
-from aiodist._demos.training import Adam, Learner, Plan, learning_rate, one_blas_thread, train_on
+from aiodist._demos.language import LanguageModel, Weights
+from aiodist._demos.training import Learner, Plan, one_blas_thread, train_on
+from tests.benchmarks.training import threaded
 
 RNG = np.random.default_rng(11)
 
@@ -52,23 +53,11 @@ def test_gradients_are_those_of_finite_differences() -> None:
         np.testing.assert_allclose(gradients[name], value, rtol=1e-5, atol=1e-7, err_msg=name)
 
 
-# The text.
-
-
-def test_every_tenth_block_is_held_out_and_repeated_paragraphs_are_dropped() -> None:
-    paragraphs = [f"Paragraph {number} is about\n{number * number} things." for number in range(400)]
-    corpus = build("\n\n".join([*paragraphs, paragraphs[7].replace("\n", " ")]))
-    blocks = np.array_split(corpus.encode("\n\n".join(paragraphs)), 10)
-    assert corpus.held_out.tolist() == blocks[9].tolist()
-    assert corpus.train.tolist() == np.concatenate(blocks[:9]).tolist()
-    assert corpus.decode(corpus.encode("Paragraph 7")) == "Paragraph 7"
-
-
 # The loop.
 
 INPUTS = RNG.integers(0, 6, (40, 3))
 MODEL = LanguageModel(symbols=6, context=3, width=4, hidden=(12,))
-PLAN = Plan(MODEL, INPUTS, INPUTS[:, 0], steps=12, seed=3, batch=15, rate=0.02)
+PLAN = Plan(MODEL, INPUTS, INPUTS[:, 0], steps=12, seed=3, batch=15, rate=0.1)
 
 
 def trained_on(replicas: int, plan: Plan = PLAN) -> Learner:
@@ -78,23 +67,10 @@ def trained_on(replicas: int, plan: Plan = PLAN) -> Learner:
     return learner
 
 
-def trained_without_replicas(plan: Plan) -> tuple[Weights, list[float]]:
-    weights, losses = dict(plan.model.init(np.random.default_rng(plan.seed))), []
-    gradients = {name: np.empty_like(weight) for name, weight in weights.items()}
-    optimisers = {name: Adam(np.full(w.shape, plan.decay * (w.ndim == 2), w.dtype)) for name, w in weights.items()}
-    batches = aiodist.NumpyDataset((plan.inputs, plan.targets)).shuffle(plan.seed).batch(plan.batch).repeat()
-    for step, (inputs, targets) in zip(range(plan.steps), batches, strict=False):
-        nats = plan.model.nats_and_gradients(weights, inputs, targets, gradients)
-        for name, optimiser in optimisers.items():
-            optimiser.rate = learning_rate(step, plan.steps, plan.rate)
-            weights[name] = weights[name] - optimiser.change(weights[name], gradients[name] / np.float32(len(targets)))
-        losses.append(nats / len(targets))
-    return weights, losses
-
-
-@pytest.mark.parametrize("replicas", [1, 4, 20])
-def test_replicas_follow_the_run_without_them(replicas: int) -> None:
-    weights, losses = trained_without_replicas(PLAN)
+@pytest.mark.parametrize(("replicas", "threads"), [(1, 1), (4, 2), (20, 1)])
+def test_replicas_follow_the_run_without_them(replicas: int, threads: int) -> None:
+    """The one that the benchmark compares with."""
+    weights, losses = threaded(PLAN, threads)
     learner = trained_on(replicas)
     np.testing.assert_allclose(learner.losses, losses, rtol=1e-5)
     for name, weight in weights.items():

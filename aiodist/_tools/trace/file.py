@@ -23,7 +23,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeAlias
 
-from aiodist._tools.trace.recording import Arrival, Collective, Function, Recording, Run
+from aiodist._tools.trace.recording import Arrival, Collective, Function, Recording, Run, Text
 
 Event: TypeAlias = dict[str, Any]
 
@@ -83,7 +83,7 @@ def write_trace(recording: Recording, path: Path) -> None:
 def _events(recording: Recording) -> Iterator[Event]:
     """Yield the events of all runs; what encloses others comes first."""
     processes: list[_Process] = []
-    numbers = count(1)
+    numbers, texts = count(1), [*recording.texts]
     for run in sorted(recording.runs, key=lambda run: run.begun):
         process = next((process for process in processes if process.fits(run)), None)
         if process is None:
@@ -92,22 +92,17 @@ def _events(recording: Recording) -> Iterator[Event]:
             yield from process.names()
         process.run = run
         yield from _run_events(run, process.pid)
-        numbered = [(next(numbers), collective) for collective in run.collectives]
-        calls = [(*each, arrival) for each in numbered for arrival in list(each[1].arrivals.values())]
-        for number, collective, arrival in sorted(calls, key=lambda found: found[2].begin):
-            yield from _await_events(process, number, collective, arrival)
+        calls = [call for one in run.collectives for call in _calls(run, one, next(numbers), texts)]
+        for arrival, name, args in sorted(calls, key=lambda call: call[0].begin):
+            end = arrival.begin if arrival.resumed is None else arrival.resumed
+            tid, names = process.lane(arrival.replica, arrival.begin, end)
+            yield from names
+            yield _slice(name, "collective", process.pid, tid, arrival.begin, end, args)
 
 
-def _await_events(process: _Process, number: int, collective: Collective, arrival: Arrival) -> Iterator[Event]:
-    """Yield what a replica did in a collective, whose number is the only one in the file."""
-    run, begin = process.run, arrival.begin
-    if arrival.awaited is not None and arrival.resumed is None:
-        arrival.resumed = run.over
-    end = begin if arrival.resumed is None else arrival.resumed
-    tid, names = process.lane(arrival.replica, begin, end)
-    yield from names
-    kind, call, at = arrival.text
-    args = {
+def _calls(run: Run, collective: Collective, number: int, texts: list[Text]) -> Iterator[tuple[Arrival, str, Event]]:
+    """Yield what each replica did in a collective, whose number is the only one in the file."""
+    of_all = {
         "collective": number,
         "run": run.number,
         "group": collective.group,
@@ -115,15 +110,25 @@ def _await_events(process: _Process, number: int, collective: Collective, arriva
         "last": collective.last,
         "completed": None if collective.completed is None else _microseconds(collective.completed),
         "error": collective.error,
-        "awaited": arrival.awaited is not None,
-        "replica": arrival.replica,
-        "call": call,
-        "at": at,
-        "bytes": arrival.nbytes,
-        "wait_ns": round(collective.wait_of(arrival) * 1e9),
-        "ahead_ns": round((begin - arrival.issued) * 1e9),
     }
-    yield _slice(kind, "collective", process.pid, tid, begin, end, args)
+    for found in collective.arrivals:
+        waits = found.awaited is not None and found.resumed is None
+        arrival = found._replace(resumed=run.over) if waits else found
+        kind, call, at = texts[arrival.text]
+        yield (
+            arrival,
+            kind,
+            of_all
+            | {
+                "awaited": arrival.awaited is not None,
+                "replica": arrival.replica,
+                "call": call,
+                "at": at,
+                "bytes": arrival.nbytes,
+                "wait_ns": round(collective.wait_of(arrival) * 1e9),
+                "ahead_ns": round((arrival.begin - arrival.issued) * 1e9),
+            },
+        )
 
 
 class _Process:
@@ -190,10 +195,11 @@ def _microseconds(seconds: float) -> float:
 
 
 class Trace(NamedTuple):
-    """What is in a trace file: when and by what it was made, and the runs."""
+    """What is in a trace file: when and by what it was made, the runs, and the texts of their calls."""
 
     about: dict[str, Any]
     runs: list[Run]
+    texts: list[Text]
 
 
 class _Reader:
@@ -204,6 +210,7 @@ class _Reader:
         self.first: dict[int, int] = {}
         self.runs: dict[int, Run] = {}
         self.collectives: dict[int, Collective] = {}
+        self.texts: dict[Text, int] = {}
 
     def take(self, found: Event) -> Event | None:
         """Read an event, which is then done with, since there can be millions; return other objects as they are."""
@@ -237,11 +244,9 @@ class _Reader:
             found = Collective(args["group"], args["number"], completed, args["error"])
             self.collectives[args["collective"]] = found
             self.runs[args["run"]].collectives.append(found)
-        text, issued = (kind, args["call"], args["at"]), begin - args["ahead_ns"] / 1e9
-        arrival = Arrival(args["replica"], text, args["bytes"], issued)
-        if args["awaited"]:
-            arrival.awaited, arrival.resumed = begin, end
-        found.arrivals[arrival.replica] = arrival
+        text = self.texts.setdefault((kind, args["call"], args["at"]), len(self.texts))
+        times = (begin, end) if args["awaited"] else ()
+        found.add(args["replica"], text, args["bytes"], begin - args["ahead_ns"] / 1e9, *times)
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -250,4 +255,4 @@ def read_trace(path: str | Path) -> Trace:
     about = json.loads(Path(path).read_text(encoding="utf-8"), object_hook=reader.take)["otherData"]
     for run in reader.runs.values():
         run.collectives.sort(key=lambda collective: collective.first)
-    return Trace(about, list(reader.runs.values()))
+    return Trace(about, [*reader.runs.values()], [*reader.texts])

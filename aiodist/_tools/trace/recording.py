@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from threading import Lock
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -25,6 +26,9 @@ from aiodist._core.text import shown
 
 # The timeline.
 
+Text: TypeAlias = tuple[str, str, str]
+"""The kind of a collective, the call, and its place."""
+
 
 @dataclass(slots=True)
 class Function:
@@ -36,12 +40,11 @@ class Function:
     error: str | None = None
 
 
-@dataclass(eq=False, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """What one replica did in a collective: what it asked for, and when it called, first awaited, and resumed."""
 
     replica: int
-    text: tuple[str, str, str]  # the kind of collective, the call, and its place
+    text: int  # the position of its `Text` among those of the trace
     nbytes: int  # of its input
     issued: float
     awaited: float | None = None
@@ -53,30 +56,60 @@ class Arrival:
         return self.issued if self.awaited is None else self.awaited
 
 
+_WIDTH = len(Arrival._fields)
+_ISSUED, _AWAITED, _RESUMED = map(Arrival._fields.index, ("issued", "awaited", "resumed"))
+
+
 @dataclass(eq=False, slots=True)
 class Collective:
-    """One collective of a run."""
+    """One collective of a run.
+
+    A trace has a hundred thousand calls and more. So the arrivals are kept as numbers, one after the other: 48 bytes
+    each, a fifth of what an object with the same fields takes.
+    """
 
     group: str | None  # None for that of all replicas
     number: int
     completed: float | None = None
     error: str | None = None  # the type of error that it ended with
-    arrivals: dict[int, Arrival] = field(default_factory=dict)  # by replica id
+    _numbers: array[float] = field(default_factory=lambda: array("d"))  # NaN for None
+
+    def add(
+        self, replica: int, text: int, nbytes: int, issued: float, awaited: float = math.nan, resumed: float = math.nan
+    ) -> int:
+        """Add an arrival, and return its position."""
+        self._numbers.extend((replica, text, nbytes, issued, awaited, resumed))
+        return len(self._numbers) // _WIDTH - 1
+
+    def note(self, position: int, field: int, now: float) -> None:
+        """Note the time of something, unless it has happened before."""
+        if math.isnan(self._numbers[position * _WIDTH + field]):
+            self._numbers[position * _WIDTH + field] = now
+
+    @property
+    def arrivals(self) -> list[Arrival]:
+        """What the replicas did, in the order in which they came."""
+        numbers = iter(self._numbers)
+        return [
+            Arrival(int(replica), int(text), int(nbytes), issued, _time(awaited), _time(resumed))
+            for replica, text, nbytes, issued, awaited, resumed in zip(*[numbers] * _WIDTH, strict=True)
+        ]
 
     @property
     def first(self) -> float:
         """When it was first called."""
-        return min(arrival.issued for arrival in self.arrivals.values())
+        return min(self._numbers[_ISSUED::_WIDTH])
 
     @property
     def last(self) -> int:
         """Which replica came last."""
-        return max(self.arrivals.values(), key=lambda arrival: arrival.issued).replica
+        issued = self._numbers[_ISSUED::_WIDTH]
+        return int(self._numbers[_WIDTH * issued.index(max(issued))])
 
     @property
     def complete(self) -> float:
         """When it was complete, or else last called."""
-        return self.arrivals[self.last].issued if self.completed is None else self.completed
+        return max(self._numbers[_ISSUED::_WIDTH]) if self.completed is None else self.completed
 
     def wait_of(self, arrival: Arrival) -> float:
         """Return how long a replica waited for the others; an await that was cancelled ended before."""
@@ -84,6 +117,10 @@ class Collective:
             return 0.0
         ends = [at for at in (arrival.resumed, self.completed) if at is not None]
         return max(0.0, min(ends, default=arrival.awaited) - arrival.awaited)
+
+
+def _time(number: float) -> float | None:
+    return None if math.isnan(number) else number
 
 
 @dataclass(eq=False, slots=True)
@@ -113,10 +150,28 @@ class _RunInProgress:
     clock: Callable[[], float]
     shift: float  # what to add to the clock's time to get the seconds since the trace began
     groups: dict[int, str | None] = field(default_factory=dict)  # what each is called, by its serial number
-    met: dict[Key, Collective] = field(default_factory=dict)
+    open: dict[Key, _Open] = field(default_factory=dict)
 
     def now(self) -> float:
         return self.clock() + self.shift
+
+
+class _Open(NamedTuple):
+    """A collective that goes on, that has failed, or whose result a replica has not got yet."""
+
+    run: _RunInProgress
+    collective: Collective
+    positions: dict[int, int]  # of the arrivals that have not resumed, by replica id
+
+    def note(self, member: Member, field: int) -> None:
+        position = self.positions.get(member.replica_id)
+        if position is not None:
+            self.collective.note(position, field, self.run.now())
+
+    def close(self, slot: Slot) -> None:
+        """Forget it if nothing more is to come of it; to one that has failed replicas may come late."""
+        if not self.positions and self.collective.completed is not None and self.collective.error is None:
+            self.run.open.pop(_key(slot), None)
 
 
 class Recording(Observer):
@@ -125,10 +180,11 @@ class Recording(Observer):
     def __init__(self) -> None:
         self.began = datetime.now(UTC)
         self.runs: list[Run] = []
+        self.texts: dict[Text, int] = {}  # with their positions
         self._zero = time.monotonic()
         self._shifts: dict[Callable[[], float], float] = {}
         self._in_progress: dict[Ledger, _RunInProgress] = {}
-        self._described: dict[tuple[int, int, int], tuple[Any, tuple[str, str, str], int]] = {}
+        self._described: dict[tuple[int, int, int], tuple[Any, int, int]] = {}
         self._lock = Lock()  # runs of several threads may begin, and the trace end, at once
         self._closed = False
 
@@ -182,60 +238,59 @@ class Recording(Observer):
     # Collectives.
 
     def posted(self, member: Member, slot: Slot) -> None:
-        found = self._in_progress.get(member.group.ledger)
+        found = self._in_progress.get(slot.group.ledger)
         if found is None or slot.number < 0:  # a group that is being made
             return
         key = _key(slot)
-        collective = found.met.get(key)
-        if collective is None:
+        opened = found.open.get(key)
+        if opened is None:
             if key[0] not in found.groups:
                 found.groups[key[0]] = slot.group.label()
             number = slot.group.number_of_join() if key[1] is None else slot.number
-            collective = found.met[key] = Collective(found.groups[key[0]], number)
-            found.run.collectives.append(collective)
-        call, code, offset = slot.call, slot.code, slot.offset
-        if slot.others is not None and member.position in slot.others:
-            call, code, offset, _ = slot.others[member.position]
+            opened = found.open[key] = _Open(found, Collective(found.groups[key[0]], number), {})
+            found.run.collectives.append(opened.collective)
+        call, code, offset, _ = slot.raw_post_of(member.position)
         _, text, nbytes = self._described.get((id(call), id(code), offset)) or self._describe(call, code, offset)
         if call.kind == "all_gather" or "slices" in call.arrays:
             nbytes = _input_bytes(slot, member)
-        now = found.clock() + found.shift
-        collective.arrivals[member.replica_id] = Arrival(member.replica_id, text, nbytes, now)
+        replica = member.replica_id
+        opened.positions[replica] = opened.collective.add(replica, text, nbytes, found.now())
 
-    def _describe(self, call: Call, code: Any, offset: int) -> tuple[Any, tuple[str, str, str], int]:
-        """Return what a call is in text, and the bytes of its input; this is done once, for it takes a while."""
-        texts = call.kind, str(call), shown(place(code, offset).location)
+    def _describe(self, call: Call, code: Any, offset: int) -> tuple[Any, int, int]:
+        """Return the position of a call's text, and the bytes of its input; this is done once, for it takes a while."""
+        text = call.kind, str(call), shown(place(code, offset).location)
         kept = call, code  # whose ids are the key
-        return self._described.setdefault((id(call), id(code), offset), (kept, texts, _bytes_of(call)))
+        found = kept, self.texts.setdefault(text, len(self.texts)), _bytes_of(call)
+        return self._described.setdefault((id(call), id(code), offset), found)
 
     def waits(self, member: Member, slot: Slot) -> None:
-        found, arrival = self._find(member, slot)
-        if found is not None and arrival is not None and arrival.awaited is None:
-            arrival.awaited = found.clock() + found.shift
+        opened = self._find(slot)
+        if opened is not None:
+            opened.note(member, _AWAITED)
 
     def resumed(self, member: Member, slot: Slot) -> None:
-        found, arrival = self._find(member, slot)
-        if found is not None and arrival is not None and arrival.resumed is None:
-            arrival.resumed = found.clock() + found.shift
-
-    def _find(self, member: Member, slot: Slot) -> tuple[_RunInProgress | None, Arrival | None]:
-        found = self._in_progress.get(slot.group.ledger)
-        collective = None if found is None else found.met.get(_key(slot))
-        return found, None if collective is None else collective.arrivals.get(member.replica_id)
+        opened = self._find(slot)
+        if opened is not None:
+            opened.note(member, _RESUMED)
+            opened.positions.pop(member.replica_id, None)
+            opened.close(slot)
 
     def completed(self, slot: Slot) -> None:
         found = self._in_progress.get(slot.group.ledger)
-        if found is None:
-            return
-        key, joined = _key(slot), (slot.group.serial, None)  # a join gets its number
-        if slot.call.kind == "join" and key not in found.met and joined in found.met:
-            found.met[key] = found.met.pop(joined)
+        joined = slot.group.serial, None
+        if found is not None and slot.call.kind == "join" and joined in found.open:
+            join = found.open[_key(slot)] = found.open.pop(joined)  # now it has a number
             if slot.error is None:
-                found.met[key].number = slot.number
-        collective = found.met.get(key)
-        if collective is not None:
-            collective.completed = found.now()
-            collective.error = None if slot.error is None else type(slot.error).__name__
+                join.collective.number = slot.number
+        opened = self._find(slot)
+        if opened is not None:
+            opened.collective.completed = opened.run.now()
+            opened.collective.error = None if slot.error is None else type(slot.error).__name__
+            opened.close(slot)
+
+    def _find(self, slot: Slot) -> _Open | None:
+        found = self._in_progress.get(slot.group.ledger)
+        return None if found is None else found.open.get(_key(slot))
 
 
 def _key(slot: Slot) -> Key:

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.resources import files
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiodist._core.text import count, duration, size
 from aiodist._tools.trace.file import Trace, read_trace, replacing
-from aiodist._tools.trace.recording import Collective, Run
+from aiodist._tools.trace.recording import Arrival, Collective, Run
 from aiodist._tools.usage import Exit, UsageError, print_help
 
 if TYPE_CHECKING:
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _MOST_ROWS = 12
-# What a file that is not a trace, or a damaged one, leads to while it is read or shown:
-_BAD_FILE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 
 
 # The commands.
@@ -69,14 +66,12 @@ def add_trace(commands: _SubParsersAction[ArgumentParser]) -> None:
 def _show(arguments: Namespace) -> Exit:
     from aiodist._tools.output import open_console
 
-    with _reading(arguments.file) as trace:
-        print_summary(trace, open_console())
+    print_summary(_read(arguments.file), open_console())
     return Exit.DONE
 
 
 def _html(arguments: Namespace) -> Exit:
-    with _reading(arguments.file) as trace:
-        page = page_of(trace, Path(arguments.file).name)
+    page = page_of(_read(arguments.file), Path(arguments.file).name)
     path = arguments.output or Path(arguments.file).with_suffix(".html")
     try:
         with replacing(path) as file:
@@ -87,16 +82,12 @@ def _html(arguments: Namespace) -> Exit:
     return Exit.DONE
 
 
-@contextmanager
-def _reading(path: str) -> Iterator[Trace]:
-    """Read a trace for the block to show, or say in a line what is wrong with it."""
+def _read(path: str) -> Trace:
     try:
-        try:
-            trace = read_trace(path)
-        except OSError as error:
-            raise UsageError(f"cannot read {path}: {error.strerror}") from error
-        yield trace
-    except _BAD_FILE as error:
+        return read_trace(path)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise UsageError(
             f"{path} is not a trace that this aiodist wrote ({type(error).__name__}: {error}); "
             "those of other programs open in https://ui.perfetto.dev"
@@ -144,7 +135,7 @@ class Statistics(NamedTuple):
 
 def count_up(trace: Trace) -> Statistics:
     """Return the statistics of a trace."""
-    sites: dict[tuple[str, str, str], SiteRow] = {}
+    sites: dict[int, SiteRow] = {}
     rows: dict[int, ReplicaRow] = {}
     for run in trace.runs:
         for replica, device in enumerate(run.devices, run.first):
@@ -155,10 +146,11 @@ def count_up(trace: Trace) -> Statistics:
             for replica, function in run.functions.items()
         }
         for collective in run.collectives:
-            text = next(iter(collective.arrivals.values())).text
-            row = sites.get(text) or sites.setdefault(text, SiteRow(*text))
+            arrivals = collective.arrivals
+            text = arrivals[0].text
+            row = sites.get(text) or sites.setdefault(text, SiteRow(*trace.texts[text]))
             row.count += 1
-            _count(row, rows, progress, collective)
+            _count(row, rows, progress, collective, arrivals)
     by_wait = sorted(sites.values(), key=lambda row: (-row.wait_seconds, row.at))
     by_held_up = sorted(rows.values(), key=lambda row: (-row.held_up_seconds, -row.last, row.replica))
     return Statistics(by_wait, by_held_up)
@@ -169,10 +161,12 @@ def _count(
     rows: dict[int, ReplicaRow],
     progress: dict[int, tuple[float, float, float]],
     collective: Collective,
+    arrivals: Sequence[Arrival],
 ) -> None:
     """Add how long each replica took to come to a collective and waited in it, and whom that held up."""
     completed, own, idle = collective.complete, dict[int, float](), dict[int, float]()
-    for replica, arrival in collective.arrivals.items():
+    for arrival in arrivals:
+        replica = arrival.replica
         called, resumed, late = progress[replica]
         had_resumed = resumed <= arrival.issued
         own[replica] = max(0.0, arrival.issued - (max(resumed, called) if had_resumed else called))
@@ -215,7 +209,7 @@ def print_summary(trace: Trace, console: Console) -> None:
 
     statistics = count_up(trace)
     collectives = [collective for run in trace.runs for collective in run.collectives]
-    calls = sum(len(collective.arrivals) for collective in collectives)
+    calls = sum(row.collectives for row in statistics.replicas)
     counts = (len(trace.runs), "run"), (len(collectives), "collective"), (calls, "call")
     headline = f"{', '.join(count(*each) for each in counts)}; traced {trace.about['began']}"
     console.print(headline, style="bold", soft_wrap=True)
@@ -268,19 +262,18 @@ def _data(trace: Trace, name: str) -> dict[str, Any]:
     """Return what the page's scripts read."""
     tracks = {run.pid: {"pid": run.pid, "base": run.first, "devices": run.devices} for run in trace.runs}
     runs = [asdict(replace(run, collectives=[], devices=())) | {"outcome": outcome(run)} for run in trace.runs]
-    texts: dict[tuple[str, str, str], int] = {}
     return {
         "name": name,
         "about": trace.about,
         "tracks": list(tracks.values()),
         "runs": runs,
-        "collectives": [_collective(run, one, texts) for run in trace.runs for one in run.collectives],
-        "texts": [{"kind": kind, "call": call, "at": at} for kind, call, at in texts],
+        "collectives": [_collective(run, one) for run in trace.runs for one in run.collectives],
+        "texts": [{"kind": kind, "call": call, "at": at} for kind, call, at in trace.texts],
         "statistics": {of: list(map(asdict, rows)) for of, rows in count_up(trace)._asdict().items()},
     }
 
 
-def _collective(run: Run, one: Collective, texts: dict[tuple[str, str, str], int]) -> dict[str, Any]:
+def _collective(run: Run, one: Collective) -> dict[str, Any]:
     """Return a collective, with a row for each arrival, by lane; times are in microseconds since its first call."""
     first = one.first
 
@@ -297,9 +290,9 @@ def _collective(run: Run, one: Collective, texts: dict[tuple[str, str, str], int
         "completed": since(one.complete, 0),
         "arrivals": [
             (
-                each.replica - run.first, texts.setdefault(each.text, len(texts)), each.nbytes, since(each.issued, 0),
+                each.replica - run.first, each.text, each.nbytes, since(each.issued, 0),
                 since(each.begin, 0), since(each.resumed, each.issued), round(one.wait_of(each) * 1e6, 3),
             )
-            for each in one.arrivals.values()
+            for each in one.arrivals
         ],
     }  # fmt: skip

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import tempfile
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import Awaitable
 from contextlib import suppress
@@ -20,7 +22,9 @@ from hypothesis import strategies as st
 import aiodist
 from aiodist import CollectiveError, MirroredStrategy, ReduceOp, ReplicaContext
 from aiodist._arrays import environment
+from aiodist._core.instrument import observing
 from aiodist._tools.trace.file import read_trace
+from aiodist._tools.trace.recording import Recording
 from aiodist._tools.trace.show import count_up
 from tests.runtime.programs import mirrored, run
 from tests.tools.trace.traced import collectives, events_of, traced
@@ -93,6 +97,26 @@ async def test_failure_of_a_replica_is_marked(file: Path) -> None:
     functions = [e["args"] for e in events_of(file) if "end" in e["args"]]
     ends = {args["replica"]: (args["end"], args["error"]) for args in functions}
     assert ends == {0: ("cancelled", None), 1: ("failed", "ValueError: no </script> data")}
+
+
+async def test_late_call_belongs_to_the_collective_that_has_failed(file: Path) -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        match ctx.replica_id_in_sync_group:
+            case 0:
+                await anyio.lowlevel.checkpoint()
+                raise ValueError("no data")
+            case 1:
+                await ctx.barrier()
+            case _:
+                try:
+                    await anyio.sleep_forever()
+                finally:
+                    await ctx.barrier()
+
+    with pytest.raises(ValueError, match="no data"), aiodist.trace(file):
+        await run(mirrored(3), program)
+    found = {(e["tid"] - 1, e["args"]["collective"], e["args"]["error"]) for e in collectives(events_of(file))}
+    assert found == {(replica, 1, "IncompleteCollectiveError") for replica in (1, 2)}
 
 
 async def test_consecutive_runs_share_lanes_and_concurrent_ones_do_not(file: Path) -> None:
@@ -170,6 +194,25 @@ async def test_groups_are_named_and_use_their_replicas_lanes(file: Path) -> None
     found = sorted((e["args"]["group"] or "the run", e["args"]["number"], e["tid"] - 1) for e in events)
     pair = "group 'pair' of replicas 1 and 2"
     assert found == [(pair, 0, 1), (pair, 0, 2), ("the run", 0, 0), ("the run", 0, 1), ("the run", 0, 2)]
+
+
+async def test_what_is_recorded_of_a_call_is_small() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        for _ in range(500):
+            await ctx.all_reduce("SUM", 1.0)
+
+    recording = Recording()
+    with observing(recording):
+        await run(mirrored(4), program)  # what is kept once is there by then
+        gc.collect()
+        tracemalloc.start()
+        try:
+            await run(mirrored(4), program)
+            gc.collect()
+            taken, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert taken / 2000 < 200
 
 
 # On several workers: each trace has the replicas of its own process, by their ids.
