@@ -193,18 +193,15 @@ class Planner:
         shape, rule = parts[0].shape, rule_for(self._group.op, parts[0].dtype, self._group.accumulate)
         outputs: list[View] = []
         lies: dict[int, View] = {}
-        takes = [
-            (taker, ordinal, _is_fold(plan, plan.results[number]))
-            for taker, (number, ordinal) in enumerate(zip(which, takers, strict=True))
-            if plan.size + fold in plan.results[number].sources
-        ]
-        for taker, ordinal, is_fold in sorted(takes, key=lambda take: not take[2]):
-            if is_fold:
+        for taker, (number, ordinal) in enumerate(zip(which, takers, strict=True)):
+            result = plan.results[number]
+            if plan.size + fold not in result.sources:
+                continue
+            if _is_fold(plan, result):
                 outputs.append(self._result(leaf, taker, ordinal, shape, rule.result))
-                lies.setdefault(ordinal, outputs[-1])
             elif ordinal not in lies:
-                lies[ordinal] = self._make(leaf.mark, ordinal, shape, rule.result)
-                outputs.append(lies[ordinal])
+                outputs.append(self._make(leaf.mark, ordinal, shape, rule.result))
+            lies.setdefault(ordinal, outputs[-1])
         job = Job(tuple([p.place for p in parts]), tuple([o.place for o in outputs]), math.prod(shape))
         alike = rule, tuple([place.device for place in job.inputs]), tuple([place.device for place in job.outputs])
         self._jobs.setdefault(alike, []).append(job)

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from aiodist._gpu.steps import HOST
+from aiodist._gpu.steps import HOST, Copy
 from aiodist_kernels.cuda.forms import THREADS, Form, blocks
 from aiodist_kernels.pool import Pool
 
@@ -215,33 +215,24 @@ class CudaCore:
         self._call("cuMemcpyHtoDAsync", memory.address, words.ctypes.data, words.nbytes, self._handle(device))
         return memory
 
-    def copy(self, device: int, to: int, target: int, by: int, source: int, nbytes: int) -> None:
-        """Copy bytes on a device's own stream, to ``target`` on device ``to`` from ``source`` on device ``by``.
-
-        The device is one of the two; the other may be the host, `steps.HOST`.
-        """
+    def copy(self, copy: Copy) -> None:
+        """Copy bytes, or rows of them, on a device's own stream."""
+        device, (to, target), (by, source), nbytes, rows, target_pitch, source_pitch = copy
         stream = self._handle(device)
-        if HOST in {to, by} or to == by:
+        if rows > 1:
+            how = self._driver.CUDA_MEMCPY2D()
+            how.dstMemoryType = how.srcMemoryType = self._driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+            how.dstDevice, how.dstPitch = target, target_pitch
+            how.srcDevice, how.srcPitch = source, source_pitch
+            how.WidthInBytes, how.Height = nbytes, rows
+            self._call("cuMemcpy2DAsync", how, stream)
+        elif HOST in {to, by} or to == by:
             way = "DtoH" if to == HOST else "HtoD" if by == HOST else "DtoD"
             self._call(f"cuMemcpy{way}Async", target, source, nbytes, stream)
-            return
-        contexts = [self._current.make(each).context.handle for each in (to, by)]
-        self._current.make(device)
-        self._call("cuMemcpyPeerAsync", target, contexts[0], source, contexts[1], nbytes, stream)
-
-    def copy_rows(
-        self, device: int, target: int, target_pitch: int, source: int, source_pitch: int, width: int, count: int
-    ) -> None:
-        """Copy ``count`` rows of ``width`` bytes within a device's memory, on its own stream.
-
-        The pitches are the bytes from one row to the next.
-        """
-        how = self._driver.CUDA_MEMCPY2D()
-        how.dstMemoryType = how.srcMemoryType = self._driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
-        how.dstDevice, how.dstPitch = target, target_pitch
-        how.srcDevice, how.srcPitch = source, source_pitch
-        how.WidthInBytes, how.Height = width, count
-        self._call("cuMemcpy2DAsync", how, self._handle(device))
+        else:
+            contexts = [self._current.make(each).context.handle for each in (to, by)]
+            self._current.make(device)
+            self._call("cuMemcpyPeerAsync", target, contexts[0], source, contexts[1], nbytes, stream)
 
     def is_loaded(self, device: int, form: Form) -> bool:
         """Return whether a kernel can be launched at once."""

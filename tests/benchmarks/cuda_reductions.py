@@ -33,6 +33,7 @@ import numpy as np
 from aiodist._arrays import devices
 from aiodist._arrays.device import LEGACY_DEFAULT_STREAM
 from aiodist._gpu.enqueue import Queue
+from aiodist._gpu.steps import Copy, Place
 from aiodist_kernels import Accumulate, ReduceOp
 from tests.benchmarks.timing import GIB, KIB, MIB, in_units, table
 from tests.gpu.problem import Problem
@@ -164,7 +165,7 @@ class Gpu:
 
         def copy(_: int) -> None:
             with self.driver.using():
-                self.driver.copy(0, 0, target.address, 0, source.address, nbytes)
+                self.driver.copy(Copy(0, Place(0, target.address), Place(0, source.address), nbytes))
 
         return 2 * nbytes / min(self.measure(copy, 20)[1] for _ in range(3))
 

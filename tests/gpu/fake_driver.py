@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiodist._gpu.cuda_core import CudaCore, DeviceEvent
-from aiodist._gpu.steps import HOST
+from aiodist._gpu.steps import HOST, Copy
 from tests.gpu.problem import POISON
 from tests.kernels.cuda import on_host
 
@@ -164,27 +164,18 @@ class FakeDriver(CudaCore):
         self._enqueue(("upload", device), device, lambda: ctypes.memmove(address, given, len(given)))
         return memory
 
-    def copy(self, device: int, to: int, target: int, by: int, source: int, nbytes: int) -> None:
+    def copy(self, copy: Copy) -> None:
+        device, (to, target), (by, source), nbytes, rows, *pitches = copy
+        assert rows == 1 or (to == by and min(pitches) >= nbytes)
+
         def work() -> None:
-            self._check(to, target, nbytes, exactly=True)
-            self._check(by, source, nbytes, exactly=True)
-            ctypes.memmove(target, source, nbytes)
+            for row in range(rows):
+                there, here = (begin + row * pitch for begin, pitch in zip((target, source), pitches, strict=True))
+                self._check(to, there, nbytes, exactly=True)
+                self._check(by, here, nbytes, exactly=True)
+                ctypes.memmove(there, here, nbytes)
 
         self._enqueue(("copy", to, by), device, work)
-
-    def copy_rows(
-        self, device: int, target: int, target_pitch: int, source: int, source_pitch: int, width: int, count: int
-    ) -> None:
-        assert min(target_pitch, source_pitch) >= width
-
-        def work() -> None:
-            for row in range(count):
-                to, by = target + row * target_pitch, source + row * source_pitch
-                self._check(device, to, width, exactly=True)
-                self._check(device, by, width, exactly=True)
-                ctypes.memmove(to, by, width)
-
-        self._enqueue(("rows", device), device, work)
 
     def is_loaded(self, device: int, form: Form) -> bool:
         return not self.unloaded or (device, form) in self.loaded

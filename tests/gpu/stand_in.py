@@ -25,7 +25,7 @@ from aiodist import MirroredStrategy, PerReplica, get_replica_context
 from aiodist._gpu import enqueue
 from aiodist._gpu.cuda_core import CudaCore
 from aiodist._gpu.enqueue import Queue
-from aiodist._gpu.steps import HOST, Move, Place, whole
+from aiodist._gpu.steps import HOST, Copy, Move, Place, whole
 from aiodist_kernels import ReduceOp
 from tests.gpu.problem import Problem
 from tests.kernels.arrays import BFLOAT16, assert_same_bits
@@ -122,8 +122,9 @@ def through_the_host(driver: Loading) -> None:
     source, target = driver.put(0, values), driver.put(1, np.zeros_like(values))
     with driver.using():
         host = driver.host_memory(values.nbytes)
-        driver.copy(0, HOST, host.ctypes.data, 0, source.address, values.nbytes)
-        driver.copy(1, 1, target.address, HOST, host.ctypes.data, values.nbytes)
+        on_host = Place(HOST, host.ctypes.data)
+        driver.copy(Copy(0, on_host, Place(0, source.address), values.nbytes))
+        driver.copy(Copy(1, Place(1, target.address), on_host, values.nbytes))
     assert_same_bits(host.view(values.dtype), values)
     assert_same_bits(read(target, values), values)
     part, address = host[2:], host.ctypes.data

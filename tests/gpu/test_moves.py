@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aiodist._gpu import steps
 from aiodist._gpu.enqueue import Queue
-from aiodist._gpu.steps import Copy, Meet, Move, Place, Rows, View, whole
+from aiodist._gpu.steps import Copy, Meet, Move, Place, View, whole
 from tests.gpu.fake_driver import FakeDriver, placed
 from tests.gpu.problem import POISON
 from tests.kernels import arrays
@@ -102,9 +102,12 @@ def test_gaps_are_closed_before_a_crossing_and_opened_behind_it() -> None:
     here, there = (whole(Place(k, 1 << 40), (4, 5, 6), SINGLE) for k in range(2))
     allocated: list[tuple[int, int]] = []
     made = steps.move_steps([Move(here.part(1, 1, 3), there.part(1, 0, 2))], allocating(allocated))
-    assert [type(step) for step in made] == [Rows, Meet, Copy, Rows]
-    assert made[0] == Rows(1, 1 << 50, 48, 1 << 40, 120, 48, 4)
-    assert made[3] == Rows(0, (1 << 40) + 24, 120, 1 << 50, 48, 48, 4)
+    assert made == [
+        Copy(1, Place(1, 1 << 50), there.place, 48, 4, 48, 120),
+        Meet((0, 1)),
+        Copy(0, Place(0, 1 << 50), Place(1, 1 << 50), 192),
+        Copy(0, here.place.behind(24), Place(0, 1 << 50), 48, 4, 120, 48),
+    ]
     assert allocated == [(1, 192), (0, 192)]
 
 
@@ -113,4 +116,4 @@ def test_rows_are_the_axis_with_most_of_them() -> None:
     made = steps.move_steps(
         [Move(array.part(1, 0, 2).part(2, 0, 4), array.part(1, 0, 2).part(2, 4, 8))], allocating([])
     )
-    assert [step.number for step in made if isinstance(step, Rows)] == [1000, 1000]
+    assert [step.rows for step in made if isinstance(step, Copy)] == [1000, 1000]
