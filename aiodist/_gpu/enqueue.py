@@ -209,21 +209,20 @@ class Queue:
     ) -> Completion:
         """Enqueue a schedule whose kernels are loaded, for arrays that begin there.
 
-        Inputs were made, and results will be used, on the ``streams``; ``keeps`` own them.
+        Inputs were made, and results will be used, on the ``streams``; ``keeps`` own them. Within `CudaCore.using`.
         """
         driver = self.driver
-        with driver.using():
-            bound = self._bind(schedule, begins)
-            own = [driver.stream(device) for device in schedule.devices]
-            others = [stream for stream in streams if stream not in own]
-            _order(driver, others, own)
-            for call in bound.calls:
-                call()
-            done = [driver.record(device) for device in own]
-            for stream in others:
-                for event in done:
-                    driver.wait(stream, event)
-            return Completion(driver, done, [keeps, bound.keeps])
+        bound = self._bind(schedule, begins)
+        own = [driver.stream(device) for device in schedule.devices]
+        others = [stream for stream in streams if stream not in own]
+        _order(driver, others, own)
+        for call in bound.calls:
+            call()
+        done = [driver.record(stream) for stream in own]
+        for stream in others:
+            for event in done:
+                driver.wait(stream, event)
+        return Completion(driver, done, [keeps, bound.keeps])
 
     def _bind(self, schedule: Schedule, begins: tuple[int, ...]) -> Bound:
         """Return a schedule with addresses put in, the same as before where all lies where it lay.

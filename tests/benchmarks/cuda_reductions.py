@@ -199,7 +199,8 @@ def measure(gpu: Gpu, queue: Queue, case: Case) -> Times:
         stream = gpu.driver.foreign_stream(0, LEGACY_DEFAULT_STREAM)  # what replicas with PyTorch's default have
 
     def enqueue(turn: int) -> None:
-        completion = queue.run(schedule, [stream], [], begins[turn % len(sets)])
+        with gpu.driver.using():
+            completion = queue.run(schedule, [stream], [], begins[turn % len(sets)])
         while completion._events:  # as who waits for it does, or new ones would be made for every round
             gpu.driver.release(completion._events.pop())
 

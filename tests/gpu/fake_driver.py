@@ -75,7 +75,7 @@ class FakeDriver(CudaCore):
         self.loaded: set[tuple[int, Form]] = set()
         self.spare: list[FakeEvent] = []
         self.replicas: dict[str, Any] = {}
-        self.entered = 0
+        self.entered = False
         self.host_waits = 0
         self.waited_for = threading.Event()
         self.eager = False
@@ -87,9 +87,12 @@ class FakeDriver(CudaCore):
     @contextmanager
     def using(self) -> Iterator[None]:
         with self.lock:
-            self.entered += 1
-            yield
-            self.entered -= 1
+            assert not self.entered, "one inside another"
+            self.entered = True
+            try:
+                yield
+            finally:
+                self.entered = False
 
     def stream(self, device: int, name: str = "") -> Any:
         if not name:

@@ -77,4 +77,5 @@ class Problem:
             self.schedule = queue.schedule(self.batches, arrays=len(self.places))
             queue.load(self.schedule)
         keeps = [memory for memory, _ in (*self.inputs, *self.results)]
-        return queue.run(self.schedule, streams, keeps, tuple([place.address for place in self.places]))
+        with queue.driver.using():
+            return queue.run(self.schedule, streams, keeps, tuple([place.address for place in self.places]))

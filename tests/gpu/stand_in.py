@@ -109,8 +109,7 @@ def copies_of_rows(driver: Loading) -> None:
         views = [whole(Place(k, m.address), values.shape, values.dtype) for k, m in ((0, target), (there, source))]
         schedule = queue.schedule([], [Move(views[0].part(1, 5, 8), views[1].part(1, 0, 3))])
         with driver.using():
-            streams = [driver.foreign_stream(0, 1)]
-        queue.run(schedule, streams, []).wait()
+            queue.run(schedule, [driver.foreign_stream(0, 1)], []).wait()
         wanted = np.zeros_like(values)
         wanted[:, 5:8] = values[:, :3]
         assert_same_bits(read(target, wanted), wanted)

@@ -82,7 +82,7 @@ def test_bits_in_any_order(
             completion = problem.run(queue, streams)
             assert driver.host_waits == 0
             assert not completion.is_done()
-            assert driver.entered == 0
+            assert not driver.entered
             seen = used(driver, problem, streams)
             driver.drain()
             assert completion.is_done()

@@ -72,7 +72,9 @@ def test_any_part_to_any_part(
     )
     seen: list[np.ndarray] = []
     queue = Queue(driver)
-    completion = queue.run(queue.schedule([], [move]), [stream], [])
+    schedule = queue.schedule([], [move])
+    with driver.using():
+        completion = queue.run(schedule, [stream], [])
     driver.enqueue(stream, lambda: seen.append(target.array.copy()))
     driver.enqueue(stream, partial(memory.array.fill, POISON))
     driver.drain()
