@@ -8,7 +8,7 @@ the frameworks that the program has loaded.
 
 A training step's collectives are the same again and again; what differs is, at most, addresses. So steps are made for
 arrays that have numbers: the address of a byte in an array is `symbol` of the array's number, plus its offset. A
-`Schedule` is such steps, with kernels chosen, sizes counted and tables laid out; `Schedule.bind` puts addresses in.
+`Schedule` is such steps; `Schedule.bind` puts addresses in.
 Array 0 of a schedule that nobody numbers begins at address 0: its steps have addresses as they are.
 """
 
@@ -22,6 +22,7 @@ from threading import RLock
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aiodist._arrays.device import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM, TYPES
 from aiodist._arrays.devices import gpu_number
@@ -36,17 +37,15 @@ T = TypeVar("T")
 BOUND = 64
 """How many schedules with their addresses are kept."""
 
-_OFFSET: Final = 56
-"""Bits of an offset, and of an address."""
-
-_WITHIN: Final = (1 << _OFFSET) - 1
+_SPAN: Final = 1 << 56
+"""More than any offset, and any address."""
 
 # Schedules.
 
 
 def symbol(number: int) -> int:
     """Return where an array of that number begins."""
-    return number << _OFFSET
+    return number * _SPAN
 
 
 class Batch(NamedTuple):
@@ -80,7 +79,8 @@ class Schedule:
         self._driver = driver
         self._arrays = arrays
         self._scratch: list[tuple[int, int]] = []
-        self._heads: dict[int, tuple[forms.Layout, DeviceMemory]] = {}  # of tabled launches, by place among the steps
+        self._launchers: dict[tuple[int, int], Callable[..., None]] = {}  # by place among the steps, and work
+        self._tables: dict[int, tuple[forms.Layout, DeviceMemory, NDArray[np.int64]]] = {}  # by place among the steps
         self._loaded = False
         devices = {place.device for batch in batches for place in (*batch.jobs[0].inputs, *batch.jobs[0].outputs)}
         self.devices = tuple(sorted(devices | steps.devices_of(then)))
@@ -111,33 +111,49 @@ class Schedule:
         """Return a step with addresses put in; ``keeps`` takes the memory that it needs."""
         driver = self._driver
         match step:
+            case Copy(_, target, source):
+                there = Place(target.device, _put(target.address, begins))
+                here = Place(source.device, _put(source.address, begins))
+                return partial(driver.copy, step._replace(target=there, source=here))
+            case Launch():
+                return (self._tabled if step.form.tabled else self._direct)(number, step, begins, keeps)
             case Meet(devices):
                 own = [driver.stream(device) for device in devices]
                 return partial(_order, driver, own, own)
-            case Copy(_, target, source):
-                there, here = (Place(place.device, _put(place.address, begins)) for place in (target, source))
-                return partial(driver.copy, step._replace(target=there, source=here))
-            case Launch(device, form, leaves, lanes_per_element):
-                lanes = [leaf.elements * lanes_per_element for leaf in leaves]
-                rows = [[_put(address, begins) for address in (leaf.out, *leaf.buffers)] for leaf in leaves]
-        if not form.tabled:  # addresses are arguments
-            (addresses,), (total,) = rows, lanes
-            vectors = total // form.width if forms.allow_vectors(addresses) else 0
-            return partial(driver.launcher(device, form, vectors or total), *addresses, vectors, total)
+
+    def _direct(self, number: int, step: Launch, begins: Sequence[int], _: object) -> Call:
+        """Return a launch with addresses as arguments."""
+        form, (leaf,) = step.form, step.leaves
+        addresses = [_put(address, begins) for address in (leaf.out, *leaf.buffers)]
+        lanes = leaf.elements * step.lanes
+        vectors = lanes // form.width if forms.allow_vectors(addresses) else 0
+        return partial(self._launcher(number, step, vectors or lanes), *addresses, vectors, lanes)
+
+    def _tabled(self, number: int, step: Launch, begins: Sequence[int], keeps: list[DeviceMemory]) -> Call:
+        """Return a launch with tables in the device's memory; all but the addresses is laid out the first time."""
+        device, form, leaves, lanes = step
         count = len(leaves[0].buffers)
-        if number not in self._heads:
-            layout = forms.Layout(form, lanes, count)
-            self._heads[number] = layout, driver.upload(device, layout.heads)
-        layout, heads = self._heads[number]
-        table = driver.upload(device, layout.rows(np.array(rows, np.int64)))
-        keeps += [heads, table]
-        launch = driver.launcher(device, form, layout.chunks * forms.THREADS)
-        return partial(launch, heads.address, table.address, layout.chunks, count)
+        if number not in self._tables:
+            layout = forms.Layout(form, [leaf.elements * lanes for leaf in leaves], count)
+            places = np.array([[divmod(each, _SPAN) for each in (leaf.out, *leaf.buffers)] for leaf in leaves])
+            self._tables[number] = layout, self._driver.upload(device, layout.heads), places
+        layout, heads, places = self._tables[number]
+        rows = self._driver.upload(device, layout.rows(np.array(begins, np.int64)[places[..., 0]] + places[..., 1]))
+        keeps += [heads, rows]
+        launch = self._launcher(number, step, layout.chunks * forms.THREADS)
+        return partial(launch, heads.address, rows.address, layout.chunks, count)
+
+    def _launcher(self, number: int, step: Launch, work: int) -> Callable[..., None]:
+        found = self._launchers.get((number, work))
+        if found is None:
+            found = self._launchers[number, work] = self._driver.launcher(step.device, step.form, work)
+        return found
 
 
 def _put(address: int, begins: Sequence[int]) -> int:
     """Return the address of a byte in an array that has a number."""
-    return begins[address >> _OFFSET] + (address & _WITHIN)
+    number, offset = divmod(address, _SPAN)
+    return begins[number] + offset
 
 
 # Streams.
