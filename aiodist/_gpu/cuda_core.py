@@ -218,8 +218,11 @@ class CudaCore:
         except ImportError as error:
             raise ImportError(f"{NEEDS} ({error})") from error
         major, minor = self._core.Device(device).compute_capability
-        program = compile_form(form, _compiled_for((major, minor)))
-        self._kernels[device, form] = machine_code(self._core, program.ptx, (major, minor)).get_kernel(program.name)
+        capability = next((verified for verified in _VERIFIED if (major, minor) >= verified), (major, minor))
+        program = compile_form(form, capability)
+        code = self._core.ObjectCode.from_ptx(program.ptx.encode())  # a str would be the path of a file
+        linker = self._core.Linker(code, options=self._core.LinkerOptions(arch=f"sm_{major}{minor}"))
+        self._kernels[device, form] = linker.link("cubin").get_kernel(program.name)
 
     def launcher(self, device: int, form: Form, work: int) -> Callable[..., None]:
         """Return what launches a loaded kernel on the device's own stream, with threads for so much work."""
@@ -279,14 +282,3 @@ def _imported() -> tuple[Any, Any]:
     if core.__version__.startswith("0."):
         raise ImportError(f"{NEEDS} (cuda-core is {core.__version__}, and must be 1.0 or newer)")
     return core, driver
-
-
-def machine_code(core: Any, ptx: str, capability: tuple[int, int]) -> Any:
-    """Return a program's text as cuda.core's object code for devices of that compute capability."""
-    # cuda.core takes a str for the path of a file, and bytes for the text itself.
-    options = core.LinkerOptions(arch="sm_{}{}".format(*capability))
-    return core.Linker(core.ObjectCode.from_ptx(ptx.encode()), options=options).link("cubin")
-
-
-def _compiled_for(capability: tuple[int, int]) -> tuple[int, int]:
-    return next((verified for verified in _VERIFIED if capability >= verified), capability)
