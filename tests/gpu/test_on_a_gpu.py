@@ -1,4 +1,4 @@
-"""Where there is a GPU: its kernels' bits, and programs with PyTorch, CuPy, Numba and JAX on two logical devices of it."""
+"""Where there is a GPU: its kernels have the bits of the CPU; programs with PyTorch, CuPy, Numba and JAX run on it."""
 
 from __future__ import annotations
 
