@@ -63,7 +63,7 @@ class DeviceType:
 
     def is_on_gpu(self, leaf: Any) -> bool:
         """Return whether an object of the framework's is an array in a GPU's memory."""
-        raise NotImplementedError
+        return hasattr(type(leaf), "__cuda_array_interface__")
 
     def view(self, leaf: Any) -> DeviceArray:
         """Return what of an array takes part in a collective; a TypeError says why it cannot."""
@@ -166,26 +166,16 @@ def _torch_stream() -> Any:
     return quick or (lambda ordinal: torch.cuda.current_stream(ordinal).cuda_stream)
 
 
-class _WithInterface(DeviceType):
-    """A framework whose arrays have ``__cuda_array_interface__``, shape, strides and dtype."""
-
-    def is_on_gpu(self, leaf: Any) -> bool:
-        return hasattr(type(leaf), "__cuda_array_interface__")
-
-    def _array(self, leaf: Any) -> DeviceArray:
-        if not leaf.dtype.isnative:
-            raise TypeError(
-                f"expected numbers in this machine's byte order, got {leaf.dtype.str}; copy them into a new array"
-            )
-        address, ordinal, stream = self._place(leaf)
-        return DeviceArray(address, leaf.shape, leaf.dtype, ordinal, stream, leaf)
-
-    def _place(self, leaf: Any) -> tuple[int, int, int]:
-        """Return an array's address, the number of its GPU, and its stream."""
-        raise NotImplementedError
+def _array(leaf: Any, address: int, ordinal: int, stream: int) -> DeviceArray:
+    """Return what of an array takes part that has NumPy's own dtype."""
+    if not leaf.dtype.isnative:
+        raise TypeError(
+            f"expected numbers in this machine's byte order, got {leaf.dtype.str}; copy them into a new array"
+        )
+    return DeviceArray(address, leaf.shape, leaf.dtype, ordinal, stream, leaf)
 
 
-class CuPy(_WithInterface):
+class CuPy(DeviceType):
     """CuPy."""
 
     name = "cupy"
@@ -194,11 +184,8 @@ class CuPy(_WithInterface):
         if not leaf.flags.c_contiguous:
             with leaf.device:
                 leaf = sys.modules["cupy"].ascontiguousarray(leaf)
-        return self._array(leaf)
-
-    def _place(self, leaf: Any) -> tuple[int, int, int]:
         memory = leaf.data
-        return memory.ptr, memory.device_id, self.stream(memory.device_id)
+        return _array(leaf, memory.ptr, memory.device_id, self.stream(memory.device_id))
 
     def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
         cupy = sys.modules["cupy"]
@@ -211,7 +198,7 @@ class CuPy(_WithInterface):
         return handle
 
 
-class Numba(_WithInterface):
+class Numba(DeviceType):
     """Numba, and the package numba-cuda."""
 
     name = "numba"
@@ -219,11 +206,8 @@ class Numba(_WithInterface):
     def view(self, leaf: Any) -> DeviceArray:
         if has_gaps(leaf.shape, leaf.strides, leaf.dtype.itemsize):
             raise TypeError("expected a Numba device array without gaps, in C's order; copy it into a new one first")
-        return self._array(leaf)
-
-    def _place(self, leaf: Any) -> tuple[int, int, int]:
         stream = int(leaf.stream or 0) or _numba_default_stream()
-        return _numba_address(leaf), leaf.gpu_data.context.device.id, stream
+        return _array(leaf, _numba_address(leaf), leaf.gpu_data.context.device.id, stream)
 
     def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
         cuda = sys.modules["numba.cuda"]

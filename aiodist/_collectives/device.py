@@ -42,7 +42,7 @@ from aiodist._collectives.kinds import Collective, LeafPlan, Result
 from aiodist._collectives.out import NO_OUTS, Outs, entangled, span
 from aiodist._collectives.work import Work
 from aiodist._gpu import enqueue
-from aiodist._gpu.enqueue import Batch, Completion, Schedule, symbol
+from aiodist._gpu.enqueue import Batch, Completion, symbol
 from aiodist._gpu.steps import HOST, Job, Move, Place, View, whole
 from aiodist_kernels import Accumulate, ReduceOp
 from aiodist_kernels.rules import rule_for
@@ -102,21 +102,17 @@ class Leaves:
     ragged: bool = False  # inputs of one leaf may differ in shape
 
 
-class DevicePlan(NamedTuple):
-    """What leaves on devices come to."""
-
-    makes: Sequence[tuple[DeviceType, int, Sequence[Spec], Sequence[int]]]
-    """Arrays to be made: of a framework, on a GPU, those of shapes and dtypes, with places among all that are made."""
-    total: int  # how many they are
-    results: Sequence[Sequence[int | None]]  # by leaf and taker: which it gets; None: has a buffer
-    schedule: Schedule  # what is enqueued
-
-
-class Planner:
-    """Works out what leaves come to; for the arguments see `DeviceRun`.
+class DevicePlan:
+    """What leaves on devices come to; for the arguments see `DeviceRun`.
 
     Arrays have numbers: first inputs, then buffers, then those that are made. Buffers are ``straight`` where results
     may be written into them while inputs are read.
+
+    Attributes:
+        makes: arrays to be made: by framework and GPU those of shapes and dtypes, with places among all that are made.
+        total: how many are made.
+        results: by leaf and taker, which it gets; None: has a buffer.
+        schedule: what is enqueued.
     """
 
     def __init__(
@@ -128,27 +124,23 @@ class Planner:
         *,
         straight: bool,
     ) -> None:
+        self.makes: dict[tuple[DeviceType, int], tuple[list[Spec], list[int]]] = {}
+        self.total = 0
+        self.results: list[list[int | None]] = []
         self._group, self._straight = group, straight
         numbers = itertools.count()
         inputs = [[self._view(next(numbers), array) for array in column] for column in columns]
         self._buffers = {where: self._view(next(numbers), buffer) for where, buffer in buffers.items()}
         self._first_made = next(numbers)
-        self._total = 0  # arrays to be made
-        self._makes: dict[tuple[DeviceType, int], tuple[list[Spec], list[int]]] = {}
         self._jobs: dict[Any, list[Job]] = {}
         self._moves: list[Move] = []
         self._last: list[Move] = []
-        self._results: list[list[int | None]] = []
         for leaf, column, ordinals in zip(group.leaves, inputs, takers, strict=True):
             self._add(leaf, column, ordinals)
-
-    def plan(self) -> DevicePlan:
-        """Return what it has come to."""
         batches = [Batch(rule, jobs) for (rule, *_), jobs in self._jobs.items()]
         with enqueue.enqueuing:
-            schedule = enqueue.queue().schedule(batches, [*self._moves, *self._last], self._first_made + self._total)
-        makes = [(*key, *group) for key, group in self._makes.items()]
-        return DevicePlan(makes, self._total, self._results, schedule)
+            arrays = self._first_made + self.total
+            self.schedule = enqueue.queue().schedule(batches, [*self._moves, *self._last], arrays)
 
     @staticmethod
     def _view(number: int, array: DeviceArray) -> View:
@@ -158,7 +150,7 @@ class Planner:
         """Plan a leaf's results: those that are folds, then those that are moved, what is alike once a device."""
         plan = leaf.plan
         which = range(len(takers)) if len(plan.results) > 1 else [0] * len(takers)
-        self._results.append([None] * len(takers))
+        self.results.append([None] * len(takers))
         totals = [self._fold(leaf, fold, inputs, takers, which) for fold in range(len(plan.folds))]
         firsts: dict[tuple[int, int], View] = {}
         for taker, (number, ordinal) in enumerate(zip(which, takers, strict=True)):
@@ -193,18 +185,15 @@ class Planner:
         shape, rule = parts[0].shape, rule_for(self._group.op, parts[0].dtype, self._group.accumulate)
         outputs: list[View] = []
         lies: dict[int, View] = {}
-        takes = [
-            (taker, ordinal, _is_fold(plan, plan.results[number]))
-            for taker, (number, ordinal) in enumerate(zip(which, takers, strict=True))
-            if plan.size + fold in plan.results[number].sources
-        ]
-        for taker, ordinal, is_fold in sorted(takes, key=lambda take: not take[2]):
-            if is_fold:
+        for taker, (number, ordinal) in enumerate(zip(which, takers, strict=True)):
+            result = plan.results[number]
+            if plan.size + fold not in result.sources:
+                continue
+            if _is_fold(plan, result):
                 outputs.append(self._result(leaf, taker, ordinal, shape, rule.result))
-                lies.setdefault(ordinal, outputs[-1])
             elif ordinal not in lies:
-                lies[ordinal] = self._make(leaf.mark, ordinal, shape, rule.result)
-                outputs.append(lies[ordinal])
+                outputs.append(self._make(leaf.mark, ordinal, shape, rule.result))
+            lies.setdefault(ordinal, outputs[-1])
         job = Job(tuple([p.place for p in parts]), tuple([o.place for o in outputs]), math.prod(shape))
         alike = rule, tuple([place.device for place in job.inputs]), tuple([place.device for place in job.outputs])
         self._jobs.setdefault(alike, []).append(job)
@@ -212,23 +201,23 @@ class Planner:
 
     def _result(self, leaf: Leaf, taker: int, ordinal: int, shape: tuple[int, ...], dtype: DType) -> View:
         """Plan the memory of a result; one that is wanted in a buffer gets there behind all else, if not straight."""
-        index = len(self._results) - 1
+        index = len(self.results) - 1
         buffer = self._buffers.get((index, taker))
         if buffer is not None and self._straight:
             return buffer
         made = self._make(PAGE_LOCKED if ordinal == HOST else leaf.mark, ordinal, shape, dtype)
         if buffer is None:
-            self._results[index][taker] = self._total - 1
+            self.results[index][taker] = self.total - 1
         else:
             self._last.append(Move(buffer, made))
         return made
 
     def _make(self, mark: DeviceType, ordinal: int, shape: tuple[int, ...], dtype: DType) -> View:
-        specs, places = self._makes.setdefault((mark, ordinal), ([], []))
+        specs, places = self.makes.setdefault((mark, ordinal), ([], []))
         specs.append((shape, dtype))
-        places.append(self._total)
-        self._total += 1
-        return whole(Place(ordinal, symbol(self._first_made + self._total - 1)), shape, dtype)
+        places.append(self.total)
+        self.total += 1
+        return whole(Place(ordinal, symbol(self._first_made + self.total - 1)), shape, dtype)
 
 
 def _is_fold(plan: LeafPlan, result: Result) -> bool:
@@ -287,14 +276,14 @@ class DeviceRun:
         plan = known.get(key)
         if plan is None:
             takers = takers or [list(map(_ORDINAL, column)) for column in columns]
-            plan = known[key] = Planner(group, columns, takers, buffers, straight=straight).plan()
+            plan = known[key] = DevicePlan(group, columns, takers, buffers, straight=straight)
             if len(known) > KEPT:
                 del known[next(iter(known))]
         self._plan = plan
         self._made: list[Any] = [None] * plan.total
         addresses = [0] * plan.total
         self._streams = set(zip(ordinals, map(_STREAM, self._arrays), strict=True))
-        for mark, ordinal, made_specs, places in plan.makes:
+        for (mark, ordinal), (made_specs, places) in plan.makes.items():
             for place, (array, address) in zip(places, mark.make(made_specs, ordinal, _allocate), strict=True):
                 self._made[place], addresses[place] = array, address
             self._streams.add((ordinal, mark.stream(ordinal)))
@@ -328,7 +317,7 @@ class DeviceRun:
 
     def _results(self) -> list[list[Any]]:
         made = self._made
-        for mark, _, _, places in self._plan.makes:
+        for (mark, _), (_, places) in self._plan.makes.items():
             if mark.finishes:
                 for place, array in zip(places, mark.finish([made[place] for place in places]), strict=True):
                     made[place] = array

@@ -4,6 +4,6 @@ Modules, in order; each imports only from those above it and from lower floors:
 
 - `steps`: launches and copies as data.
 - `cuda_core`: the driver, through cuda.core, and page-locked memory of the host.
-- `enqueue`: steps with kernels chosen and tables laid out, ready for addresses; on streams, and waiting for them; a
-  replica's GPU and stream as those of a thread.
+- `enqueue`: steps for arrays that have numbers, ready for addresses; on streams, and waiting for them; a replica's GPU
+  and stream as those of a thread.
 """

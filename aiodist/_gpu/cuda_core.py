@@ -5,7 +5,7 @@ own dispatcher takes twenty and more. PTX becomes machine code by nvJitLink, whi
 be older than the PTX of a newer one. Everything works in each GPU's primary context, the one that frameworks use.
 
 What is asked for again and again is made once: streams, events, the shapes of launches. Which device is current is
-remembered from `using` to its end, and asked of nobody.
+remembered from the beginning of `CudaCore.using` to its end, and asked of nobody.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import ctypes
 import importlib
 import math
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from aiodist._gpu.steps import HOST
+from aiodist._gpu.steps import HOST, Copy
 from aiodist_kernels.cuda.forms import THREADS, Form, blocks
 from aiodist_kernels.pool import Pool
 
@@ -66,60 +66,6 @@ class DeviceMemory:
     buffer: Any
 
 
-class _Current(AbstractContextManager[None]):
-    """The thread's current device, put back as it was on the way out; one `with` block inside another does nothing.
-
-    Attributes:
-        device: the current one, as far as is known; always None outside of every `with` block.
-    """
-
-    def __init__(self, core: Any, driver: Any) -> None:
-        self.device: int | None = None
-        self._core = core
-        self._get, self._set = driver.cuCtxGetCurrent, driver.cuCtxSetCurrent
-        self._depth = 0
-        self._before: Any = None
-        self._changed = False
-        self._known: dict[int, tuple[Any, Any]] = {}  # by device, cuda.core's object and the primary context
-        self._device_of: dict[int, int] = {}  # by the address of a primary context
-
-    def __enter__(self) -> None:
-        if not self._depth:
-            self._before, self._changed = self._get()[1], False
-            self.device = self._device_of.get(int(self._before))  # often a framework has left it current
-        self._depth += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self.device = None
-            if self._changed:
-                _checked("cuCtxSetCurrent", self._set(self._before))
-
-    def make(self, device: int) -> Any:
-        """Make a device current, and return it as cuda.core's."""
-        if device not in self._known:
-            found = self._core.Device(device)
-            found.set_current()
-            self._known[device] = found, found.context.handle
-            self._device_of[int(found.context.handle)] = device
-            self.device = None
-        found, context = self._known[device]
-        if self.device != device:
-            self._set(context)  # cuda.core's own way takes ten microseconds
-            self._changed = True
-            self.device = device if self._depth else None
-        return found
-
-
-def _checked(name: str, answer: Any) -> Any:
-    """Return what a function of the CUDA driver has answered."""
-    error, *results = answer
-    if int(error):
-        raise RuntimeError(f"the CUDA driver's {name} failed with {error.name}")
-    return results[0] if results else None
-
-
 class CudaCore:
     """Enqueues work; devices are the driver's ordinals. Only `wait_for` holds up the thread that calls it.
 
@@ -136,19 +82,41 @@ class CudaCore:
         self._events: defaultdict[int, list[DeviceEvent]] = defaultdict(list)
         self._launch: Callable[..., None] = self._core.launch
         self._shape = lru_cache(1024)(lambda grid: self._core.LaunchConfig(grid=grid, block=THREADS))
-        self._current = _Current(self._core, self._driver)
+        self._current: int | None = None  # the current device, within `using`, as far as is known
+        self._contexts: dict[int, tuple[Any, Any]] = {}  # by device, cuda.core's object and the primary context
+        self._device_of: dict[int, int] = {}  # by the address of a primary context
         self._host = Pool(math.inf, self._lock_pages)
 
-    def using(self) -> AbstractContextManager[None]:
-        """Leave the thread's current device as it was."""
-        return self._current
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """Leave the thread's current device as it was: around all that enqueues, in one thread at a time."""
+        before = self._driver.cuCtxGetCurrent()[1]
+        self._current = self._device_of.get(int(before))  # often a framework has left it current
+        try:
+            yield
+        finally:
+            self._current = None
+            self._call("cuCtxSetCurrent", before)
+
+    def _make_current(self, device: int) -> Any:
+        """Return a device as cuda.core's, made current."""
+        if device not in self._contexts:
+            found = self._core.Device(device)
+            found.set_current()
+            self._contexts[device] = found, found.context.handle
+            self._device_of[int(found.context.handle)] = device
+        found, context = self._contexts[device]
+        if self._current != device:
+            self._call("cuCtxSetCurrent", context)  # cuda.core's own way takes ten microseconds
+            self._current = device
+        return found
 
     def stream(self, device: int, name: str = "") -> DeviceStream:
         """Return the stream on which this device reduces, or that of the logical device of a name: the same always."""
         key = name or device
         found = self._streams.get(key)
         if found is None:
-            found = self._streams[key] = DeviceStream(device, self._current.make(device).create_stream())
+            found = self._streams[key] = DeviceStream(device, self._make_current(device).create_stream())
         return found
 
     def used_stream(self, name: str) -> DeviceStream | None:
@@ -164,8 +132,7 @@ class CudaCore:
 
     def record(self, stream: DeviceStream) -> DeviceEvent:
         """Mark what a stream has been given so far."""
-        if self._current.device != stream.device:
-            self._current.make(stream.device)  # a default stream is that of the current device
+        self._make_current(stream.device)  # a default stream is that of the current device
         spare = self._events[stream.device]
         if spare:
             event = spare.pop()
@@ -179,8 +146,7 @@ class CudaCore:
 
     def wait(self, stream: DeviceStream, event: DeviceEvent) -> None:
         """Let a stream go on only when an event is done."""
-        if self._current.device != stream.device:
-            self._current.make(stream.device)
+        self._make_current(stream.device)
         stream.stream.wait(event.event)
 
     def is_done(self, event: DeviceEvent) -> bool:
@@ -193,7 +159,7 @@ class CudaCore:
 
     def allocate(self, device: int, nbytes: int) -> DeviceMemory:
         """Return memory for work on the device's own stream."""
-        buffer = self._current.make(device).allocate(nbytes, stream=self.stream(device).stream)
+        buffer = self._make_current(device).allocate(nbytes, stream=self.stream(device).stream)
         return DeviceMemory(int(buffer.handle), buffer)
 
     def host_memory(self, nbytes: int) -> Array:
@@ -205,7 +171,7 @@ class CudaCore:
         return np.asarray(self._host.lease(max(_LEAST_LOCKED, 1 << (nbytes - 1).bit_length())))[:nbytes]
 
     def _lock_pages(self, nbytes: int) -> Array:
-        self._current.make(0)
+        self._make_current(0)
         address = int(self._call("cuMemHostAlloc", nbytes, self._driver.CU_MEMHOSTALLOC_PORTABLE))
         return np.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(address))
 
@@ -215,33 +181,24 @@ class CudaCore:
         self._call("cuMemcpyHtoDAsync", memory.address, words.ctypes.data, words.nbytes, self._handle(device))
         return memory
 
-    def copy(self, device: int, to: int, target: int, by: int, source: int, nbytes: int) -> None:
-        """Copy bytes on a device's own stream, to ``target`` on device ``to`` from ``source`` on device ``by``.
-
-        The device is one of the two; the other may be the host, `steps.HOST`.
-        """
+    def copy(self, copy: Copy) -> None:
+        """Copy bytes, or rows of them, on a device's own stream."""
+        device, (to, target), (by, source), nbytes, rows, target_pitch, source_pitch = copy
         stream = self._handle(device)
-        if HOST in {to, by} or to == by:
+        if rows > 1:
+            how = self._driver.CUDA_MEMCPY2D()
+            how.dstMemoryType = how.srcMemoryType = self._driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+            how.dstDevice, how.dstPitch = target, target_pitch
+            how.srcDevice, how.srcPitch = source, source_pitch
+            how.WidthInBytes, how.Height = nbytes, rows
+            self._call("cuMemcpy2DAsync", how, stream)
+        elif HOST in {to, by} or to == by:
             way = "DtoH" if to == HOST else "HtoD" if by == HOST else "DtoD"
             self._call(f"cuMemcpy{way}Async", target, source, nbytes, stream)
-            return
-        contexts = [self._current.make(each).context.handle for each in (to, by)]
-        self._current.make(device)
-        self._call("cuMemcpyPeerAsync", target, contexts[0], source, contexts[1], nbytes, stream)
-
-    def copy_rows(
-        self, device: int, target: int, target_pitch: int, source: int, source_pitch: int, width: int, count: int
-    ) -> None:
-        """Copy ``count`` rows of ``width`` bytes within a device's memory, on its own stream.
-
-        The pitches are the bytes from one row to the next.
-        """
-        how = self._driver.CUDA_MEMCPY2D()
-        how.dstMemoryType = how.srcMemoryType = self._driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
-        how.dstDevice, how.dstPitch = target, target_pitch
-        how.srcDevice, how.srcPitch = source, source_pitch
-        how.WidthInBytes, how.Height = width, count
-        self._call("cuMemcpy2DAsync", how, self._handle(device))
+        else:
+            contexts = [self._make_current(each).context.handle for each in (to, by)]
+            self._make_current(device)
+            self._call("cuMemcpyPeerAsync", target, contexts[0], source, contexts[1], nbytes, stream)
 
     def is_loaded(self, device: int, form: Form) -> bool:
         """Return whether a kernel can be launched at once."""
@@ -261,8 +218,11 @@ class CudaCore:
         except ImportError as error:
             raise ImportError(f"{NEEDS} ({error})") from error
         major, minor = self._core.Device(device).compute_capability
-        program = compile_form(form, _compiled_for((major, minor)))
-        self._kernels[device, form] = machine_code(self._core, program.ptx, (major, minor)).get_kernel(program.name)
+        capability = next((verified for verified in _VERIFIED if (major, minor) >= verified), (major, minor))
+        program = compile_form(form, capability)
+        code = self._core.ObjectCode.from_ptx(program.ptx.encode())  # a str would be the path of a file
+        linker = self._core.Linker(code, options=self._core.LinkerOptions(arch=f"sm_{major}{minor}"))
+        self._kernels[device, form] = linker.link("cubin").get_kernel(program.name)
 
     def launcher(self, device: int, form: Form, work: int) -> Callable[..., None]:
         """Return what launches a loaded kernel on the device's own stream, with threads for so much work."""
@@ -270,8 +230,7 @@ class CudaCore:
         stream, kernel, start = self.stream(device).stream, self._kernels[device, form], self._launch
 
         def launch(*arguments: int) -> None:  # Python's integers travel as 64 bits each
-            if self._current.device != device:
-                self._current.make(device)
+            self._make_current(device)
             start(stream, shape, kernel, *arguments)
 
         return launch
@@ -284,8 +243,8 @@ class CudaCore:
         return found
 
     def _enable(self, device: int, other: int) -> bool:
-        peer = self._current.make(other)
-        if not self._current.make(device).can_access_peer(other):
+        peer = self._make_current(other)
+        if not self._make_current(device).can_access_peer(other):
             return False
         result = self._driver.cuCtxEnablePeerAccess(peer.context.handle, 0)[0]
         return int(result) in {0, _ALREADY_ENABLED} and self._open_pool(peer, device)
@@ -303,11 +262,15 @@ class CudaCore:
         return not int(error) and not int(self._driver.cuMemPoolSetAccess(pool, [access], 1)[0])
 
     def _handle(self, device: int) -> Any:
-        self._current.make(device)
+        self._make_current(device)
         return self.stream(device).handle
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        return _checked(name, getattr(self._driver, name)(*arguments))
+        """Call a function of the CUDA driver, and return what it answers."""
+        error, *results = getattr(self._driver, name)(*arguments)
+        if int(error):
+            raise RuntimeError(f"the CUDA driver's {name} failed with {error.name}")
+        return results[0] if results else None
 
 
 def _imported() -> tuple[Any, Any]:
@@ -319,14 +282,3 @@ def _imported() -> tuple[Any, Any]:
     if core.__version__.startswith("0."):
         raise ImportError(f"{NEEDS} (cuda-core is {core.__version__}, and must be 1.0 or newer)")
     return core, driver
-
-
-def machine_code(core: Any, ptx: str, capability: tuple[int, int]) -> Any:
-    """Return a program's text as cuda.core's object code for devices of that compute capability."""
-    # cuda.core takes a str for the path of a file, and bytes for the text itself.
-    options = core.LinkerOptions(arch="sm_{}{}".format(*capability))
-    return core.Linker(core.ObjectCode.from_ptx(ptx.encode()), options=options).link("cubin")
-
-
-def _compiled_for(capability: tuple[int, int]) -> tuple[int, int]:
-    return next((verified for verified in _VERIFIED if capability >= verified), capability)

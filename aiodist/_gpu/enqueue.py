@@ -8,29 +8,28 @@ the frameworks that the program has loaded.
 
 A training step's collectives are the same again and again; what differs is, at most, addresses. So steps are made for
 arrays that have numbers: the address of a byte in an array is `symbol` of the array's number, plus its offset. A
-`Schedule` is such steps, with kernels chosen, sizes counted and tables laid out; `Schedule.bind` puts addresses in.
+`Schedule` is such steps; `Schedule.bind` puts addresses in.
 Array 0 of a schedule that nobody numbers begins at address 0: its steps have addresses as they are.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache, partial
 from threading import RLock
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aiodist._arrays.device import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM, TYPES
 from aiodist._arrays.devices import gpu_number
 from aiodist._gpu import steps
 from aiodist._gpu.cuda_core import CudaCore, DeviceEvent, DeviceMemory, DeviceStream
-from aiodist._gpu.steps import Copy, Job, Launch, Meet, Move, Rows, Step
+from aiodist._gpu.steps import Copy, Job, Launch, Meet, Move, Place, Step
 from aiodist_kernels.cuda import forms
-from aiodist_kernels.cuda.forms import Form
 from aiodist_kernels.rules import Rule
 
 T = TypeVar("T")
@@ -38,15 +37,15 @@ T = TypeVar("T")
 BOUND = 64
 """How many schedules with their addresses are kept."""
 
-_OFFSET: Final = 56
-"""Bits of an offset, and of an address."""
+_SPAN: Final = 1 << 56
+"""More than any offset, and any address."""
 
 # Schedules.
 
 
 def symbol(number: int) -> int:
     """Return where an array of that number begins."""
-    return number << _OFFSET
+    return number * _SPAN
 
 
 class Batch(NamedTuple):
@@ -67,11 +66,6 @@ class Bound(NamedTuple):
     """Tables and scratch memory that the calls use."""
 
 
-Bind: TypeAlias = Callable[[Sequence[int], list[DeviceMemory]], Call]
-"""A step of a schedule: takes where each array begins, and what holds the memory that the step needs; returns the step
-with its addresses put in."""
-
-
 class Schedule:
     """Reductions and moves behind them, of so many arrays that have numbers, ready for addresses.
 
@@ -85,14 +79,16 @@ class Schedule:
         self._driver = driver
         self._arrays = arrays
         self._scratch: list[tuple[int, int]] = []
-        self.kernels: dict[tuple[int, Form], None] = {}
+        self._launchers: dict[tuple[int, int], Callable[..., None]] = {}  # by place among the steps, and work
+        self._tables: dict[int, tuple[forms.Layout, DeviceMemory, NDArray[np.int64]]] = {}  # by place among the steps
         self._loaded = False
         devices = {place.device for batch in batches for place in (*batch.jobs[0].inputs, *batch.jobs[0].outputs)}
         self.devices = tuple(sorted(devices | steps.devices_of(then)))
         found = [s for b in batches for s in steps.reduce_steps(b.rule, b.jobs, driver.reaches, self._allocate)]
         if batches and then and len(self.devices) > 1:
             found.append(Meet(self.devices))
-        self._steps = [self._ready(step) for step in (*found, *steps.move_steps(then, self._allocate))]
+        self._steps = [*found, *steps.move_steps(then, self._allocate)]
+        self.kernels = dict.fromkeys((step.device, step.form) for step in self._steps if isinstance(step, Launch))
         self.has_scratch = bool(self._scratch)
 
     def is_loaded(self) -> bool:
@@ -103,93 +99,61 @@ class Schedule:
     def bind(self, begins: Sequence[int]) -> Bound:
         """Put in where each array begins; its kernels are loaded."""
         keeps = [self._driver.allocate(device, nbytes) for device, nbytes in self._scratch]
-        if keeps:
-            begins = *begins, *[memory.address for memory in keeps]
-        calls = [bind(begins, keeps) for bind in self._steps]
+        begins = *begins, *[memory.address for memory in keeps]
+        calls = [self._bind(number, step, begins, keeps) for number, step in enumerate(self._steps)]
         return Bound(calls, keeps)
 
     def _allocate(self, device: int, nbytes: int) -> int:
         self._scratch.append((device, nbytes))
         return symbol(self._arrays + len(self._scratch) - 1)
 
-    def _ready(self, step: Step) -> Bind:
-        """Return a step that waits for addresses alone."""
+    def _bind(self, number: int, step: Step, begins: Sequence[int], keeps: list[DeviceMemory]) -> Call:
+        """Return a step with addresses put in; ``keeps`` takes the memory that it needs."""
+        driver = self._driver
         match step:
+            case Copy(_, target, source):
+                there = Place(target.device, _put(target.address, begins))
+                here = Place(source.device, _put(source.address, begins))
+                return partial(driver.copy, step._replace(target=there, source=here))
             case Launch():
-                self.kernels[step.device, step.form] = None
-                return self._tabled(step) if step.form.tabled else self._direct(step)
-            case Rows():
-                return self._rows(step)
-            case Copy():
-                return self._copy(step)
+                return (self._tabled if step.form.tabled else self._direct)(number, step, begins, keeps)
             case Meet(devices):
-                own = [self._driver.stream(device) for device in devices]
-                call = partial(_order, self._driver, own, own)
-                return lambda *_: call
+                own = [driver.stream(device) for device in devices]
+                return partial(_order, driver, own, own)
 
-    def _direct(self, step: Launch) -> Bind:
+    def _direct(self, number: int, step: Launch, begins: Sequence[int], _: object) -> Call:
         """Return a launch with addresses as arguments."""
-        device, form, (leaf,), lanes_per_element = step
-        lanes = leaf.elements * lanes_per_element
-        places = [_split(address) for address in (leaf.out, *leaf.buffers)]
-        launchers: dict[int, Callable[..., object]] = {}  # by the number of vectors: all that there are, or none
+        form, (leaf,) = step.form, step.leaves
+        addresses = [_put(address, begins) for address in (leaf.out, *leaf.buffers)]
+        lanes = leaf.elements * step.lanes
+        vectors = lanes // form.width if forms.allow_vectors(addresses) else 0
+        return partial(self._launcher(number, step, vectors or lanes), *addresses, vectors, lanes)
 
-        def bind(begins: Sequence[int], *_: object) -> Call:
-            addresses = [begins[number] + offset for number, offset in places]
-            vectors = lanes // form.width if forms.allow_vectors(addresses) else 0
-            launch = launchers.get(vectors)
-            if launch is None:
-                launch = launchers[vectors] = self._driver.launcher(device, form, vectors or lanes)
-            return partial(launch, *addresses, vectors, lanes)
-
-        return bind
-
-    def _tabled(self, step: Launch) -> Bind:
-        """Return a launch with tables in the device's memory."""
+    def _tabled(self, number: int, step: Launch, begins: Sequence[int], keeps: list[DeviceMemory]) -> Call:
+        """Return a launch with tables in the device's memory; all but the addresses is laid out the first time."""
         device, form, leaves, lanes = step
-        driver, count = self._driver, len(leaves[0].buffers)
-        places = np.array([_split(address) for leaf in leaves for address in (leaf.out, *leaf.buffers)], np.int64)
-        arrays, offsets = places.T.reshape(2, len(leaves), 1 + count)
-        layout = forms.Layout(form, [leaf.elements * lanes for leaf in leaves], count)
-        ready: list[tuple[DeviceMemory, Callable[..., object]]] = []  # from the first time on
+        count = len(leaves[0].buffers)
+        if number not in self._tables:
+            layout = forms.Layout(form, [leaf.elements * lanes for leaf in leaves], count)
+            places = np.array([[divmod(each, _SPAN) for each in (leaf.out, *leaf.buffers)] for leaf in leaves])
+            self._tables[number] = layout, self._driver.upload(device, layout.heads), places
+        layout, heads, places = self._tables[number]
+        rows = self._driver.upload(device, layout.rows(np.array(begins, np.int64)[places[..., 0]] + places[..., 1]))
+        keeps += [heads, rows]
+        launch = self._launcher(number, step, layout.chunks * forms.THREADS)
+        return partial(launch, heads.address, rows.address, layout.chunks, count)
 
-        def bind(begins: Sequence[int], keeps: list[DeviceMemory]) -> Call:
-            if not ready:
-                heads = driver.upload(device, layout.heads)
-                ready.append((heads, driver.launcher(device, form, layout.chunks * forms.THREADS)))
-            heads, launch = ready[0]
-            rows = driver.upload(device, layout.rows(np.array(begins, np.int64)[arrays] + offsets))
-            keeps += [heads, rows]
-            return partial(launch, heads.address, rows.address, layout.chunks, count)
-
-        return bind
-
-    def _copy(self, copy: Copy) -> Bind:
-        """Return a copy without gaps."""
-        (to, to_offset), (by, by_offset) = _split(copy.target.address), _split(copy.source.address)
-        carry, device, nbytes = self._driver.copy, copy.device, copy.nbytes
-        target, source = copy.target.device, copy.source.device
-
-        def bind(begins: Sequence[int], *_: object) -> Call:
-            there, here = begins[to] + to_offset, begins[by] + by_offset
-            return partial(carry, device, target, there, source, here, nbytes)
-
-        return bind
-
-    def _rows(self, rows: Rows) -> Bind:
-        """Return a copy of rows."""
-        (to, to_offset), (by, by_offset) = _split(rows.target), _split(rows.source)
-
-        def bind(begins: Sequence[int], *_: object) -> Call:
-            moved = rows._replace(target=begins[to] + to_offset, source=begins[by] + by_offset)
-            return partial(self._driver.copy_rows, *moved)
-
-        return bind
+    def _launcher(self, number: int, step: Launch, work: int) -> Callable[..., None]:
+        found = self._launchers.get((number, work))
+        if found is None:
+            found = self._launchers[number, work] = self._driver.launcher(step.device, step.form, work)
+        return found
 
 
-def _split(address: int) -> tuple[int, int]:
-    """Return the number of an array, and an offset in it."""
-    return address >> _OFFSET, address & ((1 << _OFFSET) - 1)
+def _put(address: int, begins: Sequence[int]) -> int:
+    """Return the address of a byte in an array that has a number."""
+    number, offset = divmod(address, _SPAN)
+    return begins[number] + offset
 
 
 # Streams.
@@ -208,21 +172,18 @@ def _order(driver: CudaCore, first: Iterable[DeviceStream], then: Sequence[Devic
 class Completion:
     """Work that was enqueued, and what must live until it is done: inputs, results, tables, scratch memory.
 
-    Whoever waits for it may be cancelled and drop it before. Then it goes to ``dropped``: page-locked memory in its
-    ``keeps`` would be given out again while it is copied to or from, as no stream orders what the host does.
+    Whoever waits for it may be cancelled and drop it before, which then takes until it is done: page-locked memory in
+    its ``keeps`` would be given out again while it is copied to or from, as no stream orders what the host does.
     """
 
-    def __init__(
-        self, driver: CudaCore, events: list[DeviceEvent], keeps: list[Any], dropped: deque[Completion]
-    ) -> None:
+    def __init__(self, driver: CudaCore, events: list[DeviceEvent], keeps: list[Any]) -> None:
         self._driver = driver
         self._events = events
-        self.keeps = keeps
-        self._dropped = dropped
+        self._keeps = keeps
 
     def __del__(self) -> None:
-        if self._events:
-            self._dropped.append(self)
+        with suppress(Exception):  # what fails on a device has been raised where somebody waited
+            self.wait()
 
     def is_done(self) -> bool:
         """Return whether it is done, without waiting."""
@@ -248,7 +209,6 @@ class Queue:
         self.driver = driver
         self.known: dict[Any, Any] = {}
         self._bound: dict[tuple[Schedule, Sequence[int]], Bound] = {}
-        self._dropped: deque[Completion] = deque()  # to which any thread may append
 
     def schedule(self, batches: Sequence[Batch], then: Sequence[Move] = (), arrays: int = 1) -> Schedule:
         """Return the schedule of reductions, and of what is moved behind them, of so many arrays."""
@@ -265,25 +225,20 @@ class Queue:
     ) -> Completion:
         """Enqueue a schedule whose kernels are loaded, for arrays that begin there.
 
-        Inputs were made, and results will be used, on the ``streams``; ``keeps`` own them.
+        Inputs were made, and results will be used, on the ``streams``; ``keeps`` own them. Within `CudaCore.using`.
         """
         driver = self.driver
-        for _ in range(len(self._dropped)):
-            work = self._dropped.popleft()
-            if not work.is_done():
-                self._dropped.append(work)
-        with driver.using():
-            bound = self._bind(schedule, begins)
-            own = [driver.stream(device) for device in schedule.devices]
-            others = [stream for stream in streams if stream not in own]
-            _order(driver, others, own)
-            for call in bound.calls:
-                call()
-            done = [driver.record(device) for device in own]
-            for stream in others:
-                for event in done:
-                    driver.wait(stream, event)
-            return Completion(driver, done, [keeps, bound.keeps], self._dropped)
+        bound = self._bind(schedule, begins)
+        own = [driver.stream(device) for device in schedule.devices]
+        others = [stream for stream in streams if stream not in own]
+        _order(driver, others, own)
+        for call in bound.calls:
+            call()
+        done = [driver.record(stream) for stream in own]
+        for stream in others:
+            for event in done:
+                driver.wait(stream, event)
+        return Completion(driver, done, [keeps, bound.keeps])
 
     def _bind(self, schedule: Schedule, begins: tuple[int, ...]) -> Bound:
         """Return a schedule with addresses put in, the same as before where all lies where it lay.

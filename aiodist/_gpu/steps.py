@@ -68,24 +68,18 @@ class Launch(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A copy, enqueued on the stream of ``device``, which is one of the two."""
+    """A copy, enqueued on the stream of ``device``, which is one of the two: of bytes, or of rows within one device.
+
+    The pitches are the bytes from one row to the next.
+    """
 
     device: int
     target: Place
     source: Place
-    nbytes: int
-
-
-class Rows(NamedTuple):
-    """Rows on one device, copied to where they stand further apart, or closer."""
-
-    device: int
-    target: int
-    target_pitch: int
-    source: int
-    source_pitch: int
-    width: int
-    number: int
+    nbytes: int  # of each row
+    rows: int = 1
+    target_pitch: int = 0
+    source_pitch: int = 0
 
 
 class Meet(NamedTuple):
@@ -94,7 +88,7 @@ class Meet(NamedTuple):
     devices: tuple[int, ...]
 
 
-Step: TypeAlias = Launch | Copy | Rows | Meet
+Step: TypeAlias = Launch | Copy | Meet
 Reaches: TypeAlias = Callable[[int, int], bool]
 """Whether kernels on a device can read another's memory."""
 
@@ -272,7 +266,7 @@ def move_steps(moves: Sequence[Move], allocate: Allocate) -> list[Step]:
     return [*packs, Meet(tuple(sorted(devices_of(moves)))), *steps] if packs else steps
 
 
-def _on_device(target: View, source: View) -> Iterator[Step]:
+def _on_device(target: View, source: View) -> Iterator[Copy]:
     """Return a move's copies, between two views of one device, or two without gaps."""
     device, extents = target.place.device, _merged(target, source)
     if device == HOST:
@@ -286,9 +280,9 @@ def _on_device(target: View, source: View) -> Iterator[Step]:
     rows = max(extents, key=itemgetter(0))
     extents.remove(rows)
     for index in product(*(range(extent) for extent, _, _ in extents)):
-        to = target.place.address + sum(i * step for i, (_, step, _) in zip(index, extents, strict=True))
-        by = source.place.address + sum(i * step for i, (_, _, step) in zip(index, extents, strict=True))
-        yield Rows(device, to, rows[1], by, rows[2], width, rows[0])
+        to = target.place.behind(sum(i * step for i, (_, step, _) in zip(index, extents, strict=True)))
+        by = source.place.behind(sum(i * step for i, (_, _, step) in zip(index, extents, strict=True)))
+        yield Copy(device, to, by, width, *rows)
 
 
 def _merged(target: View, source: View) -> list[tuple[int, int, int]]:

@@ -19,7 +19,7 @@ from aiodist_kernels.rules import FLOAT64, Finish, ReduceOp, Rule, rounded
 Array = np.ndarray[Any, np.dtype[Any]]
 
 Fold = Callable[[Rule, Sequence[Array], Array | None], Array]
-"""Folds buffers of a rule's dtype and one shape; returns `out`, which may overlap them, or an array of its own."""
+"""Folds buffers of a rule's dtype and one shape; returns `out`, which may be the first, or an array of its own."""
 
 STEPPED_TO: Final = 512
 """Bytes of one buffer up to which a new array for each step costs less than writing in place: a half."""
@@ -62,9 +62,7 @@ def _fold_native(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Arr
     ufunc = rule.ufunc
     if len(buffers) == 1:
         return _deliver(np.array(buffers[0], rule.result), out)
-    if out is not None and any(np.may_share_memory(out, buffer) for buffer in buffers[2:]):
-        return _deliver(_fold_native(rule, buffers, None), out)
-    total = np.asarray(ufunc(buffers[0], buffers[1], out=out))  # ufuncs take care of an overlap
+    total = np.asarray(ufunc(buffers[0], buffers[1], out=out))
     for buffer in buffers[2:]:
         ufunc(total, buffer, out=total)
     return total

@@ -181,18 +181,14 @@ def compile_for(plan: Plan) -> "Kernel | None":
 def bind(plan: Plan, buffers: Sequence[Array], out: Array) -> Callable[[int, int], None] | None:
     """Return what reduces the elements [start, stop) of `buffers` into those of `out`, which may be one of them.
 
-    All must live as long as the function that is returned. None where NumPy should do it: for small buffers, unless all
-    lie without gaps in one order, and where `out` overlaps a buffer otherwise, for then a write could spoil what is
-    still to be read.
+    All must live as long as the function that is returned. None where NumPy should do it: for small buffers, and unless
+    all lie without gaps in one order.
     """
     kernel = plan.kernel_for(buffers[0].nbytes)
     if kernel is None or not same_order((*buffers, out)):
         return None
     target = out.ctypes.data
     places = tuple([buffer.ctypes.data for buffer in buffers])
-    size, end = buffers[0].nbytes, target + out.nbytes
-    if [place for place in places if place < end and target < place + size and (place, size) != (target, out.nbytes)]:
-        return None
     lanes = components(plan.rule.dtype)
     streaming = out.nbytes >= STREAMING_FROM and out.flags.aligned
 

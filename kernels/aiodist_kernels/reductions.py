@@ -2,7 +2,7 @@
 """The entry to the reductions: find the plan, run it on a tier; large ones cut for worker threads; Python's numbers.
 
 Callers pass what they have checked: at least one buffer, all of one shape and dtype, for which the op is defined, and
-an `out` of the result's.
+an `out` of the result's, which overlaps no buffer unless it is the first.
 """
 
 import functools
@@ -34,16 +34,14 @@ def reduce(
     *,
     out: Array | None = None,
     accumulate: Accumulate = "native",
-    among: bool = False,
 ) -> Array:
     """Reduce n buffers to one by a left fold in their order; see `rules` for what each op means.
 
     Args:
         op: the reduce op.
         buffers: arrays, or NumPy's scalars, of one shape and dtype, in any layout and byte order.
-        out: takes the result: same shape, dtype `result_dtype(op, dtype)`, any layout; it may overlap the buffers.
+        out: takes the result: same shape, dtype `result_dtype(op, dtype)`, any layout; it may be the first buffer.
         accumulate: "float64" accumulates inexact SUM, MEAN and PRODUCT in float64 (complex128) and rounds once.
-        among: the result is one of several that come and go together; see `pool`.
 
     Returns:
         `out`, or an array in fresh memory, of native byte order; of no dimension where the buffers have none. The bits
@@ -52,7 +50,7 @@ def reduce(
     Raises:
         TypeError: `op` is not defined for the dtype.
     """
-    return _reduce(plan_for(op, buffers[0].dtype, len(buffers), accumulate), buffers, out, among)
+    return _reduce(plan_for(op, buffers[0].dtype, len(buffers), accumulate), buffers, out)
 
 
 def reduction(
@@ -63,7 +61,10 @@ def reduction(
     accumulate: Accumulate = "native",
     among: bool = False,
 ) -> Reduction:
-    """Return what reduces that many buffers of one dtype and shape, again and again; see `reduce`."""
+    """Return what reduces that many buffers of one dtype and shape, again and again; see `reduce`.
+
+    `among`: each result is one of several that come and go together; see `pool`.
+    """
     plan = plan_for(op, dtype, count, accumulate)
     rule, ufunc = plan.rule, plan.rule.ufunc
     nbytes = dtype.itemsize * math.prod(shape)
@@ -139,23 +140,15 @@ class Pieces(NamedTuple):
     calls: tuple[Callable[[], object], ...]
 
 
-def cut(
-    op: ReduceOp,
-    buffers: Sequence[Array],
-    *,
-    out: Array | None = None,
-    accumulate: Accumulate = "native",
-    parts: int = 1,
-) -> Pieces:
+def cut(op: ReduceOp, buffers: Sequence[Array], *, accumulate: Accumulate = "native", parts: int = 1) -> Pieces:
     """Prepare the reduction of `reduce` as pieces for worker threads; the same bits for any `parts`.
 
-    The buffers must stay as they are until all pieces have run. There is one piece where their layouts differ, and
-    where `out` overlaps a buffer but is not that one.
+    The buffers must stay as they are until all pieces have run. There is one piece where their layouts differ.
     """
     plan = plan_for(op, buffers[0].dtype, len(buffers), accumulate)
-    target = pool.empty_like(buffers[0], plan.rule.result) if out is None else out
+    target = pool.empty_like(buffers[0], plan.rule.result)
     flats = _flat([*buffers, target])
-    if flats is None or plan.rule.contiguous or any(_spoils(flats[-1], flat) for flat in flats[:-1]):
+    if flats is None or plan.rule.contiguous:
         return Pieces(target, (partial(_reduce, plan, buffers, target),))
     step = max(GRAIN, -(-target.size // max(parts, 1) // GRAIN) * GRAIN)
     starts = range(0, target.size, step)
@@ -179,11 +172,6 @@ def _flat(arrays: Sequence[Array]) -> list[Array] | None:
         return None
     order: Any = "C" if all(array.flags.c_contiguous for array in arrays) else "F"
     return [array.reshape(-1, order=order) for array in arrays]
-
-
-def _spoils(out: Array, buffer: Array) -> bool:
-    """Say whether writing one element of `out` may change another element of a buffer, which is not `out` itself."""
-    return np.may_share_memory(out, buffer) and (out.ctypes.data, out.dtype) != (buffer.ctypes.data, buffer.dtype)
 
 
 def result_dtype(op: ReduceOp, dtype: DType | type) -> DType:

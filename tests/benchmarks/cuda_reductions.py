@@ -26,6 +26,7 @@ import numpy as np
 from aiodist._arrays import devices
 from aiodist._arrays.device import LEGACY_DEFAULT_STREAM
 from aiodist._gpu.enqueue import Queue
+from aiodist._gpu.steps import Copy, Place
 from aiodist_kernels import Accumulate, ReduceOp
 from tests.benchmarks.timing import GIB, KIB, MIB, in_units, table, versions
 from tests.gpu.problem import Problem
@@ -157,7 +158,7 @@ class Gpu:
 
         def copy(_: int) -> None:
             with self.driver.using():
-                self.driver.copy(0, 0, target.address, 0, source.address, nbytes)
+                self.driver.copy(Copy(0, Place(0, target.address), Place(0, source.address), nbytes))
 
         return 2 * nbytes / min(self.measure(copy, 20)[1] for _ in range(3))
 
@@ -191,7 +192,8 @@ def measure(gpu: Gpu, queue: Queue, case: Case) -> Times:
         stream = gpu.driver.foreign_stream(0, LEGACY_DEFAULT_STREAM)  # what replicas with PyTorch's default have
 
     def enqueue(turn: int) -> None:
-        completion = queue.run(schedule, [stream], [], begins[turn % len(sets)])
+        with gpu.driver.using():
+            completion = queue.run(schedule, [stream], [], begins[turn % len(sets)])
         while completion._events:  # as who waits for it does, or new ones would be made for every round
             gpu.driver.release(completion._events.pop())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -23,39 +24,28 @@ if TYPE_CHECKING:
     from aiodist._arrays.device import Spec
 
 
+@dataclass(eq=False)
 class PlantedArray:
     """An array on a planted GPU; its class is its framework's only sign."""
 
-    def __init__(
-        self,
-        memory: FakeMemory,
-        shape: tuple[int, ...],
-        dtype: np.dtype,
-        ordinal: int,
-        offset: int = 0,
-    ) -> None:
-        self.memory = memory
-        self.shape = shape
-        self.dtype = dtype
-        self.ordinal = ordinal
-        self.offset = offset
-        self.read_only = False
+    memory: FakeMemory
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    ordinal: int
+    offset: int = 0
+    read_only: bool = False
 
     def numpy(self) -> np.ndarray:
         plain = self.memory.array.copy()[self.offset :]
         return plain[: math.prod(self.shape) * self.dtype.itemsize].view(self.dtype).reshape(self.shape)
 
 
+@dataclass(eq=False)
 class Machine:
-    """Planted GPUs and their driver.
+    """Planted GPUs and their driver."""
 
-    Attributes:
-        stream: the handle of the stream on which the framework works.
-    """
-
-    def __init__(self, driver: FakeDriver) -> None:
-        self.driver = driver
-        self.stream = 7
+    driver: FakeDriver
+    stream: int = 7  # the handle of the one on which the framework works
 
     def put(self, values: np.ndarray, ordinal: int) -> PlantedArray:
         return PlantedArray(placed(self.driver, ordinal, values), values.shape, values.dtype, ordinal)

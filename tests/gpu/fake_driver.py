@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiodist._gpu.cuda_core import CudaCore, DeviceEvent
-from aiodist._gpu.steps import HOST
+from aiodist._gpu.steps import HOST, Copy
 from tests.gpu.problem import POISON
 from tests.kernels.cuda import on_host
 
@@ -75,7 +75,7 @@ class FakeDriver(CudaCore):
         self.loaded: set[tuple[int, Form]] = set()
         self.spare: list[FakeEvent] = []
         self.replicas: dict[str, Any] = {}
-        self.entered = 0
+        self.entered = False
         self.host_waits = 0
         self.waited_for = threading.Event()
         self.eager = False
@@ -87,9 +87,12 @@ class FakeDriver(CudaCore):
     @contextmanager
     def using(self) -> Iterator[None]:
         with self.lock:
-            self.entered += 1
-            yield
-            self.entered -= 1
+            assert not self.entered, "one inside another"
+            self.entered = True
+            try:
+                yield
+            finally:
+                self.entered = False
 
     def stream(self, device: int, name: str = "") -> Any:
         if not name:
@@ -164,27 +167,18 @@ class FakeDriver(CudaCore):
         self._enqueue(("upload", device), device, lambda: ctypes.memmove(address, given, len(given)))
         return memory
 
-    def copy(self, device: int, to: int, target: int, by: int, source: int, nbytes: int) -> None:
+    def copy(self, copy: Copy) -> None:
+        device, (to, target), (by, source), nbytes, rows, *pitches = copy
+        assert rows == 1 or (to == by and min(pitches) >= nbytes)
+
         def work() -> None:
-            self._check(to, target, nbytes, exactly=True)
-            self._check(by, source, nbytes, exactly=True)
-            ctypes.memmove(target, source, nbytes)
+            for row in range(rows):
+                there, here = (begin + row * pitch for begin, pitch in zip((target, source), pitches, strict=True))
+                self._check(to, there, nbytes, exactly=True)
+                self._check(by, here, nbytes, exactly=True)
+                ctypes.memmove(there, here, nbytes)
 
         self._enqueue(("copy", to, by), device, work)
-
-    def copy_rows(
-        self, device: int, target: int, target_pitch: int, source: int, source_pitch: int, width: int, count: int
-    ) -> None:
-        assert min(target_pitch, source_pitch) >= width
-
-        def work() -> None:
-            for row in range(count):
-                to, by = target + row * target_pitch, source + row * source_pitch
-                self._check(device, to, width, exactly=True)
-                self._check(device, by, width, exactly=True)
-                ctypes.memmove(to, by, width)
-
-        self._enqueue(("rows", device), device, work)
 
     def is_loaded(self, device: int, form: Form) -> bool:
         return not self.unloaded or (device, form) in self.loaded

@@ -49,7 +49,6 @@ class Problem:
         takers: Sequence[int] = (),
         values: Callable[[int, tuple[int], np.dtype], np.ndarray] = arrays.values,
     ) -> None:
-        self.rule = rule_for(op, dtype, accumulate)
         takers = takers or devices
         self.inputs: list[tuple[Any, np.ndarray]] = []
         self.results: list[tuple[Any, np.ndarray]] = []
@@ -68,7 +67,7 @@ class Problem:
             self.inputs += inputs
             self.results += results
             self.places += places
-        self.batches = [Batch(self.rule, jobs)]
+        self.batches = [Batch(rule_for(op, dtype, accumulate), jobs)]
         self.schedule: Schedule | None = None
 
     def run(self, queue: Queue, streams: list[Any]) -> Completion:
@@ -77,4 +76,5 @@ class Problem:
             self.schedule = queue.schedule(self.batches, arrays=len(self.places))
             queue.load(self.schedule)
         keeps = [memory for memory, _ in (*self.inputs, *self.results)]
-        return queue.run(self.schedule, streams, keeps, tuple([place.address for place in self.places]))
+        with queue.driver.using():
+            return queue.run(self.schedule, streams, keeps, tuple([place.address for place in self.places]))

@@ -26,7 +26,7 @@ from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, assert_same_bits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     Plant = Callable[..., Machine]
 
@@ -104,16 +104,19 @@ async def test_streams_that_threads_have_of_their_own_are_met_in_the_loops_threa
     assert threads == {threading.get_ident()}
 
 
-async def test_cancelled_run_is_held_back_until_the_device_is_done(plant: Plant) -> None:
-    machine = plant(2)
-
+def summing(machine: Machine) -> Callable[[], Awaitable[None]]:
     async def step() -> None:
         ctx = get_replica_context()
         me = ctx.replica_id_in_sync_group
         await ctx.all_reduce(ReduceOp.SUM, machine.put(np.full(8, 1 + me, SINGLE), me))
 
+    return step
+
+
+async def test_cancelled_run_is_held_back_until_the_device_is_done(plant: Plant) -> None:
+    machine = plant(2)
     strategy = MirroredStrategy()
-    await cancelled_and_held_back(machine, lambda: strategy.run(step))
+    await cancelled_and_held_back(machine, lambda: strategy.run(summing(machine)))
     await all_reduced(machine, ReduceOp.SUM, SINGLE, [0, 1], (6,))
 
 
@@ -123,15 +126,10 @@ async def test_what_fails_on_the_device_comes_out_of_the_run(plant: Plant, monke
     def fail(event: Any) -> bool:
         raise RuntimeError("an illegal memory access was encountered")
 
-    async def step() -> None:
-        ctx = get_replica_context()
-        me = ctx.replica_id_in_sync_group
-        await ctx.all_reduce(ReduceOp.SUM, machine.put(np.ones(4, SINGLE), me))
-
     with monkeypatch.context() as patch, anyio.fail_after(10):
         patch.setattr(machine.driver, "is_done", fail)
         with pytest.raises(RuntimeError, match="an illegal memory access"):
-            await MirroredStrategy().run(step)
+            await MirroredStrategy().run(summing(machine))
 
 
 async def test_arrays_on_the_host_and_on_gpus_do_not_meet(plant: Plant) -> None:

@@ -1,4 +1,4 @@
-"""The driver without a GPU: on a library that stands in for CUDA's, its machine code, its memory, what is missing."""
+"""The driver without a GPU: on a library that stands in for CUDA's, and what is missing."""
 
 from __future__ import annotations
 
@@ -7,37 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 
-from aiodist._gpu.cuda_core import CudaCore, machine_code
-from aiodist_kernels import ReduceOp
-from aiodist_kernels.cuda.forms import form_for
-from aiodist_kernels.rules import rule_for
+from aiodist._gpu.cuda_core import CudaCore
 from tests.gpu import stand_in
 from tests.project.paths import ROOT, environment
-
-ELF = b"\x7fELF"
-
-
-def compiled(capability: tuple[int, int]) -> tuple[Any, Any]:
-    """Return the module cuda.core, and a compiled kernel, where they are to be had."""
-    core = pytest.importorskip("cuda.core", reason="cuda.core is not installed")
-    try:
-        compiler = importlib.import_module("aiodist_kernels.cuda.compiled")
-        return core, compiler.compile_form(form_for(rule_for(ReduceOp.SUM, np.dtype(np.float32)), 2), capability)
-    except ImportError as error:
-        pytest.skip(str(error))
-
-
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
-def test_kernel_becomes_machine_code(capability: tuple[int, int]) -> None:
-    core, program = compiled(capability)
-    code = machine_code(core, program.ptx, capability).code
-    assert code.startswith(ELF)
-    assert program.name.encode() in code
 
 
 @pytest.mark.parametrize(
@@ -65,7 +40,8 @@ def test_packages_that_do_not_serve_are_named(
 @pytest.mark.skipif(sys.platform != "linux", reason="the stand-in is a library for Linux")
 @pytest.mark.timeout(600)
 def test_driver_works_on_a_stand_in(tmp_path: Path) -> None:
-    compiled((9, 0))
+    pytest.importorskip("cuda.core", reason="cuda.core is not installed")
+    pytest.importorskip("aiodist_kernels.cuda.compiled", exc_type=ImportError)  # where numba-cuda is
     if not stand_in.build(tmp_path):
         pytest.skip("there is no compiler for C")
     command = [sys.executable, "-m", "tests.gpu.stand_in"]

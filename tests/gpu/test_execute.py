@@ -82,7 +82,7 @@ def test_bits_in_any_order(
             completion = problem.run(queue, streams)
             assert driver.host_waits == 0
             assert not completion.is_done()
-            assert driver.entered == 0
+            assert not driver.entered
             seen = used(driver, problem, streams)
             driver.drain()
             assert completion.is_done()
@@ -114,70 +114,56 @@ def test_what_needs_no_scratch_memory_is_kept_with_its_addresses(walls: set[froz
     assert uploads == (2 * (1 + 3) if walls else 3 * 2), "heads and rows, of sums and of copies"
 
 
-def jobs_of(devices: list[int], elements: int, results: list[int] | None = None) -> list[Job]:
-    inputs = tuple(Place(device, 1 << 40 | i << 30) for i, device in enumerate(devices))
-    outputs = tuple(Place(device, 1 << 41 | i << 30) for i, device in enumerate(results or devices))
-    return [Job(inputs, outputs, elements)]
+# What is planned: kernels and copies by device, the scratch memory of each device, and how much is copied.
+
+LAUNCHES, FETCHES = [(Launch, k) for k in range(4)], [(Copy, k) for k in range(4) for _ in range(3)]
 
 
-def planned(jobs: list[Job], walls: list[set[int]] | None = None) -> tuple[list[steps.Step], list[tuple[int, int]]]:
-    """Return the steps, and the scratch memory that they need."""
+@pytest.mark.parametrize(
+    ("devices", "results", "walls", "elements", "wanted", "scratch"),
+    [
+        ([0, 0, 0], None, [], 100, [(Launch, 0), (Copy, 0), (Copy, 0)], []),
+        ([0] * 6, None, [], 100, [(Launch, 0), (Launch, 0)], []),
+        ([0, 1, 1], None, [], 100, [(Launch, 0), (Launch, 1), (Copy, 1)], []),
+        ([0, 1, 1], [2, 0], [], 100, [(Launch, 2), (Copy, 2)], []),
+        ([1, 0, 2], None, [{0, 2}], 100, [(Launch, 1), (Copy, 1), (Copy, 1)], []),
+        (
+            [1, 0, 2],
+            None,
+            [{0, 1}, {1, 2}],
+            100,
+            [(Copy, 1), (Copy, 1), (Launch, 1), (Copy, 1), (Copy, 1)],
+            [(1, 400), (1, 400)],
+        ),
+        ([0, 1, 2, 3], None, [], 1 << 20, [*LAUNCHES, (Meet, None), *FETCHES], []),
+    ],
+    ids=["one device", "many copies", "peers", "results elsewhere", "no peers, but of the first", "no peers", "large"],
+)
+def test_steps_of_a_reduction(
+    devices: list[int],
+    results: list[int] | None,
+    walls: list[set[int]],
+    elements: int,
+    wanted: list[tuple[type, int | None]],
+    scratch: list[tuple[int, int]],
+) -> None:
     allocated: list[tuple[int, int]] = []
 
     def allocate(device: int, nbytes: int) -> int:
         allocated.append((device, nbytes))
         return len(allocated) << 50
 
+    inputs = tuple(Place(device, 1 << 40 | i << 30) for i, device in enumerate(devices))
+    outputs = tuple(Place(device, 1 << 41 | i << 30) for i, device in enumerate(results or devices))
     rule = rule_for(ReduceOp.SUM, DTYPES[0])
-    return steps.reduce_steps(rule, jobs, lambda one, other: {one, other} not in (walls or []), allocate), allocated
-
-
-@pytest.mark.parametrize(
-    ("devices", "results", "walls", "wanted", "scratch"),
-    [
-        ([0, 0, 0], None, [], [(Launch, 0), (Copy, 0), (Copy, 0)], []),
-        ([0, 1, 1], None, [], [(Launch, 0), (Launch, 1), (Copy, 1)], []),
-        ([0, 1, 1], [2, 0], [], [(Launch, 2), (Copy, 2)], []),
-        ([1, 0, 2], None, [{0, 2}], [(Launch, 1), (Copy, 1), (Copy, 1)], []),
-        (
-            [1, 0, 2],
-            None,
-            [{0, 1}, {1, 2}],
-            [(Copy, 1), (Copy, 1), (Launch, 1), (Copy, 1), (Copy, 1)],
-            [(1, 400), (1, 400)],
-        ),
-    ],
-    ids=["one device", "peers", "results elsewhere", "no peers, but of the first", "no peers"],
-)
-def test_plan_for_small_values(
-    devices: list[int],
-    results: list[int] | None,
-    walls: list[set[int]],
-    wanted: list[tuple[type, int]],
-    scratch: list[tuple[int, int]],
-) -> None:
-    found, allocated = planned(jobs_of(devices, 100, results), walls)
-    assert [(type(step), step.device) for step in found if not isinstance(step, Meet)] == wanted
+    job = Job(inputs, outputs, elements)
+    found = steps.reduce_steps(rule, [job], lambda one, other: {one, other} not in walls, allocate)
+    assert [(type(step), getattr(step, "device", None)) for step in found] == wanted
     assert allocated == scratch
-
-
-def test_plan_makes_one_launch_of_many_copies() -> None:
-    jobs = jobs_of([0, 0, 0], 100) * 3
-    (launch, together), _ = planned(jobs)
-    assert isinstance(launch, Launch)
-    assert isinstance(together, Launch)
-    assert together.form == copying(4)
-    out = jobs[0].outputs
-    assert len(together.leaves) == 6
-    assert together.leaves[:2] == tuple(Leaf(out[i].address, (out[0].address,), 100) for i in (1, 2))
-
-
-def test_plan_for_large_values_shares_the_work() -> None:
-    found, _ = planned(jobs_of([0, 1, 2, 3], 1 << 20))
     launches = [step for step in found if isinstance(step, Launch)]
-    assert [leaf.elements for launch in launches for leaf in launch.leaves] == [1 << 18] * 4
-    assert isinstance(found[4], Meet)
-    copies = [step for step in found if isinstance(step, Copy)]
-    assert len(copies) == 12
-    assert sum(copy.nbytes for copy in copies) == 3 * 4 << 20
-    assert all(copy.device == copy.target.device for copy in copies)
+    share = elements // 4 if elements > 100 else elements
+    assert {leaf.elements for step in launches for leaf in step.leaves} == {share}
+    assert {step.nbytes for step in found if isinstance(step, Copy)} <= {4 * share}
+    if len(devices) == 6:
+        copies = tuple([Leaf(place.address, (outputs[0].address,), elements) for place in outputs[1:]])
+        assert launches[1] == Launch(0, copying(4), copies, 1)

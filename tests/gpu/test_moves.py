@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
@@ -11,19 +11,13 @@ from hypothesis import strategies as st
 
 from aiodist._gpu import steps
 from aiodist._gpu.enqueue import Queue
-from aiodist._gpu.steps import Copy, Meet, Move, Place, Rows, View, whole
+from aiodist._gpu.steps import Copy, Meet, Move, Place, View, whole
 from tests.gpu.fake_driver import FakeDriver, placed
 from tests.gpu.problem import POISON
 from tests.kernels import arrays
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 SINGLE = np.dtype(np.float32)
-
-
-def view(device: int, memory: Any, shape: tuple[int, ...], itemsize: int) -> View:
-    return whole(Place(device, memory.address), shape, np.dtype(f"V{itemsize}"))
+HERE, THERE = (whole(Place(k, 1 << 40), (4, 5, 6), SINGLE) for k in range(2))
 
 
 @st.composite
@@ -34,7 +28,8 @@ def parts(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[slice, ...]]:
     return shape, tuple(slice(low, draw(st.integers(low, size))) for low, size in zip(lows, shape, strict=True))
 
 
-def cut(found: View, where: tuple[slice, ...]) -> View:
+def view(device: int, memory: Any, shape: tuple[int, ...], itemsize: int, where: tuple[slice, ...]) -> View:
+    found = whole(Place(device, memory.address), shape, np.dtype(f"V{itemsize}"))
     for axis, part in enumerate(where):
         found = found.part(axis, part.start, part.stop)
     return found
@@ -66,13 +61,13 @@ def test_any_part_to_any_part(
     memory.array[...] = POISON
     stream = driver.stream(devices[0], "GPU:0")
     driver.enqueue(stream, partial(np.copyto, memory.array, values.reshape(-1)))
-    move = Move(
-        cut(view(devices[1], target, target_shape, itemsize), there),
-        cut(view(devices[0], memory, shape, itemsize), where),
-    )
+    target_view = view(devices[1], target, target_shape, itemsize, there)
+    move = Move(target_view, view(devices[0], memory, shape, itemsize, where))
     seen: list[np.ndarray] = []
     queue = Queue(driver)
-    completion = queue.run(queue.schedule([], [move]), [stream], [])
+    schedule = queue.schedule([], [move])
+    with driver.using():
+        completion = queue.run(schedule, [stream], [])
     driver.enqueue(stream, lambda: seen.append(target.array.copy()))
     driver.enqueue(stream, partial(memory.array.fill, POISON))
     driver.drain()
@@ -81,36 +76,38 @@ def test_any_part_to_any_part(
     assert seen[0].tobytes() == wanted.tobytes()
 
 
-def allocating(allocated: list[tuple[int, int]]) -> Callable[[int, int], int]:
+def planned(*moves: Move) -> tuple[list[steps.Step], list[tuple[int, int]]]:
+    """Return the steps, and the scratch memory that they need."""
+    allocated: list[tuple[int, int]] = []
+
     def allocate(device: int, nbytes: int) -> int:
         allocated.append((device, nbytes))
         return 1 << 50
 
-    return allocate
+    return steps.move_steps(moves, allocate), allocated
 
 
 def test_arrays_without_gaps_cross_in_one_copy() -> None:
-    here, there = (whole(Place(k, 1 << 40), (4, 5, 6), SINGLE) for k in range(2))
-    allocated: list[tuple[int, int]] = []
-    made = steps.move_steps([Move(here, there), Move(here.part(0, 1, 3), there.part(0, 0, 2))], allocating(allocated))
-    assert [(type(step), step.nbytes) for step in made if isinstance(step, Copy)] == [(Copy, 480), (Copy, 240)]
-    assert len(made) == 2
+    made, allocated = planned(Move(HERE, THERE), Move(HERE.part(0, 1, 3), THERE.part(0, 0, 2)))
+    assert made == [
+        Copy(0, HERE.place, THERE.place, 480),
+        Copy(0, HERE.place.behind(120), THERE.place, 240),
+    ]
     assert not allocated
 
 
 def test_gaps_are_closed_before_a_crossing_and_opened_behind_it() -> None:
-    here, there = (whole(Place(k, 1 << 40), (4, 5, 6), SINGLE) for k in range(2))
-    allocated: list[tuple[int, int]] = []
-    made = steps.move_steps([Move(here.part(1, 1, 3), there.part(1, 0, 2))], allocating(allocated))
-    assert [type(step) for step in made] == [Rows, Meet, Copy, Rows]
-    assert made[0] == Rows(1, 1 << 50, 48, 1 << 40, 120, 48, 4)
-    assert made[3] == Rows(0, (1 << 40) + 24, 120, 1 << 50, 48, 48, 4)
+    made, allocated = planned(Move(HERE.part(1, 1, 3), THERE.part(1, 0, 2)))
+    assert made == [
+        Copy(1, Place(1, 1 << 50), THERE.place, 48, 4, 48, 120),
+        Meet((0, 1)),
+        Copy(0, Place(0, 1 << 50), Place(1, 1 << 50), 192),
+        Copy(0, HERE.place.behind(24), Place(0, 1 << 50), 48, 4, 120, 48),
+    ]
     assert allocated == [(1, 192), (0, 192)]
 
 
 def test_rows_are_the_axis_with_most_of_them() -> None:
-    array = whole(Place(0, 1 << 40), (1000, 3, 8), SINGLE)
-    made = steps.move_steps(
-        [Move(array.part(1, 0, 2).part(2, 0, 4), array.part(1, 0, 2).part(2, 4, 8))], allocating([])
-    )
-    assert [step.number for step in made if isinstance(step, Rows)] == [1000, 1000]
+    array = whole(Place(0, 1 << 40), (1000, 3, 8), SINGLE).part(1, 0, 2)
+    made, _ = planned(Move(array.part(2, 0, 4), array.part(2, 4, 8)))
+    assert [step.rows for step in made if isinstance(step, Copy)] == [1000, 1000]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from numpy.lib.stride_tricks import as_strided
 
-from aiodist_kernels import ReduceOp, plan_for, pool, reduce, warm
+from aiodist_kernels import ReduceOp, plan_for, pool, reduce, reduction, warm
 from aiodist_kernels.pool import MIB, Pool
 
 if TYPE_CHECKING:
@@ -129,8 +129,9 @@ def test_thousands_of_steps_make_a_few_blocks(made: list[int]) -> None:
     """The results of three steps are held, as by a program that compares them."""
     buffers = [np.full(MIB // 4, index, np.float32) for index in (1, 2)]
     kept: deque[np.ndarray] = deque(maxlen=3)
+    step = reduction(ReduceOp.SUM, SINGLE, buffers[0].shape, 2, among=True)
     for _ in range(2000):
-        kept.append(reduce(ReduceOp.SUM, buffers, among=True))
+        kept.append(step(buffers))
     assert 3 <= len(made) <= 5
     assert (kept[0] == 3).all()
     kept.clear()
@@ -165,8 +166,9 @@ def test_kernels_write_into_blocks(made: list[int]) -> None:
 def test_results_that_come_and_go_together_lie_in_blocks_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "POOLED_AMONG_FROM", LEAST // 4)
     buffers = [np.ones(LEAST // 8, SINGLE)] * 2
-    assert reduce(ReduceOp.SUM, buffers).flags.owndata
-    assert not reduce(ReduceOp.SUM, buffers, among=True).flags.owndata
+    for among in (False, True):
+        reduced = reduction(ReduceOp.SUM, SINGLE, buffers[0].shape, 2, among=among)
+        assert reduced(buffers).flags.owndata is not among
 
 
 def test_lease_that_the_collector_has_ended_shows_its_block_to_nobody() -> None:

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every way to reduce arrays gives the fold that the rules describe, whatever their layout, alone and in pieces."""
+"""Every way to reduce arrays gives the fold that the rules describe, whatever their layout; so do Python's numbers."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -21,12 +23,16 @@ from aiodist_kernels import (
     plan_for,
     policy,
     reduce,
+    reduce_numbers,
     reduction,
     result_dtype,
 )
 from aiodist_kernels.pool import MIB
 from tests.kernels import arrays
 from tests.kernels.arrays import ALL, BFLOAT16, BOOL, COMPLEX, assert_same_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SUM, MEAN, MIN, MAX, PRODUCT = ReduceOp
 UFUNCS: dict[ReduceOp, np.ufunc] = {
@@ -152,28 +158,12 @@ def test_reduce_large_buffers_as_small_ones(op: ReduceOp, dtype: np.dtype) -> No
     ids=arrays.name,
 )
 @pytest.mark.parametrize("nbytes", [1, 320, 300_000])
-def test_out_overlaps_an_input(op: ReduceOp, dtype: np.dtype, nbytes: int) -> None:
-    size = -(-nbytes // dtype.itemsize)
-    for place, count in [(p, n) for n in (1, 2, 3) for p in range(n)]:
-        apart = arrays.buffers(11, count, (size,), dtype)
-        wanted = reduce(op, apart)
-        for shift, parts in itertools.product((0, 1, -1), (0, 4)):
-            memory = np.zeros(size + 2, dtype)
-            buffers = list(apart)
-            memory[1:-1] = buffers[place]
-            buffers[place] = memory[1:-1]
-            out = memory[1 + shift : size + 1 + shift]
-            assert (in_pieces(op, buffers, parts, out=out) if parts else reduce(op, buffers, out=out)) is out
-            assert_same_bits(out, wanted)
-
-
-def test_out_may_be_an_input_of_a_wider_dtype() -> None:
-    memory = np.arange(4.0)
-    integers = memory.view(np.int64)
-    integers[...] = [1, 2, 3, 4]
-    result = reduce(MEAN, [integers, integers.copy(), integers.copy()], out=memory)
-    assert result is memory
-    assert result.tolist() == [1, 2, 3, 4]
+def test_out_may_be_the_first_buffer(op: ReduceOp, dtype: np.dtype, nbytes: int) -> None:
+    for count in (1, 2, 3):
+        buffers = arrays.buffers(11, count, (-(-nbytes // dtype.itemsize),), dtype)
+        wanted = reduce(op, buffers)
+        assert reduce(op, buffers, out=buffers[0]) is buffers[0]
+        assert_same_bits(buffers[0], wanted)
 
 
 def test_what_a_reduction_costs() -> None:
@@ -216,3 +206,72 @@ def test_float64_accumulator_rounds_once_to_bfloat16() -> None:
     # 1 + 2**-8 lies half-way between two bfloat16 numbers, and 2**-40 more than float32 can hold above it.
     parts = [np.array([x, -x]).astype(BFLOAT16) for x in (1.0, 2.0**-8, 2.0**-40)]
     assert reduce(SUM, parts, accumulate="float64").astype(float).tolist() == [1 + 2**-7, -1 - 2**-7]
+
+
+# Python's numbers.
+
+
+@given(st.lists(st.integers(), min_size=1, max_size=70))
+def test_integers_are_exact(numbers: list[int]) -> None:
+    found = [reduce_numbers(op, numbers) for op in (SUM, PRODUCT, MIN, MAX)]
+    assert found == [sum(numbers), math.prod(numbers), min(numbers), max(numbers)]
+    assert reduce_numbers(MEAN, numbers) == float(Fraction(sum(numbers), len(numbers)))
+
+
+@given(st.lists(st.floats(), min_size=1, max_size=70), st.integers(0, 69))
+def test_floats_are_folded_left_to_right(numbers: list[float], place: int) -> None:
+    total = functools.reduce(operator.add, numbers)
+    assert repr(reduce_numbers(SUM, numbers)) == repr(total)
+    assert repr(reduce_numbers(MEAN, numbers)) == repr(total / len(numbers))
+    assert repr(reduce_numbers(PRODUCT, numbers)) == repr(functools.reduce(operator.mul, numbers))
+    clean = [0.0 if math.isnan(number) else number for number in numbers]
+    assert (reduce_numbers(MIN, clean), reduce_numbers(MAX, clean)) == (min(clean), max(clean))
+    clean[place % len(clean)] = math.nan
+    assert repr(reduce_numbers(MIN, clean)) == repr(reduce_numbers(MAX, clean)) == "nan"
+
+
+@pytest.mark.parametrize(
+    ("op", "numbers", "wanted"),
+    [
+        (MIN, [True, False], "False"),
+        (MAX, [False, True, False], "True"),
+        (SUM, [1.0, 1e100, 1.0, -1e100], "0.0"),  # not compensated
+        (SUM, [-0.0, -0.0], "-0.0"),
+        (SUM, [1 + 2j, 3 - 1j], "(4+1j)"),
+        (PRODUCT, [1 + 2j, 3 - 1j], "(5+5j)"),
+        (MEAN, [complex(math.inf, 1), 0j], "(inf+0.5j)"),
+        *((op, [2, 4], wanted) for op, wanted in zip(ReduceOp, ["6", "3.0", "2", "4", "8"], strict=True)),
+        *((op, [2.5], "2.5") for op in ReduceOp),
+    ],
+)
+def test_numbers_and_their_types(op: ReduceOp, numbers: list[float], wanted: str) -> None:
+    assert repr(reduce_numbers(op, numbers)) == wanted
+
+
+# What has no such reduction.
+
+ONE_OF = "one of SUM, MEAN, MIN, MAX, PRODUCT (ReduceOp.SUM, or the string 'SUM' in any case)"
+CAST = "of bool: expected numbers, got bool; cast first, e.g. x.astype(np.int64) or int(x), or use MIN (all) or MAX"
+NO_ORDER = "expected an ordered dtype, got complex numbers, which have no order; reduce abs(x), or x.real and x.imag"
+X = np.zeros(3, SINGLE)
+ANY: Any = None
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: ReduceOp("average"), ValueError, f"expected a reduce op, {ONE_OF}, got 'average'"),
+        (lambda: ReduceOp(ANY), ValueError, f"expected a reduce op, {ONE_OF}, got None"),
+        (lambda: reduce(SUM, [X > 0]), TypeError, f"SUM {CAST}"),
+        (lambda: result_dtype(MEAN, bool), TypeError, f"MEAN {CAST}"),
+        (lambda: reduce(MIN, [X.astype(complex)]), TypeError, f"MIN of complex128: {NO_ORDER}"),
+        (lambda: result_dtype(MAX, np.dtype(">c8")), TypeError, f"MAX of complex64: {NO_ORDER}"),
+        (lambda: reduce(SUM, [X.astype(object)]), TypeError, "SUM of object: expected numbers, got objects"),
+        (lambda: reduce(MAX, [X.astype(str)]), TypeError, "MAX of <U32: expected numbers, got strings; reduce"),
+        (lambda: reduce(MIN, [X.astype("M8[s]")]), TypeError, "MIN of datetime64[s]: expected numbers, got another"),
+    ],
+)
+def test_error_texts(call: Callable[[], object], error: type[Exception], text: str) -> None:
+    with pytest.raises(error) as caught:
+        call()
+    assert text in str(caught.value)
