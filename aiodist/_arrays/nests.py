@@ -11,13 +11,12 @@ is first met, in our namespace alone. It is made anew by calling it with a mappi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import optree
-from optree.utils import total_order_sorted
 
 from aiodist._core.text import shortened
 
@@ -84,34 +83,24 @@ def _children(structure: Structure, path: str) -> dict[str, Structure]:
     return dict(zip(leaf_paths(level, path), structure.children(), strict=True))
 
 
-class _Keys(dict[Any, None]):
-    """The keys of a dict in its order; equal to the same keys in any other order."""
+class _SameNest(optree.PyTreeEntry):
+    """The step on a path from a subclass of dict to the plain dict in it: none that a person writes."""
 
-    factory: tuple[Any, ...] = ()  # a defaultdict's, with which it is made
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(frozenset(self))
-
-    def __repr__(self) -> str:
-        return repr(total_order_sorted(self))
+    def codify(self, node: str = "") -> str:
+        return node
 
 
 def _register(kind: Any) -> None:
-    def flatten_dict(value: Any) -> tuple[list[Any], Any, Sequence[Any]]:
-        keys = total_order_sorted(value)
-        order = _Keys(dict.fromkeys(value))
-        if isinstance(value, defaultdict):
-            order.factory = (value.default_factory,)
-        return [value[key] for key in keys], order, keys
+    """Let a subclass of dict be a nest: a plain dict, behind its factory if it is a `defaultdict`."""
 
-    def unflatten_dict(order: Any, children: Iterable[Any]) -> Any:
-        values = dict(zip(total_order_sorted(order), children, strict=True))
-        return kind(*order.factory, {key: values[key] for key in order})
+    def flatten_dict(value: Any) -> tuple[list[Any], Any, list[str]]:
+        return [dict(value)], (value.default_factory,) if isinstance(value, defaultdict) else (), [""]
+
+    def unflatten_dict(factory: Any, children: Iterable[Any]) -> Any:
+        return kind(*factory, *children)
 
     with suppress(ValueError):  # another thread has just registered it
-        optree.register_pytree_node(
-            kind, flatten_dict, unflatten_dict, path_entry_type=optree.MappingEntry, namespace=NAMESPACE
-        )
+        optree.register_pytree_node(kind, flatten_dict, unflatten_dict, path_entry_type=_SameNest, namespace=NAMESPACE)
 
 
 class Template(NamedTuple):
