@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -90,14 +91,22 @@ class _SameNest(optree.PyTreeEntry):
         return node
 
 
+@dataclass(frozen=True)
+class _Factory:
+    """A `defaultdict`'s factory, which is not compared: a function may be another one on each replica."""
+
+    arguments: tuple[Any, ...] = field(compare=False, repr=False)
+
+
 def _register(kind: Any) -> None:
     """Let a subclass of dict be a nest: a plain dict, behind its factory if it is a `defaultdict`."""
 
-    def flatten_dict(value: Any) -> tuple[list[Any], Any, list[str]]:
-        return [dict(value)], (value.default_factory,) if isinstance(value, defaultdict) else (), [""]
+    def flatten_dict(value: Any) -> tuple[list[Any], _Factory, list[str]]:
+        factory = (value.default_factory,) if isinstance(value, defaultdict) else ()
+        return [dict(value)], _Factory(factory), [""]
 
     def unflatten_dict(factory: Any, children: Iterable[Any]) -> Any:
-        return kind(*factory, *children)
+        return kind(*factory.arguments, *children)
 
     with suppress(ValueError):  # another thread has just registered it
         optree.register_pytree_node(kind, flatten_dict, unflatten_dict, path_entry_type=_SameNest, namespace=NAMESPACE)
@@ -127,12 +136,10 @@ def template(nest: Any) -> Template | None:
     made = writer.write("nest", nest)
     if made is None or not writer.leaves or len(writer.leaves) > _MOST_TEMPLATE_LEAVES:
         return None
-    names = dict(writer.names)
-    exec(f"def build({', '.join(writer.leaves)}): return {made}", names)  # noqa: S102  (only what stands here)
-    order = flatten(names["build"](*range(len(writer.leaves))))[0]
-    leaves = ", ".join(writer.leaves[index] for index in order)
-    lines = ["def match(nest):", *writer.lines, f"    return [{leaves}]"]
-    exec("\n".join([*lines, f"def build(leaves): {leaves}, = leaves; return {made}"]), names)  # noqa: S102
+    leaves, names = ", ".join(writer.leaves), writer.names
+    match = ["def match(nest):", *writer.lines, f"    return [{leaves}]"]
+    build = f"def build(leaves): {leaves}, = leaves; return {made}"
+    exec("\n".join([*match, build]), names)  # noqa: S102  (only what stands here)
     return Template(names["match"], names["build"])
 
 
@@ -163,7 +170,12 @@ class _Writer:
             self._unless(f"[*{variable}] == {[*part]!r}")
         if inner:
             self.lines.append(f"    {', '.join(inner)}, = {variable}{'.values()' if kind is dict else ''}")
-        made = [self.write(*each) for each in zip(inner, part.values() if kind is dict else part, strict=True)]
+        if kind is dict:
+            variables = dict(zip(part, inner, strict=True))
+            by_key = {key: self.write(variables[key], part[key]) for key in sorted(part)}  # in optree's order
+            made = [by_key[key] for key in part]
+        else:
+            made = [self.write(*each) for each in zip(inner, part, strict=True)]
         if None in made:
             return None
         if kind is dict:
