@@ -182,24 +182,18 @@ def split(value: Any, num_replicas: int) -> Sequence[Any]:
 
     A nest that holds none is passed as it is, the object itself.
     """
-    if isinstance(value, DistributedValues):
-        return _components(value, num_replicas)
-    if value is None or type(value) is np.ndarray:
-        return (value,) * num_replicas
     leaves, structure = nests.flatten_with_none(value)
-    for leaf in leaves:
-        if isinstance(leaf, DistributedValues):
-            break
-    else:
+    if not any(isinstance(leaf, DistributedValues) for leaf in leaves):
         return (value,) * num_replicas
     repeated = [
-        _components(leaf, num_replicas) if isinstance(leaf, DistributedValues) else (leaf,) * num_replicas
+        components_of(leaf, num_replicas) if isinstance(leaf, DistributedValues) else (leaf,) * num_replicas
         for leaf in leaves
     ]
     return [structure.unflatten(row) for row in zip(*repeated, strict=True)]
 
 
-def _components(value: DistributedValues[Any], num_replicas: int) -> tuple[Any, ...]:
+def components_of(value: DistributedValues[Any], num_replicas: int) -> tuple[Any, ...]:
+    """Return the components, of which there must be so many."""
     if len(value.values) != num_replicas:
         raise ValueError(
             f"expected a per-replica value with {num_replicas} components, one for each replica, "
@@ -213,7 +207,7 @@ _ALWAYS_OWN: Final = (np.ndarray, np.generic, IndexedSlices, Number, str, bytes)
 
 def _result(components: tuple[Any, ...]) -> Any:
     first = components[0]
-    if type(first) is np.ndarray or isinstance(first, _ALWAYS_OWN) or is_foreign(first):
+    if isinstance(first, _ALWAYS_OWN) or is_foreign(first):
         return PerReplica(components)
     return PerReplica(components) if any(one is not first for one in components) else first
 
@@ -239,8 +233,6 @@ def regroup(
     first = values[0]
     if len(values) == 1 or (first is None and all(value is None for value in values)):
         return first
-    if type(first) is np.ndarray and all(type(value) is np.ndarray for value in values):
-        return of_leaf(tuple(values))
     flat = [nests.flatten_with_none(value) for value in values]
     columns, structures = [leaves for leaves, _ in flat], [structure for _, structure in flat]
     if structures.count(structures[0]) < len(structures):
@@ -288,8 +280,6 @@ def check_awaited(value: Any, called: str) -> None:
 
     One that is found is closed, so that there is one complaint.
     """
-    if isinstance(value, (np.ndarray, Number, str)) or value is None:
-        return
     leaves, structure = nests.flatten_with_none(value)
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, Coroutine):

@@ -27,7 +27,7 @@ from aiodist._arrays.device import DeviceType, framework_of
 from aiodist._arrays.devices import gpu_number
 from aiodist._arrays.host import Array, HostType
 from aiodist._arrays.leaves import LeafMark, LeafType, Spec, describe_leaf
-from aiodist._arrays.values import DistributedValues, Mirrored, check_awaited, check_unmasked
+from aiodist._arrays.values import DistributedValues, Mirrored, check_awaited, check_unmasked, components_of
 from aiodist._collectives.execution import executor
 from aiodist._collectives.host import frozen, in_native_order
 from aiodist._collectives.kinds import (
@@ -93,10 +93,9 @@ class Operation(NamedTuple):
             return _copied(leaf)
         leaf = as_distributed(leaf)
         if isinstance(leaf, DistributedValues):
-            if len(leaf.values) != len(replicas):
-                raise ValueError(f"expected {len(replicas)} components, one for each replica, got {len(leaf.values)}")
+            each = components_of(leaf, len(replicas))
             one_for_all = isinstance(leaf, Mirrored) and self.op in (ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX)
-            return self._described(leaf.values[:1] if one_for_all else leaf.values, replicas)
+            return self._described(each[:1] if one_for_all else each, replicas)
         check_awaited(leaf, "value")
         if self.kind is ALL_GATHER and not bare:
             if len(replicas) == 1:

@@ -74,7 +74,7 @@ async def later(_: Any) -> Any: ...
 BAD: list[tuple[Any, type[Exception], str]] = [
     # reduce
     (reduced("AVG", ONE), ValueError, "expected a reduce op"),
-    (reduced("SUM", both(1, 2, 3)), ValueError, "expected 2 components, one for each replica, got 3"),
+    (reduced("SUM", both(1, 2, 3)), ValueError, "with 2 components, one for each replica, got a PerReplica with 3"),
     (
         reduced("SUM", both(np.ones(2), np.ones(3))),
         ValueError,
