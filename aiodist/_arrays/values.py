@@ -45,6 +45,25 @@ class DistributedValues(Generic[T]):
         """The components, in replica-id order."""
         return self._values
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The components' shape; an AttributeError where they have none, or not the same one."""
+        shape: tuple[int, ...] = self._common("shape")
+        return shape
+
+    @property
+    def dtype(self) -> Any:
+        """The components' dtype; an AttributeError where they have none, or not the same one."""
+        return self._common("dtype")
+
+    def _common(self, name: str) -> Any:
+        found = [getattr(component, name, None) for component in self._values]
+        if any(one is None or one != found[0] for one in found):
+            raise AttributeError(
+                f"the components of this {type(self).__name__} have no common {name}; look at value.values"
+            )
+        return found[0]
+
     def __repr__(self) -> str:
         """Return ids and components, equal neighbours in one line, at most twenty lines, and how many are left."""
         lines, end, size = [], 0, len(self._values)

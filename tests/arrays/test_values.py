@@ -58,6 +58,15 @@ def test_format_is_that_of_the_components() -> None:
     assert f"{Mirrored([1])}" == repr(Mirrored([1]))
 
 
+def test_common_shape_and_dtype() -> None:
+    value = PerReplica([np.zeros((2, 3)), np.ones((2, 3))])
+    assert (value.shape, value.dtype) == ((2, 3), np.float64)
+    for other in ([np.zeros(2), np.zeros(3, int)], [np.zeros(2), 3.0]):
+        for name in ("shape", "dtype"):
+            with pytest.raises(AttributeError, match=f"no common {name}; look at value.values"):
+                getattr(PerReplica(other), name)
+
+
 BINARY = [getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "mod", "pow", "matmul", "and_")]
 USES: list[Any] = [
     *(iter, len, bool, float, int, np.asarray, operator.neg, sum, range, np.sum),
