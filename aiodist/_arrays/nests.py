@@ -11,13 +11,13 @@ is first met, in our namespace alone. It is made anew by calling it with a mappi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import optree
-from optree.utils import total_order_sorted
 
 from aiodist._core.text import shortened
 
@@ -84,34 +84,32 @@ def _children(structure: Structure, path: str) -> dict[str, Structure]:
     return dict(zip(leaf_paths(level, path), structure.children(), strict=True))
 
 
-class _Keys(dict[Any, None]):
-    """The keys of a dict in its order; equal to the same keys in any other order."""
+class _SameNest(optree.PyTreeEntry):
+    """The step on a path from a subclass of dict to the plain dict in it: none that a person writes."""
 
-    factory: tuple[Any, ...] = ()  # a defaultdict's, with which it is made
+    def codify(self, node: str = "") -> str:
+        return node
 
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(frozenset(self))
 
-    def __repr__(self) -> str:
-        return repr(total_order_sorted(self))
+@dataclass(frozen=True)
+class _Factory:
+    """A `defaultdict`'s factory, which is not compared: a function may be another one on each replica."""
+
+    arguments: tuple[Any, ...] = field(compare=False, repr=False)
 
 
 def _register(kind: Any) -> None:
-    def flatten_dict(value: Any) -> tuple[list[Any], Any, Sequence[Any]]:
-        keys = total_order_sorted(value)
-        order = _Keys(dict.fromkeys(value))
-        if isinstance(value, defaultdict):
-            order.factory = (value.default_factory,)
-        return [value[key] for key in keys], order, keys
+    """Let a subclass of dict be a nest: a plain dict, behind its factory if it is a `defaultdict`."""
 
-    def unflatten_dict(order: Any, children: Iterable[Any]) -> Any:
-        values = dict(zip(total_order_sorted(order), children, strict=True))
-        return kind(*order.factory, {key: values[key] for key in order})
+    def flatten_dict(value: Any) -> tuple[list[Any], _Factory, list[str]]:
+        factory = (value.default_factory,) if isinstance(value, defaultdict) else ()
+        return [dict(value)], _Factory(factory), [""]
+
+    def unflatten_dict(factory: Any, children: Iterable[Any]) -> Any:
+        return kind(*factory.arguments, *children)
 
     with suppress(ValueError):  # another thread has just registered it
-        optree.register_pytree_node(
-            kind, flatten_dict, unflatten_dict, path_entry_type=optree.MappingEntry, namespace=NAMESPACE
-        )
+        optree.register_pytree_node(kind, flatten_dict, unflatten_dict, path_entry_type=_SameNest, namespace=NAMESPACE)
 
 
 class Template(NamedTuple):
@@ -138,12 +136,10 @@ def template(nest: Any) -> Template | None:
     made = writer.write("nest", nest)
     if made is None or not writer.leaves or len(writer.leaves) > _MOST_TEMPLATE_LEAVES:
         return None
-    names = dict(writer.names)
-    exec(f"def build({', '.join(writer.leaves)}): return {made}", names)  # noqa: S102  (only what stands here)
-    order = flatten(names["build"](*range(len(writer.leaves))))[0]
-    leaves = ", ".join(writer.leaves[index] for index in order)
-    lines = ["def match(nest):", *writer.lines, f"    return [{leaves}]"]
-    exec("\n".join([*lines, f"def build(leaves): {leaves}, = leaves; return {made}"]), names)  # noqa: S102
+    leaves, names = ", ".join(writer.leaves), writer.names
+    match = ["def match(nest):", *writer.lines, f"    return [{leaves}]"]
+    build = f"def build(leaves): {leaves}, = leaves; return {made}"
+    exec("\n".join([*match, build]), names)  # noqa: S102  (only what stands here)
     return Template(names["match"], names["build"])
 
 
@@ -174,7 +170,12 @@ class _Writer:
             self._unless(f"[*{variable}] == {[*part]!r}")
         if inner:
             self.lines.append(f"    {', '.join(inner)}, = {variable}{'.values()' if kind is dict else ''}")
-        made = [self.write(*each) for each in zip(inner, part.values() if kind is dict else part, strict=True)]
+        if kind is dict:
+            variables = dict(zip(part, inner, strict=True))
+            by_key = {key: self.write(variables[key], part[key]) for key in sorted(part)}  # in optree's order
+            made = [by_key[key] for key in part]
+        else:
+            made = [self.write(*each) for each in zip(inner, part, strict=True)]
         if None in made:
             return None
         if kind is dict:

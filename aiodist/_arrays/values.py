@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from itertools import groupby, islice
 from numbers import Number
 from typing import Any, Final, Generic, NoReturn, TypeVar
@@ -64,29 +65,20 @@ class DistributedValues(Generic[T]):
         return found[0]
 
     def __repr__(self) -> str:
-        return "\n".join([f"{type(self).__name__}:{{", *(f"  {ids}: {text}" for ids, text in self._rows()), "}"])
+        """Return ids and components, equal neighbours in one line, at most twenty lines, and how many are left."""
+        lines, end, size = [], 0, len(self._values)
+        for _, run in islice(groupby(range(size), self._shown), _MOST_SHOWN):
+            begin, end = end, end + len([*run])
+            ids = f"{begin}-{end - 1}" if end - begin > 1 else f"{begin}"
+            lines.append(f"  {ids}: {self._values[begin]!r}")
+        if end < size:
+            lines.append(f"  …: {size - end} more")
+        return "\n".join([f"{type(self).__name__}:{{", *lines, "}"])
 
     def __format__(self, spec: str) -> str:
         if not spec:
             return str(self)
-        shown = [_formatted(component, spec) for component in self._values[:_MOST_SHOWN]]
-        left = len(self._values) - len(shown)
-        return f"{type(self).__name__}({', '.join([*shown, *[f'… {left} more'] * bool(left)])})"
-
-    def _repr_html_(self) -> str:
-        """Return a table for notebooks."""
-        from html import escape
-
-        rows = "".join(f"<tr><th>{ids}</th><td><pre>{escape(text)}</pre></td></tr>" for ids, text in self._rows())
-        return f"<table><tr><th>replica</th><th>{type(self).__name__}</th></tr>{rows}</table>"
-
-    def _rows(self) -> list[tuple[str, str]]:
-        """Return ids and components as text, equal neighbours in one, at most twenty, and how many are left."""
-        rows, end, size = [], 0, len(self._values)
-        for _, run in islice(groupby(range(size), self._shown), _MOST_SHOWN):
-            begin, end = end, end + len([*run])
-            rows.append((f"{begin}-{end - 1}" if end - begin > 1 else f"{begin}", repr(self._values[begin])))
-        return rows if end == size else [*rows, ("…", f"{size - end} more")]
+        return f"{type(self).__name__}({', '.join([format(component, spec) for component in self._values])})"
 
     def _shown(self, replica_id: int) -> tuple[str, bytes | int]:
         """Return what tells a component from its neighbour; a long array's repr leaves most of it out."""
@@ -106,14 +98,6 @@ class Mirrored(DistributedValues[T]):
     """A value that is equal on every replica, with a component for each."""
 
     __slots__ = ()
-
-
-def _formatted(component: Any, spec: str) -> str:
-    if not isinstance(component, np.ndarray):
-        return format(component, spec)
-    if component.ndim == 0:
-        return format(component.item(), spec)
-    return np.array2string(component, separator=", ", formatter={"all": lambda item: format(item, spec)})
 
 
 def _refuse(value: DistributedValues[Any], *_: object, **__: object) -> NoReturn:
@@ -143,6 +127,7 @@ def check_unmasked(array: object, where: str) -> None:
         )
 
 
+@dataclass(frozen=True, init=False, eq=False)
 class IndexedSlices:
     """Rows of an array with their indices; all other rows are zero. An index may occur several times.
 
@@ -150,9 +135,9 @@ class IndexedSlices:
     return `IndexedSlices` whose indices are ascending and distinct. Replicas may have different numbers of rows. It is
     never made dense implicitly; do that with `np.add.at(dense, slices.indices, slices.values)`.
 
-    Args:
+    Attributes:
         values: the rows, an array with at least one axis. It is not copied.
-        indices: an index of 0 or more for each row, one-dimensional, of an integer dtype.
+        indices: an index of 0 or more for each row, one-dimensional; of an integer dtype, and kept as int64.
         dense_shape: the shape of the whole array; None if it is not known.
 
     Raises:
@@ -161,59 +146,40 @@ class IndexedSlices:
             another shape than those of ``dense_shape``.
     """
 
-    __slots__ = ("_dense_shape", "_indices", "_values")
+    values: Array
+    indices: Array
+    dense_shape: tuple[int, ...] | None
 
     def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
         check_unmasked(values, "as the values of IndexedSlices")
-        self._values: Array = np.asarray(values)
-        rows, given = self._values.shape, np.asarray(indices)
+        rows, given = np.asarray(values), np.asarray(indices)
         if given.size == 0:
             given = given.astype(np.int64)
         if given.dtype.kind not in "iu":
             raise TypeError(f"indices must be integers, got {given.dtype}")
-        if not rows or given.shape != rows[:1]:
+        if not rows.ndim or given.shape != rows.shape[:1]:
             raise ValueError(
-                f"expected one index for each row, got indices of shape {given.shape} for values of shape {rows}"
+                f"expected one index for each row, got indices of shape {given.shape} for values of shape {rows.shape}"
             )
         if given.size and given.min() < 0:
             raise ValueError(f"indices must be 0 or more, got {given.min()}")
-        self._indices = given.astype(np.int64, copy=False)
-        self._dense_shape = sizes = None if dense_shape is None else tuple(map(operator.index, dense_shape))
-        if sizes is None:
-            return
-        if not sizes or sizes[1:] != rows[1:]:
-            raise ValueError(f"dense_shape {sizes} must end with the shape of a row, {rows[1:]}")
-        if given.size and given.max() >= sizes[0]:
+        sizes = None if dense_shape is None else tuple(map(operator.index, dense_shape))
+        if sizes is not None and (not sizes or sizes[1:] != rows.shape[1:]):
+            raise ValueError(f"dense_shape {sizes} must end with the shape of a row, {rows.shape[1:]}")
+        if sizes is not None and given.size and given.max() >= sizes[0]:
             raise ValueError(f"indices must be below {sizes[0]}, the first size of dense_shape, got {given.max()}")
-
-    @property
-    def values(self) -> Array:
-        """The rows."""
-        return self._values
-
-    @property
-    def indices(self) -> Array:
-        """The index of each row, int64."""
-        return self._indices
-
-    @property
-    def dense_shape(self) -> tuple[int, ...] | None:
-        """The shape of the whole array; None if it is not known."""
-        return self._dense_shape
+        vars(self).update(values=rows, indices=given.astype(np.int64, copy=False), dense_shape=sizes)
 
     @property
     def shape(self) -> tuple[int | None, ...]:
         """The shape of the whole array; its first size is None if it is not known."""
-        return self._dense_shape or (None, *self._values.shape[1:])
+        return self.dense_shape or (None, *self.values.shape[1:])
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the rows."""
-        dtype: np.dtype[Any] = self._values.dtype
+        dtype: np.dtype[Any] = self.values.dtype
         return dtype
-
-    def __repr__(self) -> str:
-        return f"IndexedSlices(values={self._values!r}, indices={self._indices!r}, dense_shape={self._dense_shape})"
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
         raise TypeError(
@@ -235,24 +201,18 @@ def split(value: Any, num_replicas: int) -> Sequence[Any]:
 
     A nest that holds none is passed as it is, the object itself.
     """
-    if isinstance(value, DistributedValues):
-        return _components(value, num_replicas)
-    if value is None or type(value) is np.ndarray:
-        return (value,) * num_replicas
     leaves, structure = nests.flatten_with_none(value)
-    for leaf in leaves:
-        if isinstance(leaf, DistributedValues):
-            break
-    else:
+    if not any(isinstance(leaf, DistributedValues) for leaf in leaves):
         return (value,) * num_replicas
     repeated = [
-        _components(leaf, num_replicas) if isinstance(leaf, DistributedValues) else (leaf,) * num_replicas
+        components_of(leaf, num_replicas) if isinstance(leaf, DistributedValues) else (leaf,) * num_replicas
         for leaf in leaves
     ]
     return [structure.unflatten(row) for row in zip(*repeated, strict=True)]
 
 
-def _components(value: DistributedValues[Any], num_replicas: int) -> tuple[Any, ...]:
+def components_of(value: DistributedValues[Any], num_replicas: int) -> tuple[Any, ...]:
+    """Return the components, of which there must be so many."""
     if len(value.values) != num_replicas:
         raise ValueError(
             f"expected a per-replica value with {num_replicas} components, one for each replica, "
@@ -266,7 +226,7 @@ _ALWAYS_OWN: Final = (np.ndarray, np.generic, IndexedSlices, Number, str, bytes)
 
 def _result(components: tuple[Any, ...]) -> Any:
     first = components[0]
-    if type(first) is np.ndarray or isinstance(first, _ALWAYS_OWN) or is_foreign(first):
+    if isinstance(first, _ALWAYS_OWN) or is_foreign(first):
         return PerReplica(components)
     return PerReplica(components) if any(one is not first for one in components) else first
 
@@ -292,8 +252,6 @@ def regroup(
     first = values[0]
     if len(values) == 1 or (first is None and all(value is None for value in values)):
         return first
-    if type(first) is np.ndarray and all(type(value) is np.ndarray for value in values):
-        return of_leaf(tuple(values))
     flat = [nests.flatten_with_none(value) for value in values]
     columns, structures = [leaves for leaves, _ in flat], [structure for _, structure in flat]
     if structures.count(structures[0]) < len(structures):
@@ -341,8 +299,6 @@ def check_awaited(value: Any, called: str) -> None:
 
     One that is found is closed, so that there is one complaint.
     """
-    if isinstance(value, (np.ndarray, Number, str)) or value is None:
-        return
     leaves, structure = nests.flatten_with_none(value)
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, Coroutine):

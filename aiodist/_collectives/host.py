@@ -146,17 +146,6 @@ def given(mark: LeafMark, result: Any, count: int, *, shared: bool) -> Sequence[
     return [result] * count if shared else result
 
 
-def _frozen_folds(fold: Callable[[Column], Array]) -> Callable[[Column], Array]:
-    def made(column: Column) -> Array:
-        total = fold(column)
-        if total.base is not None:
-            return frozen(total)
-        total.setflags(False)  # type: ignore[call-arg]  # what `frozen` does, without a call
-        return total[...]
-
-    return made
-
-
 class _Leaf:
     """What becomes of one leaf of a collective, and what that costs."""
 
@@ -182,11 +171,9 @@ class _Leaf:
             among = not spec.single
             self.folds = [_folding(op, dtype, shape, len(f), self.mark, accumulate, among) for f in plan.folds]
         self.made: Callable[[Column], Any] = lambda column: self.results(column, self._totals(column))
-        if self.shared and not isinstance(self.mark, HostType):  # the commonest, in the fewest calls
-            if self.whole:
-                self.made = _frozen_folds(self.folds[0]) if self.is_array else self.folds[0]
-            elif self.is_array and op is None:
-                self.made = lambda column: frozen(made(plan.results[0], column, plan.size))
+        if self.shared and self.whole and not isinstance(self.mark, HostType):  # the commonest, in the fewest calls
+            total_of = self.folds[0]
+            self.made = (lambda column: frozen(total_of(column))) if self.is_array else total_of
 
     def due(self) -> Plan | None:
         """Return the kernel that its fold waits for until it is compiled."""
@@ -373,10 +360,4 @@ def _tiny_folds(
     if reduce is None:
         return None
 
-    def totals(values: Sequence[Sequence[Any]]) -> list[Any]:
-        found = reduce(values)
-        for total in found:
-            total.setflags(False)  # type: ignore[call-arg]
-        return [total[...] for total in found]
-
-    return totals
+    return lambda values: [frozen(total) for total in reduce(values)]

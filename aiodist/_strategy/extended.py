@@ -33,18 +33,16 @@ from aiodist._strategy.variable import Variable, check_equal, state_of, updated
 CollectiveHints = CommunicationOptions
 
 
+@dataclass(frozen=True)
 class CrossDeviceOps:
     """A hint at how to reduce values across devices; the base class of the named ones."""
 
-    def __repr__(self) -> str:
-        settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
-        return f"{type(self).__name__}({settings})"
 
-
+@dataclass(frozen=True)
 class ReductionToOneDevice(CrossDeviceOps):
     """A hint by its TensorFlow name: reduce on one device, and copy the result to the others.
 
-    Args:
+    Attributes:
         reduce_to_device: the device, or None.
         accumulation_fn: None; the reduce op determines how values are combined.
 
@@ -52,21 +50,25 @@ class ReductionToOneDevice(CrossDeviceOps):
         ValueError: ``accumulation_fn`` is not None.
     """
 
-    def __init__(self, reduce_to_device: str | None = None, accumulation_fn: None = None) -> None:
-        if accumulation_fn is not None:
-            raise ValueError(f"accumulation_fn must be None, the reduce op combines values; got {accumulation_fn!r}")
-        self.reduce_to_device: str | None = reduce_to_device
+    reduce_to_device: str | None = None
+    accumulation_fn: None = None
+
+    def __post_init__(self) -> None:
+        if self.accumulation_fn is not None:
+            raise ValueError(
+                f"accumulation_fn must be None, the reduce op combines values; got {self.accumulation_fn!r}"
+            )
 
 
+@dataclass(frozen=True)
 class HierarchicalCopyAllReduce(CrossDeviceOps):
     """A hint by its TensorFlow name: reduce inside groups of devices, then across the groups.
 
-    Args:
+    Attributes:
         num_packs: how many packs to put small values into.
     """
 
-    def __init__(self, num_packs: int = 1) -> None:
-        self.num_packs: int = num_packs
+    num_packs: int = 1
 
 
 class NcclAllReduce(HierarchicalCopyAllReduce):

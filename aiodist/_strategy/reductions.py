@@ -11,7 +11,7 @@ to other workers, by way of page-locked memory (`on_host`), so results have the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import CoroutineType
 from typing import Any, NamedTuple, TypeAlias
@@ -27,7 +27,7 @@ from aiodist._arrays.device import DeviceType, framework_of
 from aiodist._arrays.devices import gpu_number
 from aiodist._arrays.host import Array, HostType
 from aiodist._arrays.leaves import LeafMark, LeafType, Spec, describe_leaf
-from aiodist._arrays.values import DistributedValues, Mirrored, check_awaited, check_unmasked
+from aiodist._arrays.values import DistributedValues, Mirrored, check_awaited, check_unmasked, components_of
 from aiodist._collectives.execution import executor
 from aiodist._collectives.host import frozen, in_native_order
 from aiodist._collectives.kinds import (
@@ -93,10 +93,9 @@ class Operation(NamedTuple):
             return _copied(leaf)
         leaf = as_distributed(leaf)
         if isinstance(leaf, DistributedValues):
-            if len(leaf.values) != len(replicas):
-                raise ValueError(f"expected {len(replicas)} components, one for each replica, got {len(leaf.values)}")
+            each = components_of(leaf, len(replicas))
             one_for_all = isinstance(leaf, Mirrored) and self.op in (ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX)
-            return self._described(leaf.values[:1] if one_for_all else leaf.values, replicas)
+            return self._described(each[:1] if one_for_all else each, replicas)
         check_awaited(leaf, "value")
         if self.kind is ALL_GATHER and not bare:
             if len(replicas) == 1:
@@ -128,10 +127,6 @@ class Operation(NamedTuple):
 
     def _described(self, parts: Sequence[Any], replicas: Sequence[int]) -> Operand:
         """Describe components, in this machine's byte order."""
-        first = parts[0]
-        if _are_arrays_alike(parts):
-            axes = self._axes(first.dtype, LeafType.NUMPY_ARRAY, first.ndim)
-            return Operand(parts, _ragged(first.shape, axes), first.dtype, LeafType.NUMPY_ARRAY, axes)
         columns: list[Sequence[Any]] = list(zip(*map(describe_leaf, parts), strict=True))
         shapes, dtypes, marks, arrays = columns
         mark = marks[0]
@@ -166,18 +161,6 @@ def _copied(leaf: Any) -> Operand | None:
         return None
     shape, dtype, mark, array = describe_leaf(np.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf)
     return Operand([array], shape, dtype, mark)
-
-
-def _are_arrays_alike(parts: Sequence[Any]) -> bool:
-    """Return whether leaves are NumPy arrays of one shape and dtype, the commonest: nothing is left to describe."""
-    first = parts[0]
-    if type(first) is not np.ndarray:
-        return False
-    shape, dtype = first.shape, first.dtype
-    for part in parts:
-        if type(part) is not np.ndarray or part.dtype is not dtype or part.shape != shape:
-            return False
-    return bool(dtype.isnative)
 
 
 def _alike(column: Sequence[Any]) -> bool:
@@ -288,23 +271,18 @@ class Combination:
         groups: dict[tuple[int, tuple[int, ...] | None], list[Leaf]] = {}
         for leaf in leaves:
             groups.setdefault((len(leaf.operand.arrays), leaf.targets), []).append(leaf)
-        works: list[tuple[Work, Callable[[Any], object]]] = []
-        # What is made here at once comes before devices are put to work, for it may raise.
-        for size, targets in sorted(groups, key=lambda group: group[1] is not None) if len(groups) > 1 else groups:
-            among = groups[size, targets]
+        for (size, targets), among in groups.items():
             operands = [leaf.operand for leaf in among]
             collective, devices = self._operation.collective(operands), () if targets is None else self._devices
             carrier = executor(collective, size, (), self._operation.accumulate, devices, targets)
             result, give = carrier.run(values_of(operands)), partial(_give, among)
             if type(result) is not Work:
                 give(result)
-            else:  # what NumPy makes is copied for its framework in the worker thread, too
-                works.append((result.then(give), lambda _: None) if targets is None else (result, give))
-        if works:
-            with CancelScope(shield=True):
-                for work, finish in reversed(works):  # devices are at work already, threads are not
-                    finish(await finished(work))
-            await checkpoint_if_cancelled()
+            elif targets is None:  # what NumPy makes is copied for its framework in the worker thread, too
+                await finished(result.then(give))
+            else:
+                give(await finished(result))
+        await checkpoint_if_cancelled()
 
     async def _reduce_along(self, leaves: Sequence[Leaf]) -> None:
         op, accumulate = self._operation.op, self._operation.accumulate
@@ -382,17 +360,9 @@ async def _combined(strategy: Any, kind: str, operation: Operation, value: Any, 
     return combination.results()
 
 
-_LOOKS = 3
-"""Turns of the event loop in which it looks whether the devices are done, before a thread waits for them."""
-
-
 async def finished(work: Work) -> Any:
     """Return what a worker thread or devices make; they are waited for, whoever is cancelled."""
     with CancelScope(shield=True):
-        for _ in range(_LOOKS if work.ready is not None else 0):
-            await checkpoint()
-            if work.ready is not None and work.ready():
-                return work.result()
         return await anyio.to_thread.run_sync(work.carry_out)
 
 

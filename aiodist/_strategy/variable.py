@@ -30,7 +30,7 @@ import aiodist_kernels as kernels
 from aiodist._arrays.host import Array, ArrayLike, host_type_of
 from aiodist._arrays.leaves import Spec as ValueSpec
 from aiodist._arrays.options import CommunicationOptions
-from aiodist._arrays.values import DistributedValues, Mirrored, PerReplica, check_unmasked
+from aiodist._arrays.values import DistributedValues, Mirrored, PerReplica, check_unmasked, components_of
 from aiodist._collectives.execution import executor
 from aiodist._collectives.host import copied, fold, frozen
 from aiodist._collectives.kinds import ALL_REDUCE, Collective, Kind
@@ -426,15 +426,11 @@ class State:
                     "has components on other workers, which it cannot wait for: write "
                     f"`variable.{method}(await strategy.reduce(op, value, axis=None))`"
                 )
-        if isinstance(value, DistributedValues) and len(value.values) != size:
-            raise ValueError(
-                f"the variable {spec.name!r} has {size} components, one for each replica, got a "
-                f"{type(value).__name__} with {len(value.values)}"
-            )
-        if isinstance(value, Mirrored):
-            value = value.values[0]  # a copy for each replica of one value, not what each of them would assign
-        is_one = not isinstance(value, DistributedValues)
-        each = [self.converted(one) for one in ((value,) if is_one else value.values)]
+        given = components_of(value, size) if isinstance(value, DistributedValues) else (value,)
+        is_one = isinstance(value, Mirrored) or not isinstance(value, DistributedValues)
+        if is_one:  # a Mirrored is a copy for each replica of one value, not what each of them would assign
+            given = given[:1]
+        each = [self.converted(one) for one in given]
         if self.mirrored:
             self._apply(variable, method, each[0] if is_one else spec.aggregate(each, first=share.mine.start))
             return

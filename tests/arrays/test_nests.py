@@ -81,6 +81,9 @@ def test_order_of_keys_does_not_matter_and_type_does() -> None:
     assert structures[0] == structures[1]
     assert hash(structures[0]) == hash(structures[1])
     assert structures[0] not in structures[2:]
+    one, other = (nests.flatten_with_none(Counts(lambda: 0, a=1))[1] for _ in range(2))
+    assert one == other
+    assert hash(one) == hash(other)
 
 
 # Templates take apart exactly the nests that are like the one that they were made for.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiodist import CollectiveMismatchError, CommunicationOptions, IndexedSlices, Mirrored, PerReplica, Reason
+from aiodist import CollectiveMismatchError, IndexedSlices, Mirrored, PerReplica, Reason
 from tests.runtime.programs import here, mirrored, still_works
 
 pytestmark = pytest.mark.anyio
@@ -115,19 +115,6 @@ async def test_other_collectives_are_refused() -> None:
         await context.barrier()
 
     await mirrored(2).run(program)
-
-
-async def test_accumulation_in_float64() -> None:
-    values = [np.array([[x, 1]], np.float32) for x in (1e8, 1, -1e8)]
-    slices = PerReplica([IndexedSlices(value, [2]) for value in values])
-
-    async def program(value: IndexedSlices) -> Any:
-        precise = CommunicationOptions(accumulate="float64")
-        return [await here().all_reduce("sum", value), await here().all_reduce("sum", value, precise)]
-
-    native, precise = (r.values[0] for r in await mirrored(3).run(program, args=(slices,)))
-    assert native.values.tolist() == [[0, 3]]
-    assert precise.values.tolist() == [[1, 3]]
 
 
 # The value itself.

@@ -182,7 +182,7 @@ async def test_memory_of_work_that_nobody_waits_for_is_kept_until_it_is_done(
         raise asyncio.CancelledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(machine.driver, "is_done", cancelled)
+        patch.setattr(machine.driver, "wait_for", cancelled)
         with pytest.raises(asyncio.CancelledError):
             await strategy.reduce("SUM", value, axis=0)
     gc.collect()

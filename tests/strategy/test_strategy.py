@@ -15,7 +15,6 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from aiodist import (
-    CollectiveTimeoutError,
     CommunicationOptions,
     Mirrored,
     MirroredStrategy,
@@ -24,7 +23,6 @@ from aiodist import (
     ReplicaContext,
     ReplicaContextError,
     Strategy,
-    StrategyExtended,
     Variable,
     experimental_set_strategy,
     get_replica_context,
@@ -69,7 +67,6 @@ async def test_scope_of_another_strategy_or_inside_a_replica_is_refused() -> Non
     with strategy.scope():
         for call in (
             scope.__enter__,
-            lambda: other.run(print),
             lambda: other.reduce("SUM", value, None),
             lambda: other.gather(value, 0),
         ):
@@ -298,23 +295,6 @@ async def test_value_of_nothing_but_none_is_warned_of() -> None:
     assert [(one.category, one.file) for one in told] == [(RuntimeWarning, __file__)] * 10
 
 
-@pytest.mark.parametrize("where", ["run", "strategy"])
-async def test_options_of_the_run_and_of_the_strategy(where: str) -> None:
-    quick = CommunicationOptions(timeout_seconds=0.01)
-    strategy = mirrored(2, communication_options=quick if where == "strategy" else None)
-
-    async def program() -> None:
-        import anyio
-
-        if replica() == 1:
-            await anyio.sleep_forever()
-        await here().barrier()
-
-    with pytest.raises(CollectiveTimeoutError) as caught:
-        await strategy.run(program, options=quick if where == "run" else None)
-    assert caught.value.report.suspects == (1,)
-
-
 def test_local_results() -> None:
     strategy, value = mirrored(2), PerReplica([1, 2])
     assert strategy.experimental_local_results(value) == (1, 2)
@@ -469,9 +449,3 @@ def test_update_config_proto_returns_a_copy() -> None:
     assert updated == {"log": {"flags": ["a"]}, "devices": ["CPU:0", "CPU:1"], "collectives": collectives}
     updated["log"]["flags"].append("b")
     assert config == {"log": {"flags": ["a"]}, "devices": ["CPU:9"]}
-
-
-async def test_experimental_hints_and_the_context_manager() -> None:
-    with ReplicaContext(Strategy(StrategyExtended(("CPU:0",))), 0) as context:
-        assert here() is context
-        assert await context.all_reduce("sum", 3, experimental_hints=CommunicationOptions(bytes_per_pack=1)) == 3
