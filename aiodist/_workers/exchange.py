@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
@@ -32,10 +32,21 @@ from aiodist._arrays.host import HostType
 from aiodist._arrays.leaves import LeafType, Spec
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._collectives.execution import executor
-from aiodist._collectives.host import in_native_order
+from aiodist._collectives.host import HostExecutor, in_native_order
 from aiodist._collectives.kinds import ALL_TO_ALL, Collective
+from aiodist._collectives.out import NO_OUTS
 from aiodist._collectives.work import Work
-from aiodist._collectives.workers import Crossing, Members, Rows, WorkerPlan, check_integers, fits, joined, too_large
+from aiodist._collectives.workers import (
+    Crossing,
+    Members,
+    Rows,
+    WorkerPlan,
+    check_integers,
+    fits,
+    joined,
+    on_host,
+    too_large,
+)
 from aiodist._core.ledger import Group
 from aiodist._workers.layout import Layout
 from aiodist._workers.record import FLOAT64, NO_FLAGS, PAYLOAD, Found, RecordBuffers
@@ -240,19 +251,13 @@ class Moving:
         absent = tuple(position for position, replica_id in enumerate(ids) if replica_id not in by_id)
         slot.shared = True
         collective.check_present(absent)
-        spec = collective.spec
-        if spec is None:
+        if collective.spec is None:
             return None
-        check_integers(list(by_id.values()))
         if slot.request.on_devices:
-            marks = [None if isinstance(mark, (DeviceType, HostType)) else mark for mark in spec.marks]
-            collective = collective._replace(spec=spec._replace(marks=tuple(marks)))
-        made = executor(collective, len(ids), absent, next(found for found, _ in told if found))
+            collective = on_host(collective)
+        made: Any = executor(collective, len(ids), absent, next(found for found, _ in told if found))
         outs = {} if slot.request.on_devices else _buffers(slot, [member.rank for member in slot.group.members])
-        result: Any = made.run_into([by_id.get(replica_id) for replica_id in ids], outs)
-        if isinstance(result, Work):
-            result = yield from in_thread(result.carry_out)
-        check_integers(result)
+        result = yield from _on_one_machine(made, [by_id.get(replica_id) for replica_id in ids], outs)
         if slot.request.over_workers is None:
             slot.shared = made.shared
             if not made.shared:
@@ -342,9 +347,25 @@ def carry_out(crossing: Crossing, communicator: Communicator) -> Steps[Any]:
         yield from _reduce(rows, communicator)
     if crossing.plan.pieces:
         crossing.take_parts((yield from _exchange(crossing, communicator)))
-    if crossing.given:
-        crossing.take_gathered((yield from gather_objects(communicator, crossing.given)))
+    made = crossing.plan.on_one_machine
+    if made is not None:
+        values = crossing.all_values((yield from gather_objects(communicator, crossing.given)))
+        crossing.take_gathered((yield from _on_one_machine(made, values)))
     return crossing.result()
+
+
+def _on_one_machine(made: HostExecutor, values: Sequence[Any], outs: Mapping[int, Any] = NO_OUTS) -> Steps[Any]:
+    """Return what comes of the values of all replicas, by position, on one machine.
+
+    Raises:
+        OverflowError: a Python int among them, or of what comes out, does not fit int64; every worker finds that.
+    """
+    check_integers(values)
+    result: Any = made.run_into(values, outs)
+    if isinstance(result, Work):
+        result = yield from in_thread(result.carry_out)
+    check_integers(result)
+    return result
 
 
 def _reduce(rows: Rows, communicator: Communicator) -> Steps[None]:

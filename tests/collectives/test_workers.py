@@ -101,15 +101,3 @@ def test_nothing_is_copied_that_can_be_moved_from_where_it_lies() -> None:
     own = reduced.rows[0].own(3, 7)
     assert own is not None
     assert np.shares_memory(own, array)
-
-
-def test_nothing_is_copied_that_can_stay_where_it_comes_to() -> None:
-    array = np.arange(40_000.0).reshape(4, 10_000)
-    members = Members(0, ((0,), (1,)))
-    come = np.stack([array, array])
-    gathered = Collective(kinds.ALL_GATHER, None, (0,), kinds.ragged(spec_of(array), (0,)))
-    for asked in (gathered, Collective(kinds.BROADCAST, None, 1, spec_of(array))):
-        plan = WorkerPlan(asked, members)
-        crossing = Crossing(plan, [array])
-        crossing.take_gathered([[[come[i]] if sources else []] for i, sources in enumerate(plan.sources)])
-        assert np.shares_memory(crossing.result(), come)
