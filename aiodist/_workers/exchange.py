@@ -49,7 +49,7 @@ from aiodist._collectives.workers import (
 )
 from aiodist._core.ledger import Group
 from aiodist._workers.layout import Layout
-from aiodist._workers.record import FLOAT64, NO_FLAGS, PAYLOAD, Found, RecordBuffers
+from aiodist._workers.record import FLOAT64, NO_FLAGS, Found, RecordBuffers
 from aiodist._workers.session import Session
 from aiodist._workers.transport import Array, Communicator, Parts, Request, Steps, as_bytes, in_thread
 from aiodist_kernels import policy
@@ -82,6 +82,7 @@ class Small:
         self._single, self._dtypes, self._marks = spec[3], spec.dtypes, spec.marks
         self.shared = collective.kind.shared and not any(isinstance(mark, HostType) for mark in spec.marks)
         self._own = [_views(spec, records.payload, i) for i in range(len(members.own))]
+        self._nbytes = len(members.own) * sum(nbytes for *_, nbytes in _fields(spec))
         views = {
             position: _views(spec, payload, i)
             for payload, ids in zip(records.payloads, members.ids, strict=True)
@@ -93,7 +94,7 @@ class Small:
         self._executors: dict[Any, Any] = {}
 
     @staticmethod
-    def fits(collective: Collective, members: Members) -> bool:
+    def fits(collective: Collective, members: Members, records: RecordBuffers) -> bool:
         """Return whether the values have a size that is known, and small enough on every worker."""
         spec = collective.spec
         if spec is None or collective.kind is ALL_TO_ALL:
@@ -102,16 +103,19 @@ class Small:
             known = None not in shape and (isinstance(dtype, type) or dtype.kind not in "USO")
             if not known or mark == LeafType.INDEXED_SLICES or isinstance(mark, DeviceType):
                 return False
-        return max(map(len, members.ids)) * sum(_padded(nbytes) for _, _, nbytes in _fields(spec)) <= PAYLOAD
+        return (
+            max(map(len, members.ids)) * sum(_padded(nbytes) for _, _, nbytes in _fields(spec)) <= records.payload.size
+        )
 
-    def write(self, values: Sequence[Any]) -> None:
-        """Put what the local replicas contribute into this worker's record."""
+    def write(self, values: Sequence[Any]) -> int:
+        """Put what the local replicas contribute into this worker's record; return how many bytes that is."""
         for value, views in zip(values, self._own, strict=True):
             for leaf, dtype, view in zip((value,) if self._single else value, self._dtypes, views, strict=True):
                 if dtype is int:
                     view[:] = (leaf, 1) if fits(leaf) else 0
                 else:
                     view[...] = leaf
+        return self._nbytes
 
     def take(self, slot: Rendezvous, found: Found) -> Any:
         """Return what comes of the values in all records on one machine, for the local replicas.
@@ -208,7 +212,11 @@ class Moving:
             return None, None
         plan = self._plan(slot, slot.options.accumulate)
         several = plan.reductions and max(map(len, plan.members.ids)) > 1  # summed on each worker, unless ordered
-        if session.records.in_full and Small.fits(plan.collective, plan.members) and (self._ordered or not several):
+        if (
+            session.records.in_full
+            and Small.fits(plan.collective, plan.members, session.records)
+            and (self._ordered or not several)
+        ):
             return Small(plan.collective, plan.members, session.records), None
         return None, plan
 
