@@ -9,19 +9,19 @@ What is exchanged follows from what a plan says of a leaf:
   end. All this goes range by range, so that nothing of the size of a whole value is folded or rounded at one go.
 - Results that take a part of each input (all_to_all) are an **exchange**: each worker gives every other one the parts
   that it needs.
-- All others: whoever has an input that results are made of gives it to all, and each makes its replicas' results. That
-  is also the way of Python's numbers and of `IndexedSlices`, so that they are combined in the order of the replicas.
+- All others: whoever has an input that results are made of gives it to all, and each worker makes of them what one
+  machine would. That is also the way of Python's numbers and of `IndexedSlices`.
 
 So the bits are those of one machine where workers have one replica each and rows are folded by rank. With ``ordered``
 each worker contributes a row for each replica, and the rows are folded in the order of all replicas: then the bits are
 those of one machine for every layout. A plan touches no values, and is the same on every worker: so their transfers
-match. Nothing is copied that can be moved from where it lies, or read where it came to.
+match. What is to be reduced is moved from where it lies, if it can be.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, product
@@ -30,6 +30,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import aiodist_kernels as kernels
+from aiodist._arrays.device import DeviceType
 from aiodist._arrays.host import HostType
 from aiodist._arrays.leaves import LeafMark, LeafType
 from aiodist._collectives import host
@@ -201,7 +202,8 @@ class WorkerPlan:
         pieces: of those of which parts are exchanged, the place, and a part's shape, dtype and bytes.
         counts: by rank, how many bytes of parts are for that worker, and as many come from it.
         most: how many any worker has for any other, at most.
-        gathered: the places of all others.
+        gathered: the places of all others, of which each worker makes what one machine would, with
+            ``on_one_machine``, of the values of all replicas.
         sources: by rank, the positions of replicas whose values are gathered.
     """
 
@@ -244,6 +246,10 @@ class WorkerPlan:
         if len(needed) < members.replicas:
             self.sources = [[position for position in ids if position in needed] for ids in members.ids]
         self._host = HostExecutor(collective, len(members.own))
+        self.on_one_machine: HostExecutor | None = None
+        if self.gathered:
+            of_gathered = on_host(collective.of(self.gathered))
+            self.on_one_machine = HostExecutor(of_gathered, members.replicas, (), accumulate)
 
     def own_results(self, place: int) -> Sequence[Result]:
         """Return what the local replicas' results of a leaf are made of; the one for all where that is shared."""
@@ -265,7 +271,7 @@ class Crossing:
     Attributes:
         plan: what is exchanged for it.
         rows: what is to be reduced.
-        given: by gathered leaf, the values of those local replicas that all workers need.
+        given: the gathered leaves of those local replicas whose values all workers need.
     """
 
     def __init__(self, plan: WorkerPlan, values: Sequence[Any]) -> None:
@@ -277,7 +283,7 @@ class Crossing:
         ]
         own, sources = plan.members.own, plan.sources[plan.members.rank]
         self.given: list[list[Any]] = [
-            [_plain(self._columns[place][own.index(position)]) for position in sources] for place in plan.gathered
+            [_plain(self._columns[place][own.index(position)]) for place in plan.gathered] for position in sources
         ]
         self._results: list[Sequence[Any]] = [()] * len(plan.leaves)
 
@@ -306,41 +312,23 @@ class Crossing:
         for place, *_ in self.plan.pieces:
             for_each = zip(members.own, self.plan.own_results(place), strict=True)
             self._results[place] = [
-                _put_together(result, [parts[place, taker, source] for source in result.sources])
+                frozen(host.put_together([parts[place, taker, source] for source in result.sources], result.axis or 0))
                 for taker, result in for_each
             ]
 
-    def take_gathered(self, everyone: Sequence[Sequence[Sequence[Any]]]) -> None:
-        """Take what all workers give, by rank, as ``given`` is.
+    def all_values(self, everyone: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return the gathered leaves of each replica, by position, of what all workers give, as ``given`` is."""
+        positions = chain(*self.plan.sources)
+        rows = dict(zip(positions, chain(*everyone), strict=True))
+        anything = next(iter(rows.values()))  # for a replica whose value counts for nothing
+        return [rows.get(position, anything) for position in range(self.plan.members.replicas)]
 
-        Raises:
-            OverflowError: a Python int that a replica gives, or that comes out, does not fit int64.
-        """
-        op, accumulate = self.plan.collective.op, self.plan.accumulate
-        for number, place in enumerate(self.plan.gathered):
-            plan, mark = self.plan.leaves[place]
-            arrays: dict[int, Any] = {}
-            for sources, by_leaf in zip(self.plan.sources, everyone, strict=True):
-                arrays.update(zip(sources, by_leaf[number], strict=True))
-            results = self.plan.own_results(place)
-            # Numbers are folded for all replicas: what is too large for one worker is so for all.
-            of = plan.results if mark == LeafType.PYTHON_NUMBER else results
-            for source in {source for result in of for source in result.sources if source >= plan.size}:
-                assert op is not None
-                column = [arrays[position] for position in plan.folds[source - plan.size]]
-                arrays[source] = host.fold(op, column, mark, accumulate)
-            check_integers(list(arrays.values()))
-            self._results[place] = [self._of_gathered(result, arrays, plan.size) for result in results]
-
-    def _of_gathered(self, result: Result, arrays: Mapping[int, Any], size: int) -> Any:
-        parts, first = [arrays[source] for source in result.sources], result.sources[0]
-        if result.cut is None and isinstance(parts[0], np.ndarray) and first < size:
-            if len(parts) > 1:
-                return _put_together(result, parts)
-            if first not in self.plan.members.own:  # else it may be in the replica's own memory
-                return frozen(parts[0])
-        made = host.made(result, arrays, size)
-        return frozen(made) if isinstance(made, np.ndarray) else made
+    def take_gathered(self, result: Any) -> None:
+        """Take what comes of them on one machine, as `WorkerPlan.on_one_machine` gives it."""
+        plan = self.plan
+        own = [result] if plan.collective.kind.shared else [result[position] for position in plan.members.own]
+        for place, column in zip(plan.gathered, zip(*own, strict=True), strict=True):
+            self._results[place] = column
 
     def result(self) -> Any:
         """Return the result: a leaf or a list of leaves for all local replicas, or a list of such, one for each."""
@@ -359,6 +347,13 @@ class Crossing:
         if self.plan.collective.kind.shared:
             return [total[()] if mark == LeafType.NUMPY_SCALAR else total]
         return [frozen(host.made(each, {plan.size: total}, plan.size)) for each in self.plan.own_results(place)]
+
+
+def on_host(collective: Collective) -> Collective:
+    """Return it for NumPy arrays in the place of other frameworks', and of arrays on GPUs."""
+    assert collective.spec is not None
+    marks = tuple(None if isinstance(mark, (DeviceType, HostType)) else mark for mark in collective.spec.marks)
+    return collective._replace(spec=collective.spec._replace(marks=marks))
 
 
 def _plain(leaf: Any) -> Any:
@@ -403,32 +398,3 @@ def bytes_of(array: Array) -> Array:
 def joined(pieces: Sequence[Array]) -> Array:
     """Return bytes one behind the other; a single piece where it lies."""
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces or [np.empty(0, np.uint8)])
-
-
-def _put_together(result: Result, arrays: Sequence[Array]) -> Array:
-    """Return arrays that have come, one behind the other along an axis; no copy of them where they lie so already."""
-    first, axis = arrays[0], result.axis or 0
-    owner, begin = _owner(first), _address(first)
-    end = begin
-    for array in arrays:
-        is_next = array.flags.c_contiguous and _address(array) == end and _owner(array) is owner
-        if not (is_next and array.nbytes and array.dtype == first.dtype):
-            return frozen(host.put_together(arrays, axis))
-        end += array.nbytes
-    if math.prod(first.shape[:axis]) != 1 or not first.flags.aligned or not isinstance(owner, np.ndarray):
-        return frozen(host.put_together(arrays, axis))
-    shape = (*first.shape[:axis], sum(array.shape[axis] for array in arrays), *first.shape[axis + 1 :])
-    return frozen(np.ndarray(shape, first.dtype, owner, begin - _address(owner)))
-
-
-def _owner(array: Any) -> Any:
-    """Return what has the memory of an array."""
-    while True:
-        base = array.base if isinstance(array, np.ndarray) else array.obj if isinstance(array, memoryview) else None
-        if base is None:
-            return array
-        array = base
-
-
-def _address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])

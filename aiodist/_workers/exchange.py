@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
@@ -32,13 +32,24 @@ from aiodist._arrays.host import HostType
 from aiodist._arrays.leaves import LeafType, Spec
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._collectives.execution import executor
-from aiodist._collectives.host import in_native_order
+from aiodist._collectives.host import HostExecutor, in_native_order
 from aiodist._collectives.kinds import ALL_TO_ALL, Collective
+from aiodist._collectives.out import NO_OUTS
 from aiodist._collectives.work import Work
-from aiodist._collectives.workers import Crossing, Members, Rows, WorkerPlan, check_integers, fits, joined, too_large
+from aiodist._collectives.workers import (
+    Crossing,
+    Members,
+    Rows,
+    WorkerPlan,
+    check_integers,
+    fits,
+    joined,
+    on_host,
+    too_large,
+)
 from aiodist._core.ledger import Group
 from aiodist._workers.layout import Layout
-from aiodist._workers.record import FLOAT64, NO_FLAGS, PAYLOAD, Found, RecordBuffers
+from aiodist._workers.record import FLOAT64, NO_FLAGS, Found, RecordBuffers
 from aiodist._workers.session import Session
 from aiodist._workers.transport import Array, Communicator, Parts, Request, Steps, as_bytes, in_thread
 from aiodist_kernels import policy
@@ -71,6 +82,7 @@ class Small:
         self._single, self._dtypes, self._marks = spec[3], spec.dtypes, spec.marks
         self.shared = collective.kind.shared and not any(isinstance(mark, HostType) for mark in spec.marks)
         self._own = [_views(spec, records.payload, i) for i in range(len(members.own))]
+        self._nbytes = len(members.own) * sum(nbytes for *_, nbytes in _fields(spec))
         views = {
             position: _views(spec, payload, i)
             for payload, ids in zip(records.payloads, members.ids, strict=True)
@@ -82,7 +94,7 @@ class Small:
         self._executors: dict[Any, Any] = {}
 
     @staticmethod
-    def fits(collective: Collective, members: Members) -> bool:
+    def fits(collective: Collective, members: Members, records: RecordBuffers) -> bool:
         """Return whether the values have a size that is known, and small enough on every worker."""
         spec = collective.spec
         if spec is None or collective.kind is ALL_TO_ALL:
@@ -91,16 +103,19 @@ class Small:
             known = None not in shape and (isinstance(dtype, type) or dtype.kind not in "USO")
             if not known or mark == LeafType.INDEXED_SLICES or isinstance(mark, DeviceType):
                 return False
-        return max(map(len, members.ids)) * sum(_padded(nbytes) for _, _, nbytes in _fields(spec)) <= PAYLOAD
+        return (
+            max(map(len, members.ids)) * sum(_padded(nbytes) for _, _, nbytes in _fields(spec)) <= records.payload.size
+        )
 
-    def write(self, values: Sequence[Any]) -> None:
-        """Put what the local replicas contribute into this worker's record."""
+    def write(self, values: Sequence[Any]) -> int:
+        """Put what the local replicas contribute into this worker's record; return how many bytes that is."""
         for value, views in zip(values, self._own, strict=True):
             for leaf, dtype, view in zip((value,) if self._single else value, self._dtypes, views, strict=True):
                 if dtype is int:
                     view[:] = (leaf, 1) if fits(leaf) else 0
                 else:
                     view[...] = leaf
+        return self._nbytes
 
     def take(self, slot: Rendezvous, found: Found) -> Any:
         """Return what comes of the values in all records on one machine, for the local replicas.
@@ -197,7 +212,11 @@ class Moving:
             return None, None
         plan = self._plan(slot, slot.options.accumulate)
         several = plan.reductions and max(map(len, plan.members.ids)) > 1  # summed on each worker, unless ordered
-        if session.records.in_full and Small.fits(plan.collective, plan.members) and (self._ordered or not several):
+        if (
+            session.records.in_full
+            and Small.fits(plan.collective, plan.members, session.records)
+            and (self._ordered or not several)
+        ):
             return Small(plan.collective, plan.members, session.records), None
         return None, plan
 
@@ -240,19 +259,13 @@ class Moving:
         absent = tuple(position for position, replica_id in enumerate(ids) if replica_id not in by_id)
         slot.shared = True
         collective.check_present(absent)
-        spec = collective.spec
-        if spec is None:
+        if collective.spec is None:
             return None
-        check_integers(list(by_id.values()))
         if slot.request.on_devices:
-            marks = [None if isinstance(mark, (DeviceType, HostType)) else mark for mark in spec.marks]
-            collective = collective._replace(spec=spec._replace(marks=tuple(marks)))
-        made = executor(collective, len(ids), absent, next(found for found, _ in told if found))
+            collective = on_host(collective)
+        made: Any = executor(collective, len(ids), absent, next(found for found, _ in told if found))
         outs = {} if slot.request.on_devices else _buffers(slot, [member.rank for member in slot.group.members])
-        result: Any = made.run_into([by_id.get(replica_id) for replica_id in ids], outs)
-        if isinstance(result, Work):
-            result = yield from in_thread(result.carry_out)
-        check_integers(result)
+        result = yield from _on_one_machine(made, [by_id.get(replica_id) for replica_id in ids], outs)
         if slot.request.over_workers is None:
             slot.shared = made.shared
             if not made.shared:
@@ -342,9 +355,25 @@ def carry_out(crossing: Crossing, communicator: Communicator) -> Steps[Any]:
         yield from _reduce(rows, communicator)
     if crossing.plan.pieces:
         crossing.take_parts((yield from _exchange(crossing, communicator)))
-    if crossing.given:
-        crossing.take_gathered((yield from gather_objects(communicator, crossing.given)))
+    made = crossing.plan.on_one_machine
+    if made is not None:
+        values = crossing.all_values((yield from gather_objects(communicator, crossing.given)))
+        crossing.take_gathered((yield from _on_one_machine(made, values)))
     return crossing.result()
+
+
+def _on_one_machine(made: HostExecutor, values: Sequence[Any], outs: Mapping[int, Any] = NO_OUTS) -> Steps[Any]:
+    """Return what comes of the values of all replicas, by position, on one machine.
+
+    Raises:
+        OverflowError: a Python int among them, or of what comes out, does not fit int64; every worker finds that.
+    """
+    check_integers(values)
+    result: Any = made.run_into(values, outs)
+    if isinstance(result, Work):
+        result = yield from in_thread(result.carry_out)
+    check_integers(result)
+    return result
 
 
 def _reduce(rows: Rows, communicator: Communicator) -> Steps[None]:

@@ -1,11 +1,11 @@
-"""The record that opens every step, and the digests in it: one buffer of fixed size, exchanged by one collective.
+"""The record that opens every step, and the digests in it.
 
     digest     16 bytes   of all calls of the session so far, this one included
     callers    16         by which ways this worker has come to calls at this place so far: see `session`
     flags       1         `FLOAT64`
     notice      1         `Notice`
                14         nothing
-    payload   464         a small value, or nothing
+    payload   464         a small value, or nothing; between two workers that MPI connects it may be long
 
 All but the payload is the head. Mostly all workers' heads are equal, which is seen without taking them apart.
 
@@ -32,7 +32,6 @@ import os
 import struct
 import sys
 from dataclasses import replace
-from functools import partial
 from hashlib import blake2b
 from itertools import count
 from typing import Final, NamedTuple
@@ -43,7 +42,6 @@ from aiodist._core.call import OrderCheck, Post, digest
 from aiodist._workers.transport import Communicator, Request
 from aiodist_kernels import ReduceOp
 
-PAYLOAD: Final = 464
 MOST_IN_FULL: Final = 64
 """Up to how many workers everybody receives every record."""
 
@@ -53,7 +51,6 @@ FLOAT64: Final = 1
 
 _HEAD: Final = struct.Struct("<16sQQBB")
 _BEGIN: Final = 48  # of the payload: what is in it is aligned
-_SIZE: Final = _BEGIN + PAYLOAD
 _COMPARED: Final = struct.Struct("<16sQQB")
 _LEAST: Final = struct.Struct("<33s33sBBBx")
 _CALLERS: Final = (slice(16, 24), slice(24, 32))
@@ -114,22 +111,27 @@ class RecordBuffers:
     def __init__(self, communicator: Communicator) -> None:
         self._rank, size = communicator.rank, communicator.size
         self.in_full = size <= MOST_IN_FULL
-        self._own = np.zeros(_SIZE if self.in_full else _LEAST.size, np.uint8)
-        self._all = np.zeros(_SIZE * size if self.in_full else _LEAST.size, np.uint8)
-        self._begins = range(0, _SIZE * size, _SIZE) if self.in_full else range(0)
+        length, records = (communicator.record_bytes, size) if self.in_full else (_LEAST.size, 1)
+        self._own = np.zeros(length, np.uint8)
+        self._all = np.zeros((records, length), np.uint8)
         self._view = self._own.data
         self.payload = self._own[_BEGIN:]
-        self.payloads = [self._all[begin + _BEGIN : begin + _SIZE] for begin in self._begins]
+        self.payloads = (
+            [self.payload if rank == self._rank else self._all[rank, _BEGIN:] for rank in range(size)]
+            if self.in_full
+            else []
+        )
         if self.in_full:
-            self._begin = communicator.allgather_init(self._own, self._all)
+            self._others = [self._all[rank, : _HEAD.size].data for rank in range(size) if rank != self._rank]
+            self._begin = communicator.exchange_init(self._own, self._all.reshape(-1))
         else:
-            self._begin = partial(communicator.iallreduce, ReduceOp.MIN, self._own, self._all)
+            self._begin = lambda _: communicator.iallreduce(ReduceOp.MIN, self._own, self._all[0])
         self._record = Record(b"")
         self._head = b""
         self._numbers = count(1)
 
-    def post(self, record: Record) -> Request:
-        """Contribute a record: begin the exchange."""
+    def post(self, record: Record, nbytes: int = 0) -> Request:
+        """Contribute a record, with so many bytes of the payload: begin the exchange."""
         self._record = record
         if self.in_full:
             self._head = _HEAD.pack(record.digest, *record.callers, record.flags, record.notice)
@@ -141,20 +143,18 @@ class RecordBuffers:
                 compared = complement = bytes([_MOST]) * _COMPARED.size
             first = record.flags if self._rank == 0 else _MOST
             _LEAST.pack_into(self._view, 0, compared, complement, record.notice, _MOST - record.notice, first)
-        return self._begin()
+        return self._begin(_BEGIN + nbytes)
 
     def read(self) -> Found:
         """Return what all records say; the exchange is complete."""
-        own, whole = self._record, self._all.tobytes()
+        own = self._record
         if not self.in_full:
-            return self._read_least(whole)
-        if own.notice is Notice.NONE:
-            for begin in self._begins:
-                if not whole.startswith(self._head, begin):
-                    break
-            else:
-                return Found(Agreement.ALIKE, own.digest, own.flags)
-        heads = [_HEAD.unpack_from(whole, begin) for begin in self._begins]
+            return self._read_least(self._all.tobytes())
+        others = [head.tobytes() for head in self._others]
+        if own.notice is Notice.NONE and others.count(self._head) == len(others):
+            return Found(Agreement.ALIKE, own.digest, own.flags)
+        heads = [*map(_HEAD.unpack, others)]
+        heads.insert(self._rank, _HEAD.unpack(self._head))
         digests, *callers, flags, notices = zip(*heads, strict=True)
         known = {digest for digest, notice in zip(digests, notices, strict=True) if notice != Notice.JOINED}
         agreement = _agreement(min(notices), max(notices), len(known) <= 1)

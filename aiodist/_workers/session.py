@@ -177,19 +177,19 @@ class Session:
         self.is_advancing = True
         try:
             while not (self._over or self.number >= self._limit):
-                step = prepared = None
+                step, prepared, nbytes = None, None, 0
                 if self._queue:
                     step = self._queue.popleft()
                     record = self._record_of(step)
                     if step.route.small is not None and step.values is not None:
-                        step.route.small.write(step.values)
+                        nbytes = step.route.small.write(step.values)
                 elif self._joined:
                     record = Record(self._chain, notice=Notice.JOINED)
                 elif self._ended:
                     record = Record(self._after(_END), notice=Notice.END)
                 else:
                     return
-                request = self.records.post(record)
+                request = self.records.post(record, nbytes)
                 if step is not None:
                     prepared = _prepared(step)
                 yield request

@@ -21,6 +21,9 @@ from aiodist_kernels import ReduceOp
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
+RECORD_BYTES: Final = 512
+"""How long a record is where every worker receives those of all others in one collective."""
+
 
 class Request(Protocol):
     """Something that is under way.
@@ -67,6 +70,7 @@ class Communicator(Protocol):
     size: int  # how many they are
     depth: int  # how many operations are well begun before the first is complete
     records: Any  # the buffers of its records, once there are any: one session after the other uses them
+    record_bytes: int  # how long a record may be
 
     def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
         """Return whether `iallreduce` takes an op and a dtype with the meaning that they have here."""
@@ -80,8 +84,12 @@ class Communicator(Protocol):
         """Put buffers of bytes, all of one size, together by rank."""
         ...
 
-    def allgather_init(self, send: Array, receive: Array) -> Callable[[], Request]:
-        """Return what does `iallgather` with these buffers, again and again; all workers ask for it, in order."""
+    def exchange_init(self, own: Array, everyone: Array) -> Callable[[int], Request]:
+        """Return what gives all others a record's first bytes, so many, again and again; all ask for it, in order.
+
+        Workers may give different numbers of them. They lie in ``everyone`` by rank, ``record_bytes`` for each; whether
+        one's own do is open.
+        """
         ...
 
     def iallgatherv(self, send: Array, receive: Parts) -> Request:

@@ -46,10 +46,11 @@ def move(crossings: Sequence[Crossing], dice: random.Random) -> None:
         for crossing, data in zip(crossings, exchange(crossings), strict=True):
             crossing.take_parts(data)
     for rank, crossing in enumerate(crossings):
-        everyone = [[list(map(_copy, column)) for column in each.given] for each in crossings]
+        everyone = [[list(map(_copy, row)) for row in each.given] for each in crossings]
         if dice.random() < 0.5:
             everyone[rank] = crossing.given  # its own, where they lie
-        crossing.take_gathered(everyone)
+        if crossing.plan.on_one_machine is not None:
+            crossing.take_gathered(crossing.plan.on_one_machine.run_into(crossing.all_values(everyone)))
 
 
 def _copy(value: Any) -> Any:

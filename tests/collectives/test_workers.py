@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aiodist._collectives import kinds
 from aiodist._collectives.kinds import Collective
 from aiodist._collectives.workers import Crossing, Members, WorkerPlan
-from aiodist_kernels import ReduceOp, reduce, reduce_numbers
+from aiodist_kernels import ReduceOp, reduce
 from tests.collectives.moving import over_workers
 from tests.collectives.reference import spec_of
 from tests.kernels import arrays
@@ -48,36 +48,6 @@ def test_bits_are_those_of_one_machine_when_ordered_or_with_one_replica_a_worker
             assert_same_bits(np.asarray(result), expected)
 
 
-NUMBERS: list[list[Any]] = [
-    [0.1, 1e16, -1e16, 3.5, float("inf")],
-    [1, -(10**9), 7, 0, 2**30],
-    [2**12, -(2**12), 5, 2**20, -1],
-    [1 + 2j, 0.5j, -1.0 + 0j, 3 + 1j, 0j],
-    [True, False, True, True, True],
-]
-
-
-@pytest.mark.parametrize("ids", [[[0, 1, 2, 3, 4]], [[0, 1], [2], [3, 4]], [[4], [0, 2], [1, 3]]], ids=str)
-@pytest.mark.parametrize("op", list(ReduceOp))
-@pytest.mark.parametrize("ordered", [False, True])
-def test_pythons_numbers_are_combined_as_on_one_machine(ids: list[list[int]], op: ReduceOp, *, ordered: bool) -> None:
-    columns = []
-    for column in NUMBERS:
-        asked = Collective(kinds.ALL_REDUCE, op, None, spec_of(column[0]))
-        try:
-            asked.check(5)
-        except TypeError:
-            continue
-        columns.append(column)
-    values = [list(row) for row in zip(*columns, strict=True)]
-    asked = Collective(kinds.ALL_REDUCE, op, None, spec_of(values[0]))
-    for results in over_workers(asked, ids, values, random.Random(0), ordered=ordered):
-        for result, column in zip(results, columns, strict=True):
-            expected = reduce_numbers(op, column)
-            assert type(result) is type(expected)
-            assert repr(result) == repr(expected)
-
-
 def test_broadcast_of_anything() -> None:
     when = np.datetime64("2026-11-23")
     mine: list[Any] = [1.5, -(2**63), True, 2j, np.float32(3), np.arange(6).reshape(2, 3).T, np.array(["x", "yz"]),
@@ -101,15 +71,3 @@ def test_nothing_is_copied_that_can_be_moved_from_where_it_lies() -> None:
     own = reduced.rows[0].own(3, 7)
     assert own is not None
     assert np.shares_memory(own, array)
-
-
-def test_nothing_is_copied_that_can_stay_where_it_comes_to() -> None:
-    array = np.arange(40_000.0).reshape(4, 10_000)
-    members = Members(0, ((0,), (1,)))
-    come = np.stack([array, array])
-    gathered = Collective(kinds.ALL_GATHER, None, (0,), kinds.ragged(spec_of(array), (0,)))
-    for asked in (gathered, Collective(kinds.BROADCAST, None, 1, spec_of(array))):
-        plan = WorkerPlan(asked, members)
-        crossing = Crossing(plan, [array])
-        crossing.take_gathered([[[come[i]] if sources else []] for i, sources in enumerate(plan.sources)])
-        assert np.shares_memory(crossing.result(), come)

@@ -116,6 +116,20 @@ def gatherings(c: Communicator) -> Iterator[Request]:
             np.testing.assert_array_equal(receive, wanted)
 
 
+def records(c: Communicator) -> Iterator[Request]:
+    """What opens every step, again and again, of which some workers say more than others."""
+    own, everyone = np.zeros(c.record_bytes, np.uint8), np.zeros((c.size, c.record_bytes), np.uint8)
+    begin = c.exchange_init(own, everyone.reshape(-1))
+    lengths = [48, c.record_bytes, 513 % c.record_bytes, 512]
+    for step in range(6):
+        said = [text(step + 10 * rank, lengths[(step + rank // 2) % 4]) for rank in range(c.size)]
+        own[: said[c.rank].size] = said[c.rank]
+        yield begin(said[c.rank].size)
+        for rank, expected in enumerate(said):
+            if rank != c.rank:
+                np.testing.assert_array_equal(everyone[rank, : expected.size], expected)
+
+
 def broadcasts(c: Communicator) -> Iterator[Request]:
     """From each worker, of several sizes; what is sent may be read-only."""
     for root in range(c.size):
@@ -199,10 +213,11 @@ def parts_of_the_workers(c: Communicator) -> Iterator[Request]:
         value = np.array([1 << c.rank])
         yield part.iallreduce(ReduceOp.SUM, value, value)
         assert value[0] == sum(1 << rank for rank in members)
+        yield from records(part)  # of two workers, say
 
 
 CASES: Final[list[Case]] = [
-    reductions_of_the_engine, least_of_records, gatherings, broadcasts, exchanges,
+    reductions_of_the_engine, least_of_records, records, gatherings, broadcasts, exchanges,
     several_in_flight, duplicates_are_apart, parts_of_the_workers,
 ]  # fmt: skip
 

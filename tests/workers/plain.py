@@ -249,8 +249,9 @@ class PlainSmall:
         self._own = session.records.payload[:8].view(np.int64)
         self._all = [payload[:8].view(np.int64) for payload in session.records.payloads]
 
-    def write(self, values: Sequence[int]) -> None:
+    def write(self, values: Sequence[int]) -> int:
         self._own[0] = sum(values)
+        return 8
 
     def take(self, slot: Any, found: Found) -> int:
         return int(sum(each[0] for each in self._all))

@@ -81,6 +81,10 @@ async def test_reductions(layout: tuple[int, ...], size: int, options: dict[str,
     await check(program, layout, **options)
 
 
+NESTS: list[Callable[[Any], Any]] = [lambda x: x, lambda x: [x, np.ones(300)]]
+each_nest = pytest.mark.parametrize("nest", NESTS, ids=["in the record", "beside it"])
+
+
 @on_uvloop_too
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 async def test_kinds_of_values(layout: tuple[int, ...]) -> None:
@@ -94,6 +98,7 @@ async def test_kinds_of_values(layout: tuple[int, ...]) -> None:
             await ctx.all_reduce("MAX", {"a": np.float32(r), "b": r == 1, "c": np.array([r == 0, True])}),
             await ctx.all_reduce("SUM", [r + 10**15, r, 0.5 * r, np.float32(r)]),
             await ctx.all_reduce("MAX", -(2**63)),
+            *[await ctx.all_reduce("SUM", nest([0.1, 1e16, -1e16][r % 3])) for nest in NESTS],  # not in any order
             await ctx.all_reduce("SUM", slices),
             await ctx.all_reduce("SUM", whole(ctx, ">f4", 5)),
             await ctx.all_reduce("MIN", np.array([np.nan if r == 1 else r, -0.0])),
@@ -148,7 +153,7 @@ async def test_merge_call_runs_once_for_each_worker_with_its_values(layout: tupl
     assert await job.values(program) == [(n * (n - 1) // 2 + 1, 2 * n, n)] * n
 
 
-@pytest.mark.parametrize("nest", [lambda x: x, lambda x: [x, np.ones(300)]], ids=["in the record", "beside it"])
+@each_nest
 @pytest.mark.parametrize(("mine", "op"), [(2**63, "MIN"), (-(2**63) - 1, "MAX"), (2**62, "SUM")])
 async def test_python_ints_fit_int64_or_every_worker_raises(mine: int, op: str, nest: Callable[[Any], Any]) -> None:
     async def program(ctx: ReplicaContext) -> Any:

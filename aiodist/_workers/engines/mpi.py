@@ -18,7 +18,17 @@ import numpy as np
 from aiodist._arrays import environment
 from aiodist._workers.ending import finalise, of_library
 from aiodist._workers.engines.simulated import alone
-from aiodist._workers.transport import Array, Communicator, Parts, Request, Serial, Steps, in_the_air, in_thread
+from aiodist._workers.transport import (
+    RECORD_BYTES,
+    Array,
+    Communicator,
+    Parts,
+    Request,
+    Serial,
+    Steps,
+    in_the_air,
+    in_thread,
+)
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.numpy_tier import quietly
 from aiodist_kernels.pool import results as pool
@@ -35,6 +45,9 @@ _FOLDS: Final[dict[ReduceOp, tuple[Any, str]]] = {
 }
 """NumPy's function and MPI's name for each reduction."""
 _TAGS: Final = 32768  # those that every MPI has
+_RECORDS: Final = 1  # the tag of records between two workers
+_LONG_RECORD: Final = RECORD_BYTES + (1 << 16)
+"""How long the records of two workers may be: to copy a value of 64 KiB costs less than a message of its own."""
 
 
 def load_mpi() -> Any:
@@ -102,9 +115,36 @@ class _Again(MpiRequest):
 
     __slots__ = ()
 
-    def start(self) -> Request:
+    def start(self, _: int) -> Request:
         self._request.Start()
         return self
+
+
+class _Swap:
+    """An exchange of records between two workers, begun again and again.
+
+    A record may have a value of any size in it, up to what the receiver has room for: each sends as much as it has.
+    """
+
+    def __init__(self, communicator: Any, own: Array, other: Array) -> None:
+        self._send = partial(communicator.Isend, dest=1 - communicator.rank, tag=_RECORDS)
+        self._own = own
+        self._short = communicator.Send_init(own[:RECORD_BYTES], 1 - communicator.rank, _RECORDS)
+        self._receive = communicator.Recv_init(other, 1 - communicator.rank, _RECORDS)
+        self._coming = MpiRequest(self._receive, other)
+        self._going = self._always = MpiRequest(self._short, own)
+
+    def begin(self, nbytes: int) -> Request:
+        self._receive.Start()
+        if nbytes <= RECORD_BYTES:
+            self._short.Start()
+            self._going = self._always
+        else:
+            self._going = MpiRequest(self._send(self._own[:nbytes]), self._own)
+        return self
+
+    def test(self) -> bool:
+        return bool(self._coming.test() and self._going.test())
 
 
 class _Pair:
@@ -145,6 +185,7 @@ class MpiCommunicator:
         self.rank: int = communicator.Get_rank()
         self.size: int = communicator.Get_size()
         self.depth = 4 if self._mpi.get_vendor()[0] == "Open MPI" else 2
+        self.record_bytes = _LONG_RECORD if self.size == 2 else RECORD_BYTES
         self._maker = Serial()
 
     @classmethod
@@ -189,12 +230,14 @@ class MpiCommunicator:
         byte = self._byte
         return MpiRequest(self._handle.Iallgather([send, byte], [receive, byte]), send, receive)
 
-    def allgather_init(self, send: Array, receive: Array) -> Callable[[], Request]:
+    def exchange_init(self, own: Array, everyone: Array) -> Callable[[int], Request]:
+        if self.size == 2:
+            return _Swap(self._handle, own, everyone.reshape(2, -1)[1 - self.rank]).begin
         try:
-            request = self._handle.Allgather_init([send, self._byte], [receive, self._byte])
+            request = self._handle.Allgather_init([own, self._byte], [everyone, self._byte])
         except (AttributeError, NotImplementedError):  # before MPI 4
-            return partial(self.iallgather, send, receive)
-        return _Again(request, send, receive).start
+            return lambda _: self.iallgather(own, everyone)
+        return _Again(request, own, everyone).start
 
     def iallgatherv(self, send: Array, receive: Parts) -> Request:
         return MpiRequest(self._handle.Iallgatherv([send, self._byte], self._spread(receive)), send, receive)

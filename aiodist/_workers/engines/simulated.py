@@ -25,7 +25,7 @@ from aiodist._workers.coordinator import Coordinator, Sent
 from aiodist._workers.layout import Hello, layout_of
 from aiodist._workers.messages import Ask, Message, decode, encode
 from aiodist._workers.team import Team
-from aiodist._workers.transport import Array, Communicator, Parts, Request, Steps
+from aiodist._workers.transport import RECORD_BYTES, Array, Communicator, Parts, Request, Steps
 from aiodist_kernels import ReduceOp
 
 _Kind = tuple[Any, ...]
@@ -83,6 +83,7 @@ class SimulatedCommunicator:
 
     depth = 2
     records: Any = None
+    record_bytes = RECORD_BYTES
 
     def __init__(self, world: _World, rank: int) -> None:
         self._world = world
@@ -130,8 +131,8 @@ class SimulatedCommunicator:
     def iallgather(self, send: Array, receive: Array) -> SimulatedRequest:
         return self._begin(("allgather", send.size), (send, receive), _put_together)
 
-    def allgather_init(self, send: Array, receive: Array) -> Callable[[], Request]:
-        return partial(self.iallgather, send, receive)
+    def exchange_init(self, own: Array, everyone: Array) -> Callable[[int], Request]:
+        return lambda _: self.iallgather(own, everyone)
 
     def iallgatherv(self, send: Array, receive: Parts) -> SimulatedRequest:
         return self._begin(("allgatherv", tuple(receive.counts)), ([send] * self.size, receive.views()), _exchange)

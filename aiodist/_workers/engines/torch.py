@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
 
-from aiodist._workers.transport import Array, Communicator, Parts, Request, Serial, Steps, in_the_air, in_thread
+from aiodist._workers.transport import (
+    RECORD_BYTES,
+    Array,
+    Communicator,
+    Parts,
+    Request,
+    Serial,
+    Steps,
+    in_the_air,
+    in_thread,
+)
 from aiodist_kernels import ReduceOp
 
 INSTALL: Final = "torchrun has started this process, and its workers meet by PyTorch: pip install 'aiodist[torch]'"
@@ -72,6 +81,7 @@ class TorchCommunicator:
     engine = "torch"
     depth = 2
     records: Any = None
+    record_bytes = RECORD_BYTES
 
     def __init__(self, group: Any, ranks: Sequence[int]) -> None:
         self._torch, self._dist = load_torch()
@@ -114,8 +124,8 @@ class TorchCommunicator:
         own = self._readable(send)
         return TorchRequest([self._dist.all_gather(parts, own, self._group, async_op=True)], None, own, receive)
 
-    def allgather_init(self, send: Array, receive: Array) -> Callable[[], Request]:
-        return partial(self.iallgather, send, receive)
+    def exchange_init(self, own: Array, everyone: Array) -> Callable[[int], Request]:
+        return lambda _: self.iallgather(own, everyone)
 
     def iallgatherv(self, send: Array, receive: Parts) -> Request:
         """Put buffers of several sizes together by rank: each worker broadcasts its own."""
