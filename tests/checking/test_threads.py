@@ -15,6 +15,7 @@ import pytest
 
 from aiodist._checking import threads
 from aiodist._checking.threads import busy_threads
+from aiodist._runtime.stacks import other_threads_can_be_looked_at
 from tests.checking.programs import value
 
 
@@ -39,11 +40,14 @@ def nobody_else_runs() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
+with_a_lock = pytest.mark.skipif(not other_threads_can_be_looked_at(), reason="there is no interpreter lock to keep")
+
 ITEMS: queue.Queue[int] = queue.Queue()
 EVENT = threading.Event()
 
 
 @pytest.mark.parametrize(("wait", "wake"), [(ITEMS.get, lambda: ITEMS.put(1)), (EVENT.wait, EVENT.set)])
+@with_a_lock
 def test_thread_that_has_been_woken_is_busy_before_it_runs(wait: Any, wake: Any) -> None:
     thread = threading.Thread(target=wait)
     thread.start()
@@ -55,6 +59,7 @@ def test_thread_that_has_been_woken_is_busy_before_it_runs(wait: Any, wake: Any)
     assert found
 
 
+@with_a_lock
 def test_work_that_an_executor_has_handed_out_is_seen_before_its_thread_runs() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -66,6 +71,7 @@ def test_work_that_an_executor_has_handed_out_is_seen_before_its_thread_runs() -
     value(main)
 
 
+@with_a_lock
 def test_work_that_a_program_has_submitted_is_seen_before_its_thread_runs() -> None:
     with ThreadPoolExecutor(2, "pool") as pool:
         both = threading.Barrier(2)
@@ -90,6 +96,7 @@ def test_executor_that_has_lost_count_of_its_threads_is_believed_for_a_moment(mo
         assert "pool_0" not in busy()
 
 
+@with_a_lock
 def test_thread_of_an_executor_that_is_shut_down_is_about_to_end() -> None:
     pool = ThreadPoolExecutor(1, "pool")
     pool.submit(int).result()
