@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -210,6 +211,26 @@ async def test_other_threads_with_other_numbers_of_replicas_do_not_disturb_a_red
 
     assert await on_each(3, program) == (1, 1, 1)
     assert await on_each(2, program) == (1, 1)
+
+
+@pytest.mark.parametrize("locked", [True, False])
+async def test_another_thread_asks_where_replicas_are_only_where_they_stand_still(
+    locked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does so for the other workers, while the loop is blocked; without the lock, reading a frame may crash."""
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: locked, raising=False)
+    found: list[bool] = []
+
+    async def program() -> None:
+        handle = here().barrier()
+        run = handle._me.run
+        asking = threading.Thread(target=lambda: found.append(any(each.stack for each in run.snapshot().replicas)))
+        asking.start()
+        asking.join()
+        await handle
+
+    await mirrored(1).run(program)
+    assert found == [locked]
 
 
 # Reductions; what ends a run meanwhile waits for them on every event loop, see test_conformance.
