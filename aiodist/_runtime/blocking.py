@@ -3,7 +3,8 @@
 While every look finds the same step of one task, nothing else goes on in the loop. The machine may be busy, so that
 time counts for a second in which the loop's thread has computed, or has stood at one instruction without computing:
 then it waits for something. Where the time that a thread has computed cannot be asked for (macOS, Windows), there is no
-warning.
+warning; nor is there one on a Python without the interpreter lock, where the loop's thread does not stand still while
+another looks at its frames.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from weakref import ref
 
 from aiodist._core.terms import Location
 from aiodist._core.text import place
-from aiodist._runtime.stacks import is_plumbing, place_of
+from aiodist._runtime.stacks import is_plumbing, other_threads_can_be_looked_at, place_of
 
 _LIMIT_SECONDS = 1.0
 _PAUSE_SECONDS = 0.25
@@ -148,6 +149,8 @@ _watched: list[tuple[BlockedLoop, Sized]] = []
 
 def watch(blocked: BlockedLoop, runs: Sized) -> None:
     """Look after a loop while it has runs; one thread looks after all loops of the process."""
+    if not other_threads_can_be_looked_at():
+        return
     with _lock, suppress(RuntimeError):  # no more threads can be started: then nobody looks
         if blocked.watched:
             return

@@ -213,10 +213,10 @@ class ReplicaContext:
             if type(value) is ndarray:
                 if expected.dtype is value.dtype and expected.shape == value.shape:
                     request = expected
-            elif expected.template is not None:
-                leaves = expected.template.match(value)
-                if leaves is not None:
-                    request, build = expected, expected.template.build
+            else:
+                template = expected.template  # another thread's event loop may put another one there
+                if template is not None and (found := template.match(value)) is not None:
+                    request, leaves, build = expected, found, template.build
         if request is None:
             request, build, leaves = requests.reduction(reduce_op, value, name)
             before.following = request

@@ -109,8 +109,8 @@ class Rendezvous(Slot):
         else:
             if self.others is not None:
                 values = list(map(in_native_order, values))
-            executor = request.usual
-            if len(values) != request.usual_size or self.absent or options.accumulate != "native":
+            size, executor = request.usual
+            if len(values) != size or self.absent or options.accumulate != "native":
                 executor = request.executor(len(values), self.absent, options.accumulate, devices, self.group)
             self.shared = executor.shared
             if self.outs is None:

@@ -50,7 +50,7 @@ class Request:
     __slots__ = (
         "_executors", "_misses", "call", "checked_for", "collective", "compute", "dtype",
         "following", "kind", "on_devices", "op", "over_workers", "shape", "spelling", "structure", "template",
-        "usual", "usual_size",
+        "usual",
     )  # fmt: skip
 
     def __init__(
@@ -81,8 +81,9 @@ class Request:
         self.following: Request | None = None  # what was asked for behind this the last time
         self.checked_for: int = 0  # for how many replicas it was last found to be one that can be carried out
         self._misses = 0
-        self.usual: Any = None  # the executor where all take part, in the native way, on the host
-        self.usual_size: int = 0  # for how many
+        # For how many, and the executor where all take part, in the native way, on the host. They change together, for
+        # event loops in other threads have the same request.
+        self.usual: tuple[int, Any] = (0, None)
         self._executors: dict[Any, Any] = {}
 
     @classmethod
@@ -118,7 +119,7 @@ class Request:
                 self.collective.check_present(absent)
             found = self._executors[key] = executor(self.collective, size, absent, accumulate, names)
             if not (absent or names) and accumulate == "native":
-                self.usual, self.usual_size = found, size
+                self.usual = size, found
         return found
 
 

@@ -81,6 +81,7 @@ from aiodist._runtime.stacks import (
     is_plumbing,
     lines_here,
     nearest_callers,
+    other_threads_can_be_looked_at,
     program_frame,
 )
 from aiodist._runtime.stall import PROOF_SECONDS, StallWatch, watch_here
@@ -616,20 +617,21 @@ class Run:
         from aiodist._runtime.inspection import Look, handled_in, look_at_run  # loaded when something has gone wrong
 
         # where the event loop is blocked, another thread asks; behind the run's end, its loop may be gone
-        looks = get_ident() == self.thread and not self.over
+        is_here = get_ident() == self.thread
+        looks, reads = is_here and not self.over, is_here or other_threads_can_be_looked_at()
         look = look_at_run(self.ledger) if looks else Look({}, "", {})
         facts = tuple(
             ReplicaFacts(
                 replica.id,
                 self.device_of(replica.id),
                 replica.end,
-                await_chain(state.awaitable),
+                await_chain(state.awaitable if reads else None),
                 look.waits.get(replica.id),
                 *_how_it_returned(state),
                 state.cancelled_in,
                 child_calls=look.calls.get(replica.id, ()),
                 cancelled_by=state.cancelled_by,
-                handles=handled_in(state.awaitable),
+                handles=handled_in(state.awaitable if reads else None),
             )
             for replica, state in zip(self.ledger.replicas, self._states, strict=True)
         )

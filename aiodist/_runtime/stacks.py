@@ -121,6 +121,12 @@ def _running_above(frame: FrameType) -> list[FrameType]:
     return above[::-1] if caller is frame else []
 
 
+def other_threads_can_be_looked_at() -> bool:
+    """Whether frames that run in another thread may be read: where no interpreter lock stops it, Python may crash."""
+    has_lock: Callable[[], bool] | None = getattr(sys, "_is_gil_enabled", None)  # from Python 3.13 on
+    return has_lock is None or has_lock()
+
+
 def is_plumbing(frame: FrameType) -> bool:
     """Whether a frame is an event loop's or aiodist's own, which a traceback for a person leaves out."""
     module = str(frame.f_globals.get("__name__", ""))

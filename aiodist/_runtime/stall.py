@@ -26,7 +26,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from contextvars import Context
+from contextvars import Context, copy_context
 from typing import Any, Final
 from weakref import WeakKeyDictionary, ref
 
@@ -61,6 +61,7 @@ class _Seen:
         self.since = 0.0
         self.warned = False
         self.look_after = PROOF_SECONDS
+        self.context = copy_context()  # of who runs it: on a free-threaded Python, filters of warnings are kept there
 
 
 class StallWatch:
@@ -85,7 +86,7 @@ class StallWatch:
     def add(self, run: Any) -> None:
         """Look after a run from now on."""
         self._runs[run] = _Seen()
-        if self._blocked is not None and not self._blocked.watched:
+        if self._blocked is not None:
             watch(self._blocked, self._runs)
         if not self._ticks:
             self._ticks = True
@@ -118,7 +119,7 @@ class StallWatch:
             run.look_for_deadlock()
         if warns and not run.closed:
             seen.warned = True
-            _warn(run, slot, still)
+            seen.context.run(_warn, run, slot, still)
 
 
 def _waited_for(run: Any) -> Slot | None:

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -88,15 +88,22 @@ def take(name: str) -> Worker:
         worker = _idle.pop() if _idle else None
     if worker is None:
         worker = Worker()
-        worker.start()
+        contextvars.Context().run(worker.start)  # free-threaded Pythons let a thread inherit context variables
     worker.name = name
     return worker
 
 
 _lock = threading.Lock()
 _idle: list[Worker] = []
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_idle.clear)  # a child process has its parent's list, and none of the threads
+
+
+def _begin_anew() -> None:
+    _idle.clear()
+    _lock.release()
+
+
+if hasattr(os, "register_at_fork"):  # a child process has its parent's list and lock, and none of the threads
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_begin_anew)
 
 
 class DeviceThreads:
@@ -115,6 +122,7 @@ class DeviceThreads:
         self._loop = loop
         self._workers: dict[str, Worker] = {}
         self._handed_over: list[tuple[Worker, Job]] = []  # in this turn of the loop
+        self._unfinished: Counter[Worker] = Counter()  # jobs that have begun, as far as the loop has heard
         self._left: dict[Any, tuple[str, int]] = {}  # work, and whose, that nobody waits for unless it ends at once
 
     async def run(self, device: str, replica_id: int, fn: Callable[..., T], *args: Any) -> T:
@@ -137,7 +145,7 @@ class DeviceThreads:
             except BaseException as error:  # noqa: BLE001  (whatever it is, it is for the caller)
                 errors.append(error)
             with suppress(RuntimeError):  # the loop is closed: nobody is left to notify
-                self._loop.call_soon_threadsafe(finished.set)
+                self._loop.call_soon_threadsafe(self._finish, worker, finished)
 
         context = contextvars.copy_context()
         if not self._handed_over:
@@ -162,13 +170,18 @@ class DeviceThreads:
         jobs, self._handed_over = self._handed_over, []
         at_once = []
         for worker, job in jobs:
-            if worker.busy:
+            if self._unfinished[worker]:  # `busy` it may be for a moment after it has told that it is done
                 worker.submit(job)
             else:
                 at_once.append((worker, job))
+        self._unfinished.update(worker for worker, _ in jobs)
         if at_once:
             worker, job = at_once[0]
             worker.submit(partial(_begin_all, at_once[1:], job))
+
+    def _finish(self, worker: Worker, finished: Any) -> None:
+        self._unfinished[worker] -= 1
+        finished.set()
 
     async def _outwait(self, finished: Any) -> None:
         """Wait until the work is done, whatever is cancelled meanwhile, or until a Ctrl-C has been for a second."""

@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from aiodist._arrays import environment
-from aiodist._runtime.stacks import is_plumbing
+from aiodist._runtime.stacks import is_plumbing, other_threads_can_be_looked_at
 from aiodist._workers import ending, messages
 from aiodist._workers.coordinator import PATIENCE_SECONDS, Coordinator, Sent
 from aiodist._workers.layout import Hello, this_machine
@@ -283,13 +283,15 @@ class Pulse:
 
     def silence(self) -> tuple[str, str, int]:
         """Return what to report of a loop that does not answer: a text, and the file and line that its thread is at."""
+        text = f"its event loop has been silent for {self.silent_seconds:.1f} s: something blocks it"
+        if not other_threads_can_be_looked_at():
+            return text, "", 0
         here = sys._current_frames().get(self._thread or 0)  # noqa: SLF001  (CPython has no other way)
         stack = () if here is None else traceback.walk_stack(here)
         own = [each for each in stack if each[0] is here or not is_plumbing(each[0])][:_MOST_FRAMES]
         shown = "".join(traceback.StackSummary.extract(own[::-1]).format())
-        text = f"its event loop has been silent for {self.silent_seconds:.1f} s: something blocks it. Its thread:"
         file, line = (own[0][0].f_code.co_filename, own[0][1]) if own else ("", 0)
-        return f"{text}\n{shown}".rstrip(), file, line
+        return f"{text}. Its thread:\n{shown}".rstrip(), file, line
 
 
 # The connections.

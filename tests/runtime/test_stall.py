@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import logging
 import re
+import sys
 import threading
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
+from contextvars import Context, ContextVar
 from functools import partial
 from typing import Any
 
@@ -22,7 +24,7 @@ from aiodist._runtime import blocking, stall
 from aiodist._runtime.blocking import BlockedLoop
 from aiodist._runtime.inspection import WaitGraph, look_at_loop
 from aiodist._runtime.loop import running_on_trio
-from aiodist._runtime.stacks import awaited_by, links
+from aiodist._runtime.stacks import awaited_by, links, other_threads_can_be_looked_at
 from aiodist._runtime.stall import StallWatch, watch_here
 from tests.runtime.programs import Program, Warned, mirrored, replica, run, still_works, turns, warned
 
@@ -338,6 +340,20 @@ async def test_who_stands_still_is_warned_of_once_with_who_waits_for_what(looks:
     ]
 
 
+variable: ContextVar[str] = ContextVar("variable", default="")
+
+
+async def test_warning_is_given_in_the_context_of_who_runs_the_replicas(looks: Looks) -> None:
+    """There a free-threaded Python keeps the filters of `warnings.catch_warnings`."""
+    shown: list[str] = []
+    variable.set("the caller's")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warnings, "warn_explicit", lambda *_: shown.append(variable.get()))
+        act = partial(Context().run, looks.pass_time, 2.5, 10.0)
+        await while_it_runs(waits_for(anyio.Event()), act, 2)
+    assert shown == ["the caller's"]
+
+
 async def test_replicas_that_go_on_or_are_in_no_collective_are_not_warned_of(looks: Looks) -> None:
     async def program(ctx: ReplicaContext) -> None:
         for _ in range(5):
@@ -603,6 +619,17 @@ def new_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stall, "_watches", {})
 
 
+locked = pytest.mark.skipif(not other_threads_can_be_looked_at(), reason="frames of other threads cannot be read")
+
+
+def test_nobody_looks_at_the_loops_thread_where_no_lock_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    unwatched = BlockedLoop(lambda: None, lambda *_: None)
+    blocking.watch(unwatched, ["a run"])
+    assert not unwatched.watched
+
+
+@locked
 @pytest.mark.usefixtures("new_watches")
 async def test_a_thread_looks_after_the_loop_while_there_are_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocking, "_LIMIT_SECONDS", 0.02)
@@ -647,6 +674,7 @@ async def test_zero_turns_it_off_and_what_is_no_time_is_refused(monkeypatch: pyt
     assert stall_seconds() == 10
 
 
+@locked
 def test_nobody_looks_after_a_loop_that_was_closed_in_the_middle_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocking, "_PAUSE_SECONDS", 0.01)
     loop = asyncio.new_event_loop()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 import threading
 import weakref
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 import anyio
@@ -15,6 +17,8 @@ import pytest
 
 import aiodist
 from aiodist import CommunicationOptions
+from aiodist._runtime import threads
+from aiodist._runtime.handle import posted
 from aiodist_kernels import policy
 from tests.runtime.programs import HeldThreads, here, mirrored, on_each, replica, still_works, turns, warned
 
@@ -135,6 +139,98 @@ async def test_what_is_no_plain_function_is_refused() -> None:
             await here().run_sync(3)  # type: ignore[arg-type]
 
     await mirrored(2).run(program)
+
+
+async def test_loop_wakes_one_thread_for_all_replicas_though_theirs_have_just_ended_a_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread that has told the loop of its result may still be on its way to the next job."""
+    submit, callers = threads.Worker.submit, list[threading.Thread]()
+
+    def noted(worker: threads.Worker, job: threads.Job) -> None:
+        callers.append(threading.current_thread())
+        submit(worker, job)
+
+    monkeypatch.setattr(threads.Worker, "submit", noted)
+    monkeypatch.setattr(threads.Worker, "busy", True)
+
+    async def program() -> None:
+        for _ in range(3):
+            await here().run_sync(int)
+            await here().barrier()
+
+    await on_each(2, program)
+    assert callers.count(threading.current_thread()) == 3
+    assert len(callers) == 6
+
+
+def test_thread_of_the_cache_has_nobodys_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Python lets threads inherit context variables, it would keep those of whoever needed it first."""
+    start = threading.Thread.start
+
+    def inheriting(thread: threading.Thread) -> None:
+        context, run = copy_context(), thread.run
+        monkeypatch.setattr(thread, "run", lambda: context.run(run))
+        start(thread)
+
+    monkeypatch.setattr(threads, "_idle", [])
+    monkeypatch.setattr(threading.Thread, "start", inheriting)
+    seen, done = list[str](), threading.Event()
+    context = copy_context()
+    context.run(variable.set, "of the first")
+    worker = context.run(threads.take, "a test's")
+    worker.submit(lambda: seen.append(variable.get()))
+    worker.submit(done.set)
+    assert done.wait(60)
+    worker.release()
+    assert seen == [""]
+
+
+class ReadWhile(list[Any]):
+    """A list that lets something happen whenever its length is asked for."""
+
+    def __init__(self, values: list[Any], happens: Callable[[], object]) -> None:
+        super().__init__(values)
+        self._happens = happens
+
+    def __len__(self) -> int:
+        self._happens()
+        return super().__len__()
+
+
+async def test_other_threads_with_other_numbers_of_replicas_do_not_disturb_a_reduction() -> None:
+    """Without the interpreter lock they find their executor for the same request in the middle of this one's."""
+
+    async def program() -> float:
+        handle = here().all_reduce("MEAN", {"a": np.ones(37), "b": np.ones(3)})
+        slot, member = posted(handle)
+        if member.replica_id == 0:
+            find = functools.partial(slot.request.executor, 2, (), "native", lambda _: (), member.group)
+            slot.values = ReadWhile(slot.values, find if member.group.size == 2 else int)
+        return float((await handle)["a"][0])
+
+    assert await on_each(3, program) == (1, 1, 1)
+    assert await on_each(2, program) == (1, 1)
+
+
+@pytest.mark.parametrize("locked", [True, False])
+async def test_another_thread_asks_where_replicas_are_only_where_they_stand_still(
+    locked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does so for the other workers, while the loop is blocked; without the lock, reading a frame may crash."""
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: locked, raising=False)
+    found: list[bool] = []
+
+    async def program() -> None:
+        handle = here().barrier()
+        run = handle._me.run
+        asking = threading.Thread(target=lambda: found.append(any(each.stack for each in run.snapshot().replicas)))
+        asking.start()
+        asking.join()
+        await handle
+
+    await mirrored(1).run(program)
+    assert found == [locked]
 
 
 # Reductions; what ends a run meanwhile waits for them on every event loop, see test_conformance.

@@ -443,6 +443,10 @@ def test_pulse_tells_for_how_long_a_loop_is_silent_and_where(monkeypatch: pytest
     assert pulse.silent_seconds < 1
     now = 52.0
     assert pulse.silent_seconds > 1
+    with monkeypatch.context() as unlocked:
+        unlocked.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+        assert pulse.silence() == ("its event loop has been silent for 2.0 s: something blocks it", "", 0)
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
     told, file, _ = pulse.silence()
     assert file.endswith("control.py")
     assert told.startswith("its event loop has been silent for 2.0 s: something blocks it. Its thread:\n")
