@@ -119,6 +119,11 @@ class Collective:
         """What reports call its group; None for the run's own."""
         return self.group.label()
 
+    @property
+    def creation(self) -> Collective | None:
+        """The creation of its group, where some of the members have not made that."""
+        return self.picture.find(self.group.key, -1)
+
     # Who has come to it, and who is missing.
 
     @cached_property
@@ -294,10 +299,9 @@ class Collective:
     @property
     def unmade_by(self) -> tuple[int, ...]:
         """The members that have not made the group, where that may be why they are missing."""
-        creation = self.picture.find(self.group.key, -1)
-        if creation is None or self.number < 0 or self.reason not in (Reason.EXITED, Reason.TIMEOUT):
+        if self.creation is None or self.number < 0 or self.reason not in (Reason.EXITED, Reason.TIMEOUT):
             return ()
-        return tuple(member.replica_id for member in creation.missing)
+        return tuple(member.replica_id for member in self.creation.missing)
 
     # Where they call from, and how they diverged.
 
