@@ -189,9 +189,8 @@ def _odd_on_a_cycle(on_it: Sequence[Collective]) -> tuple[set[int], set[int]]:
     """
     odd: set[int] = set()
     for each in on_it:
-        creation = each.picture.find(each.group.key, -1)
-        if creation is not None:
-            makers = {i for _, ids in creation.slot.posts for i in ids}
+        if each.creation is not None:
+            makers = set(each.creation.records)
             others = set(each.group.key[0]) - makers
             odd |= min(makers, others, key=len) if len(makers) != len(others) else set()
     if odd:

@@ -17,7 +17,6 @@ from aiodist._core import source
 from aiodist._core.call import LEAF, Call, Function, Post, compare, leaf_text
 from aiodist._core.divergence import CAUGHT, branch_line, diff
 from aiodist._core.report import DivergenceKind, ReplicaReport
-from aiodist._core.snapshot import GroupRecord
 from aiodist._core.terms import Location, Reason, ReplicaState
 from aiodist._core.text import (
     WIDTH,
@@ -77,16 +76,6 @@ class Step(NamedTuple):
     missing: tuple[int, ...]
     odd: bool
 
-    @property
-    def group(self) -> GroupRecord:
-        """The group of the collective."""
-        return self.waits_in.group
-
-    @property
-    def creation(self) -> list[Post]:
-        """How its group was made, where some of the members have not made it."""
-        return [post for slot in self.group.open[:1] if slot.number < 0 for post, _ in slot.posts[:1]]
-
     def __str__(self) -> str:
         where = f"{self.waits_in.with_group(str(self.post.call))} ({place(self.post.location)})"
         waits = f"{clause(self.replicas, 'waits')} in {where} for {ids_briefly(self.missing)}"
@@ -100,7 +89,8 @@ def cycle_text(steps: Sequence[Step]) -> tuple[list[str], tuple[str, ...]]:
     shown_steps = list(map(str, steps))
     if len(steps) > _MOST_STEPS:
         shown_steps[_MOST_STEPS - 1 : -1] = [f"  … and {len(steps) - _MOST_STEPS} more"]
-    creations = [(post.location, step.odd) for step in steps for post in step.creation]
+    unmade = ((step.waits_in.creation, step.odd) for step in steps)
+    creations = [(creation.slot.posts[0][0].location, odd) for creation, odd in unmade if creation is not None]
     places = [*creations, *((step.post.location, step.odd) for step in steps)]
     differ, advice = _groups_differ(steps)
     lines = [
@@ -115,21 +105,19 @@ def cycle_text(steps: Sequence[Step]) -> tuple[list[str], tuple[str, ...]]:
 
 def _groups_differ(steps: Sequence[Step]) -> tuple[list[str], str]:
     """Say in what the groups of a cycle differ, and what to do about it."""
-    unmade = [step for step in steps if step.creation]
-    keys = [step.group.key for step in unmade]
-    if len(set(keys)) > 1:
-        groups = ((step, step.creation[0].call) for step in unmade)
-        told = ", ".join(
-            f"{shortened(str(call), _LONGEST_CALL)} on {ids_briefly(step.replicas)}" for step, call in groups
-        )
+    creations = ((step.waits_in.creation, step.replicas) for step in steps)
+    unmade = [(creation, replicas) for creation, replicas in creations if creation is not None]
+    if len({creation.group.key for creation, _ in unmade}) > 1:
+        calls = ((shortened(str(creation.slot.posts[0][0].call), _LONGEST_CALL), ids) for creation, ids in unmade)
+        told = ", ".join(f"{call} on {ids_briefly(ids)}" for call, ids in calls)
         return [f"The members, the order or the names of their groups differ: {told}."], _SAME_GROUP
     if unmade:
-        made = {i for _, ids in unmade[0].group.open[0].posts for i in ids}
-        others = set(keys[0][0]) - made
-        return [f"{upper(clause(others, 'has'))} not made {unmade[0].group.label()}."], _SAME_GROUP
-    labels = [step.group.label() for step in steps]
+        creation = unmade[0][0]
+        others = set(creation.group.key[0]) - creation.records.keys()
+        return [f"{upper(clause(others, 'has'))} not made {creation.label}."], _SAME_GROUP
+    labels = [step.waits_in.label for step in steps]
     if len(steps) == 2 and None in labels and compare(steps[0].post.call, steps[1].post.call) is None:
-        whose = " and ".join(f"{ids_briefly(s.replicas)} in that of {s.group.label() or 'the run'}" for s in steps)
+        whose = " and ".join(f"{ids_briefly(s.replicas)} in that of {s.waits_in.label or 'the run'}" for s in steps)
         return [f"They make the same call in different contexts: {whose}."], _SAME_CONTEXT
     return [], _SAME_ORDER
 

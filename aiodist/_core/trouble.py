@@ -6,7 +6,7 @@ majority, and the rest are the suspects; where none is larger than every other, 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain, takewhile
 from typing import NamedTuple
@@ -57,7 +57,10 @@ class Picture:
 
     def find(self, group: GroupKey, number: int | None) -> Collective | None:
         """Return an open collective by its number, or with None the join."""
-        return next((e for e in self.open[group] if e.joining == (number is None) and number in (None, e.number)), None)
+        for each in self.open[group]:
+            if each.joining if number is None else (each.number == number and not each.joining):
+                return each
+        return None
 
     def histories(self, group: GroupRecord) -> dict[int, tuple[CallRecord, ...]]:
         """Return the last calls of each member of a group, newest last."""
@@ -119,13 +122,18 @@ class Collective:
         """What reports call its group; None for the run's own."""
         return self.group.label()
 
+    @property
+    def creation(self) -> Collective | None:
+        """The creation of its group, where some of the members have not made that."""
+        return self.picture.find(self.group.key, -1)
+
     # Who has come to it, and who is missing.
 
     @cached_property
     def records(self) -> dict[int, CallRecord]:
         """What each replica has called here, by id."""
-        alike = ((_record(self.number, post), ids) for post, ids in self.slot.posts)
-        return {replica_id: record for record, ids in alike for replica_id in ids}
+        records = ((_record(self.number, post), ids) for post, ids in self.slot.posts)
+        return {replica_id: record for record, ids in records for replica_id in ids}
 
     def left(self, member: MemberRecord) -> bool:
         """Whether a member was cancelled out of it; a join's number was not known when it was."""
@@ -200,10 +208,18 @@ class Collective:
     @cached_property
     def replicas(self) -> tuple[ReplicaReport, ...]:
         """What every member of the group does, by id."""
-        return tuple(self._report(each) for each in self.group.members if each.replica_id in self.picture.facts)
+        histories = self.picture.histories(self.group)
+        every = [self, *self.picture.open[self.group.key]]  # looked up once: a group of thousands has a large key
+        return tuple(
+            self._report(member, histories[member.replica_id], self._waits_in(member, every))
+            for member in self.group.members
+            if member.replica_id in self.picture.facts
+        )
 
-    def _report(self, member: MemberRecord) -> ReplicaReport:
-        known, record = self.picture.facts[member.replica_id], self._waits_in(member)
+    def _report(
+        self, member: MemberRecord, history: tuple[CallRecord, ...], record: CallRecord | None
+    ) -> ReplicaReport:
+        known = self.picture.facts[member.replica_id]
         waits = record is not None and record.sequence_number >= 0
         state = known.end or (ReplicaState.WAITING if waits else ReplicaState.RUNNING)
         return ReplicaReport(
@@ -212,23 +228,22 @@ class Collective:
             state=state,
             call=record.call if record else None,
             location=record.location if record else None,
-            history=self.picture.histories(self.group)[member.replica_id],
+            history=history,
             stack=() if state.ended else known.stack,
             returned=known.returned,
             ended_at=known.ended_at,
             waits_for=known.waits_for if state is ReplicaState.RUNNING else None,
         )
 
-    def _waits_in(self, member: MemberRecord) -> CallRecord | None:
-        """Return what a member waits in: this if it is there, else the first of the group that it has not left.
+    def _waits_in(self, member: MemberRecord, every: Sequence[Collective]) -> CallRecord | None:
+        """Return what a member waits in: the first of these, this one and those of its group, that it has not left.
 
         Nobody waits in the creation of a group, so there it is enough to have been there.
         """
         if self.number >= 0 and member.replica_id in self.picture.ended:
             return None
-        every = [self, *self.picture.open[self.group.key]]
         if member.joined and every[-1].joining:
-            every = every[-1:]
+            every = every[-1:]  # whoever has joined is nowhere else
         for each in every:
             may_wait = each is self or (each.number >= 0 and each.joining == member.joined)
             if may_wait and member.replica_id in each.records and not each.left(member):
@@ -294,10 +309,9 @@ class Collective:
     @property
     def unmade_by(self) -> tuple[int, ...]:
         """The members that have not made the group, where that may be why they are missing."""
-        creation = self.picture.find(self.group.key, -1)
-        if creation is None or self.number < 0 or self.reason not in (Reason.EXITED, Reason.TIMEOUT):
+        if self.creation is None or self.number < 0 or self.reason not in (Reason.EXITED, Reason.TIMEOUT):
             return ()
-        return tuple(member.replica_id for member in creation.missing)
+        return tuple(member.replica_id for member in self.creation.missing)
 
     # Where they call from, and how they diverged.
 
