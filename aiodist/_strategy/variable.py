@@ -162,7 +162,7 @@ def differ(name: str, replica_id: int, first: int = 0) -> ValueError:
 
 def _parts(aggregation: VariableAggregation, value: Array, size: int) -> list[Array]:
     """Return the components that, aggregated on reading, give ``value``; of integers the first are the larger."""
-    if aggregation is not VariableAggregation.SUM:
+    if aggregation is not VariableAggregation.SUM or size == 1:
         return [value] * size
     if value.dtype.kind not in "iu":
         return [np.asarray(value / size, value.dtype)] * size
