@@ -110,16 +110,6 @@ class MpiRequest:
             in_the_air.append(self)
 
 
-class _Again(MpiRequest):
-    """An operation that is begun again and again, as long as its communicator is used."""
-
-    __slots__ = ()
-
-    def start(self, _: int) -> Request:
-        self._request.Start()
-        return self
-
-
 class _Pair:
     """What two workers send each other, and what is made of it then."""
 
@@ -202,10 +192,8 @@ class MpiCommunicator:
     def exchange_init(self, own: Array, everyone: Array) -> Callable[[int], Request]:
         if self.size == 2:  # who send each other as much as they have, up to what there is room for
             handle, peer, other = self._handle, 1 - self.rank, everyone.reshape(2, -1)[1 - self.rank]
-            receive, send = (
-                handle.Recv_init(other, peer, _RECORDS),
-                handle.Send_init(own[:RECORD_BYTES], peer, _RECORDS),
-            )
+            receive = handle.Recv_init(other, peer, _RECORDS)
+            send = handle.Send_init(own[:RECORD_BYTES], peer, _RECORDS)
             coming = MpiRequest(receive, other)
             short = _Pair(coming, MpiRequest(send, own))
 
@@ -221,7 +209,13 @@ class MpiCommunicator:
             request = self._handle.Allgather_init([own, self._byte], [everyone, self._byte])
         except (AttributeError, NotImplementedError):  # before MPI 4
             return lambda _: self.iallgather(own, everyone)
-        return _Again(request, own, everyone).start
+        again = MpiRequest(request, own, everyone)
+
+        def begin_all(_: int) -> Request:
+            request.Start()
+            return again
+
+        return begin_all
 
     def iallgatherv(self, send: Array, receive: Parts) -> Request:
         return MpiRequest(self._handle.Iallgatherv([send, self._byte], self._spread(receive)), send, receive)
