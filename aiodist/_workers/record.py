@@ -39,7 +39,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from aiodist._core.call import OrderCheck, Post, digest
-from aiodist._workers.transport import Communicator, Request
+from aiodist._workers.transport import Array, Communicator, Request
 from aiodist_kernels import ReduceOp
 
 MOST_IN_FULL: Final = 64
@@ -116,13 +116,11 @@ class RecordBuffers:
         self._all = np.zeros((records, length), np.uint8)
         self._view = self._own.data
         self.payload = self._own[_BEGIN:]
-        self.payloads = (
-            [self.payload if rank == self._rank else self._all[rank, _BEGIN:] for rank in range(size)]
-            if self.in_full
-            else []
-        )
+        self.payloads: list[Array] = []
         if self.in_full:
-            self._others = [self._all[rank, : _HEAD.size].data for rank in range(size) if rank != self._rank]
+            own = self._rank
+            self.payloads = [self.payload if rank == own else self._all[rank, _BEGIN:] for rank in range(size)]
+            self._others = [self._all[rank, : _HEAD.size].data for rank in range(size) if rank != own]
             self._begin = communicator.exchange_init(self._own, self._all.reshape(-1))
         else:
             self._begin = lambda _: communicator.iallreduce(ReduceOp.MIN, self._own, self._all[0])

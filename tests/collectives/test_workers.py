@@ -48,21 +48,6 @@ def test_bits_are_those_of_one_machine_when_ordered_or_with_one_replica_a_worker
             assert_same_bits(np.asarray(result), expected)
 
 
-def test_broadcast_of_anything() -> None:
-    when = np.datetime64("2026-11-23")
-    mine: list[Any] = [1.5, -(2**63), True, 2j, np.float32(3), np.arange(6).reshape(2, 3).T, np.array(["x", "yz"]),
-                       np.array([when]), np.zeros((0, 2)), np.array(7, ">i4")]  # fmt: skip
-    other: list[Any] = [0.0, 0, False, 0j, np.float32(0), np.zeros((3, 2), int), np.array(["", "  "]),
-                        np.array([when - np.timedelta64(1, "D")]), np.zeros((0, 2)), np.array(0, ">i4")]  # fmt: skip
-    values = [other, mine, other]
-    asked = Collective(kinds.BROADCAST, None, 1, spec_of(other))
-    for results in over_workers(asked, [[0], [1, 2]], values, random.Random(0)):
-        for result, expected in zip(results, mine, strict=True):
-            assert type(result) is type(expected)
-            assert np.array_equal(result, expected)
-            assert not (isinstance(expected, np.ndarray) and expected.size and np.shares_memory(result, expected))
-
-
 def test_nothing_is_copied_that_can_be_moved_from_where_it_lies() -> None:
     array = np.arange(40_000.0).reshape(4, 10_000)
     spec = spec_of(array)

@@ -119,11 +119,14 @@ async def test_what_moves_values(layout: tuple[int, ...], size: int) -> None:
     async def program(ctx: ReplicaContext) -> Any:
         r = ctx.replica_id_in_sync_group
         mine = np.arange(2 * n * size).reshape(2, n * size) + 1000 * r
+        day = np.datetime64("2026-11-23") + r
+        anything = [np.array([f"{r}", "yz"]), np.array([day]), 2j * r, r == 1, np.zeros((0, 2)), np.array(r, ">i4")]
         return [
             await ctx.all_gather(np.full((2, r + size), r), -1),
             await ctx.all_gather({"a": np.full(r, r, np.int8), "b": [np.ones((1, 2))]}, 0),
             await ctx.broadcast({"a": mine, "b": r, "c": np.float16(r)}, n - 1),
             await ctx.broadcast(np.full(size, r), 0),
+            await ctx.broadcast([anything, mine.T], n - 1),
             await ctx.reduce_scatter("SUM", mine, 1),
             await ctx.reduce_scatter("MEAN", {"a": mine.astype(np.float32)}, -1),
             await ctx.scan("SUM", {"a": mine, "b": r, "c": 0.5 * r, "d": np.float16(r)}),
