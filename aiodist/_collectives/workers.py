@@ -15,7 +15,8 @@ What is exchanged follows from what a plan says of a leaf:
 So the bits are those of one machine where workers have one replica each and rows are folded by rank. With ``ordered``
 each worker contributes a row for each replica, and the rows are folded in the order of all replicas: then the bits are
 those of one machine for every layout. A plan touches no values, and is the same on every worker: so their transfers
-match. What is to be reduced is moved from where it lies, if it can be.
+match. What is to be reduced is moved from where it lies, and what an all_gather gives stays where it has come to, if
+that can be.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from aiodist._arrays.host import HostType
 from aiodist._arrays.leaves import LeafMark, LeafType
 from aiodist._collectives import host
 from aiodist._collectives.host import HostExecutor, frozen, in_native_order, part
-from aiodist._collectives.kinds import ALL_TO_ALL, Collective, LeafPlan, Result
+from aiodist._collectives.kinds import ALL_GATHER, ALL_TO_ALL, Collective, LeafPlan, Result
 from aiodist_kernels import Accumulate, ReduceOp, plan_for
 from aiodist_kernels.numpy_tier import finished, quietly
 from aiodist_kernels.pool import results as pool
@@ -323,6 +324,17 @@ class Crossing:
         anything = next(iter(rows.values()))  # for a replica whose value counts for nothing
         return [rows.get(position, anything) for position in range(self.plan.members.replicas)]
 
+    def as_they_lie(self, values: Sequence[Sequence[Any]]) -> list[Array] | None:
+        """Return what an all_gather gives of these values without a copy of any; None where one has to be made.
+
+        Those of one array have come to where they lie one behind the other, and nobody else sees them there.
+        """
+        if self.plan.collective.kind is not ALL_GATHER or len(self.plan.gathered) != 1:
+            return None
+        axis = self.plan.leaves[self.plan.gathered[0]][0].results[0].axis
+        found = _as_one([array for (array,) in values], axis or 0)
+        return None if found is None else [found]
+
     def take_gathered(self, result: Any) -> None:
         """Take what comes of them on one machine, as `WorkerPlan.on_one_machine` gives it."""
         plan = self.plan
@@ -398,3 +410,32 @@ def bytes_of(array: Array) -> Array:
 def joined(pieces: Sequence[Array]) -> Array:
     """Return bytes one behind the other; a single piece where it lies."""
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces or [np.empty(0, np.uint8)])
+
+
+def _as_one(arrays: Sequence[Array], axis: int) -> Array | None:
+    """Return arrays that lie one behind the other in memory as one along an axis, uncopied; None where they do not."""
+    first = arrays[0]
+    owner, begin = _owner(first), _address(first)
+    if math.prod(first.shape[:axis]) != 1 or not first.flags.aligned or not isinstance(owner, np.ndarray):
+        return None
+    end = begin
+    for array in arrays:
+        is_next = array.flags.c_contiguous and _address(array) == end and _owner(array) is owner
+        if not (is_next and array.nbytes and array.dtype == first.dtype):
+            return None
+        end += array.nbytes
+    shape = (*first.shape[:axis], sum(array.shape[axis] for array in arrays), *first.shape[axis + 1 :])
+    return frozen(np.ndarray(shape, first.dtype, owner, begin - _address(owner)))
+
+
+def _owner(array: Any) -> Any:
+    """Return what has the memory of an array."""
+    while True:
+        base = array.base if isinstance(array, np.ndarray) else array.obj if isinstance(array, memoryview) else None
+        if base is None:
+            return array
+        array = base
+
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])

@@ -56,3 +56,15 @@ def test_nothing_is_copied_that_can_be_moved_from_where_it_lies() -> None:
     own = reduced.rows[0].own(3, 7)
     assert own is not None
     assert np.shares_memory(own, array)
+
+
+def test_nothing_is_copied_that_can_stay_where_it_comes_to() -> None:
+    array = np.arange(40_000.0).reshape(4, 10_000)
+    come = np.stack([array, array])
+    plan = WorkerPlan(
+        Collective(kinds.ALL_GATHER, None, (0,), kinds.ragged(spec_of(array), (0,))), Members(0, ((0,), (1,)))
+    )
+    crossing = Crossing(plan, [array])
+    crossing.take_gathered(crossing.as_they_lie(crossing.all_values([[[come[0]]], [[come[1]]]])))
+    assert np.shares_memory(crossing.result(), come)
+    np.testing.assert_array_equal(crossing.result(), np.concatenate([array, array]))
