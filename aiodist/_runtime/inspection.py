@@ -437,14 +437,23 @@ def _ways_out(graph: WaitGraph, waiter: Waiter) -> Sequence[Sequence[Any]]:
 
 
 def _has_time_limit(waiter: Waiter) -> bool:
-    """Return whether a timeout, or a cancel scope with a deadline, is around a task's wait."""
+    """Return whether a timeout, or the deadline of a cancel scope, can still end a task's wait.
+
+    A shield keeps out what scopes around it have; asyncio's own timeouts pass through it, each once.
+    """
     if any(frame.f_code.co_name == "wait_for" and frame.f_locals.get("timeout") is not None for frame in waiter.frames):
         return True
-    for manager in entered(waiter.chain):
+    shielded = False
+    for manager in reversed([*entered(waiter.chain)]):
+        if isinstance(manager, asyncio.Timeout):
+            if manager.when() is not None and not manager.expired():
+                return True
+            continue
         scope = getattr(manager, "cancel_scope", manager)  # that of a task group, or itself
-        deadline = manager.when() if isinstance(manager, asyncio.Timeout) else getattr(scope, "deadline", None)
-        if isinstance(deadline, (int, float)) and deadline != math.inf:
+        deadline = getattr(scope, "deadline", None)
+        if not shielded and isinstance(deadline, (int, float)) and deadline != math.inf:
             return True
+        shielded = shielded or getattr(scope, "shield", None) is True
     return False
 
 

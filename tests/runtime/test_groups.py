@@ -209,6 +209,15 @@ async def test_a_context_manager_of_the_program_is_no_time_limit() -> None:
     assert (await error_of(program)).report.reason == "cycle"
 
 
+@pytest.mark.every_loop
+async def test_a_time_limit_that_a_shield_keeps_out_ends_no_wait() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        with anyio.move_on_after(0), anyio.CancelScope(shield=True):
+            await ring(ctx, size=3)
+
+    assert (await error_of(program)).report.reason == "cycle"
+
+
 async def test_a_ring_of_thousands_of_groups_is_found() -> None:
     """It takes seconds; where one group more cost a look at all others, it would take minutes."""
     with pytest.raises(DeadlockError) as caught:
