@@ -174,15 +174,15 @@ async def test_cancelled_reduce_is_held_back_until_the_device_is_done(plant: Pla
 async def test_memory_of_work_that_nobody_waits_for_is_kept_until_it_is_done(
     plant: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when asyncio cancels a task itself: no shield keeps that out."""
+    """As when asyncio cancels a task itself, before a thread waits for the work: no shield keeps that out."""
     machine, strategy = planted(plant)
     value = per_replica(machine, [np.ones(4, SINGLE)] * 3)
 
-    def cancelled(_: Any) -> bool:
+    async def cancelled(_: Any) -> None:
         raise asyncio.CancelledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(machine.driver, "wait_for", cancelled)
+        patch.setattr("anyio.to_thread.run_sync", cancelled)
         with pytest.raises(asyncio.CancelledError):
             await strategy.reduce("SUM", value, axis=0)
     gc.collect()
