@@ -65,20 +65,29 @@ class DistributedValues(Generic[T]):
         return found[0]
 
     def __repr__(self) -> str:
-        """Return ids and components, equal neighbours in one line, at most twenty lines, and how many are left."""
-        lines, end, size = [], 0, len(self._values)
-        for _, run in islice(groupby(range(size), self._shown), _MOST_SHOWN):
-            begin, end = end, end + len([*run])
-            ids = f"{begin}-{end - 1}" if end - begin > 1 else f"{begin}"
-            lines.append(f"  {ids}: {self._values[begin]!r}")
-        if end < size:
-            lines.append(f"  …: {size - end} more")
-        return "\n".join([f"{type(self).__name__}:{{", *lines, "}"])
+        return "\n".join([f"{type(self).__name__}:{{", *(f"  {ids}: {text}" for ids, text in self._rows()), "}"])
 
     def __format__(self, spec: str) -> str:
         if not spec:
             return str(self)
-        return f"{type(self).__name__}({', '.join([format(component, spec) for component in self._values])})"
+        shown = [_formatted(component, spec) for component in self._values[:_MOST_SHOWN]]
+        left = len(self._values) - len(shown)
+        return f"{type(self).__name__}({', '.join([*shown, *[f'… {left} more'] * bool(left)])})"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        from html import escape
+
+        rows = "".join(f"<tr><th>{ids}</th><td><pre>{escape(text)}</pre></td></tr>" for ids, text in self._rows())
+        return f"<table><tr><th>replica</th><th>{type(self).__name__}</th></tr>{rows}</table>"
+
+    def _rows(self) -> list[tuple[str, str]]:
+        """Return ids and components as text, equal neighbours in one, at most twenty, and how many are left."""
+        rows, end, size = [], 0, len(self._values)
+        for _, run in islice(groupby(range(size), self._shown), _MOST_SHOWN):
+            begin, end = end, end + len([*run])
+            rows.append((f"{begin}-{end - 1}" if end - begin > 1 else f"{begin}", repr(self._values[begin])))
+        return rows if end == size else [*rows, ("…", f"{size - end} more")]
 
     def _shown(self, replica_id: int) -> tuple[str, bytes | int]:
         """Return what tells a component from its neighbour; a long array's repr leaves most of it out."""
@@ -98,6 +107,14 @@ class Mirrored(DistributedValues[T]):
     """A value that is equal on every replica, with a component for each."""
 
     __slots__ = ()
+
+
+def _formatted(component: Any, spec: str) -> str:
+    if not isinstance(component, np.ndarray):
+        return format(component, spec)
+    if component.ndim == 0:
+        return format(component.item(), spec)
+    return np.array2string(component, separator=", ", formatter={"all": lambda item: format(item, spec)})
 
 
 def _refuse(value: DistributedValues[Any], *_: object, **__: object) -> NoReturn:

@@ -138,6 +138,13 @@ class CollectiveReport:
     def __str__(self) -> str:
         return self.text
 
+    def _repr_html_(self) -> str:
+        """Return the text for notebooks, with the lines of the minority in bold."""
+        from html import escape
+
+        lines = [f"<b>{line}</b>" if line.startswith("&gt; ") else line for line in escape(self.text).splitlines()]
+        return f"<pre>{'<br>'.join(lines)}</pre>"
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report as a dict of the types that JSON has.
 

@@ -44,6 +44,7 @@ def test_components_are_a_tuple_that_copies_and_pickles_keep(kind: Any) -> None:
         ([np.zeros(3000), np.eye(1, 3000, 1500)[0]], ["0: ", "1: "]),
         ([[np.zeros(3000)], [np.eye(1, 3000, 1500)[0]]], ["0: ", "1: "]),
         ([1, True, True, 1.0], ["0: 1", "1-2: True", "3: 1.0"]),
+        (["<b>"] * 2, ["0-1: '<b>'"]),
         (range(40), [*(f"{k}: {k}" for k in range(20)), "…: 20 more"]),
     ],
 )
@@ -51,11 +52,16 @@ def test_equal_neighbours_are_shown_once(values: Any, lines: list[str]) -> None:
     shown = repr(PerReplica(values)).splitlines()[1:-1]
     assert len(shown) == len(lines)
     assert all(line.strip().startswith(start) for line, start in zip(shown, lines, strict=True))
+    html = PerReplica(values)._repr_html_()
+    assert html.count("<tr>") == len(lines) + 1
+    assert "<b>" not in html
 
 
 def test_format_is_that_of_the_components() -> None:
-    assert f"{PerReplica([np.float32(1.25), 2.0, np.array(0.5)]):.3f}" == "PerReplica(1.250, 2.000, 0.500)"
+    values = [np.float32(1.25), 2.0, np.array(0.5), np.array([1.0, 3.0])]
+    assert f"{PerReplica(values):.3f}" == "PerReplica(1.250, 2.000, 0.500, [1.000, 3.000])"
     assert f"{Mirrored([1])}" == repr(Mirrored([1]))
+    assert f"{PerReplica(range(22)):02d}".endswith("19, … 2 more)")
 
 
 def test_common_shape_and_dtype() -> None:

@@ -262,6 +262,7 @@ async def test_partitions_and_divergence_are_values() -> None:
     assert (report.divergence.kind, report.divergence.replicas, report.divergence.others) == ("added", (2,), (0, 1))
     assert report.divergence.text in " ".join(str(report).split())
     assert all(line in str(report) for line in report.advice)
+    assert report._repr_html_().count("<b>&gt; ") == str(report).count("\n> ")  # in notebooks the minority is bold
 
 
 SCHEMA = json.loads((ROOT / "docs" / "report-schema.json").read_text(encoding="utf-8"))
