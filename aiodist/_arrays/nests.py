@@ -164,10 +164,9 @@ class _Writer:
             return variable
         if kind not in (dict, list, tuple) or (kind is dict and set(map(type, part)) - {str}):  # for 1 equals True
             return None
-        self._unless(f"type({variable}) is {kind.__name__} and len({variable}) == {len(part)}")
+        alike = f"(*{variable},) == {(*part,)!r}" if kind is dict else f"len({variable}) == {len(part)}"
+        self._unless(f"type({variable}) is {kind.__name__} and {alike}")
         inner = [f"{variable}_{index}" for index in range(len(part))]
-        if kind is dict:
-            self._unless(f"[*{variable}] == {[*part]!r}")
         if inner:
             self.lines.append(f"    {', '.join(inner)}, = {variable}{'.values()' if kind is dict else ''}")
         if kind is dict:

@@ -356,8 +356,4 @@ def _tiny_folds(
     if spec is None or op is None or any(spec.marks) or accumulate != "native":
         return None
     shapes: Any = spec.shapes  # all of them are known
-    reduce = kernels.nest_reduction(op, spec.dtypes, shapes, size)
-    if reduce is None:
-        return None
-
-    return lambda values: [frozen(total) for total in reduce(values)]
+    return kernels.nest_reduction(op, spec.dtypes, shapes, size)

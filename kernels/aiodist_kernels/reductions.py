@@ -82,8 +82,9 @@ def nest_reduction(
 ) -> Callable[[Sequence[Sequence[Array]]], list[Array]] | None:
     """Return what reduces that many rows of tiny arrays, in each one of every dtype and shape, as `reduce` does.
 
-    It folds row by row, not column by column: then the loops are Python's own, and NumPy's warnings are switched off
-    once. None where a fold of one of the arrays is more than calls of a ufunc, each of which makes an array.
+    The results are views of memory that is read-only, for nobody can make such a view writeable. It folds row by row,
+    not column by column: then the loops are Python's own, and NumPy's warnings are switched off once. None where a fold
+    of one of the arrays is more than calls of a ufunc, each of which makes an array.
     """
     rules = [rule_for(op, dtype) for dtype in dtypes]
     nbytes = max([dtype.itemsize * math.prod(shape) for dtype, shape in zip(dtypes, shapes, strict=True)])
@@ -93,16 +94,19 @@ def nest_reduction(
     if not 2 <= count < (FEW_MEANS if mean else TINY_COUNT) or nbytes > STEPPED_TO or not (plain or mean) or not native:
         return None
     ufunc: Any = partial(np.add, dtype=FLOAT64) if mean else rules[0].ufunc
-    makes_scalars = () in shapes
-
-    def fold(left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
-        return list(map(ufunc, left, right))
 
     def run(rows: Sequence[Any]) -> list[Array]:
-        totals = functools.reduce(fold, rows)
-        if makes_scalars:
-            totals = list(map(np.asarray, totals))
-        return [finished(rule, total, count) for rule, total in zip(rules, totals, strict=True)] if mean else totals
+        totals: list[Any] = rows[0]
+        for row in rows[1:]:
+            totals = list(map(ufunc, totals, row))
+        if mean:
+            totals = [finished(rule, np.asarray(total), count) for rule, total in zip(rules, totals, strict=True)]
+        results = []
+        for total in totals:
+            array = total if type(total) is np.ndarray else np.asarray(total)  # a ufunc makes scalars of no dimension
+            array.setflags(False)  # type: ignore[call-arg]  # by position: the keyword alone takes as long as the call
+            results.append(array.view())
+        return results
 
     return lambda rows: quiet.copy().run(run, rows)
 
