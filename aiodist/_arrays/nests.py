@@ -48,6 +48,18 @@ def builder(structure: Structure | None) -> Build | None:
     return None if structure is None else structure.unflatten
 
 
+def without_factories(structure: Structure) -> Structure:
+    """Return a structure to compare: a `defaultdict`'s factory may be another function on each replica."""
+    return structure.transform(_without_factory)
+
+
+def _without_factory(node: Structure) -> Structure:
+    if node.type is not defaultdict:
+        return node
+    bare: Any = defaultdict(None, dict.fromkeys(node.entries(), 0))
+    return optree.tree_structure(bare, none_is_leaf=node.none_is_leaf, namespace=NAMESPACE)
+
+
 def text(structure: Structure) -> str:
     """Return a structure as a person reads it, with a ``*`` for each leaf, e.g. ``{'b': *, 'w': [*, *]}``."""
     shown = str(structure).removeprefix("PyTreeSpec(").removesuffix(")")

@@ -272,7 +272,9 @@ def regroup(
     flat = [nests.flatten_with_none(value) for value in values]
     columns, structures = [leaves for leaves, _ in flat], [structure for _, structure in flat]
     if structures.count(structures[0]) < len(structures):
-        raise _different_structures(values, structures, what, range(len(values)) if replicas is None else replicas)
+        compared = list(map(nests.without_factories, structures))
+        if compared.count(compared[0]) < len(compared):
+            raise _different_structures(values, compared, what, range(len(values)) if replicas is None else replicas)
     return structures[0].unflatten(map(of_leaf, zip(*columns, strict=True)))
 
 

@@ -509,9 +509,10 @@ def _out_buffers(given: Any, request: Request, leaves: Any) -> OutBuffers:
     else:
         buffers, found = nests.flatten(given)
         found = None if len(buffers) == 1 and buffers[0] is given else found
-    if found != structure:
-        expected, got = ("a single array" if each is None else nests.text(each) for each in (structure, found))
-        raise ValueError(f"out must be a nest like the value, {expected}, got {got}")
+    expected, got = (None if each is None else nests.without_factories(each) for each in (structure, found))
+    if expected != got:
+        texts = ["a single array" if each is None else nests.text(each) for each in (expected, got)]
+        raise ValueError(f"out must be a nest like the value, {texts[0]}, got {texts[1]}")
     own = [leaves] if structure is None else leaves
     return OutBuffers(out_buffers.checked(request.collective, own, buffers), given)
 

@@ -150,7 +150,7 @@ def merge_request(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
 
 @functools.lru_cache(_MOST_KEPT)
 def _merge_request(function: Function, name: str | None, structure: Any, arguments: Any) -> Request:
-    text = nests.text(structure).replace("*", LEAF)
+    text = nests.text(nests.without_factories(structure)).replace("*", LEAF)
     call = Call(kinds.MERGE_CALL.name, function=function, name=name, structure=text, arguments=arguments)
     return Request(Collective(kinds.MERGE_CALL, None, None, None), call)
 
@@ -184,6 +184,7 @@ class _Leaf:
 @functools.lru_cache(maxsize=1024)
 def _skeleton(structure: Any) -> str:
     """Return a nest as text, its dicts in the order of their leaves: it does not tell which replica came first."""
+    structure = nests.without_factories(structure)
     leaves = iter([_Leaf() for _ in range(structure.num_leaves)])
     text = repr(_in_order_of_keys(structure, leaves))
     # A registered class may have a repr without its leaves, and with an address, which differs from worker to worker.

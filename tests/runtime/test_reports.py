@@ -11,7 +11,7 @@ import itertools
 import json
 import pickle
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -411,6 +411,21 @@ async def test_equal_call_paths_agree() -> None:
         return nested
 
     assert await agreed(program, "call_path") == ([0, 3],) * 3
+
+
+async def test_factories_of_defaultdicts_are_not_compared() -> None:
+    async def program(ctx: ReplicaContext) -> Any:
+        me = replica()
+        mine: Any = defaultdict(lambda: me, x=np.full(2, me))
+        out: Any = [defaultdict(int, x=np.zeros(2, int))]
+        total = await ctx.all_reduce("SUM", [mine], out=out)
+        assert total[0]["x"].tolist() == [3, 3]
+        assert (await ctx.all_reduce("SUM", [mine]))[0]["y"] == me
+        await ctx.merge_call(lambda _, value: None, (mine,))
+        return mine
+
+    (first, *_) = await agreed(program)
+    assert first["x"].tolist() == [0, 0]
 
 
 class Merger:
