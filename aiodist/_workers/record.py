@@ -124,7 +124,7 @@ class RecordBuffers:
         self._own: Array = rows[0]
         self._all = rows[1:]
         self._view = self._own.data
-        self.payload = self._own[_BEGIN:]
+        self.payload: Array = self._own[_BEGIN:]
         self.payloads: list[Array] = []
         if self.in_full:
             own = self._rank
