@@ -11,7 +11,8 @@ are recognised by the frame in which a thread stands:
 
 Every other thread counts as one that can act: to take a busy thread for an idle one would be a false alarm, the other
 way round costs time. Nothing shows that work which an executor has been given is on its way to one of its threads, so
-that counts as being at work, too, until a thread has begun it.
+that counts as being at work, too, until a thread has begun it; not where all threads that the executor may have wait in
+what they do, so that none can begin it.
 
 What is taken here that no documentation names is read by `getattr`: where a release lacks it, the thread is busy.
 """
@@ -48,7 +49,7 @@ _FINISH_SECONDS = 0.25
 _GLANCE = 0.0002
 
 
-_given: set[Future[Any]] = set()
+_given: dict[Future[Any], ThreadPoolExecutor] = {}
 """Work that executors have been given and have not done."""
 
 
@@ -57,13 +58,13 @@ def executors_watched() -> Iterator[None]:
     """Note what executors are given to do."""
     submit = ThreadPoolExecutor.submit
 
-    def noting(*args: Any, **kwargs: Any) -> Future[Any]:
-        work = submit(*args, **kwargs)
-        _given.add(work)
-        work.add_done_callback(_given.discard)
+    def noting(executor: ThreadPoolExecutor, *args: Any, **kwargs: Any) -> Future[Any]:
+        work = submit(executor, *args, **kwargs)
+        _given[work] = executor
+        work.add_done_callback(lambda done: _given.pop(done, None))
         return work
 
-    ThreadPoolExecutor.submit = noting  # type: ignore[method-assign]
+    ThreadPoolExecutor.submit = noting  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -105,13 +106,22 @@ def let_threads_finish() -> None:
 
 
 def _busy(threads: list[threading.Thread]) -> list[AtWork]:
-    waiting = [work for work in _given.copy() if not work.running()]  # before the frames: it may begin meanwhile
+    waiting = [each for each in _given.copy().items() if not each[0].running()]  # before the frames: it may begin soon
     frames = sys._current_frames()  # noqa: SLF001  (documented)
-    return waiting + [
+    begins = [work for work, executor in waiting if not _all_wait(executor, frames)]
+    return begins + [
         each
         for each in threads
         if (each.busy if isinstance(each, Worker) else not _is_idle(frames.get(each.ident or 0)))
     ]
+
+
+def _all_wait(executor: ThreadPoolExecutor, frames: dict[int, FrameType]) -> bool:
+    """Whether an executor has all its threads, and each waits in the middle of its work."""
+    threads = tuple(getattr(executor, "_threads", ()))
+    found = [frames.get(thread.ident or 0) for thread in threads]
+    is_full = 0 < getattr(executor, "_max_workers", 0) <= len(threads)
+    return is_full and all(frame is not None and frame.f_code is not _WORKER and _is_idle(frame) for frame in found)
 
 
 def _is_idle(frame: FrameType | None) -> bool:

@@ -34,12 +34,13 @@ import sys
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import count
+from mmap import ACCESS_COPY, mmap
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from aiodist._core.call import OrderCheck, Post, digest
-from aiodist._workers.transport import Array, Communicator, Request
+from aiodist._workers.transport import RECORD_BYTES, Array, Communicator, Request
 from aiodist_kernels import ReduceOp
 
 MOST_IN_FULL: Final = 64
@@ -99,6 +100,13 @@ class Found(NamedTuple):
     apart: Callers = ALIKE  # how far the workers' callers are apart; where not all records come, never the same twice
 
 
+def _zeros(number: int, length: int) -> Array:
+    """Return records; long ones take no memory until they are used: there may be thousands of groups of two workers."""
+    if length <= RECORD_BYTES:
+        return np.zeros((number, length), np.uint8)
+    return np.frombuffer(mmap(-1, number * length, access=ACCESS_COPY), np.uint8).reshape(number, length)
+
+
 class RecordBuffers:
     """The buffers of a communicator's records, used again for every step.
 
@@ -112,10 +120,11 @@ class RecordBuffers:
         self._rank, size = communicator.rank, communicator.size
         self.in_full = size <= MOST_IN_FULL
         length, records = (communicator.record_bytes, size) if self.in_full else (_LEAST.size, 1)
-        self._own = np.zeros(length, np.uint8)
-        self._all = np.zeros((records, length), np.uint8)
+        rows = _zeros(1 + records, length)
+        self._own: Array = rows[0]
+        self._all = rows[1:]
         self._view = self._own.data
-        self.payload = self._own[_BEGIN:]
+        self.payload: Array = self._own[_BEGIN:]
         self.payloads: list[Array] = []
         if self.in_full:
             own = self._rank

@@ -62,6 +62,24 @@ def test_work_that_an_executor_has_been_given_is_seen_before_its_thread_runs() -
     value(main)
 
 
+def test_work_that_no_thread_will_begin_is_not_at_work() -> None:
+    """The only thread waits for what the work behind it would do: a deadlock, and no reason to wait for the timeout."""
+
+    async def main() -> None:
+        event = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(event.wait)
+            second = pool.submit(event.set)
+            try:
+                wait_until_idle()
+                assert not second.done()
+            finally:
+                event.set()
+            await asyncio.wait([asyncio.wrap_future(first)])
+
+    value(main)
+
+
 def test_thread_of_an_executor_that_is_shut_down_is_about_to_end() -> None:
     pool = ThreadPoolExecutor(1, "pool")
     pool.submit(int).result()

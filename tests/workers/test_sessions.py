@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from aiodist._core.errors import WorkerLostError
-from aiodist._workers.record import MOST_IN_FULL
+from aiodist._workers.engines.simulated import SimulatedCluster
+from aiodist._workers.record import MOST_IN_FULL, RecordBuffers
 from tests.workers.plain import Op, PlainJob, Program, on_one_machine
 
 LAYOUTS = [(1, 1), (2, 1), (1, 2, 1), (1, 1, 1, 1)]
@@ -174,3 +176,20 @@ def test_more_workers_than_exchange_whole_records() -> None:
 
 def _without_last(values: list[Any]) -> list[Any]:
     return [value for value in values if not isinstance(value, tuple)]
+
+
+def test_long_records_take_memory_only_where_they_are_used() -> None:
+    """A program may make thousands of groups of two workers, and mostly its values are small.
+
+    What NumPy allocates may be memory that has been used before, and is then written to at once; it tells tracemalloc.
+    """
+    communicator: Any = SimulatedCluster(2).communicators[0]
+    communicator.record_bytes = 1 << 16
+    tracemalloc.start()
+    try:
+        records = RecordBuffers(communicator)
+        allocated, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert records.payload.size > 65_000
+    assert allocated < 32_768

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from aiodist._core.text import count, duration, size
 from aiodist._tools.trace.file import Trace, read_trace, replacing
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
     from rich.console import Console
+
+T = TypeVar("T")
 
 _MOST_ROWS = 12
 
@@ -66,12 +68,13 @@ def add_trace(commands: _SubParsersAction[ArgumentParser]) -> None:
 def _show(arguments: Namespace) -> Exit:
     from aiodist._tools.output import open_console
 
-    print_summary(_read(arguments.file), open_console())
+    console = open_console()
+    _of_trace(arguments.file, lambda trace: print_summary(trace, console))
     return Exit.DONE
 
 
 def _html(arguments: Namespace) -> Exit:
-    page = page_of(_read(arguments.file), Path(arguments.file).name)
+    page = _of_trace(arguments.file, lambda trace: page_of(trace, Path(arguments.file).name))
     path = arguments.output or Path(arguments.file).with_suffix(".html")
     try:
         with replacing(path) as file:
@@ -82,12 +85,15 @@ def _html(arguments: Namespace) -> Exit:
     return Exit.DONE
 
 
-def _read(path: str) -> Trace:
+def _of_trace(path: str, make: Callable[[Trace], T]) -> T:
+    """Return what is made of a trace. That of a damaged file may be found to lack something only then."""
     try:
-        return read_trace(path)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        try:
+            trace = read_trace(path)
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        return make(trace)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise UsageError(
             f"{path} is not a trace that this aiodist wrote ({type(error).__name__}: {error}); "
             "those of other programs open in https://ui.perfetto.dev"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 
@@ -109,6 +110,27 @@ def test_bad_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert captured.err.startswith(f"aiodist: error: {tmp_path / 'bad.json'} is not a trace that this aiodist wrote")
     assert BAD[text] in captured.err
     assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["show", "html"])
+def test_trace_of_which_something_is_missing_is_reported(
+    file: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """It is noticed when the trace is shown, not when it is read."""
+    trace = json.loads(file.read_text())
+    trace["traceEvents"] = [each for each in trace["traceEvents"] if each.get("args", {}).get("end") is None]
+    file.write_text(json.dumps(trace))
+    assert main(["trace", command, str(file)]) == 2
+    assert "run.json is not a trace that this aiodist wrote (KeyError: 0)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["show", "html"])
+def test_number_that_no_trace_has_is_reported(file: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    trace = json.loads(file.read_text())
+    next(each for each in trace["traceEvents"] if each.get("cat") == "collective")["args"]["bytes"] = 10**400
+    file.write_text(json.dumps(trace))
+    assert main(["trace", command, str(file)]) == 2
+    assert "run.json is not a trace that this aiodist wrote (OverflowError" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
