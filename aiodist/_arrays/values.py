@@ -218,6 +218,8 @@ def split(value: Any, num_replicas: int) -> Sequence[Any]:
 
     A nest that holds none is passed as it is, the object itself.
     """
+    if isinstance(value, DistributedValues):  # the commonest
+        return components_of(value, num_replicas)
     leaves, structure = nests.flatten_with_none(value)
     if not any(isinstance(leaf, DistributedValues) for leaf in leaves):
         return (value,) * num_replicas
@@ -269,6 +271,8 @@ def regroup(
     first = values[0]
     if len(values) == 1 or (first is None and all(value is None for value in values)):
         return first
+    if all(type(value) is np.ndarray for value in values):  # the commonest
+        return of_leaf(tuple(values))
     flat = [nests.flatten_with_none(value) for value in values]
     columns, structures = [leaves for leaves, _ in flat], [structure for _, structure in flat]
     if structures.count(structures[0]) < len(structures):
@@ -318,6 +322,8 @@ def check_awaited(value: Any, called: str) -> None:
 
     One that is found is closed, so that there is one complaint.
     """
+    if value is None or type(value) is np.ndarray:  # the commonest
+        return
     leaves, structure = nests.flatten_with_none(value)
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, Coroutine):

@@ -426,6 +426,8 @@ def _apart(path: str, a: ast.AST, b: ast.AST) -> tuple[str, ast.AST, ast.AST]:
             part = f"[{ast.unparse(keys[index - len(keys)] or a)}]"
         case ast.List() | ast.Tuple():
             part = f"[{index}]"
+        case ast.Call() if isinstance(x, ast.keyword) and isinstance(y, ast.keyword) and x.arg == y.arg:
+            part, x, y = f".{x.arg}", x.value, y.value
         case _:
             return path, a, b
     return _apart(path + part, x, y)

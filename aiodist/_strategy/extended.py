@@ -33,12 +33,12 @@ from aiodist._strategy.variable import Variable, check_equal, state_of, updated
 CollectiveHints = CommunicationOptions
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # a user's subclass may set attributes of its own
 class CrossDeviceOps:
     """A hint at how to reduce values across devices; the base class of the named ones."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ReductionToOneDevice(CrossDeviceOps):
     """A hint by its TensorFlow name: reduce on one device, and copy the result to the others.
 
@@ -60,7 +60,7 @@ class ReductionToOneDevice(CrossDeviceOps):
             )
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class HierarchicalCopyAllReduce(CrossDeviceOps):
     """A hint by its TensorFlow name: reduce inside groups of devices, then across the groups.
 

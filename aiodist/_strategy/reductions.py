@@ -134,12 +134,12 @@ class Operation(NamedTuple):
             dtypes = [dtype.newbyteorder("=") if isinstance(dtype, np.dtype) else dtype for dtype in dtypes]
             arrays = list(map(in_native_order, arrays))
         axes = self._axes(dtypes[0], mark, len(shapes[0]))
-        shapes = [_ragged(shape, axes) for shape in shapes]
+        if axes is not None:
+            shapes = [_ragged(shapes[0], axes)] * len(shapes) if _alike(shapes) else [_ragged(s, axes) for s in shapes]
         if axes is not None and not _alike(dtypes) and {np.dtype(one).kind for one in dtypes} in ({"U"}, {"S"}):
             dtypes = [np.result_type(*dtypes)] * len(dtypes)  # strings may differ in width
-        kinds = list(zip(marks, shapes, dtypes, strict=True))
-        if not _alike(kinds):
-            raise _different(kinds, replicas, axes)
+        if not all(map(_alike, (marks, shapes, dtypes))):
+            raise _different(list(zip(marks, shapes, dtypes, strict=True)), replicas, axes)
         if axes is not None and not isinstance(mark, DeviceType):
             mark = mark if isinstance(mark, HostType) else LeafType.NUMPY_ARRAY
             return Operand(list(map(np.asarray, arrays)), shapes[0], np.dtype(dtypes[0]), mark, axes)
@@ -271,18 +271,21 @@ class Combination:
         groups: dict[tuple[int, tuple[int, ...] | None], list[Leaf]] = {}
         for leaf in leaves:
             groups.setdefault((len(leaf.operand.arrays), leaf.targets), []).append(leaf)
+        waited = False
         for (size, targets), among in groups.items():
             operands = [leaf.operand for leaf in among]
             collective, devices = self._operation.collective(operands), () if targets is None else self._devices
             carrier = executor(collective, size, (), self._operation.accumulate, devices, targets)
             result, give = carrier.run(values_of(operands)), partial(_give, among)
+            waited = waited or type(result) is Work
             if type(result) is not Work:
                 give(result)
             elif targets is None:  # what NumPy makes is copied for its framework in the worker thread, too
                 await finished(result.then(give))
             else:
                 give(await finished(result))
-        await checkpoint_if_cancelled()
+        if waited:
+            await checkpoint_if_cancelled()
 
     async def _reduce_along(self, leaves: Sequence[Leaf]) -> None:
         op, accumulate = self._operation.op, self._operation.accumulate

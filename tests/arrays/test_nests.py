@@ -34,6 +34,7 @@ def test_paths_are_code() -> None:
         ({"w": 1, "b": (1,)}, {"w": 1, "b": 1}, "value['b'] is (*,) on here and * on there"),
         ({"w": [1, None]}, {"w": [1, 1]}, "value['w'][1] is None on here and * on there"),
         (Pair(1, 2), OtherPair(1, 2), "value is Pair(left=*, right=*) on here and OtherPair(left=*, right=*) on there"),
+        (Fields(a=1), {"a": 1}, "value is CustomTreeNode(Fields[dict], [{'a': *}]) on here and {'a': *} on there"),
     ],
 )
 def test_difference(a: Any, b: Any, text: str) -> None:
@@ -84,6 +85,17 @@ def test_order_of_keys_does_not_matter_and_type_does() -> None:
     one, other = (nests.flatten_with_none(Counts(lambda: 0, a=1))[1] for _ in range(2))
     assert one == other
     assert hash(one) == hash(other)
+
+
+def test_values_are_those_that_a_subclass_gives() -> None:
+    class Halves(dict[str, Any]):
+        def __getitem__(self, key: str) -> Any:
+            return super().__getitem__(key) / 2
+
+    leaves, structure = nests.flatten_with_none(Halves(b=4, a=2))
+    assert leaves == [1, 2]
+    again: Any = structure.unflatten(leaves)
+    assert list(again.items()) == [("b", 2), ("a", 1)]
 
 
 # Templates take apart exactly the nests that are like the one that they were made for.

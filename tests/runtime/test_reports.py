@@ -15,7 +15,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import numpy as np
@@ -147,6 +147,11 @@ async def test_equal_calls_on_one_line_are_told_apart_by_column() -> None:
     assert "They are different calls on one line: column 72 on replicas 1 and 2, column 16 on replica 0." in str(report)
 
 
+class Moments(NamedTuple):
+    mu: Any
+    nu: Any
+
+
 async def test_structures_that_differ_are_shown_in_whole_items() -> None:
     nests = OrderedDict(a=1, z=1), OrderedDict(z=1, a=1)
     error = await error_of(lambda ctx: ctx.all_reduce("SUM", nests[replica()]), 2)
@@ -155,6 +160,9 @@ async def test_structures_that_differ_are_shown_in_whole_items() -> None:
     deep = {"w": [1], "b": 1}, {"w": (1,), "b": 1}
     error = await error_of(lambda ctx: ctx.all_reduce("SUM", deep[replica()]), 2)
     assert "The structures differ at value['w']: [*] on replica 0, (*,) on replica 1." in str(error)
+    states = Moments([1], {}), Moments([1], ())
+    error = await error_of(lambda ctx: ctx.all_reduce("SUM", states[replica()]), 2)
+    assert "The structures differ at value.nu: {} on replica 0, () on replica 1." in str(error)
 
 
 async def test_no_replica_passes_the_point_and_each_that_waits_gets_an_error_of_its_own() -> None:
