@@ -258,7 +258,7 @@ class WorkerPlan:
         return results if self.collective.kind.shared else [results[i] for i in self.members.own]
 
     def hand_out(self, result: Any) -> Any:
-        """Return `Crossing.result` as replicas get it: other frameworks' arrays as such."""
+        """Return `Transfer.result` as replicas get it: other frameworks' arrays as such."""
         if self.shared:
             return result
         if self.collective.kind.shared:
@@ -266,7 +266,7 @@ class WorkerPlan:
         return self._host.handed_out(list(zip(*([row] if self.single else row for row in result), strict=True)), {})
 
 
-class Crossing:
+class Transfer:
     """One collective's values on their way: what the local replicas contribute, in their order, on the host.
 
     Attributes:

@@ -21,7 +21,7 @@ from aiodist._arrays.environment import TORCHRUN, Launched
 from aiodist._core.call import OrderCheck
 from aiodist._core.text import shown_file
 from aiodist._runtime.stacks import place_of, program_frame
-from aiodist._workers.control import Address, Door, TcpControl
+from aiodist._workers.control import Address, Listener, TcpControl
 from aiodist._workers.ending import Journal, noted_rendezvous
 from aiodist._workers.engines.simulated import SimulatedCommunicator, alone
 from aiodist._workers.exchange import gather_objects
@@ -71,18 +71,18 @@ def _among_processes(communicator: Communicator, hello: Hello, make: Callable[..
     rank, who = communicator.rank, f"worker {communicator.rank} of {communicator.size}"
     hellos: list[Hello] = _blocking(gather_objects(communicator, hello), who)
     layout = layout_of(hellos).seen_from(rank)
-    meeting: Door | Address | None = None
+    endpoint: Listener | Address | None = None
     told: Address | str | None = None
     if rank == 0:
         try:
-            meeting = Door(hellos)
-            told = meeting.address
+            endpoint = Listener(hellos)
+            told = endpoint.address
         except OSError as error:
             told = str(error)  # for everybody to raise
     address = _blocking(gather_objects(communicator, told), who)[0]
     if isinstance(address, str):
         raise ConnectionError(address)
-    return make(layout, communicator, partial(TcpControl, hellos=hellos, meeting=meeting or address))
+    return make(layout, communicator, partial(TcpControl, hellos=hellos, endpoint=endpoint or address))
 
 
 # Which engine.

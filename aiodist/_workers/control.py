@@ -100,7 +100,7 @@ async def _prove(streams: Streams, secret: bytes, rank: int) -> int:
     return int(other)
 
 
-class Door:
+class Listener:
     """Worker 0's listening socket: lets in the workers that are expected, and nobody else.
 
     Attributes:
@@ -336,10 +336,10 @@ class TcpControl:
     Args:
         team: the worker, which is not kept: the connection ends with it.
         hellos: what the workers have said of themselves.
-        meeting: where worker 0 lets the others in, or where it is.
+        endpoint: on worker 0 what listens for the others; elsewhere its address.
     """
 
-    def __init__(self, team: Team, hellos: Sequence[Hello], meeting: Door | Address) -> None:
+    def __init__(self, team: Team, hellos: Sequence[Hello], endpoint: Listener | Address) -> None:
         layout = team.layout
         self._team = weakref.ref(team)
         self._rank = layout.rank
@@ -357,7 +357,7 @@ class TcpControl:
         self._left = threading.Event()
         ending.shorten_reports(self._rank)
         connected: Future[None] = Future()
-        threading.Thread(target=self._serve, args=(meeting, connected), name="aiodist control", daemon=True).start()
+        threading.Thread(target=self._serve, args=(endpoint, connected), name="aiodist control", daemon=True).start()
         connected.result()
         atexit.register(self.close)
 
@@ -380,14 +380,14 @@ class TcpControl:
 
     # The thread.
 
-    def _serve(self, meeting: Door | Address, connected: Future[None]) -> None:
+    def _serve(self, endpoint: Listener | Address, connected: Future[None]) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._until_left(meeting, connected))
+            runner.run(self._until_left(endpoint, connected))
         self._left.set()
 
-    async def _until_left(self, meeting: Door | Address, connected: Future[None]) -> None:
+    async def _until_left(self, endpoint: Listener | Address, connected: Future[None]) -> None:
         try:
-            found = await (meeting.admit_all() if isinstance(meeting, Door) else connect(meeting, self._rank))
+            found = await (endpoint.admit_all() if isinstance(endpoint, Listener) else connect(endpoint, self._rank))
             self._peers = {rank: Peer(rank, *streams) for rank, streams in found.items()}
             for _, writer in found.values():
                 if hasattr(socket, "TCP_USER_TIMEOUT"):

@@ -37,9 +37,9 @@ from aiodist._collectives.kinds import ALL_TO_ALL, Collective
 from aiodist._collectives.out import NO_OUTS
 from aiodist._collectives.work import Work
 from aiodist._collectives.workers import (
-    Crossing,
     Members,
     Rows,
+    Transfer,
     WorkerPlan,
     check_integers,
     fits,
@@ -220,16 +220,16 @@ class Moving:
             return Small(plan.collective, plan.members, session.records), None
         return None, plan
 
-    def move(self, session: Session, slot: Rendezvous, found: Found, crossing: Crossing | None) -> Steps[Any]:
+    def move(self, session: Session, slot: Rendezvous, found: Found, transfer: Transfer | None) -> Steps[Any]:
         """Move the values of a slot that all workers have agreed on, and may have begun; return the result."""
         request, accumulate_in = slot.request, accumulate_of(found)
         slot.shared = True
         if request.collective.spec is None:
             return None
-        if crossing is None or crossing.plan.accumulate != accumulate_in:
-            crossing = Crossing(self._plan(slot, accumulate_in), (yield from self._on_host(slot)))
-        plan = crossing.plan
-        result = yield from carry_out(crossing, session.communicator)
+        if transfer is None or transfer.plan.accumulate != accumulate_in:
+            transfer = Transfer(self._plan(slot, accumulate_in), (yield from self._on_host(slot)))
+        plan = transfer.plan
+        result = yield from carry_out(transfer, session.communicator)
         for buffers in _buffers(slot, range(len(slot.group.members))).values() if not request.on_devices else ():
             for buffer, leaf in zip(buffers, result if isinstance(result, list) else [result], strict=True):
                 buffer[...] = leaf
@@ -299,9 +299,9 @@ class Moving:
         own, devices = self._layout.own, self._layout.devices[self._layout.rank]
         return tuple(devices[own.index(member.replica_id)] for member in group.members)
 
-    def begin_for_all(self, collective: Collective, accumulate_in: Any, values: Sequence[Any]) -> Crossing:
+    def begin_for_all(self, collective: Collective, accumulate_in: Any, values: Sequence[Any]) -> Transfer:
         """Take values that all replicas contribute."""
-        return Crossing(self._plan_of(collective, self._all, accumulate_in), values)
+        return Transfer(self._plan_of(collective, self._all, accumulate_in), values)
 
 
 class Agreed(NamedTuple):
@@ -349,18 +349,18 @@ def accumulate_of(found: Found) -> Any:
 # What is moved.
 
 
-def carry_out(crossing: Crossing, communicator: Communicator) -> Steps[Any]:
+def carry_out(transfer: Transfer, communicator: Communicator) -> Steps[Any]:
     """Move the values of a step; return the result, on the host."""
-    for rows in crossing.rows:
+    for rows in transfer.rows:
         yield from _reduce(rows, communicator)
-    if crossing.plan.pieces:
-        crossing.take_parts((yield from _exchange(crossing, communicator)))
-    made = crossing.plan.on_one_machine
+    if transfer.plan.pieces:
+        transfer.take_parts((yield from _exchange(transfer, communicator)))
+    made = transfer.plan.on_one_machine
     if made is not None:
-        values = crossing.all_values((yield from gather_objects(communicator, crossing.given)))
-        result = crossing.as_they_lie(values)
-        crossing.take_gathered(result if result is not None else (yield from _on_one_machine(made, values)))
-    return crossing.result()
+        values = transfer.all_values((yield from gather_objects(communicator, transfer.given)))
+        result = transfer.as_they_lie(values)
+        transfer.take_gathered(result if result is not None else (yield from _on_one_machine(made, values)))
+    return transfer.result()
 
 
 def _on_one_machine(made: HostExecutor, values: Sequence[Any], outs: Mapping[int, Any] = NO_OUTS) -> Steps[Any]:
@@ -422,15 +422,15 @@ def _fold(rows: Rows, begin: int, shares: Sequence[int], out: Array) -> None:
         rows.fold(low, high, out[(low - begin) * count : (high - begin) * count])
 
 
-def _exchange(crossing: Crossing, communicator: Communicator) -> Steps[Array]:
+def _exchange(transfer: Transfer, communicator: Communicator) -> Steps[Array]:
     """Return the bytes for this worker, of all by rank."""
-    counts = crossing.plan.counts  # of what goes, and of what comes
-    send = yield from _by_cost(2 * sum(counts), crossing.parts)
+    counts = transfer.plan.counts  # of what goes, and of what comes
+    send = yield from _by_cost(2 * sum(counts), transfer.parts)
     whole = np.empty(sum(counts), np.uint8)
     step = max(1, SEGMENT // communicator.size)
     yield from _in_turns(
         _waiting(communicator.ialltoallv(_segment(send, counts, at, step), _segment(whole, counts, at, step)))
-        for at in range(0, crossing.plan.most, step)
+        for at in range(0, transfer.plan.most, step)
     )
     return whole
 

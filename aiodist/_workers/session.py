@@ -35,7 +35,7 @@ from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, Protocol
 
-from aiodist._collectives.workers import Crossing
+from aiodist._collectives.workers import Transfer
 from aiodist._workers.record import ALIKE, NO_FLAGS, Agreement, Callers, Found, Notice, Record, RecordBuffers
 from aiodist._workers.transport import Communicator, Steps
 
@@ -94,7 +94,7 @@ class Step(NamedTuple):
 
 def _prepared(step: Step) -> Any:
     """Use the time until the records have come: take values that are probably to be moved."""
-    return None if step.values is None or step.route.plan is None else Crossing(step.route.plan, step.values)
+    return None if step.values is None or step.route.plan is None else Transfer(step.route.plan, step.values)
 
 
 class Carrier(Protocol):

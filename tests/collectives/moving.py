@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiodist._collectives.workers import Crossing, Members, Rows, WorkerPlan
+from aiodist._collectives.workers import Members, Rows, Transfer, WorkerPlan
 
 if TYPE_CHECKING:
     import random
@@ -29,28 +29,28 @@ def over_workers(
     """
     members = [Members(rank, tuple(map(tuple, ids))) for rank in range(len(ids))]
     plans = [WorkerPlan(collective, each, **options) for each in members]
-    crossings = [Crossing(plan, [values[i] for i in own]) for plan, own in zip(plans, ids, strict=True)]
-    move(crossings, dice)
+    transfers = [Transfer(plan, [values[i] for i in own]) for plan, own in zip(plans, ids, strict=True)]
+    move(transfers, dice)
     results: dict[int, Any] = {}
-    for plan, crossing, own in zip(plans, crossings, ids, strict=True):
-        result = plan.hand_out(crossing.result())
+    for plan, transfer, own in zip(plans, transfers, ids, strict=True):
+        result = plan.hand_out(transfer.result())
         results.update(zip(own, [result] * len(own) if plan.shared else result, strict=True))
     return [results[i] for i in range(len(values))]
 
 
-def move(crossings: Sequence[Crossing], dice: random.Random) -> None:
+def move(transfers: Sequence[Transfer], dice: random.Random) -> None:
     """Move what workers have to exchange."""
-    for rows in zip(*(crossing.rows for crossing in crossings), strict=True):
+    for rows in zip(*(transfer.rows for transfer in transfers), strict=True):
         reduce(rows, dice)
-    if crossings[0].plan.pieces:
-        for crossing, data in zip(crossings, exchange(crossings), strict=True):
-            crossing.take_parts(data)
-    for rank, crossing in enumerate(crossings):
-        everyone = [[list(map(_copy, row)) for row in each.given] for each in crossings]
+    if transfers[0].plan.pieces:
+        for transfer, data in zip(transfers, exchange(transfers), strict=True):
+            transfer.take_parts(data)
+    for rank, transfer in enumerate(transfers):
+        everyone = [[list(map(_copy, row)) for row in each.given] for each in transfers]
         if dice.random() < 0.5:
-            everyone[rank] = crossing.given  # its own, where they lie
-        if crossing.plan.on_one_machine is not None:
-            crossing.take_gathered(crossing.plan.on_one_machine.run_into(crossing.all_values(everyone)))
+            everyone[rank] = transfer.given  # its own, where they lie
+        if transfer.plan.on_one_machine is not None:
+            transfer.take_gathered(transfer.plan.on_one_machine.run_into(transfer.all_values(everyone)))
 
 
 def _copy(value: Any) -> Any:
@@ -58,12 +58,12 @@ def _copy(value: Any) -> Any:
     return np.array(value, value.dtype.newbyteorder("="), order="C") if isinstance(value, np.ndarray) else value
 
 
-def exchange(crossings: Sequence[Crossing]) -> list[np.ndarray]:
+def exchange(transfers: Sequence[Transfer]) -> list[np.ndarray]:
     """Return what each worker receives."""
-    sent = [np.split(each.parts(), np.cumsum(each.plan.counts)[:-1]) for each in crossings]
-    assert max(len(part) for parts in sent for part in parts) <= crossings[0].plan.most
+    sent = [np.split(each.parts(), np.cumsum(each.plan.counts)[:-1]) for each in transfers]
+    assert max(len(part) for parts in sent for part in parts) <= transfers[0].plan.most
     found = []
-    for rank, each in enumerate(crossings):
+    for rank, each in enumerate(transfers):
         received = [parts[rank] for parts in sent]
         assert [len(part) for part in received] == each.plan.counts
         found.append(np.concatenate(received))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from aiodist._collectives import kinds
 from aiodist._collectives.kinds import Collective
-from aiodist._collectives.workers import Crossing, Members, WorkerPlan
+from aiodist._collectives.workers import Members, Transfer, WorkerPlan
 from aiodist_kernels import ReduceOp, reduce
 from tests.collectives.moving import over_workers
 from tests.collectives.reference import spec_of
@@ -52,7 +52,7 @@ def test_nothing_is_copied_that_can_be_moved_from_where_it_lies() -> None:
     array = np.arange(40_000.0).reshape(4, 10_000)
     spec = spec_of(array)
     members = Members(0, ((0,), (1,)))
-    reduced = Crossing(WorkerPlan(Collective(kinds.ALL_REDUCE, ReduceOp.SUM, None, spec), members), [array])
+    reduced = Transfer(WorkerPlan(Collective(kinds.ALL_REDUCE, ReduceOp.SUM, None, spec), members), [array])
     own = reduced.rows[0].own(3, 7)
     assert own is not None
     assert np.shares_memory(own, array)
@@ -64,7 +64,7 @@ def test_nothing_is_copied_that_can_stay_where_it_comes_to() -> None:
     plan = WorkerPlan(
         Collective(kinds.ALL_GATHER, None, (0,), kinds.ragged(spec_of(array), (0,))), Members(0, ((0,), (1,)))
     )
-    crossing = Crossing(plan, [array])
-    crossing.take_gathered(crossing.as_they_lie(crossing.all_values([[[come[0]]], [[come[1]]]])))
-    assert np.shares_memory(crossing.result(), come)
-    np.testing.assert_array_equal(crossing.result(), np.concatenate([array, array]))
+    transfer = Transfer(plan, [array])
+    transfer.take_gathered(transfer.as_they_lie(transfer.all_values([[[come[0]]], [[come[1]]]])))
+    assert np.shares_memory(transfer.result(), come)
+    np.testing.assert_array_equal(transfer.result(), np.concatenate([array, array]))

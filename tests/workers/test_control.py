@@ -34,7 +34,7 @@ from aiodist._workers.control import (
     SILENT_SECONDS,
     SUSPICIOUS_SECONDS,
     Address,
-    Door,
+    Listener,
     Peer,
     Pulse,
     TcpControl,
@@ -55,9 +55,9 @@ def hellos(*machines: str) -> list[Hello]:
 
 
 @asynccontextmanager
-async def door(size: int = 2) -> AsyncIterator[Door]:
+async def listener(size: int = 2) -> AsyncIterator[Listener]:
     """Let workers in meanwhile."""
-    opened = Door(hellos(*("here",) * size))
+    opened = Listener(hellos(*("here",) * size))
     admitting = asyncio.create_task(opened.admit_all())
     await asyncio.sleep(0)
     try:
@@ -92,13 +92,13 @@ class Stranger:
             await self._writer.wait_closed()
 
 
-async def let_in(opened: Door) -> None:
+async def let_in(opened: Listener) -> None:
     """Wait until somebody is."""
-    while not opened.admitted:  # noqa: ASYNC110  (the door itself waits for the event)
+    while not opened.admitted:  # noqa: ASYNC110  (the listener itself waits for the event)
         await asyncio.sleep(0)
 
 
-async def admitted(opened: Door) -> None:
+async def admitted(opened: Listener) -> None:
     """Let worker 1 in, beside whatever strangers there are."""
     ((_, writer),) = (await connect(opened.address, 1)).values()
     writer.close()
@@ -112,7 +112,7 @@ async def admitted(opened: Door) -> None:
 @pytest.mark.anyio
 async def test_star_is_made_at_the_address_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIODIST_CONTROL_ADDRESS", "localhost")
-    opened = Door(hellos("a", "b", "c"))
+    opened = Listener(hellos("a", "b", "c"))
     admitting = asyncio.create_task(opened.admit_all())
     others = [each[0] for each in await asyncio.gather(*(connect(opened.address, rank) for rank in (2, 1)))]
     connections = await admitting
@@ -132,7 +132,7 @@ async def test_workers_on_one_machine_use_loopback_alone(
     machines: Sequence[str], expected: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_module, "CONNECT_SECONDS", 0.0)
-    opened = Door(hellos(*machines))
+    opened = Listener(hellos(*machines))
     assert opened.address.host in expected
     assert opened._socket.getsockname()[0] not in {"0.0.0.0", "::"}
     with pytest.raises(ConnectionError, match=r"workers \[1\] have not connected to worker 0 at .* within 0 s; "):
@@ -142,7 +142,7 @@ async def test_workers_on_one_machine_use_loopback_alone(
 def test_address_that_is_none_of_this_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIODIST_CONTROL_ADDRESS", "192.0.2.7")
     with pytest.raises(OSError, match=r"cannot listen at 192\.0\.2\.7 .*set AIODIST_CONTROL_ADDRESS"):
-        Door(hellos("one", "other"))
+        Listener(hellos("one", "other"))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def claim(secret: bytes, challenge: bytes) -> bytes:
     ids=["http", "ones", "oversized", "forged"],
 )
 async def test_garbage_is_turned_away(sent: Callable[[bytes], bytes]) -> None:
-    async with door() as opened:
+    async with listener() as opened:
         stranger = await Stranger.at(opened.address)
         stranger.send(sent(stranger.challenge))
         await stranger.is_turned_away()
@@ -201,7 +201,7 @@ async def test_garbage_is_turned_away(sent: Callable[[bytes], bytes]) -> None:
 
 @pytest.mark.anyio
 async def test_captured_handshake_is_worth_nothing_the_second_time() -> None:
-    async with door(3) as opened:
+    async with listener(3) as opened:
         worker = await Stranger.at(opened.address)
         captured = claim(opened.address.secret, worker.challenge)
         worker.send(captured)
@@ -235,7 +235,7 @@ async def test_worker_does_not_believe_who_listens_without_the_secret(monkeypatc
 async def test_many_half_open_connections_are_few_at_a_time_and_keep_nobody_out(
     said: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with door() as opened:
+    async with listener() as opened:
         strangers = []
         for _ in range(3 * MOST_UNPROVEN):
             strangers.append(await Stranger.at(opened.address))
@@ -249,7 +249,7 @@ async def test_many_half_open_connections_are_few_at_a_time_and_keep_nobody_out(
 
 @pytest.mark.anyio
 async def test_worker_that_must_make_room_before_its_proof_has_come_does_not_take_itself_for_let_in() -> None:
-    async with door() as opened:
+    async with listener() as opened:
         worker = await Stranger.at(opened.address)
         worker.send(claim(opened.address.secret, worker.challenge)[:36])
         strangers = [await Stranger.at(opened.address) for _ in range(MOST_UNPROVEN)]
@@ -261,7 +261,7 @@ async def test_worker_that_must_make_room_before_its_proof_has_come_does_not_tak
 @pytest.mark.anyio
 async def test_who_says_nothing_is_turned_away_after_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_module, "PROOF_SECONDS", 0.01)
-    async with door() as opened:
+    async with listener() as opened:
         stranger = await Stranger.at(opened.address)
         await stranger.is_turned_away()
         assert not opened.unproven
@@ -330,7 +330,7 @@ class Worker:
         self.driver = SimpleNamespace(ask_loop=lambda _: False)
 
 
-def both(opened: Door) -> list[tuple[Worker, Any]]:
+def both(opened: Listener) -> list[tuple[Worker, Any]]:
     """Connect two workers by TCP; return each, and its control connection or why it has none."""
     teams = [Worker(0), Worker(1)]
 
@@ -348,7 +348,7 @@ def test_error_of_the_coordinator_ends_the_strategy_and_is_raised_as_its_own(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ending, "losses", [])
-    (first, its_control), (second, control) = both(Door(hellos("here", "here")))
+    (first, its_control), (second, control) = both(Listener(hellos("here", "here")))
     broken = Snapshot(OrderCheck.CALL_SITE, (), ())  # without the run's own group
     for each in (control, its_control):
         each.send(Trouble(0, broken))
@@ -363,7 +363,7 @@ def test_error_of_the_coordinator_ends_the_strategy_and_is_raised_as_its_own(
 
 def test_strategy_that_nobody_has_any_more_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "losses", [])
-    (first, its_control), (second, _) = both(Door(hellos("here", "here")))
+    (first, its_control), (second, _) = both(Listener(hellos("here", "here")))
     dropped = weakref.ref(second)
     del second
     gc.collect()
@@ -404,7 +404,7 @@ def test_names_with_path_separators_lead_nowhere(name: str, monkeypatch: pytest.
 
 @pytest.mark.anyio
 async def test_other_users_see_no_secret_in_arguments_or_variables() -> None:
-    async with door() as opened:
+    async with listener() as opened:
         everything = "".join([*environment.with_workers(2, "folder").values(), *sys.argv])
         assert opened.address.secret.hex() not in everything
 
