@@ -94,7 +94,7 @@ def group_label(members: tuple[int, ...], name: str | None, number: int, made_at
 
 
 def alike(told: Iterable[tuple[Any, int]]) -> dict[Any, list[int]]:
-    """Return the ids of the replicas of which the same is told, by what that is."""
+    """Return the ids of replicas that have the same thing in common, by that thing."""
     found: dict[Any, list[int]] = {}
     for what, replica_id in told:
         found.setdefault(what, []).append(replica_id)

@@ -79,20 +79,20 @@ class Step(NamedTuple):
         handle: CollectiveHandle[Any] = _places[f"place_{self.place}"](getattr(ctx, self.kind), *arguments[self.kind])
         return handle
 
-    def wanted(self, brought: list[np.ndarray], replica_id: int) -> Any:
+    def wanted(self, contributed: list[np.ndarray], replica_id: int) -> Any:
         """Return what a replica must get for a leaf."""
-        n = len(brought)
+        n = len(contributed)
         if self.kind in ("all_reduce", "scan"):
-            return FOLDS[self.op](brought if self.kind == "all_reduce" else brought[: replica_id + 1], axis=0)
+            return FOLDS[self.op](contributed if self.kind == "all_reduce" else contributed[: replica_id + 1], axis=0)
         if self.kind == "all_gather":
-            return np.concatenate(brought, self.axis)
+            return np.concatenate(contributed, self.axis)
         if self.kind == "broadcast":
-            return brought[self.source % n]
+            return contributed[self.source % n]
         if self.kind == "reduce_scatter":
-            return np.split(FOLDS[self.op](brought, axis=0), n, self.axis)[replica_id]
+            return np.split(FOLDS[self.op](contributed, axis=0), n, self.axis)[replica_id]
         if self.kind == "all_to_all":
-            return np.concatenate([np.split(leaf, n, self.axis)[replica_id] for leaf in brought], 1 - self.axis)
-        return sum(brought)
+            return np.concatenate([np.split(leaf, n, self.axis)[replica_id] for leaf in contributed], 1 - self.axis)
+        return sum(contributed)
 
     def check(self, result: Any, replica_id: int, replicas: int) -> None:
         if self.kind == "barrier":
@@ -100,8 +100,8 @@ class Step(NamedTuple):
             return
         got = [result] if not self.nested else result if self.kind == "merge_call" else [*result[0]["x"], result[1]]
         columns = zip(*(self.leaves(i, replicas) for i in range(replicas)), strict=True)
-        for leaf, brought in zip(got, columns, strict=True):
-            np.testing.assert_array_equal(leaf, self.wanted(list(brought), replica_id), strict=True)
+        for leaf, contributed in zip(got, columns, strict=True):
+            np.testing.assert_array_equal(leaf, self.wanted(list(contributed), replica_id), strict=True)
             assert leaf.flags.writeable == (self.kind == "merge_call")
 
 
