@@ -162,8 +162,13 @@ def differ(name: str, replica_id: int, first: int = 0) -> ValueError:
 
 def _parts(aggregation: VariableAggregation, value: Array, size: int) -> list[Array]:
     """Return the components that, aggregated on reading, give ``value``; of integers the first are the larger."""
-    if aggregation is not VariableAggregation.SUM or size == 1:
+    if aggregation is not VariableAggregation.SUM:
         return [value] * size
+    if value.dtype.kind == "c":  # by component: a complex division makes NaN of infinities
+        part = np.empty_like(value)
+        for of, to in ((value.real, part.real), (value.imag, part.imag)):
+            np.divide(of, size, out=to)
+        return [part] * size
     if value.dtype.kind not in "iu":
         return [np.asarray(value / size, value.dtype)] * size
     whole, rest = np.divmod(value, size, dtype=np.result_type(value.dtype, np.min_scalar_type(size)))
