@@ -42,6 +42,7 @@ _JOINS = {
     for name in ("join", "_wait_for_tstate_lock")  # the second is innermost up to Python 3.12
     if (function := getattr(threading.Thread, name, None)) is not None
 }
+_WAITS = {_WAIT, _WORKER, *_JOINS}
 _BYSTANDERS = ("rich.live", "rich.progress", "tqdm._monitor")
 """Modules of threads that only watch: they never call into a loop, though they wake from time to time."""
 
@@ -126,9 +127,9 @@ def _all_wait(executor: ThreadPoolExecutor, frames: dict[int, FrameType]) -> boo
 
 def _is_idle(frame: FrameType | None) -> bool:
     """Whether a thread waits, without a limit, for what only another thread can do."""
-    if frame is None:  # it has not begun, or is about to end
+    if frame is None or frame.f_code not in _WAITS:  # also one that has not begun, or is about to end
         return False
-    code, variables = frame.f_code, frame.f_locals
+    code, variables = frame.f_code, frame.f_locals  # of a running frame they are not asked for
     if code is _WAIT:
         waiter = variables.get("waiter")
         waiters = getattr(variables["self"], "_waiters", ())
@@ -137,4 +138,4 @@ def _is_idle(frame: FrameType | None) -> bool:
         executor = variables["executor_reference"]()
         ends = getattr(executor, "_shutdown", True)
         return "work_item" not in variables and not ends
-    return code in _JOINS and variables.get("timeout", -1) in (None, -1) and variables["self"] in threading.enumerate()
+    return variables.get("timeout", -1) in (None, -1) and variables["self"] in threading.enumerate()
