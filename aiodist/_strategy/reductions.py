@@ -127,6 +127,10 @@ class Operation(NamedTuple):
 
     def _described(self, parts: Sequence[Any], replicas: Sequence[int]) -> Operand:
         """Describe components, in this machine's byte order."""
+        if _are_arrays_alike(parts):
+            first = parts[0]
+            axes = self._axes(first.dtype, LeafType.NUMPY_ARRAY, first.ndim)
+            return Operand(parts, _ragged(first.shape, axes), first.dtype, LeafType.NUMPY_ARRAY, axes)
         columns: list[Sequence[Any]] = list(zip(*map(describe_leaf, parts), strict=True))
         shapes, dtypes, marks, arrays = columns
         mark = marks[0]
@@ -134,8 +138,7 @@ class Operation(NamedTuple):
             dtypes = [dtype.newbyteorder("=") if isinstance(dtype, np.dtype) else dtype for dtype in dtypes]
             arrays = list(map(in_native_order, arrays))
         axes = self._axes(dtypes[0], mark, len(shapes[0]))
-        if axes is not None:
-            shapes = [_ragged(shapes[0], axes)] * len(shapes) if _alike(shapes) else [_ragged(s, axes) for s in shapes]
+        shapes = [_ragged(shape, axes) for shape in shapes]
         if axes is not None and not _alike(dtypes) and {np.dtype(one).kind for one in dtypes} in ({"U"}, {"S"}):
             dtypes = [np.result_type(*dtypes)] * len(dtypes)  # strings may differ in width
         if not all(map(_alike, (marks, shapes, dtypes))):
@@ -144,6 +147,15 @@ class Operation(NamedTuple):
             mark = mark if isinstance(mark, HostType) else LeafType.NUMPY_ARRAY
             return Operand(list(map(np.asarray, arrays)), shapes[0], np.dtype(dtypes[0]), mark, axes)
         return Operand(arrays, shapes[0], dtypes[0], mark, axes)
+
+
+def _are_arrays_alike(parts: Sequence[Any]) -> bool:
+    """Return whether leaves are NumPy arrays of one shape and native dtype, the commonest: they need no description."""
+    first = parts[0]
+    if type(first) is not np.ndarray or not first.dtype.isnative:
+        return False
+    shape, dtype = first.shape, first.dtype
+    return all(type(part) is np.ndarray and part.dtype is dtype and part.shape == shape for part in parts)
 
 
 COPY = Operation(BROADCAST)
