@@ -2,9 +2,8 @@
 
 In a step each replica computes the gradient of its part of the batch in its device's thread, and an all_reduce adds the
 gradients up. The replicas of a process share the weights: the first one that gets the sum takes the step, of gradient
-descent with momentum.
-That needs no lock, since all of them run in one thread. One run of the strategy takes several steps, since starting a
-run costs as much as a few collectives do.
+descent with momentum. That needs no lock, since all of them run in one thread. One run of the strategy takes several
+steps, since starting a run costs as much as a few collectives do.
 
 The last batch of an epoch is short, and replicas' parts of it differ in size. So gradients are summed over examples,
 and divided by the number of examples that all replicas have together.
