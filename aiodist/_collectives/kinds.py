@@ -238,7 +238,8 @@ def normalized_axis(axis: Any, rank: int, what: str = "axis") -> int:
     if rank == 0:
         raise ValueError(f"{what}={index} needs arrays with at least one axis, got a scalar; pass np.array([value])")
     if not -rank <= index < rank:
-        raise ValueError(f"{what} must be from {-rank} to {rank - 1} for an array with {rank} axes, got {index}")
+        axes = "1 axis" if rank == 1 else f"{rank} axes"
+        raise ValueError(f"{what} must be from {-rank} to {rank - 1} for an array with {axes}, got {index}")
     return index % rank
 
 

@@ -90,7 +90,7 @@ def _goes_on(odd: Side, skipped: Sequence[CallRecord], *, or_swapped: bool) -> s
     """Return how a sentence on skipped calls ends where the next call of the odd side is one of the others', too."""
     its, makes = ("its", "it makes") if len(odd.replicas) == 1 else ("their", "they make")
     or_else = f", or {makes} the two in another order" if or_swapped else ""
-    return f"; {its} next call is #{skipped[-1].sequence_number + 1} of the others{or_else}"
+    return f"; {its} next call is the others' #{skipped[-1].sequence_number + 1}{or_else}"
 
 
 def _added(usual: Side, odd: Side, calls: Sequence[CallRecord], what: str, *, certain: bool = False) -> Divergence:
@@ -221,12 +221,12 @@ def _by_rounds(past: Past, usual: Side, odd: Side) -> Divergence | None:
     if ahead:
         number = next_call.sequence_number
         calls = [past.calls[index]._replace(sequence_number=number + j) for j, index in enumerate(expected[:ahead])]
-        then, how = _goes_on(odd, calls, or_swapped=ahead == 1), "going by the rounds before, "
+        then, how = _goes_on(odd, calls, or_swapped=ahead == 1), "judging by earlier rounds, "
         return _skipped(usual, odd, calls, certain=False, how=how, then=then)
     if call.location == next_call.location:  # one call, and the report says what differs in it
         return None
     went_on = f"{ids_briefly(usual.replicas)} went on as before, with {_kind_at(next_call)}"
-    return _added(usual, odd, [call], f"made a call that the rounds before do not have: {_listed([call])}; {went_on}")
+    return _added(usual, odd, [call], f"made a call that earlier rounds do not have: {_listed([call])}; {went_on}")
 
 
 def _expected(past: Past) -> list[int]:

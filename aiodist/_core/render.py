@@ -137,7 +137,8 @@ def _headline(trouble: Collective) -> str:
     number = _collective(trouble)
     match trouble.reason:
         case Reason.EXITED:
-            return f"{_ids(trouble.exited)} ended without {number}, which {_others(trouble)}"
+            without = f"making {trouble.label}" if trouble.number < 0 else number
+            return f"{_ids(trouble.exited)} ended without {without}, which {_others(trouble)}"
         case Reason.ABANDONED:
             return f"{_clause(trouble.abandoned, 'was')} cancelled out of {number} before it was complete"
         case Reason.UNMATCHED:
@@ -473,7 +474,7 @@ def _hints(trouble: Collective) -> Sequence[str]:  # noqa: C901, PLR0911  (one r
     one_more_or_less = kind in (DivergenceKind.SKIPPED, DivergenceKind.ADDED)
     if trouble.races:
         return [*trouble.races[:2], _RACE]
-    if trouble.unmade_by:
+    if trouble.unmade_by or (trouble.number < 0 and reason is Reason.EXITED):
         return [_SAME_GROUP]
     if trouble.joining and reason is Reason.EXITED:
         return ["If one replica joins, all must: await ctx.join() after the loop, on every path out of it."]
@@ -502,9 +503,11 @@ def _more(trouble: Collective) -> str:  # noqa: PLR0911  (one return a reason)
     match trouble.reason:
         case Reason.NAME | Reason.REDUCE_OP as reason if _on_one_line(trouble):
             what = "name" if reason is Reason.NAME else "op"
-            return f" It is the same line everywhere, so the {what} is a variable: print it."
+            return f" All replicas call at the same line, so the {what} is a variable: print it."
         case Reason.STRUCTURE if trouble.merges:
             return "Every replica must pass the merge function arguments of the same structure."
+        case Reason.STRUCTURE if None in {c.structure for c in calls} or len({frozenset(c.paths) for c in calls}) == 1:
+            return "Every replica must pass its values in the same containers."
         case Reason.STRUCTURE:
             return "Where a replica has no value, reduce zeros instead, or leave the leaf out everywhere."
         case Reason.SHAPE:
@@ -548,7 +551,7 @@ _EXITED = (
     "Every replica must make as many collectives as the others: decide together when to stop, e.g.", *_STOP,
 )  # fmt: skip
 _UNEVEN_BY_FAILURE = (
-    "Give every replica equally many rounds, also where one fails: reduce whether one has failed, e.g.",
+    "Give every replica equally many rounds, even if one fails: reduce whether one has failed, e.g.",
     "  failed = await ctx.all_reduce(ReduceOp.MAX, failed)",
 )
 _CONDITION = (
@@ -565,15 +568,15 @@ _ITEMS = (
     "order on every replica, with zeros where one has no value, or reduce one dict."
 )
 _TIME_LIMIT = (
-    "A time limit around a collective of one replica leaves the others without it. Put it around the whole run, or set "
+    "A time limit around one replica's collective leaves the others waiting. Put the limit around the whole run, or set "
     "CommunicationOptions(timeout_seconds=...)."
 )
 _BY_REASON = {
     Reason.KIND: (
-        "Every replica must issue the same collectives in the same order. Does one of these calls stand under a "
+        "Every replica must issue the same collectives in the same order. Is one of these calls made under a "
         "condition that depends on the replica?"
     ),
-    Reason.NAME: "The names differ: calls that are to meet have the same name.",
+    Reason.NAME: "The names differ: calls that are meant to meet need the same name.",
     Reason.REDUCE_OP: "The reduce op must be the same on every replica.",
     Reason.AXIS: "The axis must be the same value everywhere. Was the replica's id passed?",
     Reason.SOURCE: (
@@ -581,7 +584,7 @@ _BY_REASON = {
         "passed?"
     ),
     Reason.MERGE_FN: "The function must be the same everywhere. Pass what differs as an argument.",
-    Reason.SHAPE: "Nothing is broadcast across replicas.",
+    Reason.SHAPE: "Shapes must match; values are not broadcast.",
     Reason.DTYPE: "Values are never cast across replicas.",
     Reason.DEVICE: "Every replica must pass the same type of array or number.",
     Reason.CALL_SITE: (

@@ -102,8 +102,8 @@ def alike(told: Iterable[tuple[Any, int]]) -> dict[Any, list[int]]:
 
 
 def brief(error: BaseException) -> str:
-    """Return an error's type and the first line of its message."""
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
+    """Return an error's type and the first line of its message, if it has one."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
 
 
 def upper(text: str) -> str:

@@ -122,7 +122,7 @@ class BlockedLoop:
             self._warned = True
             self._tell(
                 f"replica {replica.id} has held up the event loop for more than a second at {place(where)}: meanwhile "
-                "no other replica goes on (await ctx.run_sync(function) runs it in a thread)",
+                "no other replica can continue (await ctx.run_sync(function) runs such work in a thread)",
                 where,
             )
 

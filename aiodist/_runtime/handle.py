@@ -74,12 +74,17 @@ class Awaits:
 
 def _warn(replica_id: int, post: Post) -> None:
     warnings.warn_explicit(
-        f"replica {replica_id} never awaited {post.call}, called at {post.location}; it has contributed, its result is "
-        "lost",
+        f"replica {replica_id} never awaited {post.call}, called at {shown(post.location)}; it has contributed, but its "
+        "result is lost",
         RuntimeWarning,
         post.location.file,
         post.location.line,
+        registry=_shown,
     )
+
+
+_shown: dict[Any, Any] = {}
+"""The warnings that have been shown: one in a loop is shown once, as Python does with those of its own."""
 
 
 _MOST_KEPT = 4096
