@@ -506,10 +506,9 @@ def _more(trouble: Collective) -> str:  # noqa: PLR0911  (one return a reason)
             return f" All replicas call at the same line, so the {what} is a variable: print it."
         case Reason.STRUCTURE if trouble.merges:
             return "Every replica must pass the merge function arguments of the same structure."
-        case Reason.STRUCTURE if None in {c.structure for c in calls} or len({frozenset(c.paths) for c in calls}) == 1:
-            return "Every replica must pass its values in the same containers."
         case Reason.STRUCTURE:
-            return "Where a replica has no value, reduce zeros instead, or leave the leaf out everywhere."
+            same_leaves = None in {c.structure for c in calls} or len({frozenset(c.paths) for c in calls}) == 1
+            return _CONTAINERS if same_leaves else _LEAVES
         case Reason.SHAPE:
             pairs = zip(calls[0].shapes or (), calls[1].shapes or (), strict=False)
             only_axis_0 = all(len(a) == len(b) > 0 and a[1:] == b[1:] for a, b in pairs if a != b)
@@ -568,9 +567,11 @@ _ITEMS = (
     "order on every replica, with zeros where one has no value, or reduce one dict."
 )
 _TIME_LIMIT = (
-    "A time limit around one replica's collective leaves the others waiting. Put the limit around the whole run, or set "
-    "CommunicationOptions(timeout_seconds=...)."
+    "A time limit around one replica's collective leaves the others waiting. Put the limit around the whole run, or "
+    "set CommunicationOptions(timeout_seconds=...)."
 )
+_CONTAINERS = "Every replica must pass its values in the same containers."
+_LEAVES = "Where a replica has no value, reduce zeros instead, or leave the leaf out everywhere."
 _BY_REASON = {
     Reason.KIND: (
         "Every replica must issue the same collectives in the same order. Is one of these calls made under a "

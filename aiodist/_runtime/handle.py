@@ -74,8 +74,8 @@ class Awaits:
 
 def _warn(replica_id: int, post: Post) -> None:
     warnings.warn_explicit(
-        f"replica {replica_id} never awaited {post.call}, called at {shown(post.location)}; it has contributed, but its "
-        "result is lost",
+        f"replica {replica_id} never awaited {post.call}, called at {shown(post.location)}; it has contributed, but "
+        "its result is lost",
         RuntimeWarning,
         post.location.file,
         post.location.line,
