@@ -119,13 +119,8 @@ class Driver:
     def start(self, steps: Steps[Any]) -> None:
         """Carry out steps: as far as they go on at once; from there on while somebody waits."""
         process = _Process(steps)
-        self._processes.append(process)
-        is_over = self._advance(process)
-        if not is_over and not process.announced:
-            is_over = self._advance(process, _AT_ONCE_SECONDS)  # the time counts from the first request
-        if is_over:
-            self._processes.remove(process)
-        else:
+        if not self._advance(process, _AT_ONCE_SECONDS):
+            self._processes.append(process)
             self._started = perf_counter()
             if not process.announced:
                 self.notify()
@@ -229,10 +224,11 @@ class Driver:
     def _advance(self, process: _Process, seconds: float = 0.0) -> bool:  # noqa: C901  (the way of every step)
         """Let steps go on as far as they can; return whether they are over.
 
-        Requests are asked for as long as given, or longer where values are moved: the other workers do the same.
+        Requests are asked for as long as given, or longer where values are moved: the other workers do the same. The
+        time counts from the first request.
         """
         steps = process.steps
-        begun = perf_counter()
+        begun = perf_counter() if process.request is not None else 0.0
         try:
             while True:
                 try:
@@ -251,7 +247,9 @@ class Driver:
                 process.announced = announce is not None
                 if announce is not None:
                     announce(self.notify)
-                if perf_counter() - begun > _MOVING_SECONDS:
+                now = perf_counter()
+                begun = begun or now
+                if now - begun > _MOVING_SECONDS:
                     return False  # the loop's other tasks have their turn
         except StopIteration:
             return True

@@ -92,11 +92,6 @@ class Step(NamedTuple):
     values: Sequence[Any] | None = ()  # what the local replicas contribute; None where some of them have joined
 
 
-def _prepared(step: Step) -> Any:
-    """Use the time until the records have come: take values that are probably to be moved."""
-    return None if step.values is None or step.route.plan is None else Transfer(step.route.plan, step.values)
-
-
 class Carrier(Protocol):
     """What a session's steps are for."""
 
@@ -190,8 +185,8 @@ class Session:
                 else:
                     return
                 request = self.records.post(record, nbytes)
-                if step is not None:
-                    prepared = _prepared(step)
+                if step is not None and step.route.plan is not None and step.values is not None:
+                    prepared = Transfer(step.route.plan, step.values)  # while the records are on their way
                 yield request
                 if self.number >= self._limit:  # meanwhile
                     return
@@ -222,10 +217,11 @@ class Session:
             self.is_advancing = False
 
     def _record_of(self, step: Step) -> Record:
-        notice = Notice.ABSENT if step.values is None else Notice.NONE
-        route = step.route
-        sums = ALIKE if route.site is None or route.callers is None else route.site.with_call(route.callers)
-        return Record(self._after(route.digest), step.flags, notice, sums)
+        route, sums = step.route, ALIKE
+        if route.site is not None and route.callers is not None:
+            sums = route.site.with_call(route.callers)
+        digest = blake2b(self._chain + route.digest, digest_size=16).digest()
+        return Record(digest, step.flags, Notice.NONE if step.values is not None else Notice.ABSENT, sums)
 
     def _after(self, digest: bytes) -> bytes:
         return blake2b(self._chain + digest, digest_size=16).digest()

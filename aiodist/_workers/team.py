@@ -321,7 +321,7 @@ class Span:
     def matched(self, slot: Rendezvous) -> None:
         """Agree with the other workers on what all local members have posted, move its values, and complete it."""
         key = slot.group.key
-        session = self._root if slot.group.is_root else self._sessions.get(key)
+        session = self._root if slot.group is self._ledger.root else self._sessions.get(key)
         if session is not None:
             self._post(session, slot)
             return
@@ -336,7 +336,8 @@ class Span:
         else:
             values = None if slot.absent else contributed(slot)  # now: a run that fails forgets what its slots hold
             session.post(Step(self._route(session, slot), slot, flags_of(slot.options), values))
-        self._team.start(session)
+        if not session.is_advancing:
+            self._team.driver.start(session.advance())
 
     def call(self, step: Step) -> None:
         """Agree with the other workers on a call outside of replicas, and carry it out."""
