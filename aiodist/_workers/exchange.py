@@ -1,17 +1,17 @@
-"""Exchange: what becomes of a collective's values over workers.
+"""Exchange: how a collective's values move between workers.
 
-What is small travels in the records by which the workers agree on the step: everybody has the values of all replicas
-then, and makes the result as one machine would (`Small`). The rest follows a plan (`_collectives.workers`), in segments
-of 1 MiB: while one is on its way, the next is folded and the one before is finished, and no operation holds up the
-event loop for long. What takes long by itself is done in worker threads. Values on GPUs go through the host.
+Small values travel in the records by which the workers agree on the step: then every worker has the values of all
+replicas, and computes the result as one machine would (`Small`). Larger ones follow a plan (`_collectives.workers`), in
+segments of 1 MiB: while one segment is in flight, the next is folded and the last is finished, so no operation holds up
+the event loop for long. Long computations run in worker threads. Values on GPUs go through the host.
 
-An engine reduces a segment where it does so with our meaning. Else each worker is given a share of it from all others,
-folds that, and all gather the shares. A row that needs no folding is sent from where it lies.
+The engine reduces a segment if it gives the result that aiodist defines. Otherwise each worker receives its share of
+the segment from all others and folds it, and all gather the shares. A row that needs no folding is sent without a copy.
 
-Where replicas have joined, each worker tells all others what each of its replicas contributes, and makes the result as
-one machine would that had all the replicas that are there. A worker whose replicas have all joined does not know what
-the step is, and need not. There are few such steps, the last ones of uneven data. What was rejected: neutral values in
-the engine's reduction (for MIN there is none, and adding 0 to -0.0 changes it).
+If replicas have joined, each worker tells all others what each of its replicas contributes, and computes the result as
+one machine would with the replicas that are left. A worker whose replicas have all joined need not know what the step
+is. Only the last steps of uneven data are like that. What was rejected: neutral values in the engine's reduction (MIN
+has none, and adding 0 changes -0.0).
 """
 
 from __future__ import annotations
