@@ -201,8 +201,6 @@ class WorkerPlan:
         leaves: by place, what becomes of a leaf, and what it is.
         reductions: the leaves that are reduced, by their accumulator, with their places.
         pieces: of those of which parts are exchanged, the place, and a part's shape, dtype and bytes.
-        counts: by rank, how many bytes of parts are for that worker, and as many come from it.
-        most: how many any worker has for any other, at most.
         gathered: the places of all others, of which each worker makes what one machine would, with
             ``on_one_machine``, of the values of all replicas.
         sources: by rank, the positions of replicas whose values are gathered.
@@ -234,9 +232,7 @@ class WorkerPlan:
                 self.pieces.append((place, shape, native, math.prod(shape) * native.itemsize))
             else:
                 self.gathered.append(place)
-        nbytes = sum(nbytes for *_, nbytes in self.pieces)
-        self.counts = [len(ids) * len(members.own) * nbytes for ids in members.ids]
-        self.most = nbytes * max(map(len, members.ids)) ** 2
+        self._nbytes = sum(nbytes for *_, nbytes in self.pieces)
         self.reductions: list[tuple[Reduction, list[int]]] = []
         for rules in alike.values():
             assert op is not None
@@ -251,6 +247,17 @@ class WorkerPlan:
         if self.gathered:
             of_gathered = on_host(collective.of(self.gathered))
             self.on_one_machine = HostExecutor(of_gathered, members.replicas, (), accumulate)
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """By rank, how many bytes of parts are for that worker, and as many come from it."""
+        own = len(self.members.own) * self._nbytes
+        return [len(ids) * own for ids in self.members.ids]
+
+    @cached_property
+    def most(self) -> int:
+        """How many bytes of parts any worker has for any other, at most."""
+        return self._nbytes * max(map(len, self.members.ids)) ** 2
 
     def own_results(self, place: int) -> Sequence[Result]:
         """Return what the local replicas' results of a leaf are made of; the one for all where that is shared."""

@@ -225,8 +225,11 @@ class Group:
     ) -> None:
         self.ledger = ledger
         self.key = key
-        self.size: int = len(key[0])
-        ranks = {replica_id: rank for rank, replica_id in enumerate(key[0])}
+        ids = key[0]
+        self.size: int = len(ids)
+        ranks: Any = ids  # as in a run's own group, which may have thousands of members elsewhere
+        if not all(each.id < self.size and ids[each.id] == each.id for each in replicas):
+            ranks = {replica_id: rank for rank, replica_id in enumerate(ids)}
         self.members: list[Member] = [Member(each, self, at, ranks[each.id]) for at, each in enumerate(replicas)]
         self.made_at = made_at
         self.serial: int = ledger.next_serial()
