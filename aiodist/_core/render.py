@@ -1,7 +1,7 @@
-"""Rendering: what an analysis has found as a person reads it. Headline, who asked for what, what differs, hints.
+"""Rendering: the result of an analysis as text: headline, who asked for what, what differs, hints.
 
-Every line says something that was found, or is left out. Replicas that do the same share a line, so that the text
-on thousands fits a screen.
+A line that has nothing to say is left out. Replicas that do the same share a line, so a text about thousands of them
+fits on a screen.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def text(trouble: Collective) -> str:
 
 
 class Step(NamedTuple):
-    """Replicas of a cycle that wait in one collective, which they have posted so, for those that are missing."""
+    """Replicas of a cycle that wait in one collective for the missing ones."""
 
     replicas: tuple[int, ...]
     post: Post
@@ -104,7 +104,7 @@ def cycle_text(steps: Sequence[Step]) -> tuple[list[str], tuple[str, ...]]:
 
 
 def _groups_differ(steps: Sequence[Step]) -> tuple[list[str], str]:
-    """Say in what the groups of a cycle differ, and what to do about it."""
+    """Say how the groups of a cycle differ, and what to do about it."""
     creations = ((step.waits_in.creation, step.replicas) for step in steps)
     unmade = [(creation, replicas) for creation, replicas in creations if creation is not None]
     if len({creation.group.key for creation, _ in unmade}) > 1:
@@ -205,7 +205,7 @@ _Doing: TypeAlias = Mapping[int, tuple[str, Location | None]]
 
 
 def _rows(trouble: Collective, marked: set[int], doing: _Doing) -> list[str]:
-    """Return a line for all replicas that do the same; the odd ones marked, and last."""
+    """Return one line for all replicas that do the same, with the odd ones marked and last."""
     rows_of = alike(
         ((replica_id in marked, what, shown(at) if at is not None else ""), replica_id)
         for replica_id, (what, at) in doing.items()
@@ -227,7 +227,7 @@ def _devices(trouble: Collective, replicas: Sequence[int]) -> str:
 
 
 def _shown_call(call: Call, leaf: int | None) -> str:
-    """Return a call as text; of a large nest only what differs."""
+    """Return a call as text; for a large nest, only what differs."""
     whole = str(call)
     if call.structure is None or len(whole) <= _LONGEST_CALL:
         return whole
@@ -238,7 +238,7 @@ def _shown_call(call: Call, leaf: int | None) -> str:
 
 
 def _doing(trouble: Collective, replica: ReplicaReport, call: str | None) -> tuple[str, Location | None]:
-    """Return what a replica does, and where; ``call`` is the one in question, if it has made that."""
+    """Return what a replica does, and where; ``call`` is its call in the collective in question, if it has made one."""
     replica_id, picture = replica.replica_id, trouble.picture
     calls_made = replica.history[-1].sequence_number + 1 if replica.history else 0
     made = f"after {count(calls_made, 'collective')}"
@@ -259,7 +259,7 @@ def _doing(trouble: Collective, replica: ReplicaReport, call: str | None) -> tup
 
 
 def _columns(rows: Sequence[tuple[bool, str, str, str, str]]) -> list[str]:
-    """Return rows in columns; where they do not fit, with the places on lines of their own."""
+    """Return rows in columns; if they do not fit, with the places on separate lines."""
     who, device, what, where = (max(map(len, cells)) for cells in zip(*(row[1:] for row in rows), strict=True))
     room = WIDTH - (2 + who + 2 + device + 2)
     stacked = what + 3 + where > room
@@ -275,9 +275,9 @@ def _columns(rows: Sequence[tuple[bool, str, str, str, str]]) -> list[str]:
 
 
 def _source_lines(trouble: Collective, marked: set[int], doing: _Doing) -> list[str]:
-    """Return the source line of each place that was named, the odd ones marked; the first few places.
+    """Return the source lines of the first few places in the text, with the odd ones marked.
 
-    Of a call in a helper that several callers share, the callers' lines stand before it.
+    The lines of different callers of a shared helper come before the helper's own line.
     """
     chains = {members[0]: chain for (members, *_), chain in zip(trouble.partitions, trouble.chains, strict=False)}
     places: dict[Location, bool] = {}
@@ -311,7 +311,7 @@ def _cut(line: str, width: int) -> str:
 
 
 def _waits(trouble: Collective) -> list[str]:
-    """Return what replicas wait for that are elsewhere, those that wait for the same together."""
+    """Return what replicas wait for outside of collectives, with one line for all that wait for the same thing."""
     told = alike((each.waits_for, each.replica_id) for each in trouble.replicas if each.waits_for is not None)
     lines = []
     for what, members in list(told.items())[:_MOST_PLACES]:
@@ -344,7 +344,7 @@ _LEAF_FIELDS = {Reason.SHAPE: 0, Reason.DTYPE: 1, Reason.DEVICE: 2}
 
 
 def _leaf_apart(trouble: Collective) -> int | None:
-    """Return which leaf of a nest is the first that differs in what the report is about; None for any other report."""
+    """Return the index of the first leaf that differs, if the report is about a shape, dtype or device in a nest."""
     field, calls = _LEAF_FIELDS.get(trouble.reason), [post.call for _, post, _ in trouble.partitions]
     if field is None or calls[0].structure is None:
         return None
@@ -353,7 +353,7 @@ def _leaf_apart(trouble: Collective) -> int | None:
 
 
 def _sites_differ(trouble: Collective) -> list[str]:
-    """Tell calls apart that stand on one line, by their columns or by their callers."""
+    """Distinguish calls on one line, by their columns or their callers."""
     for depth, sites in enumerate(zip(*(post.path for _, post, _ in trouble.partitions), strict=False)):
         if len({site[:3] for site in sites}) > 1:
             on_one_line = len({site[:2] for site in sites}) == 1
@@ -366,7 +366,7 @@ def _sites_differ(trouble: Collective) -> list[str]:
 
 
 def _on_each(trouble: Collective, what: Iterable[str]) -> str:
-    """Say what holds for the replicas of each partition."""
+    """Say which text applies to which replicas."""
     partitions = zip(what, trouble.partitions, strict=True)
     found = alike((each, replica_id) for each, (members, *_) in partitions for replica_id in members)
     told = [f"{each} on {ids_briefly(members)}" for each, members in list(found.items())[:_MOST_PARTITIONS]]
@@ -380,7 +380,7 @@ def _function(function: Function | None) -> str:
 
 
 def _structures_differ(trouble: Collective) -> str:
-    """Say which leaves, or arguments of a merge function, one side has alone, or how the containers differ."""
+    """Say which leaves, or arguments of a merge function, only one side has, or how the containers differ."""
     (members, post, _), *odd = trouble.partitions
     others, other = next(one[:2] for one in odd if compare(one.post.call, post.call) is Reason.STRUCTURE)
     a, on_a, b, on_b = post.call, ids_briefly(members), other.call, ids_briefly(others)
@@ -406,7 +406,7 @@ _CLASS = re.compile(r"<class '([\w.]+)'>")
 
 
 def _parts_that_differ(a: str, b: str) -> tuple[str, str, str]:
-    """Return a path, and the parts there that hold all in which two nests differ, with a ``*`` for every leaf."""
+    """Return the path of the smallest part in which two nests differ, and both parts, with ``*`` for leaves."""
     path, *texts = "", *(_CLASS.sub(r"\1", text.replace(LEAF, _LEAF_NAME)) for text in (a, b))
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError):  # what stands for a key may be no expression
         path, *nodes = _apart("", *(ast.parse(text, mode="eval").body for text in texts))
@@ -498,7 +498,7 @@ def _hints(trouble: Collective) -> Sequence[str]:  # noqa: C901, PLR0911  (one r
 
 
 def _more(trouble: Collective) -> str:  # noqa: PLR0911  (one return a reason)
-    """Return the part of a hint on a reason that depends on what the calls, or the replicas, show."""
+    """Return the part of a hint that depends on the calls or the replicas."""
     calls, told = [post.call for _, post, _ in trouble.partitions], " ".join(trouble.cancellations)
     match trouble.reason:
         case Reason.NAME | Reason.REDUCE_OP as reason if _on_one_line(trouble):
@@ -533,7 +533,7 @@ def _on_one_line(trouble: Collective) -> bool:
 
 
 def _in_one_loop(trouble: Collective) -> bool:
-    """Whether all calls come from one line that stands in a loop, itself or by one of its callers."""
+    """Return whether all calls come from one line, and that line or one of its callers is in a loop."""
     path = trouble.sides[0].path if trouble.sides is not None else ()
     return _on_one_line(trouble) and any(source.is_in_loop(at.file, at.line) for at in path)
 
