@@ -1,8 +1,8 @@
 """Reducing, gathering and copying values outside of replicas, by the plans and the executors of the collectives.
 
 A leaf of a per-replica value becomes an `Operand`, which is checked and described before anything else happens.
-Operands with equally many components, on the host or with results on the same GPUs, form one collective. Work that would hold up
-the event loop is done in a worker thread; the devices are always waited for, even after a cancellation.
+Operands with equally many components, on the host or with results on the same GPUs, form one collective. Work that
+would hold up the event loop is done in a worker thread; the devices are always waited for, even after a cancellation.
 
 Reductions along an axis are NumPy's, whose order of additions no framework's sum has. Values on GPUs go there, and to
 other workers, through page-locked memory (`on_host`), so results have the same bits wherever the values are.
