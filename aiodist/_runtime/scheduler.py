@@ -272,7 +272,7 @@ class Run:
             slot.fail(error)
         slot.last = last
         self._complete(slot)
-        # The last to come takes its place among the others when it awaits, which it normally does in this very step.
+        # The last to arrive takes its place among the others when it awaits, which it normally does in this very step.
         if self._wakes_later or last == len(slot.waiters) - 1:
             self._wake(slot)
         else:

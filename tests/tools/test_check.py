@@ -228,7 +228,7 @@ def test_summary_lists_collectives_by_place_with_bytes_and_waits(capsys: pytest.
     _, output = check(capsys, "program.py:train --replicas 3 --schedules 2")
     call = "all_reduce(MEAN, {'b': float, 'w': float64[2]})"
     assert [re.split(r"  +", line.strip()) for line in output.splitlines()[-3:]] == [
-        ["collective", "called at", "times", "bytes", "waited", "last to come"],
+        ["collective", "called at", "times", "bytes", "waited", "last to arrive"],
         [call, "program.py:18 in train", "3", "216 B", "360 s", "replica 2"],
         ["all_gather(float64[*], axis=0)", "program.py:19 in train", "1", "48 B"],
     ]
