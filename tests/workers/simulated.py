@@ -29,14 +29,21 @@ class Job:
         counts: how many replicas each has.
         kind: of their devices.
         reduction: the strategies'.
+        cluster: makes what connects them, of their number and of the next.
         answer_seconds: how long workers that do nothing are waited for once there is trouble.
         options: of the strategies, for communication.
     """
 
     def __init__(
-        self, *counts: int, kind: str = "CPU", reduction: str = "fast", answer_seconds: float = 1.0, **options: Any
+        self,
+        *counts: int,
+        kind: str = "CPU",
+        reduction: str = "fast",
+        cluster: Callable[..., SimulatedCluster] = SimulatedCluster,
+        answer_seconds: float = 1.0,
+        **options: Any,
     ) -> None:
-        self.cluster = SimulatedCluster(len(counts), answer_seconds=answer_seconds)
+        self.cluster = cluster(len(counts), answer_seconds=answer_seconds)
         self.strategies = [
             MultiWorkerMirroredStrategy(
                 [f"{kind}:{i}" for i in range(count)],
