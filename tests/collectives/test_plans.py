@@ -1,9 +1,8 @@
-"""Plans on the host and over workers: what comes out is what NumPy gives, in memory of its own."""
+"""Plans on the host: what comes out is what NumPy gives, in memory of its own."""
 
 from __future__ import annotations
 
 import functools
-import random
 from typing import Any
 
 import numpy as np
@@ -16,18 +15,12 @@ from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import Collective, Cut, Kind, LeafPlan, Result
 from aiodist._collectives.work import Work
 from aiodist_kernels import ReduceOp, policy
-from tests.collectives.moving import over_workers
 from tests.collectives.reference import CASES, Case, spec_of
 from tests.kernels import arrays
 from tests.kernels.arrays import assert_same_bits
 
 EXACT: list[np.dtype] = [np.dtype(np.int16), np.dtype(np.uint8)]
-homes = st.lists(st.integers(0, 2), min_size=1, max_size=5)
-
-
-def at_home(workers: list[int]) -> list[list[int]]:
-    """Return by worker the positions of its replicas, of the worker of each."""
-    return [found for worker in range(3) if (found := [i for i, home in enumerate(workers) if home == worker])]
+DTYPES = [np.dtype(np.float32), *EXACT]
 
 
 def on_the_host(collective: Collective, values: list[Any], large: bool = False, **options: Any) -> list[Any]:
@@ -46,30 +39,17 @@ def on_the_host(collective: Collective, values: list[Any], large: bool = False, 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @settings(max_examples=25)
 @given(
-    workers=homes,
+    size=st.integers(1, 5),
     layout=st.sampled_from(["C", "F", "big-endian", "mixed"]),
     seed=st.integers(0, 99),
     large=st.booleans(),
     single=st.booleans(),
 )
-def test_every_kind(case: Case, workers: list[int], layout: str, seed: int, *, large: bool, single: bool) -> None:
-    size, ids, dice = len(workers), at_home(workers), random.Random(seed)
-    for dtypes in ([np.dtype(np.float32), *EXACT], EXACT):
-        columns = [case.inputs(size, dtype, layout, seed + k) for k, dtype in enumerate(dtypes)]
-        rows: list[Any] = columns[0] if single else [list(row) for row in zip(*columns, strict=True)]
-        collective = case.collective(rows[0], size)
-        with np.errstate(all="ignore"):
-            wanted = [case.wanted(column) for column in columns]
-            if dtypes is EXACT:  # of which any order of a fold gives the same bits
-                found = over_workers(collective, ids, rows, dice)
-            else:
-                found = on_the_host(collective, rows, large)
-        for replica in range(size):
-            for leaf, result in enumerate([found[replica]] if single else found[replica]):
-                assert_same_bits(result, wanted[leaf][replica])
-                assert not any(np.shares_memory(result, array) for array in columns[leaf])
-                with pytest.raises(ValueError, match="WRITEABLE"):
-                    result.flags.writeable = True
+def test_every_kind(case: Case, size: int, layout: str, seed: int, *, large: bool, single: bool) -> None:
+    columns = [case.inputs(size, dtype, layout, seed + k) for k, dtype in enumerate(DTYPES)]
+    rows: list[Any] = columns[0] if single else [list(row) for row in zip(*columns, strict=True)]
+    with np.errstate(all="ignore"):
+        case.check(columns, on_the_host(case.collective(rows[0], size), rows, large), single=single)
 
 
 @st.composite
@@ -99,19 +79,15 @@ def interpreted(plan: LeafPlan, column: list[np.ndarray]) -> list[np.ndarray]:
 
 
 @settings(max_examples=200)
-@given(data=st.data(), workers=homes, large=st.booleans())
-def test_any_plan(data: st.DataObject, workers: list[int], *, large: bool) -> None:
-    size = len(workers)
+@given(data=st.data(), size=st.integers(1, 5), large=st.booleans())
+def test_any_plan(data: st.DataObject, size: int, *, large: bool) -> None:
     plan = data.draw(plans(size))
     kind = Kind("made up", lambda *_: plan, shared=len(plan.results) == 1)
     columns = [arrays.buffers(k, size, (6, 6), dtype) for k, dtype in enumerate(EXACT)]
     rows = [list(row) for row in zip(*columns, strict=True)]
     collective = Collective(kind, ReduceOp.SUM, None, spec_of(rows[0]))
     wanted = [interpreted(plan, column) for column in columns]
-    for found in (
-        on_the_host(collective, rows, large),
-        over_workers(collective, at_home(workers), rows, random.Random(size)),
-    ):
-        for replica in range(size):
-            for leaf, result in enumerate(found[replica]):
-                assert_same_bits(result, wanted[leaf][0 if kind.shared else replica])
+    found = on_the_host(collective, rows, large)
+    for replica in range(size):
+        for leaf, result in enumerate(found[replica]):
+            assert_same_bits(result, wanted[leaf][0 if kind.shared else replica])

@@ -94,15 +94,8 @@ KINDS = [
 @pytest.mark.parametrize("case", KINDS, ids=str)
 @given(data=st.data(), count=counts)
 def test_arrays_that_are_gathered_exchanged_and_cut(case: Case, data: st.DataObject, count: int) -> None:
-    op = [] if case.op is None else [case.op]
-    detail = case.detail if isinstance(case.detail, tuple) else [] if case.detail is None else [case.detail]
-    make = data.draw(makers(True, DTYPES[:-1] if op else DTYPES))  # bool is not summed
-    check(
-        make,
-        count,
-        lambda value: getattr(here(), case.kind.name)(*op, value, *detail),
-        lambda column, replica_id: case.wanted(column)[replica_id],
-    )
+    make = data.draw(makers(True, DTYPES[:-1] if case.op else DTYPES))  # bool is not summed
+    check(make, count, lambda value: case.call(here(), value), lambda column, me: case.wanted(column)[me])
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
