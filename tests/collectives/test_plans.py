@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,10 @@ from hypothesis import strategies as st
 
 from aiodist._collectives import host
 from aiodist._collectives.execution import executor
-from aiodist._collectives.kinds import Collective, Cut, Kind, LeafPlan, Result
+from aiodist._collectives.kinds import Collective
 from aiodist._collectives.work import Work
-from aiodist_kernels import ReduceOp, policy
-from tests.collectives.reference import CASES, Case, spec_of
-from tests.kernels import arrays
-from tests.kernels.arrays import assert_same_bits
+from aiodist_kernels import policy
+from tests.collectives.reference import CASES, Case
 
 EXACT: list[np.dtype] = [np.dtype(np.int16), np.dtype(np.uint8)]
 DTYPES = [np.dtype(np.float32), *EXACT]
@@ -50,44 +47,3 @@ def test_every_kind(case: Case, size: int, layout: str, seed: int, *, large: boo
     rows: list[Any] = columns[0] if single else [list(row) for row in zip(*columns, strict=True)]
     with np.errstate(all="ignore"):
         case.check(columns, on_the_host(case.collective(rows[0], size), rows, large), single=single)
-
-
-@st.composite
-def plans(draw: st.DrawFn, size: int) -> LeafPlan:
-    """Draw a plan that no kind has."""
-    inputs = st.integers(0, size - 1)
-    folds = draw(st.lists(st.lists(inputs, min_size=1, max_size=4), max_size=3))
-    sources = st.lists(st.integers(0, size + len(folds) - 1), min_size=1, max_size=3)
-    axis, count = draw(st.integers(0, 1)), draw(st.sampled_from([1, 2, 3]))
-    cuts = (
-        st.builds(Cut, st.just(axis), st.integers(0, count - 1), st.just(count)) if draw(st.booleans()) else st.none()
-    )
-    results = st.builds(Result, sources, cuts, st.integers(0, 1))
-    return LeafPlan(size, tuple(folds), tuple([draw(results) for _ in range(draw(st.sampled_from([1, size])))]))
-
-
-def interpreted(plan: LeafPlan, column: list[np.ndarray]) -> list[np.ndarray]:
-    """Return what a plan makes of inputs."""
-    arrays_of = [*column, *(functools.reduce(np.add, [column[i] for i in fold]) for fold in plan.folds)]
-    found = []
-    for sources, cut, axis in plan.results:
-        parts = [arrays_of[source] for source in sources]
-        if cut is not None:
-            parts = [np.split(part, cut.parts, cut.axis)[cut.place] for part in parts]
-        found.append(np.concatenate(parts, axis) if len(parts) > 1 else parts[0])
-    return found
-
-
-@settings(max_examples=200)
-@given(data=st.data(), size=st.integers(1, 5), large=st.booleans())
-def test_any_plan(data: st.DataObject, size: int, *, large: bool) -> None:
-    plan = data.draw(plans(size))
-    kind = Kind("made up", lambda *_: plan, shared=len(plan.results) == 1)
-    columns = [arrays.buffers(k, size, (6, 6), dtype) for k, dtype in enumerate(EXACT)]
-    rows = [list(row) for row in zip(*columns, strict=True)]
-    collective = Collective(kind, ReduceOp.SUM, None, spec_of(rows[0]))
-    wanted = [interpreted(plan, column) for column in columns]
-    found = on_the_host(collective, rows, large)
-    for replica in range(size):
-        for leaf, result in enumerate(found[replica]):
-            assert_same_bits(result, wanted[leaf][0 if kind.shared else replica])
