@@ -15,11 +15,9 @@ from aiodist._workers.engines.simulated import SimulatedCluster
 
 Program = Callable[[ReplicaContext], Awaitable[Any]]
 
-# What is for workers alone hardly tells event loops apart: most tests run on asyncio, and some of each area on all.
-LOOPS = [pytest.param(("asyncio", {}), id="asyncio"), pytest.param(("trio", {}), id="trio")]
-_UVLOOP = pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop")
-on_uvloop_too = pytest.mark.parametrize("anyio_backend", [*LOOPS, _UVLOOP])
-on_trio_too = pytest.mark.parametrize("anyio_backend", LOOPS)
+# What is for workers alone hardly tells event loops apart: most tests run on asyncio, and some of each area on more.
+on_uvloop_too = pytest.mark.every_loop
+on_trio_too = pytest.mark.every_loop("asyncio", "trio")
 
 
 class Job:
