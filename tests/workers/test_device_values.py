@@ -24,7 +24,7 @@ from tests.kernels.arrays import BFLOAT16, assert_same_bits
 from tests.workers.simulated import Job, on_trio_too
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     Plant = Callable[..., Machine]
     Call = Callable[[ReplicaContext, Any], Any]
@@ -148,18 +148,23 @@ def per_replica(job: DeviceJob, machine: Machine, rank: int, values: list[np.nda
     return PerReplica([machine.put(values[me], job.ordinal_of(me)) for me in ROWS[rank]])
 
 
-async def check_outside(machine: Machine, values: list[np.ndarray], done: Callable[[Any, Any], Awaitable[Any]]) -> None:
-    """Compare what device arrays in a nest with host arrays give with what host arrays give."""
+@pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.int32)], ids=str)
+@pytest.mark.parametrize("axis", [None, 0, (0, 1)], ids=str)
+@pytest.mark.parametrize("op", [ReduceOp.MEAN, ReduceOp.MAX])
+async def test_reduce_outside(plant: Plant, op: ReduceOp, axis: Any, dtype: np.dtype) -> None:
+    """What device arrays in a nest with host arrays give is what host arrays give."""
+    values = [arrays.values(k, (4 if axis is None else 2 + k, 3), dtype) for k in range(3)]
+    machine = planted(plant)
     job, plain = DeviceJob(machine, 1, 2), Job(1, 2)
+    rows = [PerReplica([values[me] for me in row]) for row in ROWS]
 
     async def on_host(strategy: Any) -> Any:
-        rank = plain.strategies.index(strategy)
-        return await done(strategy, PerReplica([values[me] for me in ROWS[rank]]))
+        return await strategy.reduce(op, rows[plain.strategies.index(strategy)], axis)
 
     async def on_devices(strategy: Any) -> Any:
         rank = job.strategies.index(strategy)
-        host = PerReplica([values[me] for me in ROWS[rank]])
-        return await done(strategy, {"x": per_replica(job, machine, rank, values), "host": host, "none": None})
+        nest = {"x": per_replica(job, machine, rank, values), "host": rows[rank], "none": None}
+        return await strategy.reduce(op, nest, axis)
 
     with np.errstate(all="ignore"):
         wanted = await plain.everywhere(on_host)
@@ -170,14 +175,6 @@ async def check_outside(machine: Machine, values: list[np.ndarray], done: Callab
         assert_same_bits(nest["x"].numpy(), same)
         assert_same_bits(nest["host"], same)
         assert nest["none"] is None
-
-
-@pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.int32)], ids=str)
-@pytest.mark.parametrize("axis", [None, 0, (0, 1)], ids=str)
-@pytest.mark.parametrize("op", [ReduceOp.MEAN, ReduceOp.MAX])
-async def test_reduce_outside(plant: Plant, op: ReduceOp, axis: Any, dtype: np.dtype) -> None:
-    values = [arrays.values(k, (4 if axis is None else 2 + k, 3), dtype) for k in range(3)]
-    await check_outside(planted(plant), values, lambda strategy, value: strategy.reduce(op, value, axis))
 
 
 # What goes wrong.
