@@ -48,7 +48,10 @@ def analyse(snapshot: Snapshot, *, overdue: Overdue | None = None) -> Collective
     if snapshot.deadlocked:
         return _deadlock(picture)
     group = next((group for group in snapshot.groups if group.open), snapshot.groups[0])
-    return _report(Collective(picture, group, group.open[0] if group.open else NOTHING))
+    report = _report(Collective(picture, group, group.open[0] if group.open else NOTHING))
+    # Where a replica's own error has ended the run, nothing was late: it is what the others are told of.
+    failed = any(each.end is ReplicaState.FAILED for each in snapshot.replicas)
+    return replace(report, reason=Reason.EXITED) if failed else report
 
 
 def _order(group: GroupRecord) -> tuple[Any, ...]:

@@ -367,7 +367,7 @@ class Group:
         if not slot.missing and self.doomed is None:
             slot.matched = True
             matched.append(slot)
-        elif any(each.replica.end is not None for each in self.members):
+        elif any(each.replica.end is not None and each.joined_at is None for each in self.members):
             self.doom(self.number_of_join())
         return matched
 

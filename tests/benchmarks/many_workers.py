@@ -155,17 +155,8 @@ def main() -> None:
     """Print the table."""
     os.environ["AIODIST_STALL_SECONDS"] = "0"  # a step of thousands may take long, and nobody is late
     gc.freeze()
-    names = (
-        "workers",
-        "construct s",
-        "run s",
-        "gc step s",
-        "step s",
-        "report s",
-        "first's s",
-        "KiB/worker",
-        "µs/worker",
-    )
+    names = ["workers", *(f"{what} s" for what in ("construct", "run", "gc step", "step", "report", "first's"))]
+    names += ["KiB/worker", "µs/worker"]
     print("".join(f"{name:>12}" for name in names))
     for workers in map(int, sys.argv[1:] or WORKERS):
         *seconds, memory = asyncio.run(measure(workers))

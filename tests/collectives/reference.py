@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pytest
 
 import aiodist_kernels as kernels
 from aiodist._arrays.leaves import Spec, describe_leaf
@@ -57,6 +58,26 @@ class Case(NamedTuple):
             arrays.laid_out(np.asarray(arrays.values(seed + 7 * i, self.shape(size, i), dtype)), layout, i)
             for i in range(size)
         ]
+
+    def check(self, columns: Sequence[Sequence[np.ndarray]], found: Sequence[Any], *, single: bool) -> None:
+        """Check what each replica has got: results of its own, which nobody can change."""
+        for leaf, column in enumerate(columns[:1] if single else columns):
+            for result, expected in zip(
+                (each if single else each[leaf] for each in found), self.wanted(column), strict=True
+            ):
+                arrays.assert_same_bits(result, expected)
+                assert not any(np.shares_memory(result, array) for array in column)
+                with pytest.raises(ValueError, match="WRITEABLE"):
+                    result.flags.writeable = True
+
+    def call(self, ctx: Any, value: Any) -> Any:
+        """Make the call of a replica, or of a member of a group."""
+        detail = self.detail
+        if self.kind is kinds.BROADCAST:
+            detail = min(detail, ctx.num_replicas_in_sync - 1)
+        op = () if self.op is None else (self.op,)
+        more = detail if isinstance(detail, tuple) else () if detail is None else (detail,)
+        return getattr(ctx, self.kind.name)(*op, value, *more)
 
     def collective(self, value: Any, size: int) -> Collective:
         """What replicas ask for who bring such values: a leaf, or a list of leaves."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist import IndexedSlices
@@ -33,6 +35,33 @@ def results(found: Any, values: list[Any]) -> list[Any]:
     return [result] * len(values) if found.shared else result
 
 
+@contextmanager
+def work_for_threads(*, always: bool) -> Iterator[None]:
+    """Have worker threads make results that are small, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("BLOCKING_FROM_MOVED", "LEAST_MOVED_BY_A_THREAD") if always else ():
+            patch.setattr(policy, name, 1)
+        patch.setattr(host, "LOOK_FROM", 0 if always else host.LOOK_FROM)
+        yield
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@settings(max_examples=25)
+@given(
+    size=st.integers(1, 5),
+    layout=st.sampled_from(["C", "F", "big-endian", "mixed"]),
+    seed=st.integers(0, 99),
+    large=st.booleans(),
+    single=st.booleans(),
+)
+def test_every_kind(case: Case, size: int, layout: str, seed: int, *, large: bool, single: bool) -> None:
+    columns = [case.inputs(size, np.dtype(dtype), layout, seed + k) for k, dtype in enumerate(("f4", "i2", "u1"))]
+    rows: list[Any] = columns[0] if single else [list(row) for row in zip(*columns, strict=True)]
+    with np.errstate(all="ignore"), work_for_threads(always=large):
+        found = executor.__wrapped__(case.collective(rows[0], size), size)
+        case.check(columns, results(found, rows), single=single)
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_work_is_made_only_for_what_is_large(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 4 << 20)
@@ -43,14 +72,12 @@ def test_work_is_made_only_for_what_is_large(case: Case, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("as_work", [False, True])
-def test_scalars_numbers_and_slices_in_one_nest(as_work: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if as_work:
-        monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 1)
-        monkeypatch.setattr(policy, "LEAST_MOVED_BY_A_THREAD", 1)
+def test_scalars_numbers_and_slices_in_one_nest(as_work: bool) -> None:
     slices = [IndexedSlices(np.full((i + 1, 2), i, SINGLE), np.arange(i + 1), (4, 2)) for i in range(3)]
     values: list[Any] = [[np.float32(i), i, 0.5 * i, slices[i], np.full(3, i)] for i in range(3)]
     found = executor(Collective(kinds.ALL_REDUCE, ReduceOp.SUM, None, spec_of(values[0])), 3)
-    scalar, integer, number, rows, array = results(found, values)[1]
+    with work_for_threads(always=as_work):
+        scalar, integer, number, rows, array = results(found, values)[1]
     assert (scalar, integer, number) == (3, 3, 1.5)
     assert (type(scalar), type(integer), type(number)) == (np.float32, int, float)
     assert (rows.indices.tolist(), rows.values.tolist()) == ([0, 1, 2], [[3, 3], [3, 3], [2, 2]])

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
-import anyio
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -94,15 +92,8 @@ KINDS = [
 @pytest.mark.parametrize("case", KINDS, ids=str)
 @given(data=st.data(), count=counts)
 def test_arrays_that_are_gathered_exchanged_and_cut(case: Case, data: st.DataObject, count: int) -> None:
-    op = [] if case.op is None else [case.op]
-    detail = case.detail if isinstance(case.detail, tuple) else [] if case.detail is None else [case.detail]
-    make = data.draw(makers(True, DTYPES[:-1] if op else DTYPES))  # bool is not summed
-    check(
-        make,
-        count,
-        lambda value: getattr(here(), case.kind.name)(*op, value, *detail),
-        lambda column, replica_id: case.wanted(column)[replica_id],
-    )
+    make = data.draw(makers(True, DTYPES[:-1] if case.op else DTYPES))  # bool is not summed
+    check(make, count, lambda value: case.call(here(), value), lambda column, me: case.wanted(column)[me])
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -210,63 +201,3 @@ async def test_accumulate_in_float64(where: str) -> None:
     strategy = mirrored(3, communication_options=wide if where == "strategy" else None)
     result = await strategy.run(program, options=wide if where == "run" else None)
     assert result.values == (1, 1, 1)
-
-
-# Large results lie in memory that is used again, but never while anybody can see it.
-
-SIZE = 1 << 16
-
-
-KEEP: dict[str, Callable[[Any], Any]] = {
-    "nothing": lambda array: None,
-    "array": lambda array: array,
-    "slice": lambda array: array[5:9],
-    "view": lambda array: array.reshape(2, -1).T[::2],
-    "memoryview": lambda array: memoryview(array)[3:],
-}
-
-
-class Step(NamedTuple):
-    """One run: what is kept of its result, how it ends, whether worker threads reduce, and whether it is a nest."""
-
-    keep: str
-    ending: str
-    off_loop: bool
-    nest: bool
-
-
-STEPS = st.builds(
-    Step, st.sampled_from(list(KEEP)), st.sampled_from(["return", "raise", "cancel"]), st.booleans(), st.booleans()
-)
-
-
-@pytest.mark.usefixtures("made")
-@given(program=st.lists(STEPS, min_size=2, max_size=12))
-def test_what_is_kept_stays_as_it_is(program: list[Step]) -> None:
-    kept: list[tuple[Any, bytes]] = []
-
-    async def one(number: int, step: Step, scope: anyio.CancelScope) -> None:
-        mine: Any = np.full(SIZE, number * 10 + replica(), np.float32)
-        result = await here().all_reduce("SUM", {"w": mine, "b": mine[:7]} if step.nest else mine)
-        array: Any = result["w"] if step.nest else result
-        assert (array == number * 20 + 1).all()
-        held = KEEP[step.keep](array)
-        if held is not None:
-            kept.append((held, bytes(np.ascontiguousarray(held))))
-        if step.ending == "raise":
-            raise LookupError
-        if step.ending == "cancel" and replica() == 0:
-            scope.cancel()
-        await here().barrier()
-
-    async def main() -> None:
-        strategy = mirrored(2)
-        for number, step in enumerate(program):
-            with pytest.MonkeyPatch.context() as patch, suppress(LookupError), anyio.CancelScope() as scope:
-                patch.setattr(policy, "BLOCKING_FROM_MOVED", 1 if step.off_loop else 1 << 40)
-                await strategy.run(one, (number, step, scope))
-            for held, wanted in kept:
-                assert bytes(np.ascontiguousarray(held)) == wanted
-            del kept[::3]
-
-    asyncio.run(main())

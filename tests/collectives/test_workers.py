@@ -1,49 +1,79 @@
-"""Plans over workers: every kind of collective gives what one machine gives, wherever the replicas live."""
+"""Collectives over workers: what one machine gives, wherever the replicas live, in segments of any size."""
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiodist import ReplicaContext
 from aiodist._collectives import kinds
 from aiodist._collectives.kinds import Collective
 from aiodist._collectives.workers import Members, Transfer, WorkerPlan
+from aiodist._workers import exchange
 from aiodist_kernels import ReduceOp, reduce
-from tests.collectives.moving import over_workers
-from tests.collectives.reference import spec_of
+from tests.collectives.reference import CASES, Case, spec_of
 from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, assert_same_bits
+from tests.workers.simulated import Job
 
 SINGLE = np.dtype(np.float32)
+EXACT: list[np.dtype] = [np.dtype(np.int16), np.dtype(np.uint8)]  # of which any order of a fold gives the same bits
+homes = st.lists(st.integers(0, 2), min_size=1, max_size=6)
+segments = st.sampled_from([64, 1 << 20])
+
+
+def in_a_group(call: Any, rows: list[Any], workers: list[int], segment: int, **options: Any) -> list[Any]:
+    """Return what each member of a group gets of a call with its row; the worker of each is given."""
+    counts = [1 + workers.count(worker) for worker in range(3)]  # the first replica of each is no member
+    order = [sum(counts[:worker]) + 1 + workers[:i].count(worker) for i, worker in enumerate(workers)]
+
+    found: dict[int, Any] = {}
+
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group in order:
+            group = ctx.new_group(order)
+            me = group.replica_id_in_sync_group
+            found[me] = await call(group, rows[me])
+
+    with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
+        patch.setattr(exchange, "SEGMENT", segment)
+        anyio.run(Job(*counts, **options).values, program)
+    return [found[me] for me in range(len(order))]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@settings(max_examples=15)
+@given(workers=homes, layout=st.sampled_from(["C", "F", "big-endian", "mixed"]), segment=segments, single=st.booleans())
+def test_every_kind(case: Case, workers: list[int], layout: str, segment: int, *, single: bool) -> None:
+    columns = [case.inputs(len(workers), dtype, layout, k) for k, dtype in enumerate(EXACT)]
+    rows: list[Any] = columns[0] if single else [list(row) for row in zip(*columns, strict=True)]
+    case.check(columns, in_a_group(case.call, rows, workers, segment), single=single)
 
 
 @pytest.mark.parametrize("accumulate", ["native", "float64"])
 @pytest.mark.parametrize("dtype", [SINGLE, BFLOAT16, np.dtype(np.complex64)], ids=str)
+@settings(max_examples=15)
 @given(
-    homes=st.lists(st.integers(0, 3), min_size=1, max_size=9),
+    workers=homes | st.just([0, 1, 2]),
     op=st.sampled_from([ReduceOp.SUM, ReduceOp.MEAN]),
-    seed=st.integers(0, 9),
-    ordered=st.booleans(),
+    size=st.sampled_from([5, 500]),
+    segment=segments,
 )
 def test_bits_are_those_of_one_machine_when_ordered_or_with_one_replica_a_worker(
-    dtype: np.dtype, accumulate: Any, homes: list[int], op: ReduceOp, seed: int, *, ordered: bool
+    dtype: np.dtype, accumulate: Any, workers: list[int], op: ReduceOp, size: int, segment: int
 ) -> None:
-    size = len(homes)
-    ids = [found for worker in range(4) if (found := [i for i in range(size) if homes[i] == worker])]
-    if not ordered:
-        ids = [[i] for i in range(size)]
-    columns = [arrays.buffers(seed + k, size, (5, 4), dtype) for k in range(2)]
+    columns = [arrays.buffers(k, len(workers), (size, 4), dtype) for k in range(2)]
     values = [list(row) for row in zip(*columns, strict=True)]
-    asked = Collective(kinds.ALL_REDUCE, op, None, spec_of(values[0]))
+    reduction = "fast" if workers == [0, 1, 2] else "ordered"
     with np.errstate(all="ignore"):
-        everyone = over_workers(asked, ids, values, random.Random(seed), accumulate=accumulate, ordered=ordered)
         wanted = [reduce(op, column, accumulate=accumulate) for column in columns]
-    for results in everyone:
+    options = {"reduction": reduction, "accumulate": accumulate}
+    for results in in_a_group(lambda group, row: group.all_reduce(op, row), values, workers, segment, **options):
         for result, expected in zip(results, wanted, strict=True):
             assert_same_bits(np.asarray(result), expected)
 

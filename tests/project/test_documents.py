@@ -24,7 +24,7 @@ from sybil.example import SybilFailure
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 from sybil.region import Region
 
-from tests.project.paths import ROOT, run_program
+from tests.project.paths import ROOT, run_python
 
 FILE_NAME = re.compile(r"# ([a-z_]+\.py)\n")
 ANY_LINES, ANY_TEXT = re.escape("\n...\n"), re.escape("...")
@@ -68,7 +68,7 @@ def run_command(folder: Path, example: Example) -> str | None:
     command, _, expected = example.parsed.partition("\n")
     dollar, python, *arguments = shlex.split(command)
     assert (dollar, python) == ("$", "python"), f"an example runs Python, not {command!r}"
-    printed = run_program(arguments, folder)
+    printed = run_python(arguments, folder)
     return None if matches(expected, printed) else f"expected:\n{expected}\nprinted:\n{printed}"
 
 

@@ -15,11 +15,9 @@ from aiodist._workers.engines.simulated import SimulatedCluster
 
 Program = Callable[[ReplicaContext], Awaitable[Any]]
 
-# What is for workers alone hardly tells event loops apart: most tests run on asyncio, and some of each area on all.
-LOOPS = [pytest.param(("asyncio", {}), id="asyncio"), pytest.param(("trio", {}), id="trio")]
-_UVLOOP = pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop")
-on_uvloop_too = pytest.mark.parametrize("anyio_backend", [*LOOPS, _UVLOOP])
-on_trio_too = pytest.mark.parametrize("anyio_backend", LOOPS)
+# What is for workers alone hardly tells event loops apart: most tests run on asyncio, and some of each area on more.
+on_uvloop_too = pytest.mark.every_loop
+on_trio_too = pytest.mark.every_loop("asyncio", "trio")
 
 
 class Job:
@@ -29,14 +27,21 @@ class Job:
         counts: how many replicas each has.
         kind: of their devices.
         reduction: the strategies'.
+        cluster: makes what connects them, of their number and of the next.
         answer_seconds: how long workers that do nothing are waited for once there is trouble.
         options: of the strategies, for communication.
     """
 
     def __init__(
-        self, *counts: int, kind: str = "CPU", reduction: str = "fast", answer_seconds: float = 1.0, **options: Any
+        self,
+        *counts: int,
+        kind: str = "CPU",
+        reduction: str = "fast",
+        cluster: Callable[..., SimulatedCluster] = SimulatedCluster,
+        answer_seconds: float = 1.0,
+        **options: Any,
     ) -> None:
-        self.cluster = SimulatedCluster(len(counts), answer_seconds=answer_seconds)
+        self.cluster = cluster(len(counts), answer_seconds=answer_seconds)
         self.strategies = [
             MultiWorkerMirroredStrategy(
                 [f"{kind}:{i}" for i in range(count)],

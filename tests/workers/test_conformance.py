@@ -11,12 +11,12 @@ from functools import cache
 import anyio
 import pytest
 
-from aiodist import MultiWorkerMirroredStrategy
 from aiodist._workers.engines.simulated import SimulatedCluster, alone
 from tests.tools.command import environment
 from tests.workers import conformance
 from tests.workers.job import all_ordered_sums, all_values
 from tests.workers.launched import JOB, job
+from tests.workers.simulated import Job
 
 SIZES = [1, 2, 4]
 each_case = pytest.mark.parametrize("case", conformance.CASES, ids=lambda case: case.__name__)
@@ -36,20 +36,9 @@ def test_simulated_engine(case: conformance.Case, size: int) -> None:
 @cache
 def digest_of_simulated(size: int) -> str:
     """Return the digest of the program's values, from the simulated engine."""
-    strategies = [MultiWorkerMirroredStrategy(["CPU:0", "CPU:1"], c) for c in SimulatedCluster(size).communicators]
-    digests: list[str] = []
-
-    async def one(strategy: MultiWorkerMirroredStrategy) -> None:
-        digests.append(await all_values(strategy))
-
-    async def all_of_them() -> None:
-        async with anyio.create_task_group() as tasks:
-            for strategy in strategies:
-                tasks.start_soon(one, strategy)
-
-    anyio.run(all_of_them)
+    digests = anyio.run(Job(*[2] * size).everywhere, all_values)
     assert len(set(digests)) == 1
-    return digests[0]
+    return str(digests[0])
 
 
 @cache

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 
 from aiodist import (
-    CollectiveMismatchError,
     IncompleteCollectiveError,
     PerReplica,
-    Reason,
     ReduceOp,
     ReplicaContext,
     set_logical_devices,
@@ -26,7 +24,7 @@ from tests.kernels.arrays import BFLOAT16, assert_same_bits
 from tests.workers.simulated import Job, on_trio_too
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     Plant = Callable[..., Machine]
     Call = Callable[[ReplicaContext, Any], Any]
@@ -140,20 +138,6 @@ async def test_replicas_that_have_joined_bring_nothing(plant: Plant) -> None:
     assert seen == {me: steps[: me + 1] for me in range(4)}
 
 
-async def test_host_and_device_arrays_of_different_workers_do_not_meet(plant: Plant) -> None:
-    machine = planted(plant)
-    job = DeviceJob(machine, 1, 1)
-
-    async def program(ctx: ReplicaContext) -> None:
-        value = np.ones(3, SINGLE)
-        await ctx.all_reduce("SUM", value if ctx.replica_id_in_sync_group else machine.put(value, 0))
-
-    for outcome in await job.run(program):
-        assert isinstance(outcome, CollectiveMismatchError), outcome
-        assert outcome.report.reason is Reason.DEVICE
-        assert "all_reduce(SUM, planted.float32[3] on a GPU)" in str(outcome)
-
-
 # reduce, gather and reduce_to.
 
 ROWS = [range(1), range(1, 3)]
@@ -164,18 +148,23 @@ def per_replica(job: DeviceJob, machine: Machine, rank: int, values: list[np.nda
     return PerReplica([machine.put(values[me], job.ordinal_of(me)) for me in ROWS[rank]])
 
 
-async def check_outside(machine: Machine, values: list[np.ndarray], done: Callable[[Any, Any], Awaitable[Any]]) -> None:
-    """Compare what device arrays in a nest with host arrays give with what host arrays give."""
+@pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.int32)], ids=str)
+@pytest.mark.parametrize("axis", [None, 0, (0, 1)], ids=str)
+@pytest.mark.parametrize("op", [ReduceOp.MEAN, ReduceOp.MAX])
+async def test_reduce_outside(plant: Plant, op: ReduceOp, axis: Any, dtype: np.dtype) -> None:
+    """What device arrays in a nest with host arrays give is what host arrays give."""
+    values = [arrays.values(k, (4 if axis is None else 2 + k, 3), dtype) for k in range(3)]
+    machine = planted(plant)
     job, plain = DeviceJob(machine, 1, 2), Job(1, 2)
+    rows = [PerReplica([values[me] for me in row]) for row in ROWS]
 
     async def on_host(strategy: Any) -> Any:
-        rank = plain.strategies.index(strategy)
-        return await done(strategy, PerReplica([values[me] for me in ROWS[rank]]))
+        return await strategy.reduce(op, rows[plain.strategies.index(strategy)], axis)
 
     async def on_devices(strategy: Any) -> Any:
         rank = job.strategies.index(strategy)
-        host = PerReplica([values[me] for me in ROWS[rank]])
-        return await done(strategy, {"x": per_replica(job, machine, rank, values), "host": host, "none": None})
+        nest = {"x": per_replica(job, machine, rank, values), "host": rows[rank], "none": None}
+        return await strategy.reduce(op, nest, axis)
 
     with np.errstate(all="ignore"):
         wanted = await plain.everywhere(on_host)
@@ -186,14 +175,6 @@ async def check_outside(machine: Machine, values: list[np.ndarray], done: Callab
         assert_same_bits(nest["x"].numpy(), same)
         assert_same_bits(nest["host"], same)
         assert nest["none"] is None
-
-
-@pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.int32)], ids=str)
-@pytest.mark.parametrize("axis", [None, 0, (0, 1)], ids=str)
-@pytest.mark.parametrize("op", [ReduceOp.MEAN, ReduceOp.MAX])
-async def test_reduce_outside(plant: Plant, op: ReduceOp, axis: Any, dtype: np.dtype) -> None:
-    values = [arrays.values(k, (4 if axis is None else 2 + k, 3), dtype) for k in range(3)]
-    await check_outside(planted(plant), values, lambda strategy, value: strategy.reduce(op, value, axis))
 
 
 # What goes wrong.

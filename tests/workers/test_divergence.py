@@ -12,7 +12,6 @@ import pytest
 from aiodist import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
-    IncompleteCollectiveError,
     MultiWorkerMirroredStrategy,
     PerReplica,
     Reason,
@@ -27,27 +26,6 @@ from tests.workers.test_as_on_one_machine import without_workers
 
 elements = 3  # of the programs' arrays
 pytestmark = pytest.mark.anyio
-
-
-@on_uvloop_too
-@pytest.mark.parametrize("layout", [(2, 2), (1, 1, 1, 1)], ids=str)
-async def test_exception_comes_out_as_itself_where_it_was_raised_and_as_the_cause_elsewhere(layout: Any) -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        await ctx.barrier()
-        if ctx.replica_id_in_sync_group == 1:
-            raise ValueError("bad batch")
-        await ctx.all_reduce("SUM", 1)
-
-    job = Job(*layout)
-    failing = 0 if layout[0] == 2 else 1
-    for rank, outcome in enumerate(await job.run(program)):
-        if rank == failing:
-            assert repr(outcome) == "ValueError('bad batch')"
-            continue
-        assert isinstance(outcome, IncompleteCollectiveError)
-        assert "Replica 1 raised ValueError: bad batch" in str(outcome)
-        assert repr(outcome.__cause__) == "RuntimeError('Replica 1 raised ValueError: bad batch')"
-        assert outcome.report.suspects == (1,)
 
 
 async def test_different_calls_outside_of_replicas() -> None:

@@ -66,6 +66,12 @@ def cluster(workers: int, index: int, task: str = "worker", **jobs: Any) -> str:
     [
         ("mpiexec", (0, 1), "", r"mpiexec has started 2 workers .* Type `aiodist run -n 2 program\.py`, which finds"),
         ("torchrun", (0, 1), "", r"torchrun has started 2 .*torchrun --nproc-per-node=2 program\.py"),
+        (
+            "srun",
+            (0, 1),
+            "",
+            r"srun has .* Type srun --mpi=pmi2 for MPICH and srun --mpi=pmix for Open MPI .*`mpiexec -n 2",
+        ),
         ("mpiexec", (0, 2), "", ""),
         (None, (0, 1), cluster(1, 0), ""),
         (

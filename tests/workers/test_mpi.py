@@ -101,6 +101,15 @@ def test_groups_and_joins_over_mpi_and_a_job_that_has_caught_its_errors_ends_wel
     assert len(re.findall(r"worker \d caught it", output)) == 6
 
 
+def ended(program: str) -> tuple[int, str]:
+    """Run a program in a process of its own; return its exit code, and what it printed."""
+    command, out = [sys.executable, "-c", program], subprocess.PIPE
+    found = subprocess.run(
+        command, stdout=out, stderr=subprocess.STDOUT, text=True, check=False, env=environment(), timeout=60
+    )
+    return found.returncode, found.stdout
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux shows which signals a process handles")
 def test_crashed_worker_ends_for_mpi_does_not_handle_the_signals_of_crashes() -> None:
     """Open MPI's handlers allocate memory, and wait for ever where it was that which has crashed."""
@@ -109,10 +118,7 @@ def test_crashed_worker_ends_for_mpi_does_not_handle_the_signals_of_crashes() ->
         "caught = next(line for line in open('/proc/self/status') if line.startswith('SigCgt'))\n"
         "print([number for number in (6, 7, 8, 11) if int(caught.split()[1], 16) >> (number - 1) & 1])\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment(), timeout=30
-    )
-    assert (ended.returncode, ended.stdout) == (0, "[]\n"), ended.stderr
+    assert ended(program) == (0, "[]\n")
 
 
 OWN = """
@@ -139,11 +145,9 @@ print(told(MPI.COMM_SELF))
 
 
 def test_communicators_of_the_programs_own_and_what_are_none() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", OWN], capture_output=True, text=True, check=False, env=environment(), timeout=30
-    )
-    assert ended.returncode == 0, ended.stderr
-    text, null, freed, own, group, late = ended.stdout.splitlines()
+    code, output = ended(OWN)
+    assert code == 0, output
+    text, null, freed, own, group, late = output.splitlines()
     assert text.startswith("TypeError: communicator must be an mpi4py.MPI.Intracomm, or None for all workers that")
     assert text.endswith("got builtins.str: 'world'")
     assert null == freed
@@ -151,19 +155,3 @@ def test_communicators_of_the_programs_own_and_what_are_none() -> None:
     assert own == "3"
     assert group.startswith("TypeError: communicator must be an mpi4py.MPI.Intracomm")
     assert late.startswith("RuntimeError: the program has called MPI.Finalize already")
-
-
-def test_srun_whose_workers_do_not_find_each_other_is_told_with_what_to_type() -> None:
-    """What srun sets, without the protocol by which MPI would find the others, as where its `--mpi` is another one."""
-    variables = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
-    program = "import aiodist; aiodist.MultiWorkerMirroredStrategy()"
-    ended = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True, text=True, check=False, env=environment(**variables), timeout=60,
-    )  # fmt: skip
-    assert ended.returncode == 1
-    assert re.search(
-        r"RuntimeError: srun has started 2 workers \(SLURM_STEP_NUM_TASKS\), and \S.* knows of 1: .* Type srun "
-        r"--mpi=pmi2 for MPICH and srun --mpi=pmix for Open MPI .*`mpiexec -n 2 python program\.py`",
-        ended.stderr,
-    ), ended.stderr

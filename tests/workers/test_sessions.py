@@ -1,60 +1,222 @@
-"""Several workers agree on every collective, or all raise what one machine would: in any order of events."""
+"""Several workers agree on every collective, or all raise what one machine would: whatever comes late, or gets lost."""
 
 from __future__ import annotations
 
+import asyncio
 import random
+import selectors
 import tracemalloc
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple
 
+import anyio
+import anyio.lowlevel
+import numpy as np
 import pytest
 
-from aiodist._core.errors import WorkerLostError
+from aiodist import CollectiveError, IncompleteCollectiveError, ReplicaContext, WorkerLostError, get_replica_context
 from aiodist._workers.engines.simulated import SimulatedCluster
+from aiodist._workers.messages import Message
 from aiodist._workers.record import MOST_IN_FULL, RecordBuffers
-from tests.workers.plain import Op, PlainJob, Program, on_one_machine
+from tests.workers.simulated import Job, on_one_machine
+from tests.workers.test_as_on_one_machine import without_workers
 
 LAYOUTS = [(1, 1), (2, 1), (1, 2, 1), (1, 1, 1, 1)]
 SEEDS = range(25)
 each_layout = pytest.mark.parametrize("counts", LAYOUTS, ids=str)
 
 
-def outcomes(counts: tuple[int, ...], program: Program, seed: int) -> list[Any]:
-    job = PlainJob(counts, program, seed)
-    job.go()
-    assert job.over, "a worker waits for ever"
-    return [run.error if run.error is not None else run.results for run in job.runs]
+class Op(NamedTuple):
+    """One thing that a replica does.
+
+    Attributes:
+        what: ``call``, ``issue`` (a call that is awaited at the end), ``join``, ``group`` (makes a group), ``raise``.
+        name: of the call, another one for each; of every second one the value lies in the record.
+        kind: of a call.
+        group: which of the replica's groups it is in, 0 for the run's own.
+        ranks: of a group that is made, its members.
+    """
+
+    what: str
+    name: int
+    kind: str = "all_reduce"
+    group: int = 0
+    ranks: tuple[int, ...] = ()
+
+    def begin(self, ctx: ReplicaContext) -> Any:
+        """Make the call."""
+        mine, name = 3 ** (ctx.replica_id_in_sync_group % 30), str(self.name)
+        match self.kind:
+            case "barrier":
+                return ctx.barrier(name=name)
+            case "merge_call":
+                return ctx.merge_call(lambda _, __: "merged", (mine,))
+            case "all_gather":
+                return ctx.all_gather(np.ones(2), 0, name=name)
+            case _:
+                return ctx.all_reduce("SUM", [mine, *([np.ones(2000)] if self.name % 2 else [])], name=name)
 
 
-def together(found: Sequence[Any]) -> dict[int, list]:
-    return {i: values for each in found for i, values in each.items()}
+Program = Sequence[Sequence[Op]]
 
 
-def check(counts: tuple[int, ...], program: Program, seed: int) -> None:
+async def carry_out(program: Program, ctx: ReplicaContext) -> str:
+    """Do what a program has for this replica; return the results."""
+    contexts, issued, found = [ctx], [], []
+    for op in program[ctx.replica_id_in_sync_group]:
+        match op.what:
+            case "raise":
+                raise ValueError("bad batch")
+            case "group":
+                contexts.append(ctx.new_group(op.ranks, str(op.name)))
+            case "join":
+                last = await ctx.join()
+                assert last < ctx.num_replicas_in_sync
+            case "issue":
+                issued.append(op.begin(contexts[op.group]))
+            case _:
+                found.append(await op.begin(contexts[op.group]))
+    return repr(found + [await handle for handle in issued])
+
+
+class Clock(asyncio.SelectorEventLoop):
+    """An event loop whose time goes by where nothing else can happen, however busy the machine is."""
+
+    def __init__(self) -> None:
+        super().__init__(_Selector(self))
+        self.now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+class _Selector(selectors.DefaultSelector):
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def select(self, timeout: float | None = None) -> Any:
+        self._clock.now += timeout or 0.0
+        return super().select(None if timeout is None else 0)
+
+
+def timed(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine on such a loop."""
+    with asyncio.Runner(loop_factory=Clock) as runner:
+        return runner.run(coroutine)
+
+
+class LateCluster(SimulatedCluster):
+    """Deliveries of the engine and messages to and from the coordinator come when they are drawn, once replicas run."""
+
+    def __init__(self, seed: int, size: int, **options: Any) -> None:
+        super().__init__(size, **options)
+        self.draw = random.Random(seed)
+        self.to_coordinator: list[deque[Message]] = [deque() for _ in range(size)]
+        self.to_worker: list[deque[Message]] = [deque() for _ in range(size)]
+
+    def take(self, rank: int, message: Message) -> None:
+        self.to_coordinator[rank].append(message)
+        if self.held is None:
+            self._taking(rank)()
+
+    def _send(self, sent: Any) -> None:
+        for ranks, message in sent:
+            for rank in ranks:
+                self.to_worker[rank].append(message)
+                if self.held is None:
+                    self._sending(rank)()
+
+    def lose(self, rank: int, why: str) -> None:
+        """Let a worker be lost; of what it has told the coordinator, the latest may be lost with it."""
+        queue = self.to_coordinator[rank]
+        for _ in range(self.draw.randint(0, len(queue))):
+            queue.pop()
+        while queue:
+            super().take(rank, queue.popleft())
+        super().lose(rank, why)
+
+    def do_one(self) -> bool:
+        """Let something come that is on its way; return whether there was anything."""
+        actions: list[Callable[[], object]] = [partial(self.release, i) for i in range(len(self.held or ()))]
+        actions += [self._taking(rank) for rank, queue in enumerate(self.to_coordinator) if queue]
+        actions += [self._sending(rank) for rank, queue in enumerate(self.to_worker) if queue]
+        if actions:
+            self.draw.choice(actions)()
+        return bool(actions)
+
+    def _taking(self, rank: int) -> Callable[[], object]:
+        return lambda: super(LateCluster, self).take(rank, self.to_coordinator[rank].popleft())
+
+    def _sending(self, rank: int) -> Callable[[], object]:
+        return lambda: super(LateCluster, self)._send(iter([((rank,), self.to_worker[rank].popleft())]))
+
+
+async def outcomes(counts: tuple[int, ...], program: Program, seed: int, kill: tuple[int, int] = (-1, -1)) -> list[Any]:
+    """Return by worker what its replicas return, or what it raises; a worker may be killed after so many deliveries."""
+    job = Job(*counts, cluster=partial(LateCluster, seed), answer_seconds=60)
+    cluster: Any = job.cluster
+    victim, ends = anyio.CancelScope(), anyio.Event()
+    begun = 0
+
+    async def replica() -> str:
+        nonlocal begun
+        begun += 1
+        if begun == sum(counts):
+            cluster.held = []
+        return await carry_out(program, get_replica_context())
+
+    async def deliver() -> None:
+        number = 0
+        while not ends.is_set():
+            if cluster.held is not None:
+                if number == kill[1]:
+                    cluster.lose(kill[0], "has died")
+                    victim.cancel()
+                number += 1
+            if not cluster.do_one():
+                await anyio.sleep(1e-3)
+            for _ in range(cluster.draw.randint(0, 3)):
+                await anyio.lowlevel.checkpoint()
+
+    async def one(strategy: Any) -> Any:
+        with victim if strategy is job.strategies[kill[0]] and kill[0] >= 0 else nullcontext():
+            return strategy.experimental_local_results(await strategy.run(replica))
+        return "killed"
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(deliver)
+        found = await job.everywhere(one)
+        ends.set()
+    return found
+
+
+async def check(counts: tuple[int, ...], program: Program, seed: int) -> None:
     """Compare what several workers make of a program with what one machine does."""
-    right = on_one_machine(sum(counts), program, seed)
-    found = outcomes(counts, program, seed)
-    if right.error is None:
-        results = together(found)
-        assert results == right.results
+    found = await outcomes(counts, program, seed)
+    try:
+        right = list(await on_one_machine(partial(carry_out, program), sum(counts)))
+    except CollectiveError as error:
+        right = [error]
+    if not isinstance(right[0], CollectiveError):
+        assert [result for each in found for result in each] == right
         return
-    expected = right.error.report
+    expected = right[0].report
     for each in found:
-        assert type(each) is type(right.error), (each, right.error)
-        report = each.report
-        assert (report.reason, report.sequence_number, set(report.suspects)) == (
-            expected.reason,
-            expected.sequence_number,
-            set(expected.suspects),
-        ), f"{report}\n{expected}"
-    assert len({str(each) for each in found}) == 1
+        assert type(each) is type(right[0]), (each, right)
+        assert (each.report.reason, each.report.sequence_number) == (expected.reason, expected.sequence_number)
+        assert set(each.report.suspects) == set(expected.suspects), f"{each}\n{expected}"
+    assert len({without_workers(str(each)) for each in found}) == 1
 
 
 def alike(draw: random.Random, replicas: int) -> list[list[Op]]:
     """Return a program in which all replicas make the same calls."""
     ops = [
-        Op(draw.choice(["call", "call", "issue"]), line, draw.choice(["all_reduce", "barrier", "merge_call"]))
-        for line in range(1, draw.randint(2, 8))
+        Op(draw.choice(["call", "call", "issue"]), name, draw.choice(["all_reduce", "barrier", "merge_call"]))
+        for name in range(1, draw.randint(2, 8))
     ]
     return [list(ops) for _ in range(replicas)]
 
@@ -62,18 +224,13 @@ def alike(draw: random.Random, replicas: int) -> list[list[Op]]:
 def grouped(draw: random.Random, replicas: int) -> list[list[Op]]:
     """Return a program of groups, each with calls that its members make in one order, all drawn."""
     groups = [tuple(sorted(draw.sample(range(replicas), draw.randint(1, replicas)))) for _ in range(2)]
-    program: list[list[Op]] = [[] for _ in range(replicas)]
-    number = [1] * replicas
-    places: list[dict[int, int]] = [{}, {}]
-    for index, ranks in enumerate(groups):
+    program: list[list[Op]] = [[Op("group", 10 + i, ranks=g) for i, g in enumerate(groups) if rank in g]
+                               for rank in range(replicas)]  # fmt: skip
+    for name in range(20, 20 + draw.randint(1, 6)):
+        ranks = draw.choice([tuple(range(replicas)), *groups])
         for rank in ranks:
-            program[rank].append(Op("group", 10 + index, ranks=ranks))
-            places[index][rank] = number[rank]
-            number[rank] += 1
-    for line in range(20, 20 + draw.randint(1, 6)):
-        index = draw.randint(-1, 1)
-        for rank in range(replicas) if index < 0 else groups[index]:
-            program[rank].append(Op("call", line, group=0 if index < 0 else places[index][rank]))
+            made = [op.ranks for op in program[rank] if op.what == "group"]
+            program[rank].append(Op("call", name, group=1 + made.index(ranks) if ranks in made else 0))
     return program
 
 
@@ -106,23 +263,15 @@ def test_programs_have_the_results_or_the_report_of_one_machine(
     for seed in SEEDS:
         draw = random.Random(seed)
         program = make(draw, sum(counts))
-        check(counts, with_a_fault(draw, program) if faulty else program, seed)
+        timed(check(counts, with_a_fault(draw, program) if faulty else program, seed))
 
 
 @each_layout
 def test_uneven_loops_with_a_join(counts: tuple[int, ...]) -> None:
     for seed in SEEDS:
         draw = random.Random(seed)
-        program = [
-            [*(Op("call", 5) for _ in range(draw.randint(0, 4))), Op("join", 6), Op("call", 7)]
-            for _ in range(sum(counts))
-        ]
-        right, found = on_one_machine(sum(counts), program, seed), outcomes(counts, program, seed)
-        assert right.error is None
-        results = together(found)
-        for i, values in results.items():
-            assert _without_last(values) == _without_last(right.results[i])
-        assert len({v for values in results.values() for v in values if isinstance(v, tuple)}) == 1
+        loops = [[Op("call", 5)] * draw.randint(0, 4) for _ in range(sum(counts))]
+        timed(check(counts, [[*loop, Op("join", 6), Op("call", 7)] for loop in loops], seed))
 
 
 @each_layout
@@ -132,13 +281,13 @@ def test_replica_that_raises_is_the_cause_elsewhere(counts: tuple[int, ...]) -> 
         program = alike(draw, sum(counts))
         failing = draw.randrange(sum(counts))
         program[failing][draw.randrange(len(program[failing])) :] = [Op("raise", 50)]
-        job = PlainJob(counts, program, seed)
-        job.go()
-        for run in job.runs:
-            if not run.failures:
-                assert run.error is not None
-                assert "ValueError: bad batch" in str(run.error.__cause__)
-                assert f"Replica {failing} raised ValueError: bad batch" in str(run.error)
+        found = timed(outcomes(counts, program, seed))
+        own = next(rank for rank in range(len(counts)) if failing < sum(counts[: rank + 1]))
+        assert repr(found.pop(own)) == "ValueError('bad batch')"
+        for error in found:
+            assert isinstance(error, IncompleteCollectiveError), error
+            assert f"Replica {failing} raised ValueError: bad batch" in str(error)
+            assert repr(error.__cause__) == f"RuntimeError('Replica {failing} raised ValueError: bad batch')"
 
 
 @each_layout
@@ -150,32 +299,25 @@ def test_worker_that_dies_at_any_moment_ends_the_others_alike(counts: tuple[int,
         program = grouped(draw, sum(counts))
         if faulty:
             program[draw.randrange(len(program))].append(Op("call", 90))
-        job = PlainJob(counts, program, seed)
         victim = draw.randrange(len(counts))
-        job.go(kill=(victim, draw.randrange(80)))
-        assert job.over, (seed, "a worker waits for ever")
-        errors = [run.error for run in job.survivors if run.error is not None]
-        assert len({str(error) for error in errors}) <= 1
-        assert job.dead is not None or faulty or not errors
+        found = timed(outcomes(counts, program, seed, kill=(victim, draw.randrange(50))))
+        errors = [each for rank, each in enumerate(found) if rank != victim and isinstance(each, Exception)]
+        assert len({without_workers(str(error)) for error in errors}) <= 1, errors
         for error in errors:
             if isinstance(error, WorkerLostError):
-                assert error.report.suspects == tuple(job.layout.ids[victim])
+                assert error.report.suspects == tuple(range(sum(counts[:victim]), sum(counts[: victim + 1])))
             else:
                 assert faulty
+                assert isinstance(error, CollectiveError), repr(error)
 
 
 def test_more_workers_than_exchange_whole_records() -> None:
     n, seed = MOST_IN_FULL + 1, 1
-    check((1,) * n, alike(random.Random(seed), n), seed)
+    timed(check((1,) * n, alike(random.Random(seed), n), seed))
     program = [[op._replace(what="call") for op in ops] for ops in alike(random.Random(seed), n)]
     del program[20][-1]
-    check((1,) * n, program, seed)
-    uneven = [[*(Op("call", 5) for _ in range(i % 3)), Op("join", 6), Op("call", 7)] for i in range(n)]
-    assert all(isinstance(each, dict) for each in outcomes((1,) * n, uneven, seed))
-
-
-def _without_last(values: list[Any]) -> list[Any]:
-    return [value for value in values if not isinstance(value, tuple)]
+    timed(check((1,) * n, program, seed))
+    timed(check((1,) * n, [[*[Op("call", 5)] * (i % 3), Op("join", 6), Op("call", 7)] for i in range(n)], seed))
 
 
 def test_long_records_take_memory_only_where_they_are_used() -> None:

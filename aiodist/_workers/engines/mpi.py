@@ -179,7 +179,7 @@ class MpiCommunicator:
         if self.size == 2:  # MPI's own, begun without blocking, takes twice the time, in MPICH
             found = pool.empty(send.shape, send.dtype) if send is receive else receive
             rows = (found, send) if self.rank else (send, found)
-            fold: Any = partial(quietly, _FOLDS[op][0], *rows, receive)  # type: ignore[call-arg]  # mypy loses the rows
+            fold: Any = partial(quietly, _FOLDS[op][0], *rows, out=receive)
             coming = MpiRequest(self._handle.Irecv(found, 1 - self.rank), found)
             return _Pair(coming, MpiRequest(self._handle.Isend(send, 1 - self.rank), send), fold)
         source = self._in_place if send is receive else send

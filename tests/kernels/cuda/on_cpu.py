@@ -2,7 +2,7 @@
 """Compiled kernels, run on the CPU: the LLVM code that CUDA's compiler is given goes to the processor's instead.
 
 So loops, tables, tails and every instruction that we write are compared with NumPy bit by bit, without a GPU. What
-CUDA's compiler makes of them is read as text, see `ptx_text`.
+CUDA's compiler makes of them is read as text, see `test_ptx`.
 """
 
 from __future__ import annotations

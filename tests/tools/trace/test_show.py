@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,25 +114,24 @@ def test_bad_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert captured.err.count("\n") == 1
 
 
+def without_ends(events: list[Any]) -> None:
+    events[:] = [each for each in events if each.get("args", {}).get("end") is None]
+
+
+def with_a_huge_number(events: list[Any]) -> None:
+    next(each for each in events if each.get("cat") == "collective")["args"]["bytes"] = 10**400
+
+
 @pytest.mark.parametrize("command", ["show", "html"])
-def test_trace_of_which_something_is_missing_is_reported(
-    file: Path, capsys: pytest.CaptureFixture[str], command: str
+@pytest.mark.parametrize(("change", "error"), [(without_ends, "KeyError: 0"), (with_a_huge_number, "OverflowError")])
+def test_trace_that_is_wrong_inside_is_reported_when_it_is_shown(
+    file: Path, capsys: pytest.CaptureFixture[str], command: str, change: Callable[[list[Any]], None], error: str
 ) -> None:
-    """It is noticed when the trace is shown, not when it is read."""
     trace = json.loads(file.read_text())
-    trace["traceEvents"] = [each for each in trace["traceEvents"] if each.get("args", {}).get("end") is None]
+    change(trace["traceEvents"])
     file.write_text(json.dumps(trace))
     assert main(["trace", command, str(file)]) == 2
-    assert "run.json is not a trace that this aiodist wrote (KeyError: 0)" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["show", "html"])
-def test_number_that_no_trace_has_is_reported(file: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
-    trace = json.loads(file.read_text())
-    next(each for each in trace["traceEvents"] if each.get("cat") == "collective")["args"]["bytes"] = 10**400
-    file.write_text(json.dumps(trace))
-    assert main(["trace", command, str(file)]) == 2
-    assert "run.json is not a trace that this aiodist wrote (OverflowError" in capsys.readouterr().err
+    assert f"run.json is not a trace that this aiodist wrote ({error}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
