@@ -309,5 +309,5 @@ def _run_observed(call: Callable[[], Any], statistics: Statistics) -> None:
         raise statistics.errors[0]
     if not statistics.runs:
         raise TargetError(
-            "the target ended without a run of a strategy: a function that is to run on replicas needs --replicas"
+            "the target ended without running a strategy: a replica function needs --replicas"
         )
