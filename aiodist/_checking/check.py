@@ -308,6 +308,4 @@ def _run_observed(call: Callable[[], Any], statistics: Statistics) -> None:
     if statistics.errors:
         raise statistics.errors[0]
     if not statistics.runs:
-        raise TargetError(
-            "the target ended without a run of a strategy: a function that is to run on replicas needs --replicas"
-        )
+        raise TargetError("the target ended without running a strategy: a replica function needs --replicas")

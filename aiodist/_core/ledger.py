@@ -291,8 +291,8 @@ class Group:
     def _open_slot(self, member: Member, number: int, call: Call, code: Any, offset: int, path: Path) -> Slot:
         if member.joined_at is not None:
             raise ReplicaContextError(
-                "this replica has joined: the others' collectives go on without it until all have joined; await the "
-                "handle that ctx.join() gave before the next collective"
+                "this replica has joined: the others' collectives continue without it until all have joined; await "
+                "the handle that ctx.join() returned before the next collective"
             )
         slot = self.open[number] = self.ledger.slot_type(self, number, call, code, offset, path)
         if self is not self.ledger.root:
@@ -346,7 +346,7 @@ class Group:
             ReplicaContextError: it has joined already.
         """
         if member.joined_at is not None:
-            raise ReplicaContextError("this replica has joined already; await the handle that ctx.join() gave")
+            raise ReplicaContextError("this replica has joined already; await the handle that ctx.join() returned")
         slot = self.joining
         if slot is None:
             slot = self.joining = self.ledger.slot_type(self, _JOINED, call, code, offset, ())

@@ -56,7 +56,7 @@ class ReductionToOneDevice(CrossDeviceOps):
     def __post_init__(self) -> None:
         if self.accumulation_fn is not None:
             raise ValueError(
-                f"accumulation_fn must be None, the reduce op combines values; got {self.accumulation_fn!r}"
+                f"accumulation_fn must be None, because the reduce op combines values; got {self.accumulation_fn!r}"
             )
 
 
@@ -357,5 +357,5 @@ def bind(extended: StrategyExtended, strategy: HasReplicas) -> None:
     """Bind a `StrategyExtended` to a new strategy."""
     known = extended._strategy  # noqa: SLF001  (declared above, for this module alone)
     if known is not None:
-        raise ValueError(f"this StrategyExtended is that of {known!r} already; each strategy has its own")
+        raise ValueError(f"this StrategyExtended already belongs to {known!r}; each strategy needs its own")
     object.__setattr__(extended, "_strategy", strategy)

@@ -78,7 +78,7 @@ class Strategy(HasReplicas):
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:  # copies, too, come by here
         raise TypeError(
-            f"a {type(self).__name__} cannot be copied or pickled, for variables and runs belong to this very one: "
+            f"a {type(self).__name__} cannot be copied or pickled, because variables and runs belong to it: "
             "pass it on, or make another strategy of the same devices"
         )
 

@@ -504,7 +504,7 @@ class Variable(ArrayLike):
         value = _initial(initial_value() if callable(initial_value) else initial_value, dtype)
         how, combined = VariableSynchronization(synchronization), VariableAggregation(aggregation)
         if how is VariableSynchronization.NONE:
-            raise ValueError("synchronization NONE is for variables of no strategy; use 'on_write' or 'on_read'")
+            raise ValueError("synchronization NONE is for variables without a strategy; use 'on_write' or 'on_read'")
         if how is VariableSynchronization.AUTO:
             how = VariableSynchronization.ON_WRITE
         trained = how is not VariableSynchronization.ON_READ if trainable is None else bool(trainable)

@@ -188,7 +188,7 @@ def test_check_ends_with_a_code(capsys: pytest.CaptureFixture[str], line: str, c
         ("nowhere:train", "there is no module 'nowhere' in "),
         ("package.nowhere:train", "there is no module 'package.nowhere' in "),
         ("program.py:nothing", "program has no function 'nothing'; it has train, race,"),
-        ("program.py:train", "a function that is to run on replicas needs --replicas"),
+        ("program.py:train", "a replica function needs --replicas"),
         ("program.py:on_trio", "runs on an event loop that the target chose itself"),
         ("program.py:train --schedules 0", "--schedules: expected"),
         ("program.py:train --replay 17-", "--replay: expected a schedule such as 0/17-,40:2"),
