@@ -197,20 +197,6 @@ async def test_iterating_inside_a_replica_is_refused_with_the_reason(step: Calla
         await strategy.run(replica)
 
 
-async def test_datasets_are_made_outside_replicas() -> None:
-    strategy = mirrored(2)
-    for make in (
-        lambda: strategy.experimental_distribute_dataset(BATCHES),
-        lambda: strategy.distribute_datasets_from_function(lambda _: BATCHES),
-        lambda: strategy.experimental_distribute_values_from_function(lambda _: 1),
-        lambda: strategy.experimental_make_numpy_dataset(np.zeros(2)),
-    ):
-        with pytest.raises(ReplicaContextError, match=r"was called inside replica 0; it belongs outside"):
-            await strategy.run(make)
-        with strategy.scope():
-            make()
-
-
 @pytest.mark.parametrize("prefix", ["", "experimental_"])
 async def test_dataset_function_is_called_once_and_n_batches_make_a_step(prefix: str) -> None:
     contexts: list[InputContext] = []
@@ -297,7 +283,8 @@ async def test_closing_ends_the_source() -> None:
 
 async def test_values_from_a_function_are_per_replica() -> None:
     strategy = mirrored(3)
-    made = strategy.experimental_distribute_values_from_function(lambda context: {"c": context, "s": "x", "n": None})
+    with strategy.scope():
+        made = strategy.experimental_distribute_values_from_function(lambda each: {"c": each, "s": "x", "n": None})
     assert made["c"].values == tuple(ValueContext(k, 3) for k in range(3))
     assert (type(made["s"]), made["s"].values, made["n"]) == (PerReplica, ("x",) * 3, None)
 

@@ -13,7 +13,7 @@ import pytest
 
 import aiodist
 from aiodist import CommunicationOptions, PerReplica, ReplicaContext, ReplicaContextError
-from tests.runtime.programs import here, mirrored, on_each, replica, still_works, turns
+from tests.runtime.programs import here, mirrored, on_each, replica, turns
 
 pytestmark = pytest.mark.anyio
 
@@ -218,26 +218,6 @@ async def test_wrong_arguments_of_run(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(TypeError, match=r"pass the function itself, uncalled, .*: run\(sleep, args="):
         await mirrored(2).run(coroutine)  # type: ignore[arg-type]
     coroutine.close()
-
-
-async def test_run_inside_a_replica_or_under_another_strategy() -> None:
-    strategy, other = mirrored(2), mirrored(3)
-
-    async def program() -> Any:
-        with pytest.raises(ReplicaContextError, match=r"strategy\.run was called inside replica .; .*merge_call"):
-            await strategy.run(print)
-        with pytest.raises(ReplicaContextError, match=r"strategy\.reduce was called inside replica"):
-            await strategy.reduce("SUM", 1, None)
-        with pytest.raises(ReplicaContextError, match=r"strategy\.gather was called inside replica"):
-            await strategy.gather(np.ones(1), 0)
-        with pytest.raises(ReplicaContextError, match=r"under another strategy.*strategies do not nest"):
-            await other.run(print)
-        return await here().all_reduce("SUM", 1)
-
-    assert (await strategy.run(program)).values == (2, 2)
-    with strategy.scope(), pytest.raises(ReplicaContextError, match="under another strategy"):
-        await other.run(print)
-    await still_works(other)
 
 
 def test_run_without_an_event_loop_says_what_is_missing() -> None:

@@ -187,3 +187,36 @@ async def test_bad_arguments(call: Any, error: type[Exception], text: str) -> No
     with pytest.raises(error, match=text) as caught:
         await outcome(call)
     assert type(caught.value) is error
+
+
+OUTSIDE: dict[str, tuple[Any, ...]] = {
+    "run": (int,),
+    "reduce": ("SUM", ONE, None),
+    "gather": (TWO, 0),
+    "scope": (),
+    "extended.reduce_to": ("sum", ONE, "CPU:0"),
+    "extended.batch_reduce_to": ("sum", []),
+    "extended.broadcast_to": (1, "CPU:0"),
+    "extended.update": (Variable(0.0), print),
+    "extended.call_for_each_replica": (int,),
+    DATASET: ([],),
+    FROM_FUNCTION: (lambda _: [],),
+    VALUES: (print,),
+    NUMPY_DATASET: (A,),
+}
+
+
+@pytest.mark.parametrize("method", OUTSIDE)
+async def test_what_belongs_outside_of_replicas_and_of_other_strategies(method: str) -> None:
+    async def call(strategy: Any) -> Any:
+        made = attrgetter(method)(strategy)(*OUTSIDE[method])
+        return made.__enter__() if method == "scope" else await made
+
+    strategy, other = mirrored(2), mirrored(3)
+    with pytest.raises(ReplicaContextError, match=rf"{method}(\(\))? was called inside replica 0; it belongs outside"):
+        await strategy.run(call, (strategy,))
+    refused = pytest.raises(ReplicaContextError, match=r"under another strategy, <MirroredStrategy: 3 .* do not nest")
+    with other.scope(), refused:
+        await call(strategy)
+    with refused:
+        await other.run(call, (strategy,))

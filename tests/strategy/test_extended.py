@@ -71,24 +71,11 @@ async def test_broadcast_to_gives_read_only_copies() -> None:
     assert (await alone_too.broadcast_to(given, "CPU:0")).tolist() == [9, 9, 9]
 
 
-async def test_awaited_functions_are_for_cross_replica_context() -> None:
-    strategy = mirrored(2)
-    v, extended = under(strategy, 0.0), strategy.extended
-    calls: list[Any] = [
-        ("reduce_to", ("sum", 1, "CPU:0")),
-        ("batch_reduce_to", ("sum", [])),
-        ("broadcast_to", (1, "CPU:0")),
-        ("update", (v, print)),
-        ("call_for_each_replica", (print,)),
-    ]
-    for name, arguments in calls:
-        with pytest.raises(ReplicaContextError, match=rf"extended\.{name} was called inside replica"):
-            await strategy.run(getattr(extended, name), arguments)
-
+async def test_merge_functions_use_it() -> None:
     async def merge(strategy: Any, x: Any) -> Any:
         return await strategy.extended.reduce_to("sum", x, x)
 
-    assert (await strategy.run(lambda: here().merge_call(merge, args=(replica() + 1,)))).values == (3, 3)
+    assert (await mirrored(2).run(lambda: here().merge_call(merge, args=(replica() + 1,)))).values == (3, 3)
 
 
 # Updating variables.

@@ -66,20 +66,13 @@ async def test_scope_is_cross_replica_context_and_may_be_entered_again() -> None
     assert not has_strategy()
 
 
-async def test_scope_of_another_strategy_or_inside_a_replica_is_refused() -> None:
+async def test_scope_that_was_refused_may_be_entered_later() -> None:
     strategy, other = mirrored(2), mirrored(3)
-    scope, value = other.scope(), PerReplica([np.ones(1)] * 2)
+    scope = other.scope()
     with strategy.scope():
-        for call in (
-            scope.__enter__,
-            lambda: other.reduce("SUM", value, None),
-            lambda: other.gather(value, 0),
-        ):
-            with pytest.raises(ReplicaContextError, match="under another strategy, <MirroredStrategy: 2 replicas"):
-                await call()  # type: ignore[misc]
+        with pytest.raises(ReplicaContextError, match="under another strategy"):
+            scope.__enter__()
         assert get_strategy() is strategy
-    with pytest.raises(ReplicaContextError, match=r"strategy\.scope\(\) was called inside replica"):
-        await strategy.run(strategy.scope().__enter__)
     with pytest.raises(ReplicaContextError, match="cannot be set inside replica"):
         await strategy.run(experimental_set_strategy, (None,))
     with scope:
