@@ -153,12 +153,6 @@ async def in_barrier(last: Callable[[], Any]) -> None:
     await here().barrier()
 
 
-async def elsewhere(last: Callable[[], Any]) -> None:
-    if replica() == 2:
-        last()
-    await anyio.sleep_forever()
-
-
 async def in_merge(last: Callable[[], Any]) -> None:
     async def merge(strategy: Any) -> None:
         last()
@@ -193,9 +187,7 @@ async def in_step_after_step(last: Callable[[], Any]) -> None:
         await here().barrier()
 
 
-PLACES = pytest.mark.parametrize(
-    "place", [in_barrier, elsewhere, in_merge, in_a_child, before, at_once, in_step_after_step]
-)
+PLACES = pytest.mark.parametrize("place", [in_barrier, in_merge, in_a_child, before, at_once, in_step_after_step])
 
 
 @PLACES

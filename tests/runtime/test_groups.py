@@ -201,18 +201,10 @@ class Window(nullcontext[None]):
     when = deadline = "tomorrow"
 
 
-async def test_a_context_manager_of_the_program_is_no_time_limit() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        with Window():
-            await ring(ctx, size=3)
-
-    assert (await error_of(program)).report.reason == "cycle"
-
-
 @pytest.mark.every_loop
-async def test_a_time_limit_that_a_shield_keeps_out_ends_no_wait() -> None:
+async def test_neither_a_time_limit_outside_a_shield_nor_the_programs_own_context_manager_ends_a_wait() -> None:
     async def program(ctx: ReplicaContext) -> None:
-        with anyio.move_on_after(0), anyio.CancelScope(shield=True):
+        with anyio.move_on_after(0), anyio.CancelScope(shield=True), Window():
             await ring(ctx, size=3)
 
     assert (await error_of(program)).report.reason == "cycle"
