@@ -14,13 +14,13 @@ import anyio
 import numpy as np
 import pytest
 
-from aiodist import get_replica_context
 from aiodist._checking.check import HeldUpLoop
 from aiodist._checking.explore import replay, run
 from aiodist._checking.schedule import DEFER, Schedule, default_order
 from aiodist._runtime.blocking import watch
 from aiodist._runtime.stacks import other_threads_can_be_looked_at
-from tests.checking.programs import Main, mirrored, result, value
+from tests.checking.programs import Main, result, value
+from tests.runtime.programs import here, mirrored, replica
 
 
 def letters(tasks: int, turns: int = 2) -> Main:
@@ -166,18 +166,17 @@ def test_work_in_threads_comes_back_in_an_order_that_does_not_depend_on_who_was_
             done[number + 1].wait(20)
             done[number].set()
 
-        async def replica() -> None:
-            ctx = get_replica_context()
-            number = ctx.replica_id_in_sync_group
+        async def program() -> None:
+            number = replica()
             ways: dict[str, Any] = {
-                "device": ctx.run_sync,
+                "device": here().run_sync,
                 "asyncio": asyncio.to_thread,
                 "anyio": anyio.to_thread.run_sync,
             }
             await ways[where](last_first, number)
             seen.append(number)
 
-        await mirrored(4).run(replica)
+        await mirrored(4).run(program)
         return seen
 
     assert value(main) == [0, 1, 2, 3]
@@ -245,14 +244,13 @@ def test_a_replica_that_holds_up_the_loop_is_noted_with_its_line(monkeypatch: py
         while time.monotonic() < until and "replica 1 has held up" not in "".join(held_up.found):
             pass
 
-    async def replica() -> None:
-        ctx = get_replica_context()
-        if ctx.replica_id_in_sync_group == 1:
+    async def program() -> None:
+        if replica() == 1:
             computes()
-        await ctx.barrier()
+        await here().barrier()
 
     watch(held_up, runs)
-    value(lambda: mirrored(3).run(replica))
+    value(lambda: mirrored(3).run(program))
     runs.clear()
     assert "computes" in {place.function for text, place in held_up.found.items() if "replica 1 " in text}
 
