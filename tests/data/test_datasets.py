@@ -10,7 +10,7 @@ import threading
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio
 import numpy as np
@@ -30,6 +30,7 @@ from aiodist import (
     ValueContext,
 )
 from aiodist._data.prefetch import Prefetched
+from tests.collectives.kinds_of_values import Pair
 from tests.runtime.programs import mirrored
 
 pytestmark = pytest.mark.anyio
@@ -78,11 +79,6 @@ def lists(value: Any) -> list[Any]:
 # What a batch becomes.
 
 
-class Pair(NamedTuple):
-    x: Any
-    y: Any
-
-
 class Rows:
     """As much of another library's array as a dataset needs: a shape, and slices along the first axis."""
 
@@ -97,8 +93,8 @@ class Rows:
 def test_parts_are_consecutive_and_full_until_the_rows_run_out(m: int, n: int) -> None:
     batch: Any = {"x": [np.arange(2 * m).reshape(m, 2)], "y": Pair(np.arange(m), None), "z": Rows([*range(m)])}
     (parts,), full = mirrored(n).experimental_distribute_dataset([batch]), math.ceil(m / n)
-    assert parts["y"].y is None
-    y = lists(parts["y"].x)
+    assert parts["y"].right is None
+    y = lists(parts["y"].left)
     assert [len(part) for part in y] == [max(0, min(full, m - k * full)) for k in range(n)]
     assert [number for part in y for number in part] == [*range(m)]
     for rows, numbers, foreign in zip(parts["x"][0].values, y, parts["z"].values, strict=True):
@@ -165,22 +161,35 @@ async def test_one_replica_gets_everything_bare() -> None:
         assert strategy.experimental_distribute_values_from_function(lambda ctx: ctx) == ValueContext(0, 1)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-async def test_error_of_the_source_arrives_with_its_traceback(asynchronous: bool) -> None:
-    def plain() -> Iterator[Any]:
-        yield BATCHES[0]
-        raise OSError("disk")
+def broken(kind: type[BaseException]) -> Iterator[Any]:
+    yield BATCHES[0]
+    raise kind("disk")
 
-    async def waiting() -> AsyncIterator[Any]:
-        for batch in plain():
-            yield batch
 
-    iterator = aiter(mirrored(2).experimental_distribute_dataset(waiting() if asynchronous else plain()))
-    await anext(iterator)
-    with pytest.raises(OSError, match="disk") as caught:
-        await anext(iterator)
-    assert "plain" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
-    assert await anext(iterator, None) is None
+async def broken_later(kind: type[BaseException]) -> AsyncIterator[Any]:
+    for batch in broken(kind):
+        yield batch
+
+
+@pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize("step", [next, anext])
+@pytest.mark.parametrize("source", [broken, broken_later, Prefetched])
+async def test_error_of_the_source_arrives_once_in_its_place_with_its_traceback(
+    source: Any, step: Callable[..., Any], kind: type[BaseException]
+) -> None:
+    if source is Prefetched:
+        iterator: Any = Prefetched(broken(kind), 5)
+    else:
+        iterator = aiter(mirrored(2).experimental_distribute_dataset(source(kind)))
+
+    async def take() -> Any:
+        return next(iterator, None) if step is next and source is not broken_later else await anext(iterator, None)
+
+    assert await take() is not None
+    with pytest.raises(kind, match="disk") as caught:
+        await take()
+    assert "broken" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert await take() is None
 
 
 @pytest.mark.parametrize("step", [iter, aiter, next, anext])
@@ -433,25 +442,6 @@ def test_dropped_iterator_ends_its_thread_and_the_source() -> None:
     # Without the interpreter lock, the thread that has made a generator ends it, too, when it next runs.
     assert any(source.ended.wait(LONG / 1000) for _ in range(1000))
     assert not source.made[6].is_set()
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
-async def test_error_arrives_once_and_in_its_place(asynchronous: bool, kind: type[BaseException]) -> None:
-    def broken() -> Iterator[int]:
-        yield 0
-        raise kind("disk")
-
-    elements = Prefetched(broken(), 5)
-
-    async def take() -> Any:
-        return await anext(elements, "end") if asynchronous else next(elements, "end")
-
-    assert await take() == 0
-    with pytest.raises(kind, match="disk") as caught:
-        await take()
-    assert "broken" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
-    assert await take() == "end"
 
 
 async def test_cancelled_wait_loses_no_element() -> None:
