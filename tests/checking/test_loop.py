@@ -115,23 +115,6 @@ def test_deferred_task_is_not_starved_by_one_that_waits_for_it_in_a_loop() -> No
     value(main, (0, DEFER))
 
 
-def test_callbacks_before_a_chosen_task_run_before_it() -> None:
-    async def main() -> list[str]:
-        seen: list[str] = []
-
-        async def task(name: str) -> None:
-            seen.append(name)
-
-        tasks = [asyncio.create_task(task("a"))]
-        asyncio.get_running_loop().call_soon(seen.append, "callback")
-        tasks.append(asyncio.create_task(task("b")))
-        await asyncio.wait(tasks)
-        return seen
-
-    assert value(main) == ["a", "callback", "b"]
-    assert value(main, (0, 1)) == ["callback", "b", "a"]
-
-
 def test_clock_jumps_over_sleeps_and_finds_timers_however_late_it_is() -> None:
     async def main() -> float:
         await asyncio.gather(asyncio.sleep(3600), asyncio.sleep(86_400))

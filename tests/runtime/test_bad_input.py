@@ -108,26 +108,6 @@ async def test_errors_at_the_call_disturb_nobody() -> None:
 # Calls in the wrong place.
 
 
-async def test_collective_after_the_replicas_function_has_ended() -> None:
-    contexts: list[ReplicaContext] = []
-    children: list[asyncio.Task[None]] = []
-
-    async def child() -> None:
-        await ended.wait()
-        for context in (here(), contexts[1 - replica()]):
-            with pytest.raises(ReplicaContextError, match="whose function has ended"):
-                context.barrier()
-
-    def program() -> None:
-        contexts.append(here())
-        children.append(asyncio.create_task(child()))
-
-    ended = asyncio.Event()
-    await mirrored(2).run(program)
-    ended.set()
-    await asyncio.gather(*children)
-
-
 async def test_context_of_another_replica_or_from_outside_the_run() -> None:
     contexts: dict[int, ReplicaContext] = {}
     go = anyio.Event()

@@ -101,27 +101,6 @@ async def test_replicas_go_on_in_order_after_collectives_of_every_kind() -> None
     assert log == [*[0, 1, 2] * 6, "merge", *[0, 1, 2] * 2]
 
 
-async def test_last_arrival_that_works_on_before_it_awaits() -> None:
-    """The others are resumed without it; from the next collective on, all are in order again."""
-    log = []
-    relay = Relay([2, 0, 1])
-
-    async def program() -> None:
-        await relay.turn()
-        arrival = here().barrier(name="first")
-        relay.pass_on()
-        if replica() == 1:
-            await turns(5)
-        await arrival
-        log.append(replica())
-        await here().barrier()
-        log.append(replica())
-
-    await mirrored(3).run(program)
-    assert log[:2] == [0, 2]
-    assert log[-3:] == [0, 1, 2]
-
-
 async def test_what_is_ready_goes_on_between_collectives() -> None:
     steps, over = 0, False
 
@@ -535,16 +514,6 @@ async def test_smallest_of_several_timeouts_counts() -> None:
     assert (report.reason, report.sequence_number, report.suspects) == ("timeout", 1, (2,))
 
 
-async def test_one_that_goes_on_and_on_is_not_waited_for() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        while replica() == 2:
-            await turns(1)
-        await (ctx.barrier() if replica() == 0 else ctx.all_reduce("SUM", 1))
-
-    error = await error_of(program, 4)
-    assert [each.state for each in error.report.replicas] == ["waiting", "waiting", "running", "waiting"]
-
-
 # Several runs, and one loop inside of another.
 
 
@@ -572,15 +541,3 @@ def test_trio_as_the_guest_of_another_loop(anyio_backend: Loop) -> None:
         return (await done).unwrap()
 
     on(anyio_backend, host)
-
-
-@pytest.mark.every_loop("asyncio", "uvloop")
-async def test_time_limit_of_asyncio_around_a_run() -> None:
-    strategy = mirrored(3)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.01):
-            await strategy.run(in_barrier, args=(lambda: None,))
-    task = asyncio.current_task()
-    assert task is not None
-    assert task.cancelling() == 0
-    await still_works(strategy)

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -140,28 +139,6 @@ async def test_crowds_that_fail_have_a_handful_of_notes(replicas: int, text: str
     assert all(len(note) < 200 for note in notes)
 
 
-@pytest.mark.parametrize("fails", [False, True])
-async def test_what_crowds_leave_behind_is_analysed_once(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    analyses = []
-    analyse = analysis.analyse
-
-    def counted(*args: Any, **more: Any) -> Any:
-        analyses.append(args)
-        return analyse(*args, **more)
-
-    async def program() -> None:
-        await here().barrier()
-        if fails and replica() == 0:
-            raise FirstError
-        with suppress(CollectiveError):
-            await part()
-
-    monkeypatch.setattr(analysis, "analyse", counted)
-    with pytest.raises(FirstError if fails else CollectiveMismatchError):
-        await mirrored(200).run(program)
-    assert len(analyses) <= 1
-
-
 # A disagreement, and exceptions beside it.
 
 
@@ -239,18 +216,6 @@ async def test_disagreement_is_caused_by_what_the_odd_replica_was_handling(error
     cause = found.__cause__
     assert cause is error or cause.exceptions == (error,)
     assert f"replica 1 was handling {type(cause).__name__}: {cause}" in found.__notes__
-
-
-async def test_what_the_others_were_handling_is_no_cause() -> None:
-    async def program() -> None:
-        try:
-            int("none")
-        except ValueError:
-            if replica() != 1:
-                await here().all_reduce("SUM", 1)
-        await here().barrier()
-
-    assert (await failure_of(program, 3, CollectiveMismatchError)).__cause__ is None
 
 
 # Those who can still make a call are let run until all have settled, or none of them settles any more.

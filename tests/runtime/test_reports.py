@@ -233,19 +233,6 @@ async def test_history_keeps_the_last_ones_and_replicas_with_one_history_share_i
     assert len(report.to_json()) < 2 * len(json.dumps(histories))
 
 
-async def test_history_shows_each_replicas_own_calls_where_a_name_joined_them() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        if replica() == 1:
-            await ctx.barrier(name="here")  # the one
-        else:
-            await ctx.barrier(name="here")  # the other
-        if replica() == 2:
-            await ctx.barrier()
-
-    lines = [each.history[0].location.line for each in (await error_of(program)).report.replicas]
-    assert lines == [line_of("the other"), line_of("the one"), line_of("the other")]
-
-
 async def test_partitions_and_divergence_are_values() -> None:
     report = (await error_of(programs.other_kind)).report
     majority, minority = report.partitions

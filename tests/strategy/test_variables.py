@@ -13,7 +13,6 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-import anyio
 import ml_dtypes
 import numpy as np
 import pytest
@@ -513,23 +512,6 @@ async def test_replicas_that_create_in_another_order() -> None:
         await mirrored(2).run(program, args=(None,))
     with pytest.raises(ValueError, match="different numbers of variables: replica 0: 0, replica 1: 1"):
         await mirrored(3).run(lambda: [Variable(1.0) for _ in range(replica() == 1)] and None)
-
-
-async def test_variables_of_concurrent_runs_are_apart() -> None:
-    strategy, found = mirrored(2), list[Variable]()
-
-    async def program() -> Variable:
-        v = Variable(0.0)
-        await here().barrier()
-        return v
-
-    async def one() -> None:
-        found.append(await strategy.run(program))
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(one)
-        tasks.start_soon(one)
-    assert found[0] is not found[1]
 
 
 @pytest.mark.parametrize("order_check", ["call_site", "call_path"])
