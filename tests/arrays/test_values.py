@@ -98,7 +98,6 @@ def test_use_as_one_array_says_what_to_do(kind: Any) -> None:
 # regroup
 
 
-ARRAYS = [np.ones(2), np.float32(1), np.array(3), np.int64(1), np.bool_(True), np.str_("a")]
 NUMBERS = [7, 300, True, 1.5, 2j, Fraction(1, 2), Decimal(1)]
 OBJECTS = [None, object(), ..., int]
 

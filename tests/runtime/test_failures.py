@@ -23,7 +23,6 @@ from aiodist._core import analysis
 from tests.runtime.programs import error_of, here, mirrored, replica, run, still_works, turns
 
 pytestmark = pytest.mark.anyio
-BRIEF = 0.01
 
 
 class FirstError(Exception):
