@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import operator
 import pickle
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -98,7 +96,6 @@ def test_use_as_one_array_says_what_to_do(kind: Any) -> None:
 # regroup
 
 
-NUMBERS = [7, 300, True, 1.5, 2j, Fraction(1, 2), Decimal(1)]
 OBJECTS = [None, object(), ..., int]
 
 
