@@ -34,8 +34,6 @@ CALLS: list[Call] = [
     (lambda c: c.all_reduce("MIN", 1j), TypeError, "MIN of complex.*no order"),
     (lambda c: c.all_reduce("SUM", OBJECTS), TypeError, "SUM of object"),
     (lambda c: c.all_gather(OBJECTS, 0), TypeError, "Python objects would be shared"),
-    (lambda c: c.broadcast(OBJECTS), TypeError, "Python objects would be shared"),
-    (lambda c: c.all_to_all(OBJECTS), TypeError, "Python objects would be shared"),
     # What is no array.
     (lambda c: c.all_reduce("SUM", "text"), TypeError, r"expected a nest of arrays.*builtins\.str: 'text'"),
     (lambda c: c.all_reduce("SUM", object()), TypeError, r"got an object of type builtins\.object"),
@@ -54,15 +52,12 @@ CALLS: list[Call] = [
     (lambda c: c.all_gather(1.0, 0), ValueError, r"got a scalar; pass np\.array\(\[value\]\)"),
     (lambda c: c.all_gather(np.array(1), -1), ValueError, "at least one axis"),
     (lambda c: c.all_gather({"a": X, "b": X[None]}, 1), ValueError, "axis must be from -1 to 0"),
-    (lambda c: c.reduce_scatter("SUM", X, axis=2), ValueError, "axis must be from -1 to 0"),
     (lambda c: c.reduce_scatter("SUM", X), ValueError, "divisible by the 3 replicas, got 4 in shape"),
     (lambda c: c.all_to_all(X), ValueError, "split_axis=0 must be divisible by the 3 replicas"),
     (lambda c: c.all_to_all(np.ones(3), 0, 1), ValueError, "concat_axis must be from -1 to 0"),
     # Names and options.
     (lambda c: c.barrier(name=""), ValueError, "name must not be empty"),
     (lambda c: c.all_reduce("SUM", 1, name=3), TypeError, "name must be a string.*got 3"),
-    (lambda c: c.all_gather(X, 0, name=""), ValueError, "name must not be empty"),
-    (lambda c: c.merge_call(print, name=b"x"), TypeError, "name must be a string"),
     (lambda c: c.all_reduce("SUM", X, {"timeout": 3}), TypeError, "options must be CommunicationOptions"),
     (lambda c: c.all_reduce("SUM", X, OPTIONS, experimental_hints=OPTIONS), ValueError, "two names"),
     # Buffers for the result: more in tests/collectives/test_host.py.
@@ -81,7 +76,6 @@ CALLS: list[Call] = [
     # merge_call.
     (lambda c: c.merge_call(3), TypeError, "merge_call expects a function, got 3"),
     (lambda c: c.merge_call(print, X), TypeError, r"args must be a tuple or list.*args=\(value,\)"),
-    (lambda c: c.merge_call(print, "ab"), TypeError, "args must be a tuple or list, got 'ab'"),
     (lambda c: c.merge_call(print, (), [1]), TypeError, "kwargs must be a mapping"),
 ]
 
