@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import anyio
 import numpy as np
 
 from aiodist import CommunicationOptions, ReduceOp, ReplicaContext
-
-T = TypeVar("T")
 
 
 async def other_kind(ctx: ReplicaContext) -> None:
@@ -106,20 +102,9 @@ async def racing_tasks(ctx: ReplicaContext) -> None:
 
 
 async def lock_across_a_collective(ctx: ReplicaContext) -> None:
-    async with shared(ctx, anyio.Lock):
+    lock = await ctx.merge_call(lambda _: anyio.Lock())
+    async with lock:
         await ctx.barrier()
-
-
-SHARED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-
-
-def shared(ctx: ReplicaContext, make: Callable[[], T]) -> T:
-    """Return what the replicas of one run share."""
-    group = ctx._me.member.group
-    if group not in SHARED:
-        SHARED[group] = make()
-    found: T = SHARED[group]
-    return found
 
 
 async def group_made_elsewhere(ctx: ReplicaContext) -> None:
