@@ -200,17 +200,6 @@ async def held_up_by_an_earlier_one(ctx: ReplicaContext) -> None:
     await ctx.all_reduce("SUM", 2, CommunicationOptions(timeout_seconds=0.25))
 
 
-async def abandoned(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group == 1:
-        with anyio.move_on_after(0):
-            await ctx.all_reduce(ReduceOp.SUM, 1)
-        await ctx.barrier()
-        return
-    for _ in range(2):
-        await anyio.lowlevel.checkpoint()
-    await ctx.all_reduce(ReduceOp.SUM, 1)
-
-
 async def cycle_of_a_group_that_one_makes_late(ctx: ReplicaContext) -> None:
     if ctx.replica_id_in_sync_group == 0:
         await ctx.barrier()

@@ -61,6 +61,7 @@ PLANTED = [
     "source_is_its_own_id", "swapped_sums_of_equal_shape", "returns_when_its_own_loss_is_small", "one_loop_is_shorter",
     "stops_early_by_its_own_loss", "never_comes", "merge_that_never_returns", "another_kind_in_the_group",
     "scope_cancelled_by_a_sibling", "member_does_not_make_the_group", "groups_of_all_in_another_order",
+    "timeout_around_one_collective",
 ]  # fmt: skip
 TIMED = [programs.merge_hangs, programs.lock_across_a_collective]
 IN_ONE_ORDER = [
