@@ -13,12 +13,7 @@ import numpy as np
 import pytest
 from anyio.lowlevel import checkpoint
 
-from aiodist import (
-    CollectiveError,
-    CollectiveMismatchError,
-    Reason,
-    ReplicaContext,
-)
+from aiodist import CollectiveError, CollectiveMismatchError, Reason, ReplicaContext
 from aiodist._core import analysis
 from tests.runtime.programs import error_of, here, mirrored, replica, run, still_works, turns
 

@@ -153,16 +153,8 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (mirroring("CPU:0"), TypeError, r"a sequence of strings, such as \['CPU:0'\]"),
     (mirroring({"CPU:0", "CPU:1"}), TypeError, "a sequence of strings"),
     (mirroring([]), ValueError, "at least one device"),
-    (
-        mirroring(["CPU:1", "CPU:0", "/cpu:1"]),
-        ValueError,
-        r"needs a device of its own, got 'CPU:\d' twice",
-    ),
-    (
-        mirroring(["CPU:0", "cuda:63"]),
-        DeviceNotFoundError,
-        r"no device 'GPU:63' here; .*CPU:k for every k",
-    ),
+    (mirroring(["CPU:1", "CPU:0", "/cpu:1"]), ValueError, r"needs a device of its own, got 'CPU:\d' twice"),
+    (mirroring(["CPU:0", "cuda:63"]), DeviceNotFoundError, r"no device 'GPU:63' here; .*CPU:k for every k"),
     (mirroring(["/job:worker/replica:0/task:1/device:CPU:0"]), DeviceNotFoundError, "is a device of another task"),
     *((mirroring(number), ValueError, "must be a number of replicas, at least 1") for number in (0, -1, True, 2.5)),
     (mirroring(order_check="callsite"), ValueError, "must be one of 'call_site', 'call_path', 'signature', got"),

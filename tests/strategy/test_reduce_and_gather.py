@@ -12,14 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from aiodist import (
-    CommunicationOptions,
-    Mirrored,
-    MirroredStrategy,
-    PerReplica,
-    ReduceOp,
-    ReplicaContext,
-)
+from aiodist import CommunicationOptions, Mirrored, MirroredStrategy, PerReplica, ReduceOp, ReplicaContext
 from aiodist._collectives.work import Work
 from aiodist_kernels import plan_for, policy, warm
 from tests.runtime.programs import mirrored, run, warned
