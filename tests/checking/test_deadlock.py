@@ -195,29 +195,6 @@ async def forever() -> None:
     await asyncio.Event().wait()
 
 
-def test_deadlock_is_raised_in_those_who_wait_and_out_of_run_and_the_program_goes_on() -> None:
-    caught: list[str] = []
-
-    async def program() -> None:
-        try:
-            if replica() == 1:
-                await forever()
-            await here().barrier()
-        except BaseException as error:
-            caught.append(f"{replica()} {type(error).__name__}")
-            raise
-
-    async def main() -> str:
-        strategy = mirrored(2)
-        with pytest.raises(DeadlockError):
-            await strategy.run(program)
-        await strategy.run(asyncio.sleep, args=(1,))
-        return "goes on"
-
-    assert value(main) == "goes on"
-    assert sorted(caught) == ["0 DeadlockError", "1 CancelledError"]
-
-
 def test_youngest_of_nested_runs_is_ended_first() -> None:
     async def merged(strategy: Any) -> str:
         with pytest.raises(DeadlockError):

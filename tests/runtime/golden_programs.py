@@ -134,23 +134,11 @@ def issue_sums(ctx: ReplicaContext, buckets: dict[str, Any], names: list[str]) -
     return pending
 
 
-async def group_of_one_that_makes_it(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group == 0:
-        ctx.new_group([0, 1], "experts")
-
-
 async def cycle_of_a_merge_call(ctx: ReplicaContext) -> None:
     group = ctx.new_group([1, 0]) if ctx.replica_id_in_sync_group < 2 else ctx
     if ctx.replica_id_in_sync_group == 0:
         await group.merge_call(print)
     await (ctx.join() if ctx.replica_id_in_sync_group == 2 else ctx.all_reduce("SUM", 1.0))
-
-
-async def cycle_of_a_join(ctx: ReplicaContext) -> None:
-    group = ctx.new_group(range(3), "all")
-    if ctx.replica_id_in_sync_group:
-        await group.barrier()
-    await ctx.join()
 
 
 async def cycle_of_a_late_await(ctx: ReplicaContext) -> None:
@@ -184,11 +172,6 @@ async def abandoned_for_good(ctx: ReplicaContext) -> None:
 
 async def in_a_helper(context: ReplicaContext) -> None:
     await context.barrier()
-
-
-async def abandoned_by_all(ctx: ReplicaContext) -> None:
-    with anyio.move_on_after(0):
-        await (anyio.sleep_forever() if ctx.replica_id_in_sync_group == 2 else ctx.barrier())
 
 
 async def held_up_by_an_earlier_one(ctx: ReplicaContext) -> None:

@@ -79,28 +79,6 @@ async def test_replicas_go_on_in_order_whoever_came_last(count: int, orders: lis
     assert log == [(number, replica_id) for number in range(-1, len(orders)) for replica_id in range(count)]
 
 
-async def test_replicas_go_on_in_order_after_collectives_of_every_kind() -> None:
-    log: list[object] = []
-
-    async def program() -> None:
-        x, context = np.ones(3), here()
-        for call in (
-            lambda: context.all_reduce("SUM", {"x": x}),
-            lambda: context.all_gather(x, 0),
-            lambda: context.broadcast(x),
-            lambda: context.reduce_scatter("SUM", x),
-            lambda: context.all_to_all(x),
-            context.barrier,
-            lambda: context.merge_call(lambda _: log.append("merge")),
-            context.join,
-        ):
-            await call()
-            log.append(replica())
-
-    await mirrored(3).run(program)
-    assert log == [*[0, 1, 2] * 6, "merge", *[0, 1, 2] * 2]
-
-
 async def test_what_is_ready_goes_on_between_collectives() -> None:
     steps, over = 0, False
 

@@ -175,14 +175,6 @@ async def test_failure_while_unwinding_from_a_mismatch_stands_in_a_note() -> Non
     assert error.__notes__ == ["while it unwound, replica 1 raised SecondError: clean-up"]
 
 
-async def test_mismatch_that_came_out_of_a_task_group_is_no_failure_of_its_own() -> None:
-    async def program() -> None:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(part)
-
-    assert not hasattr(await failure_of(program, 2, CollectiveMismatchError), "__notes__")
-
-
 @pytest.mark.parametrize("error", [FirstError("mine"), ExceptionGroup("tasks", [FirstError("mine")])])
 @pytest.mark.parametrize("where", ["itself", "a child", "a child that cleans up"])
 async def test_disagreement_is_caused_by_what_the_odd_replica_was_handling(error: Exception, where: str) -> None:

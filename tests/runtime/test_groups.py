@@ -80,19 +80,6 @@ async def test_merge_calls_threads_and_buffers_work_in_a_group() -> None:
         groups[0].new_group([0])
 
 
-async def test_groups_of_equal_members_and_name_match_in_the_order_of_their_making() -> None:
-    async def program(ctx: ReplicaContext) -> Any:
-        first = ctx.new_group([0, 1], name="a")
-        if replica():
-            other, second = ctx.new_group([0, 1], name="b"), ctx.new_group([0, 1], name="a")
-        else:
-            second, other = ctx.new_group([0, 1], name="a"), ctx.new_group([0, 1], name="b")
-        handles = [group.all_reduce("SUM", value) for value, group in enumerate((first, second, other), 1)]
-        return [await handle for handle in handles]
-
-    assert await results(2, program) == ([2, 4, 6],) * 2
-
-
 async def test_a_replica_outside_any_run_has_a_group_of_its_own_and_joins_alone() -> None:
     ctx = get_replica_context()
     with ctx.new_group([0]) as group:

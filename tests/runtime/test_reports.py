@@ -385,16 +385,6 @@ async def test_places_and_callers_are_compared_as_the_strategy_says(
         assert await agreed(program, order_check) == (5, 5, 5)
 
 
-async def test_equal_call_paths_agree() -> None:
-    async def program(ctx: ReplicaContext) -> list[int]:
-        nested = [await helper(ctx, i) for i in range(2)]
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(helper, ctx, 1)  # the path of a child task begins in it
-        return nested
-
-    assert await agreed(program, "call_path") == ([0, 3],) * 3
-
-
 async def test_factories_of_defaultdicts_are_not_compared() -> None:
     async def program(ctx: ReplicaContext) -> Any:
         me = replica()

@@ -87,6 +87,7 @@ async def test_update_calls_the_function_on_each_component() -> None:
 
     async def fn(component: Any, x: float, *, scale: float) -> float:
         await checkpoint()
+        assert aiodist.get_strategy() is strategy
         assert (component.name, component.shape, component.dtype) == ("w", (2,), np.float64)
         assert strategy.extended.value_container(component) is v
         assert not component.trainable
@@ -98,6 +99,10 @@ async def test_update_calls_the_function_on_each_component() -> None:
     assert [c.tolist() for c in v.values] == [[11, 11], [10, 9]]
     assert await strategy.extended.update(v, lambda c: c.shape, group=False) == ((2,), (2,))
     assert await strategy.extended.update(v, lambda c: None) is None
+    default, w = aiodist.get_strategy(), Variable(1.0)
+    assert await default.extended.update(w, lambda c: (c.assign_add(1.0), aiodist.get_strategy())[1]) is default
+    assert w.numpy() == 2
+    assert not aiodist.has_strategy()
 
 
 async def test_update_that_raises_changes_nothing() -> None:
@@ -135,14 +140,6 @@ def test_variables_know_their_strategy() -> None:
         assert extended.variable_created_in_scope(Variable(1.0))
     with pytest.raises(ReplicaContextError, match="was not created under"):
         other.extended.colocate_vars_with(v)
-
-
-async def test_update_is_in_the_strategys_scope() -> None:
-    strategy, default = mirrored(2), aiodist.get_strategy()
-    for own, v in ((strategy, under(strategy, 1.0)), (default, Variable(1.0))):
-        assert await own.extended.update(v, lambda c: (c.assign_add(1.0), aiodist.get_strategy())[1]) is own
-        assert v.numpy() == 2
-    assert not aiodist.has_strategy()
 
 
 # Cross-device ops.

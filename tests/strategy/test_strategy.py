@@ -181,16 +181,6 @@ async def test_per_replica_arguments_at_any_depth() -> None:
     assert type(seen[1][0][1][0]) is Batch
 
 
-async def test_everything_else_is_passed_as_the_object_itself() -> None:
-    objects: list[Any] = [[1, 2], {"a": [3]}, (4,), None, object(), np.ones(2), {5}, []]
-
-    def program(*args: Any) -> None:
-        assert all(mine is given for mine, given in zip(args, objects, strict=True))
-
-    for args in (objects, tuple(objects)):
-        await mirrored(3).run(program, args=args)
-
-
 async def test_regrouped_results_and_arguments_of_merge_functions() -> None:
     marker = object()
 
