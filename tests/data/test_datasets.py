@@ -172,18 +172,17 @@ async def broken_later(kind: type[BaseException]) -> AsyncIterator[Any]:
 
 
 @pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
-@pytest.mark.parametrize("step", [next, anext])
-@pytest.mark.parametrize("source", [broken, broken_later, Prefetched])
+@pytest.mark.parametrize(
+    ("source", "step"), [(broken, anext), (broken_later, anext), (Prefetched, anext), (Prefetched, next)]
+)
 async def test_error_of_the_source_arrives_once_in_its_place_with_its_traceback(
     source: Any, step: Callable[..., Any], kind: type[BaseException]
 ) -> None:
-    if source is Prefetched:
-        iterator: Any = Prefetched(broken(kind), 5)
-    else:
-        iterator = aiter(mirrored(2).experimental_distribute_dataset(source(kind)))
+    distribute = mirrored(2).experimental_distribute_dataset
+    iterator: Any = Prefetched(broken(kind), 5) if source is Prefetched else aiter(distribute(source(kind)))
 
     async def take() -> Any:
-        return next(iterator, None) if step is next and source is not broken_later else await anext(iterator, None)
+        return await anext(iterator, None) if step is anext else next(iterator, None)
 
     assert await take() is not None
     with pytest.raises(kind, match="disk") as caught:
