@@ -70,9 +70,6 @@ def test_order_of_keys_does_not_matter_and_type_does() -> None:
     assert structures[0] == structures[1]
     assert hash(structures[0]) == hash(structures[1])
     assert structures[0] not in structures[2:]
-    one, other = (nests.flatten_with_none(Counts(lambda: 0, a=1))[1] for _ in range(2))
-    assert one == other
-    assert hash(one) == hash(other)
 
 
 def test_values_are_those_that_a_subclass_gives() -> None:

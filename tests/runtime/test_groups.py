@@ -90,23 +90,6 @@ async def test_a_replica_outside_any_run_has_a_group_of_its_own_and_joins_alone(
     assert await ctx.all_reduce("SUM", 2) == 2
 
 
-async def test_a_with_block_makes_the_group_current_for_its_tasks() -> None:
-    async def child(group: ReplicaContext) -> None:
-        assert get_replica_context() is group
-        with group:  # beside the same block in another task
-            await get_replica_context().barrier()
-        assert get_replica_context() is group
-
-    async def program(ctx: ReplicaContext) -> None:
-        with ctx.new_group(range(2)) as group:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(child, group)
-            await ctx.barrier()  # the run's own context serves beside it
-        assert get_replica_context() is ctx
-
-    await run(mirrored(2), program)
-
-
 async def test_variables_belong_to_the_strategy_in_a_group_too() -> None:
     strategy = mirrored(3)
     with strategy.scope():

@@ -69,14 +69,6 @@ async def test_exception_may_be_caught_by_every_replica_and_comes_out_once_and_a
     await still_works(strategy)
 
 
-async def test_per_replica_result_of_another_length() -> None:
-    async def program() -> Any:
-        return await here().merge_call(lambda strategy: PerReplica([1, 2, 3]))
-
-    with pytest.raises(ValueError, match="2 components, one for each replica, got a PerReplica with 3"):
-        await mirrored(2).run(program)
-
-
 async def test_collective_inside_the_merge_function_is_refused_with_both_lines() -> None:
     async def merge(strategy: Any, context: Any) -> None:
         await context.values[0].barrier()
