@@ -44,28 +44,6 @@ def test_misspelled_device(spelling: str) -> None:
         canonical(spelling)
 
 
-TASK = "/job:worker/replica:0/task:1/device:CPU:0"
-
-
-@pytest.mark.parametrize(
-    ("devices", "error", "text"),
-    [
-        (["CPU:0", "TPU:0"], ValueError, "unknown kind of device 'TPU' in 'TPU:0'; the kinds are CPU and GPU"),
-        ([None], TypeError, "a device is named by a string"),
-        ("CPU:0", TypeError, r"a sequence of strings, such as \['CPU:0'\]"),
-        ({"CPU:0", "CPU:1"}, TypeError, "a sequence of strings"),
-        ([], ValueError, "at least one device"),
-        (["CPU:1", "CPU:0", "/cpu:1"], ValueError, r"each replica needs a device of its own, got 'CPU:\d' twice"),
-        (["CPU:0", "cuda:63"], DeviceNotFoundError, r"no device 'GPU:63' here; these exist: .*CPU:k for every k"),
-        ([TASK], DeviceNotFoundError, "is a device of another task"),
-        *((number, ValueError, "must be a number of replicas, at least 1") for number in (0, -1, True, 2.5)),
-    ],
-)
-def test_what_a_strategy_refuses(devices: Any, error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
-        MirroredStrategy(devices)
-
-
 def test_what_a_strategy_takes() -> None:
     assert resolve(3) == ("CPU:0", "CPU:1", "CPU:2")
     assert resolve(("cpu:2", "CPU:99999")) == ("CPU:2", "CPU:99999")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import operator
 import pickle
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -98,16 +96,7 @@ def test_use_as_one_array_says_what_to_do(kind: Any) -> None:
 # regroup
 
 
-ARRAYS = [np.ones(2), np.float32(1), np.array(3), np.int64(1), np.bool_(True), np.str_("a")]
-NUMBERS = [7, 300, True, 1.5, 2j, Fraction(1, 2), Decimal(1)]
 OBJECTS = [None, object(), ..., int]
-
-
-@pytest.mark.parametrize("leaf", [*ARRAYS, *NUMBERS, "text", b"text"], ids=repr)
-def test_values_become_per_replica_even_where_they_are_one_object(leaf: Any) -> None:
-    value = regroup([leaf, leaf])
-    assert isinstance(value, PerReplica)
-    assert all(component is leaf for component in value.values)
 
 
 @pytest.mark.parametrize("together", [regroup, lambda values: regroup_arguments(values, range(3))])
@@ -123,21 +112,6 @@ def test_equal_strings_are_bare_in_arguments_and_nothing_but_none_in_data() -> N
     assert [one.values for one in together[2:]] == [("a", "b"), (7, 7), ("a", "a")]
     assert regroup_data([[None, int, "x"]] * 2, "values")[0] is None
     assert [one.values for one in regroup_data([[None, int, "x"]] * 2, "values")[1:]] == [(int, int), ("x", "x")]
-
-
-@pytest.mark.parametrize(
-    ("values", "path"),
-    [
-        (({"a": 1}, {"b": 1}), r"value\['a'\] is on replica 0 only"),
-        (({"a": None}, {}), r"value\['a'\] is on replica 0 only"),
-        ((None, (1,)), r"value is \* on replica 0 and \(\*,\) on replica 1"),
-        (({"a": 1}, {}, {}, {"a": 1}), r"value\['a'\] is on replicas 0 and 3 only"),
-    ],
-)
-def test_different_structures(values: tuple[Any, ...], path: str) -> None:
-    with pytest.raises(ValueError, match=f"results must have the same structure: {path}") as caught:
-        regroup(values)
-    assert caught.value.values == values  # type: ignore[attr-defined]
 
 
 @given(makers(False, DTYPES, [*ANYTHING, lambda _: "text", lambda r: b"x" * r]), st.integers(1, 4))

@@ -8,15 +8,10 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from aiodist import MirroredStrategy
 from aiodist._checking.explore import Result, run
 from aiodist._checking.schedule import Change, replayed
 
 Main = Callable[[], Coroutine[Any, Any, Any]]
-
-
-def mirrored(replicas: int) -> MirroredStrategy:
-    return MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
 
 
 def result(main: Main, *changes: tuple[int, int], seconds: float | None = 20) -> Result:

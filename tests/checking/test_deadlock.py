@@ -21,9 +21,10 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from aiodist import CollectiveTimeoutError, DeadlockError, Reason, get_replica_context
-from tests.checking.programs import Main, mirrored, result, value, work_until_the_loop_waits
+from aiodist import CollectiveTimeoutError, DeadlockError, Reason
+from tests.checking.programs import Main, result, value, work_until_the_loop_waits
 from tests.project.paths import ROOT
+from tests.runtime.programs import check_golden, here, mirrored, replica
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -144,19 +145,18 @@ async def empty_queue_with_idle_threads() -> None:
     async def next_item() -> int:
         return await items.get()
 
-    async def replica() -> None:
-        ctx = get_replica_context()
-        await ctx.run_sync(int)
-        await ctx.barrier()
-        if ctx.replica_id_in_sync_group == 1:
+    async def program() -> None:
+        await here().run_sync(int)
+        await here().barrier()
+        if replica() == 1:
             await next_item()
-        await ctx.all_reduce("SUM", 1.0)
+        await here().all_reduce("SUM", 1.0)
 
     work: queue.Queue[int] = queue.Queue()
     thread = threading.Thread(target=work.get)
     thread.start()
     try:
-        await mirrored(3).run(replica)
+        await mirrored(3).run(program)
     finally:
         work.put(0)
         thread.join()
@@ -165,51 +165,27 @@ async def empty_queue_with_idle_threads() -> None:
 async def locks_in_opposite_order() -> None:
     locks = [asyncio.Lock(), asyncio.Lock()]
 
-    async def replica() -> None:
-        first = get_replica_context().replica_id_in_sync_group % 2
+    async def program() -> None:
+        first = replica() % 2
         async with locks[first]:
             await asyncio.sleep(1)
             async with locks[1 - first]:
                 pass
 
-    await mirrored(2).run(replica)
+    await mirrored(2).run(program)
 
 
 async def sleep_forever() -> None:
     await mirrored(2).run(anyio.sleep_forever)
 
 
-@pytest.mark.parametrize(
-    ("main", "waiting", "suspects", "number"),
-    [
-        (empty_queue_with_idle_threads, (0, 2), (1,), 1),
-        (locks_in_opposite_order, (), (0, 1), 0),
-        (sleep_forever, (), (0, 1), 0),
-    ],
-)
-def test_deadlock_is_proved_and_reported(
-    main: Main,
-    waiting: tuple[int, ...],
-    suspects: tuple[int, ...],
-    number: int,
-    update_golden: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("main", [empty_queue_with_idle_threads, locks_in_opposite_order, sleep_forever])
+def test_deadlock_is_proved_and_reported(main: Main, update_golden: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     error = result(main).error
     assert isinstance(error, DeadlockError)
-    report = error.report
-    assert report.reason is Reason.DEADLOCK
-    assert report.sequence_number == number
-    assert tuple(r.replica_id for r in report.replicas if r.state == "waiting") == waiting
-    assert report.suspects == suspects
-    assert all(r.location or r.stack for r in report.replicas) or main is sleep_forever
-
-    text = f"{type(error).__name__}: {error}\n"
-    golden = GOLDEN / f"{main.__name__}.txt"
-    if update_golden:
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8")
+    assert error.report.reason is Reason.DEADLOCK
+    check_golden(GOLDEN / main.__name__, error, update_golden)
 
 
 # Where the error is raised.
@@ -219,41 +195,17 @@ async def forever() -> None:
     await asyncio.Event().wait()
 
 
-def test_deadlock_is_raised_in_those_who_wait_and_out_of_run_and_the_program_goes_on() -> None:
-    caught: list[str] = []
-
-    async def replica() -> None:
-        ctx = get_replica_context()
-        try:
-            if ctx.replica_id_in_sync_group == 1:
-                await forever()
-            await ctx.barrier()
-        except BaseException as error:
-            caught.append(f"{ctx.replica_id_in_sync_group} {type(error).__name__}")
-            raise
-
-    async def main() -> str:
-        strategy = mirrored(2)
-        with pytest.raises(DeadlockError):
-            await strategy.run(replica)
-        await strategy.run(asyncio.sleep, args=(1,))
-        return "goes on"
-
-    assert value(main) == "goes on"
-    assert sorted(caught) == ["0 DeadlockError", "1 CancelledError"]
-
-
 def test_youngest_of_nested_runs_is_ended_first() -> None:
     async def merged(strategy: Any) -> str:
         with pytest.raises(DeadlockError):
             await strategy.run(forever)
         return "inner"
 
-    async def replica() -> Any:
-        return await get_replica_context().merge_call(merged)
+    async def program() -> Any:
+        return await here().merge_call(merged)
 
     async def main() -> Any:
-        return await mirrored(2).run(replica)
+        return await mirrored(2).run(program)
 
     assert value(main).values == ("inner", "inner")
 
@@ -271,25 +223,24 @@ def test_main_that_waits_forever_outside_of_runs_is_ended_too() -> None:
 
 @pytest.mark.leaves_tasks
 def test_replica_that_ignores_the_deadlock_does_not_hang_the_loop() -> None:
-    async def replica() -> None:
+    async def program() -> None:
         with anyio.CancelScope(shield=True):
             await forever()
 
-    assert isinstance(result(lambda: mirrored(2).run(replica)).error, DeadlockError)
+    assert isinstance(result(lambda: mirrored(2).run(program)).error, DeadlockError)
 
 
 def test_replica_that_polls_for_a_day_while_another_waits_is_a_livelock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiodist._checking.loop._MOST_JUMPS", 100)
 
-    async def replica(pause: float, times: int) -> None:
-        ctx = get_replica_context()
-        if ctx.replica_id_in_sync_group:
+    async def program(pause: float, times: int) -> None:
+        if replica():
             for _ in range(times):
                 await asyncio.sleep(pause)
-        await ctx.barrier()
+        await here().barrier()
 
     def main(*args: int) -> Main:
-        return lambda: mirrored(3).run(replica, args)
+        return lambda: mirrored(3).run(program, args)
 
     error = result(main(800, 300)).error
     assert isinstance(error, DeadlockError)
@@ -320,14 +271,13 @@ def test_thread_that_never_comes_is_waited_for_until_the_time_is_up() -> None:
 
 
 def test_echo_of_a_deadlock_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def replica() -> None:
-        ctx = get_replica_context()
-        child = asyncio.create_task(ctx.barrier())
+    async def program() -> None:
+        child = asyncio.create_task(here().barrier())
         await asyncio.sleep(0)
-        await (forever() if ctx.replica_id_in_sync_group else ctx.barrier())
+        await (forever() if replica() else here().barrier())
         del child
 
-    assert isinstance(result(lambda: mirrored(2).run(replica)).error, DeadlockError)
+    assert isinstance(result(lambda: mirrored(2).run(program)).error, DeadlockError)
     gc.collect()
     assert caplog.records == []
 
@@ -335,10 +285,10 @@ def test_echo_of_a_deadlock_is_not_logged(caplog: pytest.LogCaptureFixture) -> N
 def test_end_of_a_loop_with_a_thread_that_is_stuck_hides_no_deadlock() -> None:
     go_on = threading.Event()
 
-    async def replica() -> None:
+    async def program() -> None:
         await asyncio.to_thread(go_on.wait)
 
-    error = result(lambda: mirrored(2).run(replica)).error  # pytest would raise asyncio's warning (3.12 on)
+    error = result(lambda: mirrored(2).run(program)).error  # pytest would raise asyncio's warning (3.12 on)
     go_on.set()
     assert isinstance(error, DeadlockError)
 

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist import CollectiveMismatchError, get_replica_context
+from aiodist import CollectiveMismatchError
 from aiodist._checking.explore import Result, explore, minimise, replay
 from aiodist._checking.schedule import DEFER, Change, Schedule
-from tests.checking.programs import Main, mirrored
+from tests.checking.programs import Main
 from tests.project.paths import ROOT, environment
+from tests.runtime.programs import here, mirrored, replica
 
 
 def exploration(main: Main, schedules: int = 100, seed: int = 0) -> Result:
@@ -33,30 +34,28 @@ async def racing_children() -> None:
     async def reduce(ctx: Any, op: str) -> None:
         await ctx.all_reduce(op, np.ones(2))
 
-    async def replica() -> None:
-        ctx = get_replica_context()
-        await ctx.barrier()
+    async def program() -> None:
+        await here().barrier()
         async with asyncio.TaskGroup() as tasks:
             for op in ("SUM", "MAX"):
-                tasks.create_task(reduce(ctx, op))
+                tasks.create_task(reduce(here(), op))
 
-    await mirrored(3).run(replica)
+    await mirrored(3).run(program)
 
 
 async def late_flag() -> None:
     """Replica 1 reads a flag that replica 0 sets; in the default order it is set by then."""
     flag: list[bool] = []
 
-    async def replica() -> None:
-        ctx = get_replica_context()
+    async def program() -> None:
         for step in range(20):
-            await ctx.barrier()
-            if step == 10 and ctx.replica_id_in_sync_group == 0:
+            await here().barrier()
+            if step == 10 and replica() == 0:
                 flag.append(True)
-            if step == 10 and ctx.replica_id_in_sync_group == 1 and not flag:
+            if step == 10 and replica() == 1 and not flag:
                 raise LookupError("no flag")
 
-    await mirrored(2).run(replica)
+    await mirrored(2).run(program)
 
 
 WRONG = [(racing_children, CollectiveMismatchError), (late_flag, LookupError)]

@@ -14,13 +14,13 @@ import anyio
 import numpy as np
 import pytest
 
-from aiodist import get_replica_context
 from aiodist._checking.check import HeldUpLoop
 from aiodist._checking.explore import replay, run
 from aiodist._checking.schedule import DEFER, Schedule, default_order
 from aiodist._runtime.blocking import watch
 from aiodist._runtime.stacks import other_threads_can_be_looked_at
-from tests.checking.programs import Main, mirrored, result, value
+from tests.checking.programs import Main, result, value
+from tests.runtime.programs import here, mirrored, replica
 
 
 def letters(tasks: int, turns: int = 2) -> Main:
@@ -115,23 +115,6 @@ def test_deferred_task_is_not_starved_by_one_that_waits_for_it_in_a_loop() -> No
     value(main, (0, DEFER))
 
 
-def test_callbacks_before_a_chosen_task_run_before_it() -> None:
-    async def main() -> list[str]:
-        seen: list[str] = []
-
-        async def task(name: str) -> None:
-            seen.append(name)
-
-        tasks = [asyncio.create_task(task("a"))]
-        asyncio.get_running_loop().call_soon(seen.append, "callback")
-        tasks.append(asyncio.create_task(task("b")))
-        await asyncio.wait(tasks)
-        return seen
-
-    assert value(main) == ["a", "callback", "b"]
-    assert value(main, (0, 1)) == ["callback", "b", "a"]
-
-
 def test_clock_jumps_over_sleeps_and_finds_timers_however_late_it_is() -> None:
     async def main() -> float:
         await asyncio.gather(asyncio.sleep(3600), asyncio.sleep(86_400))
@@ -166,18 +149,17 @@ def test_work_in_threads_comes_back_in_an_order_that_does_not_depend_on_who_was_
             done[number + 1].wait(20)
             done[number].set()
 
-        async def replica() -> None:
-            ctx = get_replica_context()
-            number = ctx.replica_id_in_sync_group
+        async def program() -> None:
+            number = replica()
             ways: dict[str, Any] = {
-                "device": ctx.run_sync,
+                "device": here().run_sync,
                 "asyncio": asyncio.to_thread,
                 "anyio": anyio.to_thread.run_sync,
             }
             await ways[where](last_first, number)
             seen.append(number)
 
-        await mirrored(4).run(replica)
+        await mirrored(4).run(program)
         return seen
 
     assert value(main) == [0, 1, 2, 3]
@@ -245,14 +227,13 @@ def test_a_replica_that_holds_up_the_loop_is_noted_with_its_line(monkeypatch: py
         while time.monotonic() < until and "replica 1 has held up" not in "".join(held_up.found):
             pass
 
-    async def replica() -> None:
-        ctx = get_replica_context()
-        if ctx.replica_id_in_sync_group == 1:
+    async def program() -> None:
+        if replica() == 1:
             computes()
-        await ctx.barrier()
+        await here().barrier()
 
     watch(held_up, runs)
-    value(lambda: mirrored(3).run(replica))
+    value(lambda: mirrored(3).run(program))
     runs.clear()
     assert "computes" in {place.function for text, place in held_up.found.items() if "replica 1 " in text}
 

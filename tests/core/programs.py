@@ -6,8 +6,9 @@ have in common, gone wrong in up to two places. Replicas take their turns in the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
@@ -66,18 +67,15 @@ class Op(NamedTuple):
 Program = tuple[Op, ...]
 
 
-@dataclass
-class _Running:
+class _Replica:
     """A replica that runs."""
 
-    program: Program
-    next: int = 0
-    pending: list[tuple[Member, Slot, int]] = field(default_factory=list)
-    waits: tuple[Member, Slot, int] | None = None
-    end: ReplicaState | None = None
-    at: int = 1
-    cancelled_in: tuple[tuple[str, int], ...] = ()
-    members: dict[int, Member] = field(default_factory=dict)
+    def __init__(self, member: Member) -> None:
+        self.members = {0: member}
+        self.waits = False
+        self.end: ReplicaState | None = None
+        self.at = 1
+        self.cancelled_in: tuple[tuple[str, int], ...] = ()
 
 
 class Run:
@@ -85,71 +83,66 @@ class Run:
 
     def __init__(self, programs: Sequence[Program], order_check: OrderCheck = OrderCheck.CALL_SITE) -> None:
         self.ledger = Ledger(range(len(programs)), order_check)
-        self.replicas = [_Running(program) for program in programs]
-        for member in self.ledger.root.members:
-            self.replicas[member.replica_id].members[0] = member
+        self.replicas = [_Replica(member) for member in self.ledger.root.members]
+        self._turns = list(map(self._play, self.replicas, programs))
 
     def go(self, turns: Sequence[int] = ()) -> Run:
         """Let replicas that can run take turns, again and again in that order, by default the lowest until it waits."""
-        count = 0
-        while True:
-            ready = [i for i, replica in enumerate(self.replicas) if replica.end is None and replica.waits is None]
+        for count in itertools.count():
+            ready = [i for i, replica in enumerate(self.replicas) if replica.end is None and not replica.waits]
             if not ready:
-                return self
+                break
             turn = turns[count % len(turns)] if turns else 0
-            self._step(self.replicas[ready[turn % len(ready)]])
-            count += 1
+            next(self._turns[ready[turn % len(ready)]], None)
+        return self
 
-    def _step(self, replica: _Running) -> None:
-        if replica.next == len(replica.program):
-            self._finish(replica)
-            return
-        op = replica.program[replica.next]
-        replica.next += 1
-        replica.at = op.line
-        if op.what in ("return", "raise"):
-            self._end(replica, ReplicaState.EXITED if op.what == "return" else ReplicaState.FAILED)
-            return
-        member = replica.members.get(op.group)
-        if member is None or (op.what == "make" and member.replica_id not in op.members):
-            return
-        place = Place(FILE, op.line, 4, "train")  # one of its own for each replica: equal ones are the same
-        group = member.group
-        if op.what == "make":
-            ranks = tuple(group.key[0].index(i) for i in op.members)
-            replica.members[op.makes] = group.new_group(member, ranks, op.name, place, 0)
-        elif op.what == "join":
-            group.join(member, _JOIN, place, 0)
-            join = group.joining
-            self._advance(group)
-            self._wait(replica, member, join, op.line)
-        else:
-            slot = group.post(member, CALLS[op.call], place, 0)
-            self._advance(group)
-            if op.what == "cancel" and not slot.complete:
-                group.abandon(member, slot)
-                replica.cancelled_in = ((FILE, op.line),)
-            elif op.waits:
-                self._wait(replica, member, slot, op.line)
+    def _play(self, replica: _Replica, program: Program) -> Iterator[None]:
+        """Do what a replica does, and yield after each turn, also where it waits."""
+        pending: list[tuple[Member, Slot, int]] = []
+        for op in program:
+            replica.at = op.line
+            if op.what in ("return", "raise"):
+                self._end(replica, ReplicaState.EXITED if op.what == "return" else ReplicaState.FAILED)
+                return
+            member = replica.members.get(op.group)
+            if member is None or (op.what == "make" and member.replica_id not in op.members):
+                continue
+            place = Place(FILE, op.line, 4, "train")  # one of its own for each replica: equal ones are the same
+            group = member.group
+            if op.what == "make":
+                ranks = tuple(group.key[0].index(i) for i in op.members)
+                replica.members[op.makes] = group.new_group(member, ranks, op.name, place, 0)
+            elif op.what == "join":
+                group.join(member, _JOIN, place, 0)
+                join = group.joining
+                self._advance(group)
+                yield from self._wait(replica, member, join, op.line)
             else:
-                replica.pending.append((member, slot, op.line))
+                slot = group.post(member, CALLS[op.call], place, 0)
+                self._advance(group)
+                if op.what == "cancel" and not slot.complete:
+                    group.abandon(member, slot)
+                    replica.cancelled_in = ((FILE, op.line),)
+                elif op.waits:
+                    yield from self._wait(replica, member, slot, op.line)
+                else:
+                    pending.append((member, slot, op.line))
+            yield
+        for member, slot, line in pending:
+            yield from self._wait(replica, member, slot, line)
+        replica.at = _LAST_LINE
+        self._end(replica, ReplicaState.EXITED)
 
-    def _wait(self, replica: _Running, member: Member, slot: Slot | None, line: int) -> None:
+    def _wait(self, replica: _Replica, member: Member, slot: Slot | None, line: int) -> Iterator[None]:
         if slot is not None and not slot.complete:
             slot.waiters[member.position] = replica
-            replica.waits = member, slot, line
+            replica.waits = True
             replica.at = line
             if member.group.doomed is not None:
                 member.group.consider(member)
+            yield
 
-    def _finish(self, replica: _Running) -> None:
-        while replica.pending and replica.waits is None:
-            self._wait(replica, *replica.pending.pop(0))
-        if replica.waits is None:
-            replica.at = _LAST_LINE
-            self._end(replica, ReplicaState.EXITED)
-
-    def _end(self, replica: _Running, state: ReplicaState) -> None:
+    def _end(self, replica: _Replica, state: ReplicaState) -> None:
         replica.end = state
         own = replica.members[0]
         own.group.ledger.end(own.replica, state)
@@ -167,13 +160,13 @@ class Run:
         group.complete(slot)
         for waiter in slot.waiters:
             if waiter is not None:
-                waiter.waits = None
+                waiter.waits = False
 
     # What came of it.
 
     def snapshot(self) -> Snapshot:
         """Return what is known of it."""
-        blocked = tuple(i for i, replica in enumerate(self.replicas) if replica.waits is not None)
+        blocked = tuple(i for i, replica in enumerate(self.replicas) if replica.waits)
         return self.ledger.snapshot(map(self._facts, range(len(self.replicas))), blocked=blocked)
 
     def _facts(self, replica_id: int) -> ReplicaFacts:

@@ -10,7 +10,7 @@ import threading
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio
 import numpy as np
@@ -30,6 +30,7 @@ from aiodist import (
     ValueContext,
 )
 from aiodist._data.prefetch import Prefetched
+from tests.collectives.kinds_of_values import Pair
 from tests.runtime.programs import mirrored
 
 pytestmark = pytest.mark.anyio
@@ -78,11 +79,6 @@ def lists(value: Any) -> list[Any]:
 # What a batch becomes.
 
 
-class Pair(NamedTuple):
-    x: Any
-    y: Any
-
-
 class Rows:
     """As much of another library's array as a dataset needs: a shape, and slices along the first axis."""
 
@@ -97,8 +93,8 @@ class Rows:
 def test_parts_are_consecutive_and_full_until_the_rows_run_out(m: int, n: int) -> None:
     batch: Any = {"x": [np.arange(2 * m).reshape(m, 2)], "y": Pair(np.arange(m), None), "z": Rows([*range(m)])}
     (parts,), full = mirrored(n).experimental_distribute_dataset([batch]), math.ceil(m / n)
-    assert parts["y"].y is None
-    y = lists(parts["y"].x)
+    assert parts["y"].right is None
+    y = lists(parts["y"].left)
     assert [len(part) for part in y] == [max(0, min(full, m - k * full)) for k in range(n)]
     assert [number for part in y for number in part] == [*range(m)]
     for rows, numbers, foreign in zip(parts["x"][0].values, y, parts["z"].values, strict=True):
@@ -165,22 +161,34 @@ async def test_one_replica_gets_everything_bare() -> None:
         assert strategy.experimental_distribute_values_from_function(lambda ctx: ctx) == ValueContext(0, 1)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-async def test_error_of_the_source_arrives_with_its_traceback(asynchronous: bool) -> None:
-    def plain() -> Iterator[Any]:
-        yield BATCHES[0]
-        raise OSError("disk")
+def broken(kind: type[BaseException]) -> Iterator[Any]:
+    yield BATCHES[0]
+    raise kind("disk")
 
-    async def waiting() -> AsyncIterator[Any]:
-        for batch in plain():
-            yield batch
 
-    iterator = aiter(mirrored(2).experimental_distribute_dataset(waiting() if asynchronous else plain()))
-    await anext(iterator)
-    with pytest.raises(OSError, match="disk") as caught:
-        await anext(iterator)
-    assert "plain" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
-    assert await anext(iterator, None) is None
+async def broken_later(kind: type[BaseException]) -> AsyncIterator[Any]:
+    for batch in broken(kind):
+        yield batch
+
+
+@pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    ("source", "step"), [(broken, anext), (broken_later, anext), (Prefetched, anext), (Prefetched, next)]
+)
+async def test_error_of_the_source_arrives_once_in_its_place_with_its_traceback(
+    source: Any, step: Callable[..., Any], kind: type[BaseException]
+) -> None:
+    distribute = mirrored(2).experimental_distribute_dataset
+    iterator: Any = Prefetched(broken(kind), 5) if source is Prefetched else aiter(distribute(source(kind)))
+
+    async def take() -> Any:
+        return await anext(iterator, None) if step is anext else next(iterator, None)
+
+    assert await take() is not None
+    with pytest.raises(kind, match="disk") as caught:
+        await take()
+    assert "broken" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert await take() is None
 
 
 @pytest.mark.parametrize("step", [iter, aiter, next, anext])
@@ -195,20 +203,6 @@ async def test_iterating_inside_a_replica_is_refused_with_the_reason(step: Calla
 
     with pytest.raises(ReplicaContextError, match=r"inside replica 0; each of its batches .*iterate outside"):
         await strategy.run(replica)
-
-
-async def test_datasets_are_made_outside_replicas() -> None:
-    strategy = mirrored(2)
-    for make in (
-        lambda: strategy.experimental_distribute_dataset(BATCHES),
-        lambda: strategy.distribute_datasets_from_function(lambda _: BATCHES),
-        lambda: strategy.experimental_distribute_values_from_function(lambda _: 1),
-        lambda: strategy.experimental_make_numpy_dataset(np.zeros(2)),
-    ):
-        with pytest.raises(ReplicaContextError, match=r"was called inside replica 0; it belongs outside"):
-            await strategy.run(make)
-        with strategy.scope():
-            make()
 
 
 @pytest.mark.parametrize("prefix", ["", "experimental_"])
@@ -297,7 +291,8 @@ async def test_closing_ends_the_source() -> None:
 
 async def test_values_from_a_function_are_per_replica() -> None:
     strategy = mirrored(3)
-    made = strategy.experimental_distribute_values_from_function(lambda context: {"c": context, "s": "x", "n": None})
+    with strategy.scope():
+        made = strategy.experimental_distribute_values_from_function(lambda each: {"c": each, "s": "x", "n": None})
     assert made["c"].values == tuple(ValueContext(k, 3) for k in range(3))
     assert (type(made["s"]), made["s"].values, made["n"]) == (PerReplica, ("x",) * 3, None)
 
@@ -448,25 +443,6 @@ def test_dropped_iterator_ends_its_thread_and_the_source() -> None:
     assert not source.made[6].is_set()
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
-async def test_error_arrives_once_and_in_its_place(asynchronous: bool, kind: type[BaseException]) -> None:
-    def broken() -> Iterator[int]:
-        yield 0
-        raise kind("disk")
-
-    elements = Prefetched(broken(), 5)
-
-    async def take() -> Any:
-        return await anext(elements, "end") if asynchronous else next(elements, "end")
-
-    assert await take() == 0
-    with pytest.raises(kind, match="disk") as caught:
-        await take()
-    assert "broken" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
-    assert await take() == "end"
-
-
 async def test_cancelled_wait_loses_no_element() -> None:
     source = Source(3, stop_at=1)
     elements = Prefetched(iter(source), 2)
@@ -477,16 +453,6 @@ async def test_cancelled_wait_loses_no_element() -> None:
         tasks.cancel_scope.cancel()
     source.leave.set()
     assert await collected(elements) == [1, 2]
-
-
-async def test_closing_a_distributed_iterator_ends_the_thread() -> None:
-    strategy = mirrored(2)
-    data = strategy.experimental_make_numpy_dataset(np.arange(100)).batch(2).repeat().prefetch(2)
-    iterator = aiter(strategy.experimental_distribute_dataset(data))
-    assert lists(await anext(iterator)) == [[0], [1]]
-    await iterator.aclose()
-    await_threads_given_back()
-    assert await anext(iterator, None) is None
 
 
 def test_exit_does_not_wait_for_elements_that_nobody_takes() -> None:

@@ -205,10 +205,6 @@ async def merges_by_another_lambda(ctx: ReplicaContext) -> None:
         await ctx.merge_call(lambda strategy: 1)  # named
 
 
-def _merge(strategy: Any, *args: Any, **more: Any) -> None:
-    """Do nothing."""
-
-
 @deadlock(*range(3), sizes=(3,))
 async def merge_that_never_returns(ctx: ReplicaContext) -> None:
     async def hang(strategy: Any) -> None:

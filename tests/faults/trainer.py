@@ -44,11 +44,6 @@ async def average_all(ctx: ReplicaContext, values: Iterable[Any]) -> list[Any]:
     return [await average(ctx, value) for value in values]
 
 
-async def sum_and_max(ctx: ReplicaContext, value: Any) -> Any:
-    total = await ctx.all_reduce(SUM, value)
-    return total, await ctx.all_reduce(MAX, value)
-
-
 async def spread(ctx: ReplicaContext, depth: int) -> None:
     if depth:
         await ctx.all_reduce(SUM, LOSS)

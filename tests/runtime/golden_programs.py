@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import anyio
 import numpy as np
 
 from aiodist import CommunicationOptions, ReduceOp, ReplicaContext
-
-T = TypeVar("T")
 
 
 async def other_kind(ctx: ReplicaContext) -> None:
@@ -106,20 +102,9 @@ async def racing_tasks(ctx: ReplicaContext) -> None:
 
 
 async def lock_across_a_collective(ctx: ReplicaContext) -> None:
-    async with shared(ctx, anyio.Lock):
+    lock = await ctx.merge_call(lambda _: anyio.Lock())
+    async with lock:
         await ctx.barrier()
-
-
-SHARED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-
-
-def shared(ctx: ReplicaContext, make: Callable[[], T]) -> T:
-    """Return what the replicas of one run share."""
-    group = ctx._me.member.group
-    if group not in SHARED:
-        SHARED[group] = make()
-    found: T = SHARED[group]
-    return found
 
 
 async def group_made_elsewhere(ctx: ReplicaContext) -> None:
@@ -149,23 +134,11 @@ def issue_sums(ctx: ReplicaContext, buckets: dict[str, Any], names: list[str]) -
     return pending
 
 
-async def group_of_one_that_makes_it(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group == 0:
-        ctx.new_group([0, 1], "experts")
-
-
 async def cycle_of_a_merge_call(ctx: ReplicaContext) -> None:
     group = ctx.new_group([1, 0]) if ctx.replica_id_in_sync_group < 2 else ctx
     if ctx.replica_id_in_sync_group == 0:
         await group.merge_call(print)
     await (ctx.join() if ctx.replica_id_in_sync_group == 2 else ctx.all_reduce("SUM", 1.0))
-
-
-async def cycle_of_a_join(ctx: ReplicaContext) -> None:
-    group = ctx.new_group(range(3), "all")
-    if ctx.replica_id_in_sync_group:
-        await group.barrier()
-    await ctx.join()
 
 
 async def cycle_of_a_late_await(ctx: ReplicaContext) -> None:
@@ -201,11 +174,6 @@ async def in_a_helper(context: ReplicaContext) -> None:
     await context.barrier()
 
 
-async def abandoned_by_all(ctx: ReplicaContext) -> None:
-    with anyio.move_on_after(0):
-        await (anyio.sleep_forever() if ctx.replica_id_in_sync_group == 2 else ctx.barrier())
-
-
 async def held_up_by_an_earlier_one(ctx: ReplicaContext) -> None:
     if ctx.replica_id_in_sync_group == 2:
         await anyio.sleep_forever()
@@ -213,17 +181,6 @@ async def held_up_by_an_earlier_one(ctx: ReplicaContext) -> None:
     if ctx.replica_id_in_sync_group == 1:
         await first
     await ctx.all_reduce("SUM", 2, CommunicationOptions(timeout_seconds=0.25))
-
-
-async def abandoned(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group == 1:
-        with anyio.move_on_after(0):
-            await ctx.all_reduce(ReduceOp.SUM, 1)
-        await ctx.barrier()
-        return
-    for _ in range(2):
-        await anyio.lowlevel.checkpoint()
-    await ctx.all_reduce(ReduceOp.SUM, 1)
 
 
 async def cycle_of_a_group_that_one_makes_late(ctx: ReplicaContext) -> None:

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import anyio
@@ -81,6 +82,15 @@ async def error_of(program: Program, replicas: int = 3, **settings: Any) -> Coll
         await run(strategy, program)
     await still_works(strategy)
     return caught.value
+
+
+def check_golden(golden: Path, error: CollectiveError, update: bool) -> None:
+    """Compare an error's text with the one that is kept, or keep it; it fits on a screen."""
+    golden, text = golden.with_suffix(".txt"), f"{type(error).__name__}: {error}\n"
+    if update:
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 24
 
 
 async def still_works(strategy: aiodist.Strategy) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -14,17 +13,11 @@ import numpy as np
 import pytest
 from anyio.lowlevel import checkpoint
 
-from aiodist import (
-    CollectiveError,
-    CollectiveMismatchError,
-    Reason,
-    ReplicaContext,
-)
+from aiodist import CollectiveError, CollectiveMismatchError, Reason, ReplicaContext
 from aiodist._core import analysis
 from tests.runtime.programs import error_of, here, mirrored, replica, run, still_works, turns
 
 pytestmark = pytest.mark.anyio
-BRIEF = 0.01
 
 
 class FirstError(Exception):
@@ -142,28 +135,6 @@ async def test_crowds_that_fail_have_a_handful_of_notes(replicas: int, text: str
     assert all(len(note) < 200 for note in notes)
 
 
-@pytest.mark.parametrize("fails", [False, True])
-async def test_what_crowds_leave_behind_is_analysed_once(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    analyses = []
-    analyse = analysis.analyse
-
-    def counted(*args: Any, **more: Any) -> Any:
-        analyses.append(args)
-        return analyse(*args, **more)
-
-    async def program() -> None:
-        await here().barrier()
-        if fails and replica() == 0:
-            raise FirstError
-        with suppress(CollectiveError):
-            await part()
-
-    monkeypatch.setattr(analysis, "analyse", counted)
-    with pytest.raises(FirstError if fails else CollectiveMismatchError):
-        await mirrored(200).run(program)
-    assert len(analyses) <= 1
-
-
 # A disagreement, and exceptions beside it.
 
 
@@ -206,14 +177,6 @@ async def test_failure_while_unwinding_from_a_mismatch_stands_in_a_note() -> Non
     assert error.__notes__ == ["while it unwound, replica 1 raised SecondError: clean-up"]
 
 
-async def test_mismatch_that_came_out_of_a_task_group_is_no_failure_of_its_own() -> None:
-    async def program() -> None:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(part)
-
-    assert not hasattr(await failure_of(program, 2, CollectiveMismatchError), "__notes__")
-
-
 @pytest.mark.parametrize("error", [FirstError("mine"), ExceptionGroup("tasks", [FirstError("mine")])])
 @pytest.mark.parametrize("where", ["itself", "a child", "a child that cleans up"])
 async def test_disagreement_is_caused_by_what_the_odd_replica_was_handling(error: Exception, where: str) -> None:
@@ -241,18 +204,6 @@ async def test_disagreement_is_caused_by_what_the_odd_replica_was_handling(error
     cause = found.__cause__
     assert cause is error or cause.exceptions == (error,)
     assert f"replica 1 was handling {type(cause).__name__}: {cause}" in found.__notes__
-
-
-async def test_what_the_others_were_handling_is_no_cause() -> None:
-    async def program() -> None:
-        try:
-            int("none")
-        except ValueError:
-            if replica() != 1:
-                await here().all_reduce("SUM", 1)
-        await here().barrier()
-
-    assert (await failure_of(program, 3, CollectiveMismatchError)).__cause__ is None
 
 
 # Those who can still make a call are let run until all have settled, or none of them settles any more.
@@ -310,41 +261,27 @@ async def test_overlapped_collectives_differ_at_the_first_that_differs_and_no_me
 # Ten thousand replicas in one process.
 
 
-@pytest.mark.asyncio
-async def test_ten_thousand_replicas_meet() -> None:
+async def test_ten_thousand_replicas_meet_and_leave_the_garbage_collector_alone() -> None:
     count = 10_000
-    order = []
+    order, collections = list[int](), list[object]()
+
+    def note(phase: str, info: object) -> None:
+        collections.append(info)
 
     async def program() -> int:
         await here().barrier()
         order.append(replica())
-        total = await here().all_reduce("SUM", np.full(1, replica()))
+        if replica() == 0:
+            gc.collect()
+            gc.callbacks.append(note)
+        total: Any = None
+        for _ in range(3):
+            total = await here().all_reduce("SUM", np.full(1, replica()))
+        if replica() == 0:
+            gc.callbacks.remove(note)
         return int(total[0]) if replica() % 5000 == 0 else 0
 
     result = await mirrored(count).run(program)
     assert order == list(range(count))
     assert sum(result.values) == 2 * (count * (count - 1) // 2)
-
-
-@pytest.mark.asyncio
-async def test_replicas_that_meet_again_and_again_leave_the_garbage_collector_alone() -> None:
-    collections: list[object] = []
-
-    def note(phase: str, info: object) -> None:
-        if phase == "start":
-            collections.append(info)
-
-    async def program() -> None:
-        value = np.ones(1)
-        for _ in range(2):
-            await here().barrier()
-        if replica() == 0:
-            gc.collect()
-            gc.callbacks.append(note)
-        for _ in range(5):
-            await here().all_reduce("SUM", value)
-        if replica() == 0:
-            gc.callbacks.remove(note)
-
-    await mirrored(3_000).run(program)
-    assert len(collections) <= 5  # it was 25 when all were woken at a time
+    assert len(collections) <= 10  # two of each, at its beginning and end

@@ -80,19 +80,6 @@ async def test_merge_calls_threads_and_buffers_work_in_a_group() -> None:
         groups[0].new_group([0])
 
 
-async def test_groups_of_equal_members_and_name_match_in_the_order_of_their_making() -> None:
-    async def program(ctx: ReplicaContext) -> Any:
-        first = ctx.new_group([0, 1], name="a")
-        if replica():
-            other, second = ctx.new_group([0, 1], name="b"), ctx.new_group([0, 1], name="a")
-        else:
-            second, other = ctx.new_group([0, 1], name="a"), ctx.new_group([0, 1], name="b")
-        handles = [group.all_reduce("SUM", value) for value, group in enumerate((first, second, other), 1)]
-        return [await handle for handle in handles]
-
-    assert await results(2, program) == ([2, 4, 6],) * 2
-
-
 async def test_a_replica_outside_any_run_has_a_group_of_its_own_and_joins_alone() -> None:
     ctx = get_replica_context()
     with ctx.new_group([0]) as group:
@@ -101,23 +88,6 @@ async def test_a_replica_outside_any_run_has_a_group_of_its_own_and_joins_alone(
         assert await group.merge_call(lambda _, x: x + 1, (1,)) == 2
     assert await ctx.join() == 0
     assert await ctx.all_reduce("SUM", 2) == 2
-
-
-async def test_a_with_block_makes_the_group_current_for_its_tasks() -> None:
-    async def child(group: ReplicaContext) -> None:
-        assert get_replica_context() is group
-        with group:  # beside the same block in another task
-            await get_replica_context().barrier()
-        assert get_replica_context() is group
-
-    async def program(ctx: ReplicaContext) -> None:
-        with ctx.new_group(range(2)) as group:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(child, group)
-            await ctx.barrier()  # the run's own context serves beside it
-        assert get_replica_context() is ctx
-
-    await run(mirrored(2), program)
 
 
 async def test_variables_belong_to_the_strategy_in_a_group_too() -> None:
@@ -201,18 +171,10 @@ class Window(nullcontext[None]):
     when = deadline = "tomorrow"
 
 
-async def test_a_context_manager_of_the_program_is_no_time_limit() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        with Window():
-            await ring(ctx, size=3)
-
-    assert (await error_of(program)).report.reason == "cycle"
-
-
 @pytest.mark.every_loop
-async def test_a_time_limit_that_a_shield_keeps_out_ends_no_wait() -> None:
+async def test_neither_a_time_limit_outside_a_shield_nor_the_programs_own_context_manager_ends_a_wait() -> None:
     async def program(ctx: ReplicaContext) -> None:
-        with anyio.move_on_after(0), anyio.CancelScope(shield=True):
+        with anyio.move_on_after(0), anyio.CancelScope(shield=True), Window():
             await ring(ctx, size=3)
 
     assert (await error_of(program)).report.reason == "cycle"

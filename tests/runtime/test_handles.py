@@ -37,26 +37,19 @@ variable: ContextVar[int] = ContextVar("variable", default=-1)
 
 
 @pytest.mark.every_loop
-async def test_each_replica_is_a_task_of_its_own_with_a_name() -> None:
-    async def train() -> tuple[int, str | None]:
-        await here().barrier()  # all of them are there at once
-        task = anyio.get_current_task()
-        return task.id, task.name
-
-    ids, names = await mirrored(2).run(partial(train))
-    assert len({anyio.get_current_task().id, *ids.values}) == 3
-    assert names.values == ("replica 0 of train (CPU:0)", "replica 1 of train (CPU:1)")
-
-
-async def test_context_variables_are_the_callers_and_changes_stay_in_the_replica() -> None:
-    async def program() -> tuple[int, int]:
+async def test_each_replica_is_a_task_of_its_own_with_a_name_and_the_callers_context() -> None:
+    async def train() -> tuple[Any, ...]:
         before = variable.get()
         variable.set(replica())
-        await here().barrier()
-        return before, variable.get()
+        await here().barrier()  # all of them are there at once
+        task = anyio.get_current_task()
+        return task.id, task.name, before, variable.get()
 
     token = variable.set(7)
-    assert await on_each(2, program) == ((7, 0), (7, 1))
+    ids, *rest = await mirrored(2).run(partial(train))
+    assert len({anyio.get_current_task().id, *ids.values}) == 3
+    names = ("replica 0 of train (CPU:0)", "replica 1 of train (CPU:1)")
+    assert [each.values for each in rest] == [names, (7, 7), (0, 1)]
     assert variable.get() == 7
     variable.reset(token)
 

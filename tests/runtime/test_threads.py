@@ -34,6 +34,8 @@ async def test_work_of_a_device_is_done_in_one_thread_of_its_own_that_the_next_r
     threads = list[threading.Thread]()
 
     async def program() -> tuple[int, str]:
+        assert not any("CPU" in each.name or "reduction" in each.name for each in threading.enumerate())  # no work yet
+        await here().barrier()
         own = {await here().run_sync(threading.current_thread) for _ in range(5)}
         threads.extend(own)
         return len(own), threads[-1].name.partition("_")[0]
@@ -45,17 +47,6 @@ async def test_work_of_a_device_is_done_in_one_thread_of_its_own_that_the_next_r
     before, threads = threads, []
     await on_each(3, program)
     assert {*threads} == {*before}
-
-
-async def test_no_thread_is_started_without_work() -> None:
-    seen: list[str] = []
-
-    async def program() -> None:
-        await here().barrier()
-        seen.extend(thread.name for thread in threading.enumerate())
-
-    await mirrored(8).run(program)
-    assert not any("CPU" in name or "reduction" in name for name in seen)
 
 
 async def test_replicas_work_at_the_same_time_with_their_context_and_arguments() -> None:

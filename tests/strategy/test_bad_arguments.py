@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from aiodist import (
+    CommunicationOptions,
     DeviceNotFoundError,
     IndexedSlices,
     MirroredStrategy,
@@ -66,6 +67,14 @@ def assigned(initial: Any, value: Any) -> Any:
 
 def numpy_dataset(method: str, *arguments: Any) -> Any:
     return lambda _: getattr(NumpyDataset(np.zeros(2)), method)(*arguments)
+
+
+def options(**values: Any) -> Any:
+    return lambda _: CommunicationOptions(**values)
+
+
+def mirroring(devices: Any = None, **settings: Any) -> Any:
+    return lambda _: MirroredStrategy(devices, **settings)
 
 
 async def later(_: Any) -> Any: ...
@@ -138,6 +147,26 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (on("update_config_proto", None), TypeError, "expects a mapping"),
     (on("warmup", ["text"]), TypeError, "got an object of type builtins.str"),
     (on("warmup", np.ones(2, bool)), TypeError, "bool"),
+    # devices and options
+    (mirroring(["CPU:0", "TPU:0"]), ValueError, "unknown kind of device 'TPU' in 'TPU:0'; the kinds are CPU and GPU"),
+    (mirroring([None]), TypeError, "a device is named by a string"),
+    (mirroring("CPU:0"), TypeError, r"a sequence of strings, such as \['CPU:0'\]"),
+    (mirroring({"CPU:0", "CPU:1"}), TypeError, "a sequence of strings"),
+    (mirroring([]), ValueError, "at least one device"),
+    (mirroring(["CPU:1", "CPU:0", "/cpu:1"]), ValueError, r"needs a device of its own, got 'CPU:\d' twice"),
+    (mirroring(["CPU:0", "cuda:63"]), DeviceNotFoundError, r"no device 'GPU:63' here; .*CPU:k for every k"),
+    (mirroring(["/job:worker/replica:0/task:1/device:CPU:0"]), DeviceNotFoundError, "is a device of another task"),
+    *((mirroring(number), ValueError, "must be a number of replicas, at least 1") for number in (0, -1, True, 2.5)),
+    (mirroring(order_check="callsite"), ValueError, "must be one of 'call_site', 'call_path', 'signature', got"),
+    (mirroring(cross_device_ops="nccl"), TypeError, "cross_device_ops must be CrossDeviceOps or None"),
+    (options(bytes_per_pack=-1), ValueError, "bytes_per_pack must be 0 or more, got -1"),
+    (options(bytes_per_pack=2.5), TypeError, "bytes_per_pack must be an int, got 2.5"),
+    (options(timeout_seconds=0), ValueError, "timeout_seconds must be more than 0, or None to wait, got 0"),
+    (options(timeout_seconds=np.nan), ValueError, "timeout_seconds must be more than 0"),
+    (options(timeout_seconds="3"), TypeError, "not supported between instances of 'str' and 'int'"),
+    (options(implementation="gloo"), ValueError, "implementation must be one of 'auto', 'ring', 'nccl', got 'gloo'"),
+    (options(accumulate=64), ValueError, "accumulate must be one of 'native', 'float64', got 64"),
+    (lambda _: CommunicationOptions().merge(3), TypeError, "merge expects CommunicationOptions or None, got"),  # type: ignore[arg-type]
     # variables
     (variable(1.5, dtype=np.int32), TypeError, "fit int32, got float64"),
     (variable(aggregation="median"), ValueError, "VariableAggregation must be one of 'none', 'sum'"),
@@ -187,3 +216,36 @@ async def test_bad_arguments(call: Any, error: type[Exception], text: str) -> No
     with pytest.raises(error, match=text) as caught:
         await outcome(call)
     assert type(caught.value) is error
+
+
+OUTSIDE: dict[str, tuple[Any, ...]] = {
+    "run": (int,),
+    "reduce": ("SUM", ONE, None),
+    "gather": (TWO, 0),
+    "scope": (),
+    "extended.reduce_to": ("sum", ONE, "CPU:0"),
+    "extended.batch_reduce_to": ("sum", []),
+    "extended.broadcast_to": (1, "CPU:0"),
+    "extended.update": (Variable(0.0), print),
+    "extended.call_for_each_replica": (int,),
+    DATASET: ([],),
+    FROM_FUNCTION: (lambda _: [],),
+    VALUES: (print,),
+    NUMPY_DATASET: (A,),
+}
+
+
+@pytest.mark.parametrize("method", OUTSIDE)
+async def test_what_belongs_outside_of_replicas_and_of_other_strategies(method: str) -> None:
+    async def call(strategy: Any) -> Any:
+        made = attrgetter(method)(strategy)(*OUTSIDE[method])
+        return made.__enter__() if method == "scope" else await made
+
+    strategy, other = mirrored(2), mirrored(3)
+    with pytest.raises(ReplicaContextError, match=rf"{method}(\(\))? was called inside replica 0; it belongs outside"):
+        await strategy.run(call, (strategy,))
+    refused = pytest.raises(ReplicaContextError, match=r"under another strategy, <MirroredStrategy: 3 .* do not nest")
+    with other.scope(), refused:
+        await call(strategy)
+    with refused:
+        await other.run(call, (strategy,))

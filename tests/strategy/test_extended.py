@@ -71,24 +71,11 @@ async def test_broadcast_to_gives_read_only_copies() -> None:
     assert (await alone_too.broadcast_to(given, "CPU:0")).tolist() == [9, 9, 9]
 
 
-async def test_awaited_functions_are_for_cross_replica_context() -> None:
-    strategy = mirrored(2)
-    v, extended = under(strategy, 0.0), strategy.extended
-    calls: list[Any] = [
-        ("reduce_to", ("sum", 1, "CPU:0")),
-        ("batch_reduce_to", ("sum", [])),
-        ("broadcast_to", (1, "CPU:0")),
-        ("update", (v, print)),
-        ("call_for_each_replica", (print,)),
-    ]
-    for name, arguments in calls:
-        with pytest.raises(ReplicaContextError, match=rf"extended\.{name} was called inside replica"):
-            await strategy.run(getattr(extended, name), arguments)
-
+async def test_merge_functions_use_it() -> None:
     async def merge(strategy: Any, x: Any) -> Any:
         return await strategy.extended.reduce_to("sum", x, x)
 
-    assert (await strategy.run(lambda: here().merge_call(merge, args=(replica() + 1,)))).values == (3, 3)
+    assert (await mirrored(2).run(lambda: here().merge_call(merge, args=(replica() + 1,)))).values == (3, 3)
 
 
 # Updating variables.
@@ -100,6 +87,7 @@ async def test_update_calls_the_function_on_each_component() -> None:
 
     async def fn(component: Any, x: float, *, scale: float) -> float:
         await checkpoint()
+        assert aiodist.get_strategy() is strategy
         assert (component.name, component.shape, component.dtype) == ("w", (2,), np.float64)
         assert strategy.extended.value_container(component) is v
         assert not component.trainable
@@ -111,6 +99,10 @@ async def test_update_calls_the_function_on_each_component() -> None:
     assert [c.tolist() for c in v.values] == [[11, 11], [10, 9]]
     assert await strategy.extended.update(v, lambda c: c.shape, group=False) == ((2,), (2,))
     assert await strategy.extended.update(v, lambda c: None) is None
+    default, w = aiodist.get_strategy(), Variable(1.0)
+    assert await default.extended.update(w, lambda c: (c.assign_add(1.0), aiodist.get_strategy())[1]) is default
+    assert w.numpy() == 2
+    assert not aiodist.has_strategy()
 
 
 async def test_update_that_raises_changes_nothing() -> None:
@@ -150,28 +142,16 @@ def test_variables_know_their_strategy() -> None:
         other.extended.colocate_vars_with(v)
 
 
-async def test_update_is_in_the_strategys_scope() -> None:
-    strategy, default = mirrored(2), aiodist.get_strategy()
-    for own, v in ((strategy, under(strategy, 1.0)), (default, Variable(1.0))):
-        assert await own.extended.update(v, lambda c: (c.assign_add(1.0), aiodist.get_strategy())[1]) is own
-        assert v.numpy() == 2
-    assert not aiodist.has_strategy()
-
-
 # Cross-device ops.
 
 
-@pytest.mark.parametrize("ops", [ReductionToOneDevice("/cpu:1"), HierarchicalCopyAllReduce(3), NcclAllReduce()])
+class Own(CrossDeviceOps):
+    def __init__(self, packs: int) -> None:
+        self.packs = packs
+
+
+@pytest.mark.parametrize("ops", [ReductionToOneDevice("/cpu:1"), HierarchicalCopyAllReduce(3), NcclAllReduce(), Own(3)])
 async def test_cross_device_ops_never_change_a_result(ops: CrossDeviceOps) -> None:
     strategy, values = MirroredStrategy(3, ops), PerReplica([np.float32(1e8), np.float32(1), np.float32(-1e8)])
     assert (await strategy.run(lambda x: here().all_reduce("sum", x), (values,))).values == (0, 0, 0)
     assert await strategy.extended.reduce_to("sum", values, "CPU:0") == 0
-
-
-async def test_cross_device_ops_may_be_subclassed() -> None:
-    class Own(CrossDeviceOps):
-        def __init__(self, packs: int) -> None:
-            self.packs = packs
-
-    strategy = MirroredStrategy(2, Own(3))
-    assert (await strategy.run(lambda: here().all_reduce("sum", 1))).values == (2, 2)
