@@ -6,10 +6,12 @@ does so in its own code, and tells nobody who has not come. Each line is a kind,
     started PROCESS RANK    by its agent, as `aiodist._tools.agent` has it
     ended PROCESS CODE      likewise
     waits PROCESS 1         for the others, to make a strategy; 0: no more
+    failed PROCESS 1        its program has ended by an error; the process may wait in MPI_Finalize for ever
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import platform
@@ -54,6 +56,7 @@ class Journal:
         started: by process, the ranks.
         ended: by process, the exit codes, in the order in which the workers have ended.
         waiting: the processes that wait to make a strategy.
+        failed: the processes whose programs have ended by an error.
     """
 
     def __init__(self, folder: str | None) -> None:
@@ -64,6 +67,7 @@ class Journal:
                 said[kind][int(process)] = int(number)
         self.started, self.ended = said["started"], said["ended"]
         self.waiting = {process for process, waits in said["waits"].items() if waits}
+        self.failed = said["failed"].keys() & self.started.keys()  # not what a worker has started
 
     def failure(self) -> int:
         """Return the exit code of the first worker that has failed by itself; 0 where none has.
@@ -71,7 +75,7 @@ class Journal:
         The others fail because of it, perhaps before it has ended: by an exception, and so with 1.
         """
         codes = [code for code in self.ended.values() if code]
-        return next((code for code in codes if code != 1), 1 if codes else 0)
+        return next((code for code in codes if code != 1), 1 if codes or self.failed else 0)
 
     def missing(self) -> str:
         """Return which workers have not come to a rendezvous, for the end of a sentence."""
@@ -96,6 +100,21 @@ reports_of_all: Final[list[CollectiveReport]] = []
 def _last_error() -> BaseException | None:
     """Return the error that ends the program; None where none has been shown, as of one that calls `sys.exit`."""
     return getattr(sys, "last_value", None)
+
+
+def note_error_at_exit() -> None:
+    """Let the launcher know of an error that ends this worker's program.
+
+    Where the program has had mpi4py initialise MPI, that finalises it, too, after all that Python calls at exit, and
+    waits there for workers which may never end.
+    """
+    worker = os.getpid()
+
+    def note() -> None:
+        if os.getpid() == worker and _last_error() is not None:
+            _note("failed", 1)
+
+    atexit.register(note)
 
 
 def farewell() -> str:
@@ -143,7 +162,7 @@ def finalise(mpi: Any, worker: int) -> None:
         return
     thread = threading.Thread(target=call, name="aiodist MPI", daemon=True)
     thread.start()
-    while thread.is_alive() and not any(Journal(notes).ended.values()):
+    while thread.is_alive() and not Journal(notes).failure():
         thread.join(_LOOK_SECONDS)
 
 

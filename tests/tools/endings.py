@@ -25,6 +25,16 @@ def one_ends(code: str, path: str) -> None:
     time.sleep(60)
 
 
+def one_raises_while_another_spins(path: str) -> None:
+    mpi = importlib.import_module("mpi4py.MPI")  # which finalises itself, when Python is gone already
+    importlib.import_module("aiodist")
+    if first(path):
+        raise ValueError("bad batch")
+    request = mpi.COMM_WORLD.Irecv(bytearray(1), mpi.ANY_SOURCE)
+    while not request.Test():
+        pass
+
+
 def leaves_a_process(code: str) -> None:
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     sys.exit(int(code))

@@ -82,10 +82,11 @@ def test_agent_or_worker_that_is_asked_to_end_and_second_interruption(jobs: Jobs
 def test_workers_that_do_not_end_by_themselves(jobs: Jobs, tmp_path: Path) -> None:
     """Jobs that take some seconds each, all at once."""
     failing = jobs.start(["-n", "2", PROGRAM, "one_ends", "3", str(tmp_path / "ends")])
+    raising = jobs.start(["-n", "2", PROGRAM, "one_raises_while_another_spins", str(tmp_path / "raises")])
     stubborn = jobs.start(["-n", "2", PROGRAM, "is_stubborn"])
     stubborn.workers(2)
     stubborn.process.send_signal(signal.SIGTERM)
-    assert [job.end() for job in (failing, stubborn)] == [3, 143]
+    assert [job.end() for job in (failing, raising, stubborn)] == [3, 1, 143]
 
 
 @NEEDS_MPI
