@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from aiodist._arrays import environment
-from aiodist._core.errors import CollectiveError
+from aiodist._core.errors import CollectiveError, WorkerLostError
 from aiodist._core.report import CollectiveReport
 from aiodist._core.text import brief
 
@@ -123,9 +123,16 @@ def farewell() -> str:
     return ENDED if error is None else f"{ENDED}: {brief(error)}"
 
 
+def _is_of_all(error: CollectiveError) -> bool:
+    """Return whether the first worker has an error, too: a report that all are given, or that another one is gone."""
+    if isinstance(error, WorkerLostError):
+        return error.__cause__ is None and min(error.report.suspects, default=0) > 0
+    return any(error.report is report for report in reports_of_all)
+
+
 @cache
 def shorten_reports(rank: int) -> None:
-    """Show a report that all workers raise as one line, where a program of a worker behind the first ends by it."""
+    """Show what all workers raise as one line, where the first shows it: a report, or that another worker is gone."""
     show = sys.excepthook
     if rank == 0:
         return
@@ -134,9 +141,9 @@ def shorten_reports(rank: int) -> None:
         inner = error
         while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
             inner = inner.exceptions[0]
-        if isinstance(inner, CollectiveError) and any(inner.report is report for report in reports_of_all):
+        if isinstance(inner, CollectiveError) and _is_of_all(inner):
             first = str(inner).partition("\n")[0]
-            shown = f"{type(inner).__name__}: {first} (worker {rank}; the first worker shows the report)"
+            shown = f"{type(inner).__name__}: {first} (worker {rank}; the first worker shows more)"
             print(shown, file=sys.stderr)  # noqa: T201  (as the interpreter shows errors)
         else:
             show(kind, error, trace)
