@@ -143,8 +143,9 @@ def shorten_reports(rank: int) -> None:
             inner = inner.exceptions[0]
         if isinstance(inner, CollectiveError) and _is_of_all(inner):
             first = str(inner).partition("\n")[0]
-            shown = f"{type(inner).__name__}: {first} (worker {rank}; the first worker shows more)"
-            print(shown, file=sys.stderr)  # noqa: T201  (as the interpreter shows errors)
+            sys.stderr.write(
+                f"{type(inner).__name__}: {first} (worker {rank}; the first worker shows more)\n"
+            )  # at once
         else:
             show(kind, error, trace)
 
