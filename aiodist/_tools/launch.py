@@ -105,8 +105,8 @@ def launch(workers: int, program: Sequence[str], *, launcher: str | None = None)
     """Run a command on several workers; return the exit code of the first that failed, or 0."""
     start = _command(find_mpiexec(launcher), workers) if workers > 1 or launcher is not None else []
     with tempfile.TemporaryDirectory(prefix="aiodist-run-", ignore_cleanup_errors=True) as folder:  # nobody else's
+        received = _pass_signals_on(folder)  # at once, so that the folder is removed whatever comes
         agent.adopt_orphans()
-        received = _pass_signals_on(folder)
         begun = time.time()
         with subprocess.Popen(  # noqa: S603  (the user's command)
             [*start, sys.executable, agent.__file__, folder, str(workers), *program],
