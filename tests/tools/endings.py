@@ -16,6 +16,7 @@ from pathlib import Path
 
 
 def ends(code: str, *_: str) -> None:
+    print("no newline", end="")
     sys.exit(int(code))
 
 
@@ -23,6 +24,16 @@ def one_ends(code: str, path: str) -> None:
     if first(path):
         sys.exit(int(code))
     time.sleep(60)
+
+
+def one_raises_while_another_spins(path: str) -> None:
+    mpi = importlib.import_module("mpi4py.MPI")  # which finalises itself, when Python is gone already
+    importlib.import_module("aiodist")
+    if first(path):
+        raise ValueError("bad batch")
+    request = mpi.COMM_WORLD.Irecv(bytearray(1), mpi.ANY_SOURCE)
+    while not request.Test():
+        pass
 
 
 def leaves_a_process(code: str) -> None:
@@ -50,7 +61,7 @@ def has_memory() -> None:
     lines = Path("/proc/self/maps").read_text().splitlines()
     for path in sorted({line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/" in line}):
         print(f"memory {path}")
-    print("all told", flush=True)
+    print("all told")  # of several workers this is seen at once, though it goes through a pipe
     time.sleep(60)
 
 

@@ -41,9 +41,9 @@ def test_exit_code_arguments_and_whole_lines_of_output_are_passed_on(
     job = jobs.start(["-n", str(workers), *program, "ends", *words])
     assert job.end() == 3, job.output
     told = re.escape(str(tuple(words)))
-    lines = [rf"\[{rank}\] worker \d+ of agent \d+ {told}" for rank in range(workers)]
-    if workers == 1:
-        lines = [rf"worker \d+ of agent \d+ {told}"]
+    lines = [rf"worker \d+ of agent \d+ {told}", "no newline"]
+    if workers > 1:
+        lines = [rf"\[{rank}\] {line}" for rank in range(workers) for line in lines]
     for line in lines:
         assert len(re.findall(f"^{line}$", job.output, re.MULTILINE)) == 1, job.output
 
@@ -56,7 +56,9 @@ def test_child_that_was_there_before_the_job_outlives_it() -> None:
 
 
 @NEEDS_MPI
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGHUP", 129), ("SIGKILL", -signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("name", "code"), [("SIGINT", 130), ("SIGHUP", 129), ("SIGQUIT", 131), ("SIGKILL", -signal.SIGKILL)]
+)
 def test_launcher_that_is_asked_to_end(jobs: Jobs, tmp_path: Path, name: str, code: int) -> None:
     job = jobs.start(["-n", "2", PROGRAM, "tidies_up"], TMPDIR=str(tmp_path))  # a killed one leaves a folder there
     job.workers(2)
@@ -82,10 +84,11 @@ def test_agent_or_worker_that_is_asked_to_end_and_second_interruption(jobs: Jobs
 def test_workers_that_do_not_end_by_themselves(jobs: Jobs, tmp_path: Path) -> None:
     """Jobs that take some seconds each, all at once."""
     failing = jobs.start(["-n", "2", PROGRAM, "one_ends", "3", str(tmp_path / "ends")])
+    raising = jobs.start(["-n", "2", PROGRAM, "one_raises_while_another_spins", str(tmp_path / "raises")])
     stubborn = jobs.start(["-n", "2", PROGRAM, "is_stubborn"])
     stubborn.workers(2)
     stubborn.process.send_signal(signal.SIGTERM)
-    assert [job.end() for job in (failing, stubborn)] == [3, 143]
+    assert [job.end() for job in (failing, raising, stubborn)] == [3, 1, 143]
 
 
 @NEEDS_MPI

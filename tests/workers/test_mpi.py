@@ -81,6 +81,14 @@ def test_worker_that_others_wait_for_is_named_by_warnings_of_theirs_and_a_report
         assert f"[{worker}] CollectiveMismatchError: replicas disagree at collective #0 (worker {worker}; the" in output
 
 
+def test_lost_worker_is_shown_once_and_the_launcher_of_mpi_adds_nothing(faults: Mapping[str, tuple[int, str]]) -> None:
+    output = faults["killed"][1]
+    told = r"WorkerLostError: worker 2 of 3 has died: .*"
+    assert re.findall(rf"^\[(\d)\] (?:aiodist\.)?{told}", output, re.MULTILINE) in (["0", "1"], ["1", "0"])
+    assert re.search(rf"^\[1\] {told} \(worker 1; the first worker shows more\)$", output, re.MULTILINE), output
+    assert all("BAD TERMINATION" not in output for _, output in faults.values())
+
+
 def test_exit_code_is_that_of_the_worker_whose_end_has_made_the_others_fail(
     faults: Mapping[str, tuple[int, str]],
 ) -> None:
