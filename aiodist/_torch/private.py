@@ -57,12 +57,20 @@ def install(new_group: Any, rendezvous: Any) -> None:
     c10d._new_process_group_helper = new_group
     c10d.rendezvous = rendezvous
     c10d._WorldMeta.WORLD = property(_world, c10d._WorldMeta.WORLD.fset)
+    really_compile = torch.compile
+
+    def compile_others(*args: Any, **kwargs: Any) -> Any:
+        """Compile as torch does, but nothing of ours, which DDP calls from C++ while compiled code runs."""
+        load("torch._dynamo.trace_rules").add("aiodist")
+        return really_compile(*args, **kwargs)
+
+    torch.compile = compile_others
 
 
 def _world(_: Any) -> Any:
     """Return the rank's own group of all ranks; None for default arguments of torch's, which all ranks share."""
     caller = sys._getframe(1)
-    is_default = caller.f_code.co_name == "<module>" and caller.f_globals["__name__"].startswith("torch.")
+    is_default = caller.f_code.co_name == "<module>" and caller.f_globals.get("__name__", "").startswith("torch.")
     return None if is_default else c10d._world.default_pg
 
 
