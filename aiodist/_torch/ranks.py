@@ -29,7 +29,8 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from multiprocessing.process import BaseProcess
@@ -290,6 +291,16 @@ def _random_states(seed: int | None = None) -> tuple[Any, ...]:
     return random.getstate(), legacy, torch.random.get_rng_state()
 
 
+@contextmanager
+def exits() -> Iterator[None]:
+    """Let what ends a process without an error end what is done in here."""
+    try:
+        yield
+    except SystemExit as end:
+        if end.code not in {None, 0}:
+            raise
+
+
 def replace_functions(ranks: Ranks) -> None:
     """Let sleeping, leaving, handling signals, profiling and starting processes concern the rank that asks for it."""
     really_set_handler, really_leave = signal.signal, os._exit
@@ -327,10 +338,16 @@ def _replace_processes(ranks: Ranks) -> None:
     really_start, really_set_method = BaseProcess.start, multiprocessing.set_start_method
     started = [0] * ranks.size
 
+    def be_process(function: Callable[[], object]) -> None:
+        with exits():
+            function()
+        if torch.distributed.is_initialized():  # which ends with a process
+            torch.distributed.destroy_process_group()
+
     def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, *_: Any, **__: Any) -> Any:
         if nprocs != ranks.size:
             raise RuntimeError(f"the script starts {nprocs} processes: run aiodist check with --ranks {nprocs}")
-        _be_process(partial(fn, ranks.current(), *args))
+        be_process(partial(fn, ranks.current(), *args))
         return SimpleNamespace(join=lambda *_: True)
 
     def start(process: Any) -> None:
@@ -344,20 +361,10 @@ def _replace_processes(ranks: Ranks) -> None:
         started[rank] += 1
         process._popen = SimpleNamespace(pid=None, poll=lambda: 0, wait=lambda _=None: 0)  # noqa: SLF001  (has ended)
         if number == rank:
-            _be_process(process.run)
+            be_process(process.run)
         return None
 
     torch.multiprocessing.spawn = torch.multiprocessing.start_processes = spawn
     set_method: Any = lambda method, **_: really_set_method(method, force=True)  # noqa: E731  (each rank does it)
     multiprocessing.set_start_method = torch.multiprocessing.set_start_method = set_method
     BaseProcess.start = start  # type: ignore[assignment]
-
-
-def _be_process(function: Callable[[], object]) -> None:
-    try:
-        function()
-    except SystemExit as end:
-        if end.code not in {None, 0}:
-            raise
-    if torch.distributed.is_initialized():  # which ends with a process
-        torch.distributed.destroy_process_group()
