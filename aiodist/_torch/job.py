@@ -49,6 +49,7 @@ _SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
 _DECORATORS = f"{os.sep}typing_extensions.py"  # which marks torch's deprecated functions
 _MOST_CALLERS = 8
 _UNKNOWN = Place("<unknown>", 1, None, "?")
+_MOST_LINES = 10  # of a call
 _MOST_SWAPPED = 8  # over how many calls of a group the order of places is compared
 _LENGTH_OF_HASH = 32  # which torch names groups by that their members alone make
 
@@ -82,9 +83,14 @@ def _here() -> Sites:
 
 
 def _text(at: Place) -> tuple[str, str, str] | Place:
-    """Return what a call looks like to the end of its line, with its file and function; the place if it has no text."""
-    text = linecache.getline(at.file, at.line)[at.column or 0 :].strip()
-    return (at.file, at.function, text) if text else at
+    """Return what a call looks like up to where its parentheses end, with its file and function; else the place."""
+    text, column = "", at.column or 0
+    for line in linecache.getlines(at.file)[at.line - 1 : at.line + _MOST_LINES]:
+        text += line[column:].strip()
+        column = 0
+        if text.count("(") <= text.count(")"):
+            return at.file, at.function, text
+    return at
 
 
 _WAYS: Final = tuple((look, depth) for look in (lambda at: at, _text) for depth in (1, 2, 3, 1 + _MOST_CALLERS))

@@ -37,11 +37,15 @@ for call in [one, two] if rank != 1 else [two, one]:
 x, y = torch.ones(2), torch.zeros(2)
 if rank == 1:
     dist.all_reduce(y)
-    dist.all_reduce(x)
+    dist.all_reduce(
+        x
+    )
 else:
-    dist.all_reduce(x)
+    dist.all_reduce(
+        x
+    )
     dist.all_reduce(y)
-""", "call_site", [1], ["py:7", "py:10", "collective #1", "Make the calls in the same order"]),
+""", "call_site", [1], ["py:7", "py:12", "collective #1", "Make the calls in the same order"]),
     "equal calls in another order, through a helper": ("""
 def total(value):
     dist.all_reduce(value)
