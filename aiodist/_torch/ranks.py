@@ -38,7 +38,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
 from aiodist._checking.schedule import DEFER, Change, Order
-from aiodist._torch.private import OF_EACH_RANK, torch
+from aiodist._torch.private import OF_EACH_RANK, before_profiling, torch
 
 _PAUSE_SECONDS = 0.001
 _pause = time.sleep  # which is another function for a rank
@@ -304,7 +304,6 @@ def exits() -> Iterator[None]:
 def replace_functions(ranks: Ranks) -> None:
     """Let sleeping, leaving, handling signals, profiling and starting processes concern the rank that asks for it."""
     really_set_handler, really_leave = signal.signal, os._exit
-    really_profile = torch.autograd.profiler.profile._prepare_trace  # noqa: SLF001
     profiled: set[int | None] = set()
 
     def sleep(seconds: float, /) -> None:
@@ -320,16 +319,15 @@ def replace_functions(ranks: Ranks) -> None:
             raise SystemExit(code)
         really_leave(code)
 
-    def profile(profiler: Any) -> None:
+    def profiles() -> None:
         if profiled - {ranks.current()}:
             raise NotImplementedError("aiodist check cannot profile several ranks, which share a process: profile one")
         profiled.add(ranks.current())
-        really_profile(profiler)
 
     time.sleep = sleep  # type: ignore[assignment]
     signal.signal = set_handler  # type: ignore[assignment]
     os._exit = leave  # type: ignore[assignment]
-    torch.autograd.profiler.profile._prepare_trace = profile  # noqa: SLF001
+    before_profiling(profiles)
     _replace_processes(ranks)
 
 
