@@ -53,6 +53,13 @@ class _Stream:
     wait = wait_stream = wait_event = record_event = synchronize
 
 
+class _Device(nullcontext[None]):
+    """Stands for the context in which a device is the current one."""
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+
 def _replace(module: Any, stand_ins: dict[str, Any]) -> None:
     """Replace a module's names by classes, and by functions that call a stand-in, or return it.
 
@@ -87,7 +94,10 @@ class CudaAsCpu(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         }
         cuda = {
             "current_device": index,
-            "device": nullcontext(),
+            "device": _Device,
+            "memory_summary": "",
+            "get_rng_state": torch.get_rng_state,
+            "set_rng_state": None,
             "get_device_name": _PROPERTIES.name,
             "get_device_properties": _PROPERTIES,
             "get_device_capability": (_PROPERTIES.major, _PROPERTIES.minor),

@@ -29,6 +29,8 @@ _IN_TORCH = re.compile(  # what calls collectives itself, or what calls C++ that
     r"(.*[\\/]torch[\\/])"
     r"(?:distributed[\\/](?:distributed_c10d|c10d_logger|utils)|nn[\\/]parallel[\\/]distributed|autograd[\\/]graph)\.py"
 )
+_BETWEEN = re.compile(r"(?:.*[\\/])?(?:typing_extensions|(?:_py_)?warnings|contextlib)\.py")
+"""What stands between torch and the program: marks of deprecated functions, and the coalescing manager."""
 _NOWHERE = (Place("", 0, None, ""),)
 
 # Collectives whose sizes must agree between ranks; of the others, only kind and dtypes must.
@@ -280,9 +282,8 @@ def _own_frames(frames: Sequence[Mapping[str, Any]]) -> list[Place]:
     """Return where the program is, the innermost first: places outside of torch, whose folder the frames tell."""
     told = [Place(_text(each["filename"]), _ints([each["line"]])[0], None, _text(each["name"])) for each in frames]
     inside = next((found[1] for found in (_IN_TORCH.fullmatch(at.file) for at in told) if found is not None), "<frozen")
-    return [at for at in told if at.line and not at.file.startswith((inside, "<frozen")) and _may_be_shown(at.file)][
-        :_MOST_FRAMES
-    ]
+    others = [at for at in told if not (at.file.startswith((inside, "<frozen")) or _BETWEEN.fullmatch(at.file))]
+    return [at for at in others if at.line and _may_be_shown(at.file)][:_MOST_FRAMES]
 
 
 @lru_cache(maxsize=4096)

@@ -72,6 +72,10 @@ def _list(tensors: Any) -> list[Tensor]:
     return [tensor for each in tensors for tensor in _list(each)]
 
 
+def _alike(tensors: Sequence[Tensor]) -> bool:
+    return len({tuple(each.shape) for each in tensors}) == 1
+
+
 def _root(opts: Any) -> int:
     """Return the root's rank in the group, out of options or as it is."""
     root: int = getattr(opts, "rootRank", opts)
@@ -167,8 +171,7 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> RankWork:
         own, outputs = _list(inputs)[0], _list(outputs)
-        alike = all(output.shape == own.shape for output in outputs)
-        return self.post("all_gather", [own] if alike else outputs, [own], outputs)
+        return self.post("all_gather", [own] if _alike(outputs) else outputs, [own], outputs)
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RankWork:
         flat = [each[index] for index in range(len(inputs)) for each in outputs]
@@ -196,8 +199,7 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = _SUM, timeout: Any = None) -> RankWork:
         own, values = _list(outputs), _list(inputs)
-        alike = all(value.shape == own[0].shape for value in values)
-        return self.post("reduce_scatter", own if alike else values, values, own, op=opts)
+        return self.post("reduce_scatter", own if _alike(values) else values, values, own, op=opts)
 
     def reduce_scatter_single(self, output: Any, value: Any, opts: Any = _SUM) -> RankWork:
         outputs = _list(output)  # one each, or as many of both
@@ -207,7 +209,7 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> RankWork:
         own, values = _list(outputs), _list(inputs)
-        alike = len({tuple(each.shape) for each in (*own, *values)}) == 1
+        alike = _alike([*own, *values])
         return self.post("all_to_all", values if alike else values[:1], values, own, rows=alike)
 
     def all_to_all_single(
@@ -286,7 +288,7 @@ class RankStore(c10d.Store):  # type: ignore[misc]
 
 
 def install(job: Job) -> None:
-    """Let `torch.distributed` make groups and stores of a job."""
+    """Let `torch.distributed` make groups and stores of a job, and refuse what would wait where nobody sees it."""
 
     def rendezvous(_url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:
         rank = rank if rank >= 0 else int(os.environ.get("RANK", "-1"))
@@ -297,8 +299,15 @@ def install(job: Job) -> None:
     def tcp_store(host: str = "", port: int = 0, *_: Any, **__: Any) -> RankStore:
         return RankStore(job, f"{host}:{port}")
 
+    def file_store(path: str, *_: Any, **__: Any) -> RankStore:
+        return RankStore(job, path)
+
+    def init_rpc(*_: Any, **__: Any) -> None:
+        raise NotImplementedError("aiodist check cannot run torch.distributed.rpc")
+
     private.install(partial(_new_group, job), rendezvous)
-    torch.distributed.TCPStore = tcp_store
+    torch.distributed.TCPStore, torch.distributed.FileStore = tcp_store, file_store
+    private.load("torch.distributed.rpc").init_rpc = init_rpc
 
 
 def _check(job: Job, rank: int, size: int) -> None:

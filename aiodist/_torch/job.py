@@ -3,7 +3,8 @@
 Every call is compared by what it asks for alone; its place, and those of its callers, are noted for the report, and for
 equal calls in another order: values of different calls have been combined, which torch does not notice. Places alone
 say nothing, for one rank may publish what others receive elsewhere; but where places differ, and a few calls later all
-ranks have been at the same ones with the same calls, each in an order of its own, calls have been swapped.
+ranks have been at the same ones with the same calls, each in an order of its own, calls have been swapped. Two places
+are the same by their line, or by the text of the call in one function: ranks may be in different branches.
 
 A rank that takes a future is taken to wait for it there and then, for what takes one (DDP) waits for it in C++, where
 nobody can let other ranks run. If no rank can go on, it gets one that is not complete.
@@ -14,21 +15,23 @@ own dtype.
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, reduce
+from functools import cache, lru_cache, reduce
 from itertools import chain, islice
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from aiodist._checking.schedule import Order
 from aiodist._core.analysis import error_of
-from aiodist._core.call import MESSAGE, Call, OrderCheck, Place, place
+from aiodist._core.call import MESSAGE, Call, OrderCheck, Place, Post, place
 from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import Observer, who_observes
 from aiodist._core.ledger import Group, Ledger, Member, Slot
@@ -46,6 +49,7 @@ _SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
 _DECORATORS = f"{os.sep}typing_extensions.py"  # which marks torch's deprecated functions
 _MOST_CALLERS = 8
 _UNKNOWN = Place("<unknown>", 1, None, "?")
+_MOST_LINES = 10  # of a call
 _MOST_SWAPPED = 8  # over how many calls of a group the order of places is compared
 _LENGTH_OF_HASH = 32  # which torch names groups by that their members alone make
 
@@ -76,6 +80,27 @@ def _here() -> Sites:
     first, *callers = [*islice(_places(sys._getframe(2)), _MOST_CALLERS)] or [_UNKNOWN]  # noqa: SLF001  (documented)
     sites = first, tuple(part for caller in callers for part in (caller, 0))
     return _sites.setdefault(sites, sites)
+
+
+def _text(at: Place) -> tuple[str, str, str] | Place:
+    """Return what a call looks like up to where its parentheses end, with its file and function; else the place."""
+    text, column = "", at.column or 0
+    for line in linecache.getlines(at.file)[at.line - 1 : at.line + _MOST_LINES]:
+        text += line[column:].strip()
+        column = 0
+        if text.count("(") <= text.count(")"):
+            return at.file, at.function, text
+    return at
+
+
+_WAYS: Final = tuple((look, depth) for look in (lambda at: at, _text) for depth in (1, 2, 3, 1 + _MOST_CALLERS))
+"""In what ways two posts may be alike: what is looked at, and of how many places from the innermost on."""
+
+
+@lru_cache(maxsize=4096)
+def _ways(post: Post) -> tuple[int, ...]:
+    """Return for each of the ways a number that is equal for posts that are alike in it."""
+    return tuple(hash((post.call, *map(look, post.path[:depth]))) for look, depth in _WAYS)
 
 
 # What each collective asks for, and what it computes.
@@ -109,6 +134,10 @@ def call(
     shapes = tuple(tuple(t.shape) if rows or not t.dim() else (None, *t.shape[1:]) for t in tensors)
     dtypes = tuple(str(t.dtype).removeprefix("torch.") for t in tensors)
     return call_of_tensors(kind, shapes, dtypes, op=op, source=root, role=role)
+
+
+def _sizes(asked: Call) -> list[int]:
+    return [prod(size or 0 for size in shape) for shape in asked.shapes or ()]
 
 
 _FOLDS: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {
@@ -220,7 +249,7 @@ class Job:
         self.error: CollectiveError | None = None
         self.collectives = 0
         self._making = self.ledger.make((self.ledger.root.key[0], NEW_GROUP, 0))
-        self._walks: dict[Group, deque[list[Hashable]]] = {}
+        self._walks: dict[Group, deque[list[tuple[int, ...]]]] = {}
         self._channels: dict[tuple[Group, int, int, int], Group] = {}
         self._elsewhere: dict[int, str] = {}
         self._taking_futures: set[int] = set()
@@ -276,13 +305,15 @@ class Job:
             return 0
         if slot.others is None and not walks:
             return 0
-        walks.append([(slot.call, slot.raw_post_of(each.position)[1::2]) for each in slot.group.members])
+        walks.append([_ways(slot.post_of(each.position)) for each in slot.group.members])
         while walks and len(set(walks[0])) == 1:
             walks.popleft()
         for first in range(len(walks) - 2, -1, -1):
-            own = list(zip(*[*walks][first:], strict=True))
-            if len(set(own)) > 1 and len({frozenset(Counter(walk).items()) for walk in own}) == 1:
-                return len(walks) - first
+            of_members = list(zip(*[*walks][first:], strict=True))
+            for each in range(len(_WAYS)):
+                own = {tuple(ways[each] for ways in walk) for walk in of_members}
+                if len(own) > 1 and len({tuple(sorted(walk)) for walk in own}) == 1:
+                    return len(walks) - first
         return 0
 
     def wait(self, member: Member, slot: Collective, *, for_future: bool = False) -> None:
@@ -354,6 +385,9 @@ class Job:
             self._channels[key] = self.ledger.make(((ids[source], ids[to]), name, 0))
         end = self._channels[key].members[0 if sends else 1]
         asked = call(MESSAGE, tensors, role=f"send(dst={ids[to]})" if sends else f"recv(src={ids[source]})")
+        slot = end.group.open.get(end.sequence)
+        if slot is not None and _sizes(slot.call) == _sizes(asked):
+            asked = replace(asked, shapes=slot.call.shapes)  # elements count, however the other side arranges them
         return end, self.post(end, Contribution(asked, tensors if sends else (), () if sends else tensors))
 
     # How it ends.
@@ -432,4 +466,5 @@ def _only_swapped(snapshot: Snapshot, slot: Collective, swapped: int) -> Snapsho
         open=tuple(each._replace(waiting=()) for each in slots if first <= each.number <= slot.number),
     )
     groups = (shown,) if group is root else (replace(root, history=(), open=()), shown)
-    return replace(snapshot, order_check=OrderCheck.CALL_PATH, groups=groups, blocked=(), deadlocked=())
+    facts = tuple(replace(each, stack=()) for each in snapshot.replicas)  # they are at the last call, not the first
+    return replace(snapshot, order_check=OrderCheck.CALL_PATH, replicas=facts, groups=groups, blocked=(), deadlocked=())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final
 
@@ -40,10 +41,11 @@ OF_EACH_RANK: Final = (
 _CALLED: Final = (
     "_new_process_group_helper", "_register_pg_in_world", "_find_pg_by_ranks_and_tag", "rendezvous", "_WorldMeta",
 )  # fmt: skip
-for _owner, _name in (*((c10d, _name) for _name in _CALLED), (bindings, "_set_thread_isolation_mode"), *OF_EACH_RANK):
+_profile: Final[Any] = load("torch.autograd.profiler").profile
+_OTHERS: Final = ((bindings, "_set_thread_isolation_mode"), (_profile, "_prepare_trace"))
+for _owner, _name in (*((c10d, _name) for _name in _CALLED), *_OTHERS, *OF_EACH_RANK):
     if not hasattr(_owner, _name):
-        _tried = f"this was tried with torch {' and '.join(TRIED)}"
-        raise ImportError(f"torch {torch.__version__} has no {_name} in torch.distributed: {_tried}")
+        raise ImportError(f"torch {torch.__version__} has no {_name}: this was tried with torch {' and '.join(TRIED)}")
 
 
 def install(new_group: Any, rendezvous: Any) -> None:
@@ -57,13 +59,32 @@ def install(new_group: Any, rendezvous: Any) -> None:
     c10d._new_process_group_helper = new_group
     c10d.rendezvous = rendezvous
     c10d._WorldMeta.WORLD = property(_world, c10d._WorldMeta.WORLD.fset)
+    really_compile = torch.compile
+
+    def compile_others(*args: Any, **kwargs: Any) -> Any:
+        """Compile as torch does, but nothing of ours, which DDP calls from C++ while compiled code runs."""
+        load("torch._dynamo.trace_rules").add("aiodist")
+        return really_compile(*args, **kwargs)
+
+    torch.compile = compile_others
 
 
 def _world(_: Any) -> Any:
     """Return the rank's own group of all ranks; None for default arguments of torch's, which all ranks share."""
     caller = sys._getframe(1)
-    is_default = caller.f_code.co_name == "<module>" and caller.f_globals["__name__"].startswith("torch.")
+    is_default = caller.f_code.co_name == "<module>" and caller.f_globals.get("__name__", "").startswith("torch.")
     return None if is_default else c10d._world.default_pg
+
+
+def before_profiling(note: Callable[[], object]) -> None:
+    """Let a function be called, which may raise, whenever a profiler is about to start."""
+    prepare = _profile._prepare_trace
+
+    def prepare_noted(profiler: Any) -> None:
+        note()
+        prepare(profiler)
+
+    _profile._prepare_trace = prepare_noted
 
 
 def existing_group(tag: str | None, ranks: list[int]) -> Any:

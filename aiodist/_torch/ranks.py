@@ -20,6 +20,7 @@ from __future__ import annotations
 import builtins
 import importlib
 import logging
+import multiprocessing
 import os
 import random
 import signal
@@ -28,14 +29,16 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
-from types import ModuleType
+from multiprocessing.process import BaseProcess
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
 from aiodist._checking.schedule import DEFER, Change, Order
-from aiodist._torch.private import OF_EACH_RANK, torch
+from aiodist._torch.private import OF_EACH_RANK, before_profiling, torch
 
 _PAUSE_SECONDS = 0.001
 _pause = time.sleep  # which is another function for a rank
@@ -288,9 +291,20 @@ def _random_states(seed: int | None = None) -> tuple[Any, ...]:
     return random.getstate(), legacy, torch.random.get_rng_state()
 
 
+@contextmanager
+def exits() -> Iterator[None]:
+    """Let what ends a process without an error end what is done in here."""
+    try:
+        yield
+    except SystemExit as end:
+        if end.code not in {None, 0}:
+            raise
+
+
 def replace_functions(ranks: Ranks) -> None:
-    """Let sleeping, leaving, handling signals and spawning processes concern the rank that asks for it."""
+    """Let sleeping, leaving, handling signals, profiling and starting processes concern the rank that asks for it."""
     really_set_handler, really_leave = signal.signal, os._exit
+    profiled: set[int | None] = set()
 
     def sleep(seconds: float, /) -> None:
         (ranks.sleep if ranks.owns_thread() else partial(_pause, seconds))()
@@ -305,13 +319,50 @@ def replace_functions(ranks: Ranks) -> None:
             raise SystemExit(code)
         really_leave(code)
 
-    def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
-        """Let each rank be the process that its own script would start for it."""
-        if nprocs != ranks.size:
-            raise RuntimeError(f"the script starts {nprocs} processes: run aiodist check with --ranks {nprocs}")
-        fn(ranks.current(), *args)
+    def profiles() -> None:
+        if profiled - {ranks.current()}:
+            raise NotImplementedError("aiodist check cannot profile several ranks, which share a process: profile one")
+        profiled.add(ranks.current())
 
     time.sleep = sleep  # type: ignore[assignment]
     signal.signal = set_handler  # type: ignore[assignment]
     os._exit = leave  # type: ignore[assignment]
+    before_profiling(profiles)
+    _replace_processes(ranks)
+
+
+def _replace_processes(ranks: Ranks) -> None:
+    """Let each rank be the process that its own script would start for it; its other processes are real."""
+    really_start, really_set_method = BaseProcess.start, multiprocessing.set_start_method
+    started = [0] * ranks.size
+
+    def be_process(function: Callable[[], object]) -> None:
+        with exits():
+            function()
+        if torch.distributed.is_initialized():  # which ends with a process
+            torch.distributed.destroy_process_group()
+
+    def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, *_: Any, **__: Any) -> Any:
+        if nprocs != ranks.size:
+            raise RuntimeError(f"the script starts {nprocs} processes: run aiodist check with --ranks {nprocs}")
+        be_process(partial(fn, ranks.current(), *args))
+        return SimpleNamespace(join=lambda *_: True)
+
+    def start(process: Any) -> None:
+        """Start a process; the one of a rank has its number among its arguments, and no process group yet."""
+        rank, given = ranks.current(), (*process._args, *process._kwargs.values())  # noqa: SLF001
+        number = 0 if rank is None else started[rank] % ranks.size
+        is_rank = any(type(each) is int and each == number for each in given)
+        is_daemon = process.daemon and not multiprocessing.current_process().daemon
+        if not is_rank or rank is None or is_daemon or (number == 0 and torch.distributed.is_initialized()):
+            return really_start(process)
+        started[rank] += 1
+        process._popen = SimpleNamespace(pid=None, poll=lambda: 0, wait=lambda _=None: 0)  # noqa: SLF001  (has ended)
+        if number == rank:
+            be_process(process.run)
+        return None
+
     torch.multiprocessing.spawn = torch.multiprocessing.start_processes = spawn
+    set_method: Any = lambda method, **_: really_set_method(method, force=True)  # noqa: E731  (each rank does it)
+    multiprocessing.set_start_method = torch.multiprocessing.set_start_method = set_method
+    BaseProcess.start = start  # type: ignore[assignment]

@@ -75,6 +75,8 @@ def _advice(report: CollectiveReport) -> list[str]:
         return _ADVICE[Reason.GROUP]
     if "of group 'messages " in report.text and report.reason is not Reason.UNMATCHED:
         return _PAIRS
+    if report.reason is Reason.CALL_SITE:
+        return _ORDER
     by_kind = _ADVICE.get(report.divergence.kind) if report.divergence is not None else None
     return by_kind or _ADVICE.get(report.reason, [])
 

@@ -36,7 +36,7 @@ from aiodist._torch.cpu import CudaAsCpu
 from aiodist._torch.group import install
 from aiodist._torch.job import Job, is_plumbing
 from aiodist._torch.private import torch
-from aiodist._torch.ranks import Process, replace_functions
+from aiodist._torch.ranks import Process, exits, replace_functions
 
 if not hasattr(os, "fork"):
     raise ImportError("check --ranks needs an operating system with fork, such as Linux or macOS")
@@ -248,8 +248,8 @@ class _ScriptRun:
         torch.autograd.set_multithreading_enabled(False)
         self._job.begin(rank)
         try:
-            with self._cuda_as_cpu or nullcontext():
-                _execute(code, main)
+            with self._cuda_as_cpu or nullcontext(), exits():
+                exec(code, main)  # noqa: S102  (it is what the person wants run)
             self._job.settle(rank)
         except BaseException as error:  # noqa: BLE001  (whatever it is, it is how the rank ended)
             self._errors[rank] = error
@@ -291,14 +291,6 @@ class _ScriptRun:
             runs = "> " if facts.replica_id == self._job.ranks.holder else "  "
             lines.append(f"{runs}rank {facts.replica_id}  {where}")
         return "\n".join(lines)
-
-
-def _execute(code: CodeType, main: dict[str, Any]) -> None:
-    try:
-        exec(code, main)  # noqa: S102  (it is what the person wants run)
-    except SystemExit as end:
-        if end.code not in {None, 0}:
-            raise
 
 
 def _program_traceback(error: BaseException) -> Iterator[str]:

@@ -17,6 +17,8 @@ _TORCH = "/venv/lib/python3.13/site-packages/torch/distributed/"
 _FRAMES = [
     {"name": "all_reduce", "filename": f"{_TORCH}distributed_c10d.py", "line": 2806},
     {"name": "wrapper", "filename": f"{_TORCH}c10d_logger.py", "line": 83},
+    {"name": "wrapper", "filename": "/venv/lib/python3.13/site-packages/typing_extensions.py", "line": 3140},
+    {"name": "__exit__", "filename": "/usr/lib/python3.13/contextlib.py", "line": 148},
 ]
 
 

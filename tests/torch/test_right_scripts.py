@@ -79,6 +79,14 @@ RIGHT = {
         for work in dist.batch_isend_irecv(ops):
             work.wait()
         assert y.item() == (rank - 1) % size
+        if rank == 0:
+            dist.send(torch.arange(4.0), 1)
+            dist.send(torch.tensor(5.0), 1)
+        if rank == 1:
+            square, one = torch.zeros(2, 2), torch.zeros(1)
+            dist.recv(square, 0)  # elements count
+            dist.recv(one, 0)
+            assert square.tolist() == [[0, 1], [2, 3]] and one.item() == 5
     """,
     "asynchronous": """
         x, y = torch.ones(2), torch.ones(2)
@@ -95,6 +103,58 @@ RIGHT = {
         dist.all_gather_object(firsts, first)
         assert len({*firsts}) == 1 and firsts[0] in (b"0", b"1", b"2")
         os._exit(0)
+    """,
+    "stores that ranks share": """
+        for store in (dist.FileStore(__file__ + ".store", size), dist.TCPStore("localhost", 1, size, rank == 0)):
+            store.set(f"from {rank}", str(rank))
+            assert store.get(f"from {(rank + 1) % size}") == str((rank + 1) % size).encode()
+    """,
+    "processes, each of which is to be a rank": """
+        import torch.multiprocessing as mp
+        def work(name, rank):
+            dist.init_process_group("gloo", rank=rank, world_size=size)
+            x = torch.ones(1)
+            dist.all_reduce(x)
+            dist.distributed_c10d._get_default_store().set(f"{name} {rank}", str(x.item()))
+            sys.exit()
+        dist.destroy_process_group()
+        mp.set_start_method("spawn")
+        for name in ("one", "two"):
+            processes = [mp.Process(target=work, args=(name,), kwargs={"rank": number}) for number in range(size)]
+            for process in processes:
+                process.start()
+            for process in processes:
+                process.join()
+            assert [process.exitcode for process in processes] == [0] * size
+        context = mp.spawn(lambda rank: work("three", rank), nprocs=size, join=False)
+        while not context.join():
+            pass
+        dist.init_process_group("gloo")
+        store = dist.distributed_c10d._get_default_store()
+        found = [store.get(f"{name} {number}") for name in ("one", "two", "three") for number in range(size)]
+        assert found == [b"3.0"] * 3 * size
+    """,
+    "a profiler of one rank": """
+        from torch.profiler import profile
+        if rank == 1:
+            with profile() as profiler:
+                dist.all_reduce(torch.ones(2) + 1)
+            assert profiler.key_averages()
+        else:
+            dist.all_reduce(torch.ones(2))
+    """,
+    "compiled": """
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        compiled = torch.compile(model, backend="eager")
+        for _ in range(2):
+            compiled(torch.full((1, 2), float(rank))).sum().backward()
+        assert model.module.weight.grad.eq(2).all()
+        @torch.compile(backend="eager")
+        def total(x):
+            y = x * 2
+            dist.all_reduce(y)
+            return y + 1
+        assert total(torch.ones(2)).tolist() == [7, 7]
     """,
     "a future that is taken before a message that others need first": """
         if rank == 0:
@@ -189,6 +249,18 @@ RIGHT = {
             else:
                 dist.all_reduce(x)
             dist.barrier()
+        def publish(value):
+            dist.all_reduce(value)
+        def receive():
+            value = torch.zeros(2)
+            dist.all_reduce(value)
+        for _ in range(size):
+            if rank == 0:
+                publish(x)
+                publish(x)
+            else:
+                receive()
+                receive()
     """,
     "waiting for what another rank does, without a collective": """
         import pathlib, threading, time

@@ -33,6 +33,35 @@ def two():
 for call in [one, two] if rank != 1 else [two, one]:
     call()
 """, "call_site", [1], ["py:6", "py:8", "collective #1", "the same two calls in opposite order"]),
+    "equal calls in another order, in branches of their own": ("""
+x, y = torch.ones(2), torch.zeros(2)
+if rank == 1:
+    dist.all_reduce(y)
+    dist.all_reduce(
+        x
+    )
+else:
+    dist.all_reduce(
+        x
+    )
+    dist.all_reduce(y)
+""", "call_site", [1], ["py:7", "py:12", "collective #1", "Make the calls in the same order"]),
+    "equal calls in another order, through a helper": ("""
+def total(value):
+    dist.all_reduce(value)
+def loss():
+    total(torch.ones(2))
+def accuracy():
+    total(torch.ones(2))
+if rank == 1:
+    accuracy(), loss()
+else:
+    loss(), accuracy()
+""", "call_site", [1], ["py:8", "py:10", "callers differ", "Make the calls in the same order"]),
+    "a last batch that is smaller": ("""
+parts = [torch.ones(4) for _ in range(size)]
+dist.all_gather(parts, torch.ones(4 - (rank == 2)))
+""", "shape", [2], ["py:6", "Was it a last, smaller batch?"]),
     "caught": ("try:\n    dist.all_reduce(torch.ones(2 + (rank == 0)))\nexcept RuntimeError:\n    pass",
                "shape", [0], ["py:5"]),
     "nobody receives": ("if rank == 0:\n    dist.isend(torch.ones(2), 1)", "unmatched", [0, 1], ["py:5"]),
@@ -98,6 +127,12 @@ OTHERWISE: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
         "crashed", ["SIGSEGV"]),
     "a script that takes too long": (
         "while rank == 1: pass\ndist.barrier()", {"seconds": 0.3}, "timeout", ["> rank 1  at", "script.py:4"]),
+    "remote procedures": (
+        "from torch.distributed import rpc\nrpc.init_rpc(str(rank), rank=rank, world_size=size)", {},
+        "failed", ["init_rpc", "NotImplementedError: aiodist check cannot run torch.distributed.rpc"]),
+    "several ranks in a profiler": (
+        "from torch.profiler import profile\nwith profile():\n    dist.barrier()", {},
+        "failed", ["NotImplementedError: aiodist check cannot profile several ranks"]),
     "CUDA without --cpu": (
         "torch.ones(1).cuda()", {}, "failed", ["With --cpu, CUDA devices are taken for the CPU."]),
     "a reduce op that cannot be carried out": (
