@@ -12,7 +12,7 @@ import numpy as np
 from aiodist._arrays import nests
 from aiodist._arrays.device import DeviceType, device_type_of, framework_of
 from aiodist._arrays.host import ArrayLike, HostType
-from aiodist._arrays.values import IndexedSlices
+from aiodist._arrays.values import DistributedValues, IndexedSlices
 from aiodist._core.text import shortened
 
 
@@ -124,6 +124,12 @@ def _unsupported(leaf: Any) -> str:
         )
     if isinstance(leaf, Awaitable):
         return f"expected a nest of arrays, NumPy scalars and Python numbers, got {shown}; is `await` missing?"
+    if isinstance(leaf, DistributedValues):
+        return (
+            "expected a nest of arrays, NumPy scalars and Python numbers, got an object of type "
+            f"{kind.__module__}.{kind.__qualname__}; pass it to strategy.run as an argument, and each replica gets its "
+            "own component"
+        )
     register = f"; define it with @optree.dataclasses.dataclass(namespace={nests.NAMESPACE!r})"
     return (
         "expected a nest of arrays, NumPy scalars and Python numbers, got an object of type "

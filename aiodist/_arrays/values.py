@@ -330,5 +330,5 @@ def check_awaited(value: Any, called: str) -> None:
             text = repr(leaf)
             leaf.close()
             raise TypeError(
-                f"{nests.leaf_paths(structure, called)[index]} is {text}, not its result; is `await` missing?"
+                f"{nests.leaf_paths(structure, called)[index]} is {text}, which nobody awaits; is `await` missing?"
             )

@@ -2,10 +2,10 @@
 
 Modules, in order; each imports only from those above it and from lower floors:
 
-- `schedule`: in which order ready tasks run, as changes to asyncio's order, and the orders that look for trouble.
-- `threads`: which threads could act, and which only wait for another.
+- `schedule`: the order of ready tasks, as changes to asyncio's order, and the orders that search for failures.
+- `threads`: which threads may still act, and which only wait for others.
 - `loop`: the event loop with a chosen order and a virtual clock.
-- `explore`: running a program under schedule after schedule, ending runs that cannot go on, and reducing what fails.
+- `explore`: runs a program under many schedules, ends runs that cannot continue, and minimises failing schedules.
 - `target`: the function that a person names on the command line.
-- `check`: exploring a target; which collectives there were, who was waited for, and the result as text and as JSON.
+- `check`: explores a target; its collectives, who was waited for, and the result as text and as JSON.
 """

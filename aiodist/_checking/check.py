@@ -46,7 +46,7 @@ class Site:
     """The collectives of one kind at one place of the program; its fields are what the JSON has.
 
     What all replicas contributed counts as far as sizes are known. Waiting is from the first post to the last, in
-    seconds of the loop's clock; by replica id, it counts who was the last to come while others had waited.
+    seconds of the loop's clock; by replica id, it counts which replica arrived last while others waited.
     """
 
     kind: str
@@ -198,7 +198,7 @@ class Checked:
     def table(self) -> tuple[list[str], list[list[str]], int]:
         """Return headings, rows, and how many rows were left out; the longest waits come first."""
         sites = sorted(self.statistics.sites.values(), key=lambda site: -site.waited_seconds)
-        headings = ["collective", "called at", "times", "bytes", "waited", "last to come"]
+        headings = ["collective", "called at", "times", "bytes", "waited", "last to arrive"]
         if not any(site.waited_seconds for site in sites):
             del headings[4:]
         return headings, [site.row()[: len(headings)] for site in sites[:_MOST_ROWS]], len(sites[_MOST_ROWS:])
@@ -308,6 +308,4 @@ def _run_observed(call: Callable[[], Any], statistics: Statistics) -> None:
     if statistics.errors:
         raise statistics.errors[0]
     if not statistics.runs:
-        raise TargetError(
-            "the target ended without a run of a strategy: a function that is to run on replicas needs --replicas"
-        )
+        raise TargetError("the target ended without running a strategy: a replica function needs --replicas")

@@ -1,18 +1,17 @@
-"""The device executor: plans carried out over arrays on GPUs, enqueued by the last arrival, awaited by nobody's thread.
+"""The device executor: carries out plans over arrays on GPUs. The last arrival enqueues the work, and blocks no thread.
 
-The event loop's thread only enqueues, some microseconds for the whole nest; only where a kernel has to be compiled
-first does a worker thread do that. Then the loop looks a few times whether the work is done, as small values nearly
-always are, and a worker thread sleeps until it is. Results are made in each replica's own framework, on its device, or
-written into its own buffers; leaves on the host are the host executor's meanwhile.
+The event loop's thread only enqueues, which takes some microseconds for the whole nest; a worker thread does so only
+if a kernel must be compiled first. Then the loop checks a few times whether the work is done, as it nearly always is
+for small values; if not, a worker thread sleeps until it is. Results are made in each replica's own framework, on its
+device, or written into its own buffers. Meanwhile the host executor handles leaves on the host.
 
-What a collective comes to is worked out once, as a `DevicePlan`, and kept: it depends on shapes, dtypes, devices and
-which buffers there are, and on no address. What is left to do each time is to gather addresses, to make results, and
-to enqueue.
+The work of a collective is planned once, as a `DevicePlan`, and kept. The plan depends on shapes, dtypes, devices and
+the existence of buffers, but on no address. Each call then only collects addresses, makes results, and enqueues.
 
     inputs ── folds ──▶ totals ── moves ──▶ results ── moves ──▶ callers' buffers
 
-What all who are on one device get is moved there once, for the first of them, and copied from there. Memory of the host
-is a place like a device: to and from it go values whose way leads to other workers, or through NumPy.
+What all replicas on one device get is moved there once, for the first of them, and then copied. Host memory counts as a
+device: values go through it on their way to other workers, or through NumPy.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ _ADDRESS, _ORDINAL, _STREAM = map(attrgetter, ("address", "ordinal", "stream"))
 
 
 class PageLocked(DeviceType):
-    """NumPy arrays in memory of the host that devices copy to and from."""
+    """NumPy arrays in host memory that devices can copy to and from."""
 
     name = "NumPy"
 
@@ -85,7 +84,7 @@ PAGE_LOCKED: Final = PageLocked()
 
 
 class Leaf(NamedTuple):
-    """A leaf on devices: whose arrays it has, and what becomes of them."""
+    """A leaf on devices: the framework and devices of its arrays, and its plan."""
 
     mark: DeviceType
     plan: LeafPlan
@@ -93,7 +92,7 @@ class Leaf(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leaves:
-    """What becomes of some leaves on devices, again and again: it stands for their plans."""
+    """A key for the plans of some leaves on devices, which are used again and again."""
 
     leaves: Sequence[Leaf]
     op: ReduceOp | None = None
@@ -103,7 +102,7 @@ class Leaves:
 
 
 class DevicePlan:
-    """What leaves on devices come to; for the arguments see `DeviceRun`.
+    """The planned work for leaves on devices; for the arguments see `DeviceRun`.
 
     Arrays have numbers: first inputs, then buffers, then those that are made. Buffers are ``straight`` where results
     may be written into them while inputs are read.
@@ -221,7 +220,7 @@ class DevicePlan:
 
 
 def _is_fold(plan: LeafPlan, result: Result) -> bool:
-    """Return whether a result is a fold, and nothing else."""
+    """Return whether a result is a fold and nothing more."""
     return len(result.sources) == 1 and result.cut is None and result.sources[0] >= plan.size
 
 
@@ -250,7 +249,7 @@ def _allocate(ordinal: int, nbytes: int) -> Any:
 
 
 class DeviceRun:
-    """Leaves on devices, on their way.
+    """One execution of a device plan.
 
     There are, by leaf, the inputs, and the GPU, or the host, of each who gets a result (None for those where the inputs
     are); and by leaf and taker a buffer for the result, None where the taker passed none.
@@ -335,13 +334,13 @@ def _straight(columns: Sequence[Column], buffers: dict[Where, DeviceArray]) -> b
 
 
 def _columns(single: bool, values: Sequence[Any], positions: Sequence[int]) -> list[Sequence[Any]]:
-    """Return by leaf what those at some positions contribute."""
+    """Return, by leaf, what the replicas at some positions contribute."""
     rows = [values[position] for position in positions]
     return [rows] if single else list(zip(*rows, strict=True))
 
 
 def _nests(single: bool, columns: Sequence[Sequence[Any]], positions: Sequence[int], size: int) -> list[Any]:
-    """Return by position, with None for all others, what those at some positions get of every leaf."""
+    """Return, by position, what the replicas at some positions get of every leaf; None for other positions."""
     nests: list[Any] = [None] * size
     rows = columns[0] if single else map(list, zip(*columns, strict=True))
     for position, row in zip(positions, rows, strict=True):
@@ -350,12 +349,12 @@ def _nests(single: bool, columns: Sequence[Sequence[Any]], positions: Sequence[i
 
 
 def _of_leaves(passed: Sequence[Sequence[Any] | None], places: Sequence[int]) -> list[list[Any]]:
-    """Return by leaf the buffers that were passed, None for who passed none."""
+    """Return, by leaf, the buffers that were passed; None for replicas that passed none."""
     return [[None if found is None else found[place] for found in passed] for place in places]
 
 
 def _there(spec: ValueSpec) -> dict[int, DeviceType]:
-    """Return the places of leaves on devices, and whose they are."""
+    """Return the indices of leaves on devices, and their frameworks."""
     return {place: mark for place, mark in enumerate(spec.marks) if isinstance(mark, DeviceType)}
 
 
@@ -451,7 +450,7 @@ def _moves(marks: tuple[DeviceType, ...], sizes: tuple[int, ...], devices: tuple
 
 
 def staged(leaves: Sequence[Array]) -> list[DeviceArray]:
-    """Return copies of arrays in memory that devices copy from; in any thread."""
+    """Return copies of arrays in memory that devices can copy from. It may be called in any thread."""
     copies = PAGE_LOCKED.make([(leaf.shape, leaf.dtype) for leaf in leaves], HOST, _allocate)
     for (array, _), leaf in zip(copies, leaves, strict=True):
         array[...] = leaf

@@ -1,4 +1,4 @@
-"""Executors: what carries out a collective where its values lie, found once and kept."""
+"""Executors: chosen by where the values of a collective are, and cached."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def executor(
     devices: tuple[str, ...] = (),
     targets: tuple[int, ...] | None = None,
 ) -> HostExecutor | DeviceExecutor:
-    """Return what carries out a collective, which has been checked, at so many positions; see `HostExecutor.run_into`.
+    """Return the executor of a checked collective for that many positions; see `HostExecutor.run_into`.
 
-    Those that are absent have joined, and take part with nothing. ``devices`` are by position the replicas' logical
+    Replicas at absent positions have joined, and contribute nothing. ``devices`` are by position the replicas' logical
     ones, on whose streams arrays may have been made; ``targets`` the GPUs that get a result each of arrays on GPUs,
     instead of those that contribute.
     """

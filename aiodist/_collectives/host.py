@@ -1,10 +1,10 @@
-"""The host executor: plans carried out over NumPy arrays, scalars, Python numbers and `IndexedSlices`.
+"""The host executor: carries out plans over NumPy arrays, scalars, Python numbers and `IndexedSlices`.
 
-Leaves are never put together in one buffer first: copying them costs more than the calls that it saves. What would hold
-up the event loop is returned as `Work` for worker threads. So is the first reduction of its sort from which on a
-compiled kernel would pay: there it waits until the kernel is compiled. NumPy serves all others, with the same bits.
+Leaves are never copied into one buffer first, because copying costs more than the calls that it saves. Work that would
+hold up the event loop is returned as `Work` for worker threads. So is the first reduction for which a compiled kernel
+would pay: it waits there until the kernel is compiled. NumPy does all others, with the same bits.
 
-A result never shares memory with an input, and arrays in it are views of a read-only base: they may be shared.
+A result never shares memory with an input. Its arrays are views of a read-only base, so replicas can share them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LOOK_FROM: Final = 256 * 1024
 
 
 def fold(op: ReduceOp, column: Column, mark: LeafMark, accumulate: Accumulate = "native") -> Any:
-    """Return a left fold of leaves, in their order, as the type that they have; foreign arrays as NumPy's."""
+    """Return the left fold of leaves in their order, with their type; other frameworks' arrays become NumPy's."""
     dtype, shape = (None, ()) if mark == LeafType.PYTHON_NUMBER else (column[0].dtype, column[0].shape)
     return _folding(op, dtype, shape, len(column), mark, accumulate)(column)
 
@@ -48,7 +48,7 @@ def fold(op: ReduceOp, column: Column, mark: LeafMark, accumulate: Accumulate = 
 def _folding(
     op: ReduceOp, dtype: Any, shape: Any, count: int, mark: LeafMark, accumulate: Accumulate, among: bool = False
 ) -> Callable[[Column], Any]:
-    """Return what folds so many leaves, again and again; see `fold`."""
+    """Return a function that folds that many leaves, for repeated use; see `fold`."""
     if mark == LeafType.PYTHON_NUMBER:
         return partial(kernels.reduce_numbers, op)
     if mark == LeafType.INDEXED_SLICES:
@@ -60,8 +60,8 @@ def _folding(
 def fold_slices(op: ReduceOp, column: Sequence[IndexedSlices], accumulate: Accumulate = "native") -> IndexedSlices:
     """Return the replicas' rows added up by index, for MEAN divided by the number of replicas; read-only.
 
-    Rows are added in the order of the replicas, and within a replica in the order in which they stand: a left fold in
-    the accumulator that a dense reduction of the dtype has. Nothing dense is ever made of them.
+    Rows are added in the order of the replicas, and within a replica in their own order: a left fold in the accumulator
+    of a dense reduction of the dtype. Rows are never made dense.
     """
     rule = rule_for(op, column[0].dtype, accumulate)
     rows = np.concatenate([np.asarray(part.values, rule.accumulator) for part in column])
@@ -77,7 +77,7 @@ def fold_slices(op: ReduceOp, column: Sequence[IndexedSlices], accumulate: Accum
 
 
 def made(result: Result, arrays: Sequence[Any] | Mapping[int, Any], inputs: int) -> Any:
-    """Return what a result is made of inputs and, behind them, totals that nobody else sees; in memory of its own."""
+    """Return a result, made from inputs followed by totals that nobody else uses; it has memory of its own."""
     parts = [arrays[source] for source in result.sources]
     if result.cut is not None:
         parts = [part(array, result.cut) for array in parts]
@@ -95,7 +95,7 @@ def part(array: Array, cut: Cut) -> Array:
 
 
 def copied(leaf: Any) -> Any:
-    """Return a copy of an array, in this machine's byte order; anything else as it is."""
+    """Return a copy of an array, in this machine's byte order; anything else unchanged."""
     if not isinstance(leaf, np.ndarray):
         return leaf
     native = leaf.dtype.newbyteorder("=")
@@ -107,7 +107,7 @@ def copied(leaf: Any) -> Any:
 
 
 def put_together(arrays: Sequence[Array], axis: int) -> Array:
-    """Return arrays one behind the other along an axis, in this machine's byte order; strings in the widest's width."""
+    """Return arrays concatenated along an axis, in this machine's byte order; strings get the widest width."""
     dtypes = [array.dtype for array in arrays]
     native = dtypes[0]
     if not native.isnative or dtypes.count(native) < len(dtypes):
@@ -121,7 +121,7 @@ def put_together(arrays: Sequence[Array], axis: int) -> Array:
 
 
 def frozen(array: Array) -> Array:
-    """Return an array, whose memory nobody else has written about, as a view that flags cannot make writeable."""
+    """Return an array as a view that its flags cannot make writeable; nothing else must refer to the memory."""
     base = array.base
     array.setflags(False)  # type: ignore[call-arg]  # by position: the keyword alone takes as long as the call
     if isinstance(base, np.ndarray):
@@ -140,14 +140,14 @@ def in_native_order(value: Any) -> Any:
 
 
 def given(mark: LeafMark, result: Any, count: int, *, shared: bool) -> Sequence[Any]:
-    """Return a leaf's result, one for all or a list of one for each, for so many replicas, in its own framework."""
+    """Return a leaf's result, one for all or a list with one for each replica, in its own framework."""
     if isinstance(mark, HostType):
         return mark.give_each(result, count) if shared else list(map(mark.give, result))
     return [result] * count if shared else result
 
 
 class _Leaf:
-    """What becomes of one leaf of a collective, and what that costs."""
+    """The plan for one leaf of a collective, and its cost."""
 
     def __init__(self, collective: Collective, place: int, plan: LeafPlan, accumulate: Accumulate) -> None:
         spec, op = collective.spec, collective.op
@@ -176,14 +176,14 @@ class _Leaf:
             self.made = (lambda column: frozen(total_of(column))) if self.is_array else total_of
 
     def due(self) -> Plan | None:
-        """Return the kernel that its fold waits for until it is compiled."""
+        """Return the kernel that must be compiled before its fold, if one must."""
         if self.op is None or not self.is_array:
             return None
         plan = plan_for(self.op, self._dtype, self.plan.size, self.accumulate)
         return plan if plan.is_due(int(self.nbytes)) else None
 
     def cost(self, column: Column) -> int:
-        """Return about how many bytes could be moved in the time that it takes."""
+        """Return its cost, as the number of bytes that could be moved in that time."""
         if self.mark == LeafType.INDEXED_SLICES:
             return policy.SLOWNESS_BY_ROWS * sum([int(part.values.nbytes) for part in column])
         if not self.is_array:
@@ -202,7 +202,7 @@ class _Leaf:
         return [fold([column[i] for i in inputs]) for fold, inputs in pairs]
 
     def calls(self, column: Column, totals: list[Any]) -> list[Call]:
-        """Return the calls that fold a column, large arrays in pieces; all ``totals`` are there when these are done."""
+        """Return the calls that fold a column, with large arrays in pieces; ``totals`` are complete afterwards."""
         cost, folds = self.cost(column), self.plan.folds
         if cost < policy.LEAST_MOVED_BY_A_THREAD or not self.is_array:
             return [lambda: totals.extend(self._totals(column))]
@@ -216,7 +216,7 @@ class _Leaf:
         return calls
 
     def results(self, column: Column, totals: Sequence[Any]) -> Any:
-        """Return what is made of inputs and folds: the result for all, or a list of one for each."""
+        """Return the results from inputs and folds: one for all, or a list with one for each replica."""
         if not self.whole:
             arrays = [*column, *totals]
             totals = [made(result, arrays, len(column)) for result in self.plan.results]
@@ -229,7 +229,7 @@ class _Leaf:
 
 
 class HostExecutor:
-    """Carries out one collective's plan, again and again.
+    """Carries out the plan of one collective, any number of times.
 
     Args:
         collective: what is asked for.
@@ -299,7 +299,7 @@ class HostExecutor:
         return [values] if self._single else list(zip(*values, strict=True))
 
     def _holds_up(self, values: Sequence[Any]) -> bool:
-        """Return whether it would hold up the event loop: to look at it all again each time takes 20 microseconds."""
+        """Return whether it would hold up the event loop. (This is cached, since it takes 20 microseconds.)."""
         cost = self._cost
         if cost is None or policy.blocks(cost):
             cost = sum(map(_Leaf.cost, self._leaves, self._columns(values)))
@@ -309,7 +309,7 @@ class HostExecutor:
         return bool(self._due) or policy.blocks(cost)
 
     def _work(self, values: Sequence[Any], outs: Outs) -> Work:
-        """Return the calls that make the result, once the kernels that are due have been compiled."""
+        """Return the calls that compute the result, after compiling the kernels that it needs."""
         columns, by_leaf, handed_out = self._columns(values), list[Any](), list[Any]()
         totals: list[list[Any]] = [[] for _ in columns]
 
@@ -322,7 +322,7 @@ class HostExecutor:
         return Work([compiled, folds, [make], self._copies(by_leaf, outs)], handed_out.pop)
 
     def _copies(self, by_leaf: Sequence[Any], outs: Outs) -> list[Call]:
-        """Return what copies results, by leaf, into the buffers that are wanted, once they are there."""
+        """Return the calls that copy results, by leaf, into the callers' buffers, once they are complete."""
 
         def copy(buffer: Array, leaf: int, place: int) -> None:
             np.copyto(buffer, by_leaf[leaf] if self._all_have_one else by_leaf[leaf][place])
@@ -334,7 +334,7 @@ class HostExecutor:
         ]
 
     def handed_out(self, by_leaf: Sequence[Any], outs: Outs) -> Any:
-        """Return results by leaf, each one for all or a list of one for each, as ``shared`` says."""
+        """Return results by leaf: one for all, or a list with one for each replica, as ``shared`` says."""
         if self.shared:
             return by_leaf[0] if self._single else by_leaf
         places = [place for place, position in enumerate(self._positions) if position not in outs]
@@ -351,7 +351,7 @@ class HostExecutor:
 def _tiny_folds(
     collective: Collective, size: int, accumulate: Accumulate
 ) -> Callable[[Sequence[Sequence[Any]]], list[Any]] | None:
-    """Return what reduces nests of tiny arrays; None for others."""
+    """Return a function that reduces nests of tiny arrays; None for other nests."""
     spec, op = collective.spec, collective.op
     if spec is None or op is None or any(spec.marks) or accumulate != "native":
         return None

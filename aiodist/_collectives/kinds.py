@@ -1,18 +1,18 @@
-"""The table of collectives: what each kind is called, what it accepts, how many results it has, and its plan.
+"""The table of collectives: each kind's name, what it accepts, how many results it has, and its plan.
 
-To add one: a row in the table, and a function that makes its plan. What it accepts is said in the row's terms, so that
-all kinds refuse in the same words; every executor carries out whatever a plan says.
+To add one, write a row in the table and a function that makes its plan. The row says what it accepts, so all kinds
+raise the same errors; every executor can carry out any plan.
 
-A plan says how the replicas' inputs become their results. It is data, the same for any shape and dtype. Three things
-can become of arrays: they are folded into one, cut into equal parts, and put together:
+A plan says how the replicas' inputs become their results. It is data, the same for any shape and dtype. It can do three
+things with arrays: fold them into one, cut them into equal parts, and concatenate them:
 
-    all_reduce       one fold of all                                 broadcast    the source's, as it is
-    reduce_scatter   one fold of all, cut: a part for each           all_gather   all, put together
+    all_reduce       one fold of all                                 broadcast    the source's, unchanged
+    reduce_scatter   one fold of all, cut: a part for each           all_gather   all, concatenated
     scan             a fold of the first i + 1, for replica i
-    all_to_all       all, cut: the i-th parts, put together, for replica i
+    all_to_all       all, cut: the i-th parts, concatenated, for replica i
 
-An executor reads a plan leaf by leaf. It decides where and in how many steps each fold and copy is made, never what
-comes out: a fold is a left fold in the order that the plan gives.
+An executor reads a plan leaf by leaf. It decides where and in how many steps it does each fold and copy, but never
+changes the result: a fold is a left fold in the plan's order.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from aiodist_kernels.rules import rule_for
 
 
 class Cut(NamedTuple):
-    """One of so many equal parts of an array along an axis."""
+    """One of several equal parts of an array along an axis."""
 
     axis: int
     place: int
@@ -42,7 +42,7 @@ class Cut(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What one result is made of."""
+    """The sources of one result."""
 
     sources: Sequence[int]  # places of inputs among those that take part, behind them the plan's folds
     cut: Cut | None = None  # which part of each is taken; None for the whole
@@ -50,7 +50,7 @@ class Result(NamedTuple):
 
 
 class LeafPlan(NamedTuple):
-    """What becomes of one leaf."""
+    """The plan of one leaf."""
 
     size: int  # how many inputs there are
     folds: tuple[Sequence[int], ...]  # for each total, the inputs that are folded into it, in this order
@@ -58,7 +58,7 @@ class LeafPlan(NamedTuple):
 
     @property
     def is_one_fold(self) -> bool:
-        """Whether everything is made of one fold of all inputs."""
+        """Whether all results are made from one fold of all inputs."""
         return self.folds == (range(self.size),) and all(result.sources == (self.size,) for result in self.results)
 
     @property
@@ -69,14 +69,14 @@ class LeafPlan(NamedTuple):
         return folded | {source for source in sources if source < self.size}
 
     def cut(self, place: int) -> Cut:
-        """Return which part of each input the result at a place takes."""
+        """Return which part of each input the result at an index takes."""
         cut = self.results[place].cut
         assert cut is not None
         return cut
 
 
 def all_reduce_plan(size: int, _: Any = None) -> LeafPlan:
-    """Plan an all_reduce of so many inputs."""
+    """Plan an all_reduce of that many inputs."""
     return LeafPlan(size, (range(size),), (Result((size,)),))
 
 
@@ -86,7 +86,7 @@ def all_gather_plan(size: int, axis: int) -> LeafPlan:
 
 
 def broadcast_plan(size: int, source: int) -> LeafPlan:
-    """Plan a broadcast from the input at a place."""
+    """Plan a broadcast from the input at an index."""
     return LeafPlan(size, (), (Result((source,)),))
 
 
@@ -96,13 +96,13 @@ def reduce_scatter_plan(size: int, axis: int) -> LeafPlan:
 
 
 def scan_plan(size: int, _: Any = None) -> LeafPlan:
-    """Plan a scan of so many inputs."""
+    """Plan a scan of that many inputs."""
     folds = tuple([range(index + 1) for index in range(size)])
     return LeafPlan(size, folds, tuple([Result((size + index,)) for index in range(size)]))
 
 
 def all_to_all_plan(size: int, axes: tuple[int, int]) -> LeafPlan:
-    """Plan an all_to_all that cuts along the first axis and puts together along the second."""
+    """Plan an all_to_all that cuts along the first axis and concatenates along the second."""
     split, concat = axes
     return LeafPlan(size, (), tuple([Result(range(size), Cut(split, index, size), concat) for index in range(size)]))
 
@@ -114,8 +114,8 @@ def all_to_all_plan(size: int, axes: tuple[int, int]) -> LeafPlan:
 class Kind:
     """A kind of collective.
 
-    ``plan`` makes the plan of a leaf of the number of inputs and what the call's detail says of the leaf. There is none
-    where nothing is computed of values, as in a barrier, or where a function of the user's does it.
+    ``plan`` makes a leaf's plan from the number of inputs and the call's detail on the leaf. A kind has no plan if it
+    computes nothing from values, like a barrier, or if a function of the user's does.
     """
 
     name: str  # as it is called on a replica context
@@ -143,7 +143,7 @@ MERGE_CALL: Final = Kind("merge_call", shared=False)
 
 
 class Collective(NamedTuple):
-    """What replicas ask for together."""
+    """The collective that replicas request together."""
 
     kind: Kind
     op: ReduceOp | None = None  # for kinds that take one
@@ -151,7 +151,7 @@ class Collective(NamedTuple):
     spec: Spec | None = None  # what each of them contributes; None for nothing
 
     def check(self, size: int) -> None:
-        """Check that so many replicas can carry it out."""
+        """Check that it works for that many replicas."""
         kind, spec = self.kind, self.spec
         if spec is None:
             return
@@ -179,7 +179,7 @@ class Collective(NamedTuple):
             raise ValueError(f"source must be a replica id from 0 to {size - 1}, got {self.detail}")
 
     def check_present(self, absent: Sequence[int]) -> None:
-        """Check that it can be carried out without the replicas at some positions, which have joined."""
+        """Check that it works without the replicas at some positions, which have joined."""
         kind = self.kind
         if kind.shared and not (kind.from_one and self.detail in absent):
             return
@@ -191,7 +191,7 @@ class Collective(NamedTuple):
         )
 
     def without(self, absent: Sequence[int]) -> Collective:
-        """Return it as those ask for it who have not joined: its source is a place among them."""
+        """Return it for the replicas that have not joined: its source is an index among these."""
         if not absent or not self.kind.from_one:
             return self
         return self._replace(detail=self.detail - sum(position < self.detail for position in absent))
@@ -203,7 +203,7 @@ class Collective(NamedTuple):
         return self._replace(detail=detail, spec=self.spec.of(places))
 
     def plans(self, size: int) -> list[LeafPlan]:
-        """Return the plan of each leaf, for so many inputs."""
+        """Return the plan of each leaf, for that many inputs."""
         if self.kind.plan is None or self.spec is None:
             return []
         details = self.detail if self.kind.by_leaf else (self.detail,) * len(self.spec.shapes)
@@ -216,7 +216,7 @@ def _leaf_plan(plan: Callable[[int, Any], LeafPlan], size: int, detail: Any) -> 
 
 
 def check_reducible(op: ReduceOp, dtype: Any, mark: Any) -> None:
-    """Check that an op takes leaves of a dtype; `IndexedSlices` are reduced by SUM and MEAN alone."""
+    """Check that an op takes leaves of a dtype; only SUM and MEAN reduce `IndexedSlices`."""
     if mark != LeafType.INDEXED_SLICES:
         kernels.result_dtype(op, dtype)
     elif op not in (ReduceOp.SUM, ReduceOp.MEAN):
@@ -238,7 +238,8 @@ def normalized_axis(axis: Any, rank: int, what: str = "axis") -> int:
     if rank == 0:
         raise ValueError(f"{what}={index} needs arrays with at least one axis, got a scalar; pass np.array([value])")
     if not -rank <= index < rank:
-        raise ValueError(f"{what} must be from {-rank} to {rank - 1} for an array with {rank} axes, got {index}")
+        axes = "1 axis" if rank == 1 else f"{rank} axes"
+        raise ValueError(f"{what} must be from {-rank} to {rank - 1} for an array with {axes}, got {index}")
     return index % rank
 
 

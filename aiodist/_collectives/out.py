@@ -1,8 +1,8 @@
-"""``out=``: callers' own buffers for results, and what memory may be written while other memory is read.
+"""``out=``: callers' own buffers for results, and which memory may be written while other memory is read.
 
-Each replica's buffers are checked at its call: there is one for each leaf, and no two share memory. On the host results
-are made apart, in memory that is used again, and copied. On GPUs they are written straight into buffers unless that
-could change what another result is made of; what replicas contribute is compared by its bounds, once all have come.
+Each replica's buffers are checked at its call: there is one for each leaf, and no two share memory. On the host,
+results are made in reused memory and then copied. On GPUs they are written directly into the buffers, unless that could
+change the input of another result; to find out, the bounds of all contributions are compared once all have arrived.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NO_OUTS: Outs = {}
 
 
 def checked(collective: Collective, leaves: Sequence[Any], buffers: Sequence[Any]) -> list[Any]:
-    """Return a replica's buffers, one for each leaf that it contributes to a reduction, as they are written into."""
+    """Return a replica's buffers for a reduction, one for each leaf, in the form in which they are written."""
     spec, op = collective.spec, collective.op
     assert spec is not None
     assert op is not None
@@ -46,12 +46,12 @@ def checked(collective: Collective, leaves: Sequence[Any], buffers: Sequence[Any
 
 
 def _share(one: Array, other: Array) -> bool:
-    """Return whether arrays share an element, as columns of a matrix do not, or it would take long to find out."""
+    """Return whether arrays share an element (columns of a matrix do not), or finding out would take too long."""
     return np.may_share_memory(one, other, max_work=1000)  # type: ignore[arg-type]  # any number does
 
 
 def _may_overlap_itself(array: Array) -> bool:
-    """Return whether two elements may share memory: unless each axis steps over all that lies inside of it."""
+    """Return whether two elements may share memory. They cannot if each axis steps over everything inside it."""
     reach = array.itemsize
     for step, size in sorted((abs(step), size) for size, step in zip(array.shape, array.strides, strict=True)):
         if size > 1 and step < reach:
@@ -95,7 +95,7 @@ def _buffer(out: Any, leaf: Any, shape: tuple[int | None, ...], dtype: Any, mark
 
 
 class Span(NamedTuple):
-    """Memory by its bounds, and the place of the leaf that it belongs to."""
+    """The bounds of some memory, and the index of the leaf that it belongs to."""
 
     begin: int
     end: int
@@ -110,9 +110,9 @@ def span(array: Array | DeviceArray, leaf: int) -> Span:
 
 
 def entangled(inputs: Iterable[Span], outs: Iterable[Span]) -> bool:
-    """Return whether writing results may change what others are made of, or other results.
+    """Return whether writing results may change the inputs of others, or other results.
 
-    A result may lie in the very place of what it is itself made of where that is not among the inputs.
+    A result may be at the same address as its own source, if that is not an input.
     """
     read = written = 0  # how far what is read, and what is written, has reached so far
     for begin, end, _, is_written in sorted([(*each, False) for each in inputs] + [(*each, True) for each in outs]):

@@ -1,4 +1,4 @@
-"""Work: a result that would keep the event loop's thread from everything else for too long."""
+"""Work: a result that would hold up the event loop for too long."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MOST_WORKERS = 8
 
 
 class Work(NamedTuple):
-    """What worker threads call to make a result. It keeps all memory that they read and write."""
+    """Calls for worker threads that compute a result. It keeps alive all memory that they read and write."""
 
     phases: Sequence[Sequence[Call]]  # calls to make in any order, in any threads, phase by phase
     result: Callable[[], Any]  # returns the result, when all have returned; for the event loop's thread
     ready: Callable[[], bool] | None = None  # returns whether the calls would only find everything done
 
     def then(self, make: Callable[[Any], Any]) -> Work:
-        """Return this work, and behind it, in a worker thread too, what makes another result of its result."""
+        """Return this work followed by a function of its result, which a worker thread calls, too."""
         made: list[Any] = []
         return Work([*self.phases, [lambda: made.append(make(self.result()))]], made.pop)
 
@@ -35,7 +35,7 @@ class Work(NamedTuple):
 
 @cache
 def thread_count() -> int:
-    """Return how many threads may work at a time: one for each core that this process may use, and not too many."""
+    """Return how many threads may work at a time: one for each core that this process may use, up to a limit."""
     affinity = getattr(os, "sched_getaffinity", None)  # not everywhere
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return min(cores, MOST_WORKERS)

@@ -1,22 +1,21 @@
-"""The executor over workers: what each worker contributes to a collective, and what its replicas get of it.
+"""The executor over workers: what each worker contributes to a collective, and what its replicas get.
 
-    values ── begin ──▶ rows, parts, values to gather ── moved, whichever way ──▶ result
+    values ── begin ──▶ rows, parts, values to gather ── exchanged ──▶ result
 
-What is exchanged follows from what a plan says of a leaf:
+A leaf's plan determines what is exchanged:
 
-- Results of one fold of all inputs are a **reduction**: each worker contributes one row, the left fold, in the
-  accumulator, of what its replicas contribute. The rows of all workers become one, which is scaled and rounded at the
-  end. All this goes range by range, so that nothing of the size of a whole value is folded or rounded at one go.
-- Results that take a part of each input (all_to_all) are an **exchange**: each worker gives every other one the parts
+- If all results come from one fold of all inputs, it is a **reduction**: each worker contributes one row, the left fold
+  of its replicas' values, in the accumulator's dtype. The rows of all workers become one, which is scaled and rounded
+  at the end. All this is done range by range, so that no value is folded or rounded as a whole at once.
+- If results take a part of each input (all_to_all), it is an **exchange**: each worker sends every other one the parts
   that it needs.
-- All others: whoever has an input that results are made of gives it to all, and each worker makes of them what one
-  machine would. That is also the way of Python's numbers and of `IndexedSlices`.
+- Otherwise, workers send the inputs that results are made from to all, and each worker computes the results as one
+  machine would. Python's numbers and `IndexedSlices` are also handled in this way.
 
-So the bits are those of one machine where workers have one replica each and rows are folded by rank. With ``ordered``
-each worker contributes a row for each replica, and the rows are folded in the order of all replicas: then the bits are
-those of one machine for every layout. A plan touches no values, and is the same on every worker: so their transfers
-match. What is to be reduced is moved from where it lies, and what an all_gather gives stays where it has come to, if
-that can be.
+So the bits are those of one machine if workers have one replica each and rows are folded by rank. With ``ordered`` each
+worker contributes a row for each replica, and the rows are folded in the order of all replicas: then the bits are those
+of one machine for every layout. A plan reads no values, and is the same on every worker, so their transfers match.
+Reductions are sent from where the values are, and the result of an all_gather stays where it was received, if possible.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ DType: TypeAlias = np.dtype[Any]
 
 @dataclass(frozen=True, eq=False)
 class Members:
-    """Who takes part."""
+    """The replicas that take part."""
 
     rank: int  # this worker's place among those that have replicas in it
     ids: tuple[tuple[int, ...], ...]  # by rank, the positions of a worker's replicas among all, ascending
@@ -68,7 +67,7 @@ class Members:
 
 
 class Reduction:
-    """Rows to be reduced over the workers: leaves of one accumulator and result, one behind the other.
+    """Rows to reduce over the workers: consecutive leaves with one accumulator and one result dtype.
 
     Attributes:
         op: SUM, PRODUCT, MIN or MAX.
@@ -106,12 +105,12 @@ class Reduction:
         return len(self._ids[rank]) if self.ordered else 1
 
     def combine(self, rows: Sequence[Array]) -> Array:
-        """Return one row of all workers', by rank; it lies in one of them."""
+        """Return one row made from all workers' rows, by rank, in the memory of one of them."""
         in_order = [rows[place] for place in self.order]
         return kernels.reduce(self.op, in_order, out=in_order[0]) if len(rows) > 1 else rows[0]
 
     def ranges(self, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield what a range has of each leaf: the leaf, the range in it, and where that lies in the range."""
+        """Yield each leaf's share of a range: the leaf, its own range, and the offset of that in the range."""
         at = 0
         for leaf, size in enumerate(self.sizes):
             low, high = max(begin - at, 0), min(end - at, size)
@@ -121,7 +120,7 @@ class Reduction:
 
 
 class Rows:
-    """What this worker contributes to a reduction, by leaf the local replicas' arrays in their order, and the results.
+    """This worker's part of a reduction: by leaf, the local replicas' arrays in order, and the results.
 
     Attributes:
         reduction: what is reduced.
@@ -140,7 +139,7 @@ class Rows:
         self._whole = self.own(0, reduction.size) if len(arrays) == 1 else None
 
     def own(self, begin: int, end: int) -> Array | None:
-        """Return a range of this worker's row as it lies in memory; None where something has to be made of it."""
+        """Return a range of this worker's row without a copy; None if it must be computed."""
         if self._whole is not None:
             return self._whole[begin:end]
         leaf, low, high = 0, begin, end
@@ -155,7 +154,7 @@ class Rows:
         return found.view(self.reduction.dtype)  # an engine may know only one of equal dtypes of several names
 
     def fold(self, begin: int, end: int, out: Array) -> None:
-        """Make a range of this worker's rows, one behind the other."""
+        """Compute a range of this worker's rows, one after the other."""
         reduction, rows = self.reduction, out.reshape(self.reduction.own_rows, end - begin)
         for leaf, low, high, at in reduction.ranges(begin, end):
             arrays = [array[low:high] for array in self._flat[leaf]]
@@ -167,20 +166,20 @@ class Rows:
                 kernels.reduce(reduction.op, wide, out=rows[0, at : at + high - low])
 
     def room(self, begin: int, end: int) -> Array:
-        """Return where the total of a range is to lie; where it can, that is where its result does."""
+        """Return the memory for the total of a range, which is that of its result if possible."""
         if self.reduction.rule.result == self.reduction.dtype:
             return self._results[begin:end]
         return pool.empty((end - begin,), self.reduction.dtype)
 
     def finish(self, begin: int, end: int, total: Array) -> None:
-        """Make a range of the results of its total, which is spoilt and lies in its room."""
+        """Compute a range of the results from its total, which lies in its room and is overwritten."""
         if self.reduction.finishes:
             total = quietly(finished, self.reduction.rule, total, self.reduction.replicas)
             if not np.may_share_memory(total, self._results):
                 self._results[begin:end] = total
 
     def results(self) -> list[Array]:
-        """Return the leaves' results, all ranges of which are finished."""
+        """Return the leaves' results, once all their ranges are finished."""
         return list(map(frozen, self._shaped))
 
 
@@ -188,7 +187,7 @@ class Rows:
 
 
 class WorkerPlan:
-    """What workers exchange for a collective, and what comes of it.
+    """What workers exchange for a collective, and how the results are made from it.
 
     Args:
         collective: what is asked for, with a value; it has been checked.
@@ -201,8 +200,6 @@ class WorkerPlan:
         leaves: by place, what becomes of a leaf, and what it is.
         reductions: the leaves that are reduced, by their accumulator, with their places.
         pieces: of those of which parts are exchanged, the place, and a part's shape, dtype and bytes.
-        counts: by rank, how many bytes of parts are for that worker, and as many come from it.
-        most: how many any worker has for any other, at most.
         gathered: the places of all others, of which each worker makes what one machine would, with
             ``on_one_machine``, of the values of all replicas.
         sources: by rank, the positions of replicas whose values are gathered.
@@ -234,9 +231,7 @@ class WorkerPlan:
                 self.pieces.append((place, shape, native, math.prod(shape) * native.itemsize))
             else:
                 self.gathered.append(place)
-        nbytes = sum(nbytes for *_, nbytes in self.pieces)
-        self.counts = [len(ids) * len(members.own) * nbytes for ids in members.ids]
-        self.most = nbytes * max(map(len, members.ids)) ** 2
+        self._nbytes = sum(nbytes for *_, nbytes in self.pieces)
         self.reductions: list[tuple[Reduction, list[int]]] = []
         for rules in alike.values():
             assert op is not None
@@ -252,13 +247,24 @@ class WorkerPlan:
             of_gathered = on_host(collective.of(self.gathered))
             self.on_one_machine = HostExecutor(of_gathered, members.replicas, (), accumulate)
 
+    @cached_property
+    def counts(self) -> list[int]:
+        """By rank, how many bytes of parts go to that worker; it sends equally many."""
+        own = len(self.members.own) * self._nbytes
+        return [len(ids) * own for ids in self.members.ids]
+
+    @cached_property
+    def most(self) -> int:
+        """How many bytes of parts any worker has for any other, at most."""
+        return self._nbytes * max(map(len, self.members.ids)) ** 2
+
     def own_results(self, place: int) -> Sequence[Result]:
-        """Return what the local replicas' results of a leaf are made of; the one for all where that is shared."""
+        """Return the sources of the local replicas' results of a leaf; one for all if it is shared."""
         results = self.leaves[place][0].results
         return results if self.collective.kind.shared else [results[i] for i in self.members.own]
 
     def hand_out(self, result: Any) -> Any:
-        """Return `Transfer.result` as replicas get it: other frameworks' arrays as such."""
+        """Return `Transfer.result` in the form that replicas get, with other frameworks' arrays."""
         if self.shared:
             return result
         if self.collective.kind.shared:
@@ -267,7 +273,7 @@ class WorkerPlan:
 
 
 class Transfer:
-    """One collective's values on their way: what the local replicas contribute, in their order, on the host.
+    """One exchange of a collective's values: the contributions of the local replicas, in order, on the host.
 
     Attributes:
         plan: what is exchanged for it.
@@ -289,7 +295,7 @@ class Transfer:
         self._results: list[Sequence[Any]] = [()] * len(plan.leaves)
 
     def parts(self) -> Array:
-        """Return the bytes of the parts that this worker has for all, by rank: by leaf, by their replica, by ours."""
+        """Return the parts for each worker as bytes, by rank; ordered by leaf, by the receiver, by the sender."""
         leaves, columns = self.plan.leaves, self._columns
         return joined(
             [
@@ -302,7 +308,7 @@ class Transfer:
         )
 
     def take_parts(self, data: Array) -> None:
-        """Take the bytes of what all workers have for this one, by rank."""
+        """Take the bytes of the parts from all workers, by rank."""
         members, at = self.plan.members, 0
         parts: dict[tuple[int, int, int], Array] = {}
         for sources in members.ids:
@@ -325,9 +331,9 @@ class Transfer:
         return [rows.get(position, anything) for position in range(self.plan.members.replicas)]
 
     def as_they_lie(self, values: Sequence[Sequence[Any]]) -> list[Array] | None:
-        """Return what an all_gather gives of these values without a copy of any; None where one has to be made.
+        """Return the result of an all_gather of these values without a copy; None if one is needed.
 
-        Those of one array have come to where they lie one behind the other, and nobody else sees them there.
+        The values of one array were received into adjacent memory that nobody else uses.
         """
         if self.plan.collective.kind is not ALL_GATHER or len(self.plan.gathered) != 1:
             return None
@@ -336,7 +342,7 @@ class Transfer:
         return None if found is None else [found]
 
     def take_gathered(self, result: Any) -> None:
-        """Take what comes of them on one machine, as `WorkerPlan.on_one_machine` gives it."""
+        """Take the results that one machine computes from them, from `WorkerPlan.on_one_machine`."""
         plan = self.plan
         own = [result] if plan.collective.kind.shared else [result[position] for position in plan.members.own]
         for place, column in zip(plan.gathered, zip(*own, strict=True), strict=True):
@@ -362,19 +368,19 @@ class Transfer:
 
 
 def on_host(collective: Collective) -> Collective:
-    """Return it for NumPy arrays in the place of other frameworks', and of arrays on GPUs."""
+    """Return it for NumPy arrays instead of other frameworks' arrays and arrays on GPUs."""
     assert collective.spec is not None
     marks = tuple(None if isinstance(mark, (DeviceType, HostType)) else mark for mark in collective.spec.marks)
     return collective._replace(spec=collective.spec._replace(marks=marks))
 
 
 def _plain(leaf: Any) -> Any:
-    """Return an array as NumPy's own, in this machine's byte order, to be pickled without its memory; else the leaf."""
+    """Return an array as NumPy's, in this machine's byte order, for pickling without its memory; or the leaf."""
     return in_native_order(np.asarray(leaf)) if isinstance(leaf, np.ndarray) else leaf
 
 
 def check_integers(value: Any) -> None:
-    """Check that Python ints, which may be among what workers give or make, fit int64.
+    """Check that any Python ints among the workers' inputs or results fit int64.
 
     Raises:
         OverflowError: one does not.
@@ -403,17 +409,17 @@ def too_large() -> OverflowError:
 
 
 def bytes_of(array: Array) -> Array:
-    """Return an array's bytes, where they lie if that is in C's order."""
+    """Return an array's bytes, uncopied if it is in C order."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def joined(pieces: Sequence[Array]) -> Array:
-    """Return bytes one behind the other; a single piece where it lies."""
+    """Return concatenated bytes; a single piece is not copied."""
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces or [np.empty(0, np.uint8)])
 
 
 def _as_one(arrays: Sequence[Array], axis: int) -> Array | None:
-    """Return arrays that lie one behind the other in memory as one along an axis, uncopied; None where they do not."""
+    """Return arrays that are adjacent in memory as one along an axis, without a copy; None if they are not."""
     first = arrays[0]
     owner, begin = _owner(first), _address(first)
     if math.prod(first.shape[:axis]) != 1 or not first.flags.aligned or not isinstance(owner, np.ndarray):
@@ -429,7 +435,7 @@ def _as_one(arrays: Sequence[Array], axis: int) -> Array | None:
 
 
 def _owner(array: Any) -> Any:
-    """Return what has the memory of an array."""
+    """Return the object that owns an array's memory."""
     while True:
         base = array.base if isinstance(array, np.ndarray) else array.obj if isinstance(array, memoryview) else None
         if base is None:

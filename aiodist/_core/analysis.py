@@ -1,8 +1,8 @@
-"""Analysis: what a snapshot says of a disagreement. Who differs, in what, and where; the same whoever came first.
+"""Analysis: what a snapshot says about a disagreement: who differs, in what, and where, whichever replica came first.
 
-`analyse` is a function of the snapshot alone. Posts that mean the same are a partition; replicas that are gone
-without the collective are one more. The largest is the majority, and the rest are the suspects; where none is larger
-than every other, nobody is to blame, and all are suspects.
+`analyse` is a function of the snapshot alone. Replicas whose posts mean the same are a partition; those that are gone
+without the collective are one more. The largest partition is the majority, and the rest are the suspects. If no
+partition is larger than every other, nobody is blamed, and all are suspects.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_PLACES = 6
 
 
 def analyse(snapshot: Snapshot, *, overdue: Overdue | None = None) -> CollectiveReport:
-    """Return what a snapshot says went wrong; ``overdue`` is the collective whose time is up, where it is that."""
+    """Return what went wrong, according to a snapshot; ``overdue`` is the collective that has timed out, if one has."""
     snapshot = replace(snapshot, groups=tuple(sorted(snapshot.groups, key=_order)))
     picture = Picture(snapshot)
     if overdue is not None:
@@ -48,11 +48,14 @@ def analyse(snapshot: Snapshot, *, overdue: Overdue | None = None) -> Collective
     if snapshot.deadlocked:
         return _deadlock(picture)
     group = next((group for group in snapshot.groups if group.open), snapshot.groups[0])
-    return _report(Collective(picture, group, group.open[0] if group.open else NOTHING))
+    report = _report(Collective(picture, group, group.open[0] if group.open else NOTHING))
+    # Where a replica's own error has ended the run, nothing was late: it is what the others are told of.
+    failed = any(each.end is ReplicaState.FAILED for each in snapshot.replicas)
+    return replace(report, reason=Reason.EXITED) if failed else report
 
 
 def _order(group: GroupRecord) -> tuple[Any, ...]:
-    """Return what groups are put in order by: not the time of their making, which tells who came first."""
+    """Return the key by which groups are sorted, which must not depend on who came first."""
     members, name, number = group.key
     return number >= 0, members, name or "", number
 
@@ -78,9 +81,9 @@ _ERRORS: Mapping[Reason, type[CollectiveError]] = {
 
 
 def _first_in_trouble(picture: Picture, group: GroupRecord) -> Collective | None:
-    """Return the first collective of a group that cannot complete any more; None where all still can.
+    """Return the first collective of a group that can no longer complete; None if all still can.
 
-    Where replicas are missing from the creation of a group, one that somebody waits in says more.
+    If replicas are missing from the creation of the group, a collective that somebody waits in says more.
     """
     for each in picture.open[group.key]:
         if each.joining:
@@ -91,10 +94,10 @@ def _first_in_trouble(picture: Picture, group: GroupRecord) -> Collective | None
 
 
 def cannot_complete(snapshot: Snapshot) -> bool:
-    """Return whether a collective can never be complete, whatever the replicas do that have not ended.
+    """Return whether a collective can never be complete, whatever the replicas that have not ended do.
 
-    The snapshot may have been merged of parts of different moments: a member that one part shows to have gone on has
-    posted what an earlier part, of others, still shows to be open.
+    The parts of a merged snapshot may be of different moments: a member that has continued in one part has posted a
+    collective that is still open in an earlier part.
     """
     for each in Picture(snapshot).every_open():
         never = (each.joining or member.sequence <= each.number or each.left(member) for member in each.gone)
@@ -104,9 +107,9 @@ def cannot_complete(snapshot: Snapshot) -> bool:
 
 
 def _says_little(trouble: Collective) -> tuple[bool, bool]:
-    """Whether nobody waits in a collective, and whether members are missing that may yet come to it.
+    """Return whether nobody waits in a collective, and whether missing members may still come to it.
 
-    Those may wait in a collective of another group, and it is that one which keeps them.
+    Those members may wait in a collective of another group, which then is the one to report.
     """
     return not trouble.slot.waiting, len(trouble.gone) < len(trouble.missing)
 
@@ -134,9 +137,9 @@ def _report(trouble: Collective) -> CollectiveReport:
 
 
 def find_cycle(snapshot: Snapshot) -> list[tuple[int, Collective]]:
-    """Return a cycle of replicas that wait for each other in collectives, each with what it waits in for the next.
+    """Return a cycle of replicas that wait for each other, each with the collective in which it waits for the next.
 
-    Only those that the snapshot knows to be blocked are taken for waiting; empty where there is no cycle.
+    Only replicas that the snapshot knows to be blocked count as waiting. The result is empty if there is no cycle.
     """
     picture = Picture(snapshot)
     waits = {i: picture.waits[i] for i in snapshot.blocked if i in picture.waits}
@@ -149,7 +152,7 @@ def find_cycle(snapshot: Snapshot) -> list[tuple[int, Collective]]:
 
 
 def _cycle(cycle: Sequence[tuple[int, Collective]]) -> CollectiveReport:
-    """Return the report on replicas of which each waits, in a collective of another group, for others of them."""
+    """Return the report on replicas that wait for each other, each in another group's collective."""
     on_it = list(dict.fromkeys(each for _, each in cycle))
     odd, everyone = _odd_on_a_cycle(on_it)
     among = {i for each in on_it for i in each.slot.waiting}
@@ -184,8 +187,8 @@ def _cycle(cycle: Sequence[tuple[int, Collective]]) -> CollectiveReport:
 def _odd_on_a_cycle(on_it: Sequence[Collective]) -> tuple[set[int], set[int]]:
     """Return the minority among replicas that wait for each other, empty on a tie, and all who may be to blame.
 
-    Where groups have not been made by all their members, the majority of these decides; else that of the replicas
-    which are members of all the groups, for they alone can be in one collective or the other.
+    If some members have not made their groups, the majority of these members decides; otherwise the majority of the
+    replicas that are members of all the groups, since only these can be in either collective.
     """
     odd: set[int] = set()
     for each in on_it:
@@ -202,7 +205,7 @@ def _odd_on_a_cycle(on_it: Sequence[Collective]) -> tuple[set[int], set[int]]:
 
 
 def _deadlock(picture: Picture) -> CollectiveReport:
-    """Return the report on replicas that wait for each other: to blame are those that wait outside of collectives."""
+    """Return the report on replicas that wait for each other. It blames those that wait outside of collectives."""
     snapshot, root = picture.snapshot, picture.snapshot.groups[0]
     replicas = tuple(_where_it_waits(picture, each) for each in Collective(picture, root, NOTHING).replicas)
     following = max((member.sequence for member in root.members), default=0)
@@ -215,7 +218,7 @@ def _deadlock(picture: Picture) -> CollectiveReport:
 
 
 def _where_it_waits(picture: Picture, report: ReplicaReport) -> ReplicaReport:
-    """Return the report on a replica that may wait in a collective of another group than the one it is about."""
+    """Return the report on a replica, which may wait in another group's collective than the whole report's."""
     elsewhere = picture.waits.get(report.replica_id)
     if not elsewhere or report.state is not ReplicaState.RUNNING:
         return report

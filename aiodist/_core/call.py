@@ -1,13 +1,12 @@
 """Calls and call sites: what a replica asks for, and from where, as plain data that is cheap to compare.
 
-A `Call` says what one collective asks for, without arrays, types or code of the program: strings, numbers and tuples
-alone, so it can be compared between processes and written as JSON. Whoever makes calls makes each only once (the same
-value asked for in the same way gives the same object), so equal calls are mostly identical ones.
+A `Call` says what one collective asks for. It holds only strings, numbers and tuples, no arrays, types or code of the
+program, so it can be compared between processes and written as JSON. Calls are cached (the same value requested in the
+same way gives the same object), so equal calls are usually identical.
 
-A call site is kept as the caller's code object and instruction offset, which costs 0.1 µs, and becomes a `Place` only
-when two of them are not literally the same, or when a report is written. Two of them mean the same place when file,
-line and column are the same: one line of a ``finally`` block stands at several offsets, and a module that was loaded
-twice has two code objects for it.
+A call site is kept as the caller's code object and instruction offset, which costs 0.1 µs. It becomes a `Place` only
+when two of them are not identical, or when a report is written. Two call sites are the same place when file, line and
+column agree: a line of a ``finally`` block has several offsets, and a module loaded twice has two code objects.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class OrderCheck(enum.StrEnum):
 
 
 class Place(NamedTuple):
-    """Where an instruction stands: its line from 1, its column from 0 (None where Python does not know), its function.
+    """The place of an instruction: its line from 1, its column from 0 (None if Python does not know it), its function.
 
     Two calls come from the same call site when their files, lines and columns agree.
     """
@@ -69,7 +68,7 @@ class Place(NamedTuple):
 
     @property
     def location(self) -> Location:
-        """The same, as reports have it."""
+        """The same place as a `Location`, for reports."""
         return Location(self.file, self.line, self.function)
 
 
@@ -80,7 +79,7 @@ _places: dict[tuple[str, CodeType, int], Place] = {}
 
 
 def place(code: CodeType | Place, offset: int) -> Place:
-    """Return where the instruction at ``offset`` (bytes, as in ``frame.f_lasti``) stands."""
+    """Return the place of the instruction at ``offset`` (in bytes, like ``frame.f_lasti``)."""
     if isinstance(code, Place):
         return code
     key = (code.co_filename, code, offset)  # code objects of two files can be equal
@@ -106,14 +105,14 @@ _LOOPS = tuple(f"{os.sep}{name}" for name in ("asyncio/", "anyio/", "trio/", "uv
 
 @lru_cache(maxsize=4096)
 def is_of_the_program(file: str) -> bool:
-    """Whether a file is the program's: neither one of aiodist's own nor of an event loop's."""
+    """Return whether a file belongs to the program, not to aiodist or an event loop."""
     if file.startswith(_OWN):
         return file.removeprefix(_OWN).startswith(_PROGRAMS)
     return not (file.startswith(_STANDARD) and any(name in file for name in _LOOPS))
 
 
 class Function(NamedTuple):
-    """A merge function (name and place for texts); two are the same when their code is, which the digest tells."""
+    """A merge function, with name and place for texts; two are the same if the digests of their code are equal."""
 
     name: str
     file: File
@@ -122,7 +121,7 @@ class Function(NamedTuple):
 
 
 def code_digest(code: CodeType) -> str:
-    """Return a text that is equal for equal code, in this process and in others that run the same Python."""
+    """Return a digest of some code. Equal code has equal digests in all processes that run the same Python."""
     from hashlib import blake2b  # for several workers alone
 
     found = blake2b(code.co_code, digest_size=12)
@@ -134,7 +133,7 @@ def code_digest(code: CodeType) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a collective asks for: all that must agree on every replica, but for the call site.
+    """What a collective asks for: everything that must agree on every replica, except the call site.
 
     Attributes:
         kind: ``all_reduce``, ``barrier`` and so on.
@@ -142,8 +141,8 @@ class Call:
         axis: the axis of each leaf (of an all_to_all, its two axes), counted from the front; None where there is none.
         source: the id of the replica whose value counts (the root, where a kind has one); None where there is none.
         function: the merge function; None where there is none.
-        members: the ids in a group that is made; None where none is.
-        subject: what it is made on, where there may be several of one kind: a variable, by its number.
+        members: the ids in a group that the call makes; None if it makes none.
+        subject: the number of the variable that the call is about; None if it is about none.
         name: stands in for the call site.
         structure: the nest as text, with `LEAF` for every leaf; None for a single leaf, and where there is no value.
         paths: the key path of every leaf, e.g. ``['w'][0]``.
@@ -228,19 +227,19 @@ def leaf_text(shape: tuple[int | None, ...], dtype: str, array: str) -> str:
 
 
 class Post(NamedTuple):
-    """A collective as one replica has issued it: what it asks for, its call site and, as far as noted, its callers'."""
+    """A collective that one replica has issued: what it asks for, its call site and, if recorded, its callers'."""
 
     call: Call
     path: tuple[Place, ...]
 
     @property
     def location(self) -> Location:
-        """The call site, as reports have it."""
+        """The call site as a `Location`, for reports."""
         return self.path[0].location
 
 
 def compare(a: Call, b: Call) -> Reason | None:  # noqa: C901, PLR0911  (one return a field)
-    """Return the first thing in which two calls differ, call sites left out; None where they are the same."""
+    """Return the first field in which two calls differ, ignoring call sites; None if they are the same."""
     if a is b or a == b:
         return None
     if a.kind != b.kind or a.subject != b.subject:
@@ -274,19 +273,19 @@ _DTYPES_OF_NUMBERS = {"int": "int64", "float": "float64", "complex": "complex128
 
 
 def _dtypes(call: Call) -> list[str]:
-    """Return the dtypes, Python's numbers counted as what NumPy makes of them."""
+    """Return the dtypes, with Python's numbers as the dtypes that NumPy gives them."""
     return [_DTYPES_OF_NUMBERS.get(dtype, dtype) for dtype in call.dtypes]
 
 
 def difference(order_check: OrderCheck, a: Post, b: Post) -> Reason | None:
-    """Return the first thing in which two posts differ, call sites counted as the order check says."""
+    """Return the first field in which two posts differ, comparing call sites as the order check says."""
     if fingerprint(order_check, a) == fingerprint(order_check, b):
         return None
     return compare(a.call, b.call) or Reason.CALL_SITE
 
 
 def fingerprint(order_check: OrderCheck, post: Post) -> Hashable:
-    """Return all that must agree for posts to be the same collective, as one hashable value."""
+    """Return everything that must agree for posts to be the same collective, as one hashable value."""
     if post.call.name is not None or order_check is OrderCheck.SIGNATURE:
         return post.call
     sites = post.path if order_check is OrderCheck.CALL_PATH else post.path[:1]
@@ -299,7 +298,7 @@ def path_of(sites: Iterable[Site]) -> tuple[Place, ...]:
 
 
 def digest(order_check: OrderCheck, posts: Sequence[Post]) -> bytes:
-    """Return 16 bytes that differ where the fingerprints of some posts do, also between processes."""
+    """Return a digest of 16 bytes, equal for equal fingerprints of some posts, also in other processes."""
     from hashlib import blake2b
 
     found = blake2b(digest_size=16)

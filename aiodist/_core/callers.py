@@ -1,13 +1,13 @@
-"""Callers: whether replicas whose callers differ at a call have gone through the same ones in another order.
+"""Callers: finds replicas that reached a call through the same callers, but in another order.
 
-Where calls stand in a helper, two of them in swapped order look the same but for who called the helper. Callers that
-differ are no fault in themselves: replicas may well come to one call by different ways. They are one when, by a later
-call at the same place, all replicas have come by the same ways, each as often as the others, and not in the same order.
-A way is the nearest caller, or the nearest two.
+If a helper makes the calls, two swapped calls differ only in who called the helper. Different callers are not an error
+in themselves: replicas may reach one call by different ways. It is an error if, by a later call at the same place, all
+replicas have come by the same ways, each equally often, but in different orders. A way is the nearest caller, or the
+nearest two.
 
-The check keeps, for each place, how far the replicas are apart: by replica, the sum of the hashes of its ways. Once
-that is what it was some calls before, the calls between have been made in another order. A call to which all come by
-one way does not change it, so nothing is kept, and hardly anything computed, where all callers are the same.
+For each place and replica the check keeps the sum of the hashes of its ways, less that of the first replica. When the
+sums return to what they were some calls ago, the calls in between were made in another order. A call that all replicas
+reach by one way does not change the sums, so where all callers agree nothing is kept and hardly anything computed.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _MOST_CALLS = 64
 
 
 class CallerOrder:
-    """What is kept of a group's calls to which replicas came by different ways."""
+    """What is remembered of the calls of a group that replicas reached by different ways."""
 
     def __init__(self) -> None:
         self._apart: dict[Hashable, list[int]] = {}
         self._before: dict[Hashable, deque[int]] = {}
 
     def note(self, first: Post, others: Mapping[int, Post], members: int) -> bool:
-        """Note a call that all have made, and by position the posts that differ; return whether it is in order."""
+        """Note a call that all have made, with the differing posts by position; return whether it is in order."""
         noted = [self._note(first, others, members, depth) for depth in _DEPTHS]  # each, whatever the first says
         return all(noted)
 
@@ -55,7 +55,7 @@ class CallerOrder:
 def ways_in_another_order(
     calls: Iterable[Sequence[tuple[Post, tuple[int, ...]]]],
 ) -> dict[int, tuple[Way, ...]] | None:
-    """Return by which ways each replica came to the last calls at a place, oldest first; None where they are in order.
+    """Return the ways by which each replica reached the last calls at a place, oldest first; None if they are in order.
 
     The calls are given with the replicas that made them, the last call first.
     """

@@ -1,10 +1,10 @@
-"""How replicas diverged: their calls laid beside each other, one of the majority and one of the odd ones.
+"""How replicas diverged: the calls of a replica of the majority, aligned with those of a replica of the minority.
 
-Up to the collective in trouble all made the same calls, so only what each made from there on can differ. Mostly that
-is the one call that each waits in; where calls overlap, it is more, and then the calls themselves show what was
-skipped, added or swapped. Failing that, the common calls before often repeat (a training loop): what followed the
-last time says which of the two sides left the pattern. Failing that, too, the program's source may show that one call
-stands in a branch on the way to the other. The report does not call certain what is found in the last two ways.
+All made the same calls before the collective in trouble, so only later calls can differ. Usually each replica has made
+one, in which it waits. If calls overlap there are more, and these show what was skipped, added or swapped. If not, the
+common calls before often repeat (a training loop): what followed the last time shows which of the two sides left the
+pattern. Otherwise the program's source may show that one call is in a branch on the way to the other. The report does
+not call the last two certain.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LONGEST_CALL = 60
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two sides that are compared; its calls are those of the first replica, from the one in trouble on."""
+    """One of the two sides that are compared, with its first replica's calls from the one in trouble on."""
 
     replicas: tuple[int, ...]
     calls: Sequence[CallRecord]  # empty when it has ended
@@ -45,7 +45,7 @@ class Past:
 
 
 def diverged(past: Past, usual: Side, odd: Side, *, tie: bool = False) -> Divergence | None:
-    """Return how the odd side diverged from the usual one; None where nothing tells.
+    """Return how the odd side diverged from the usual one; None if that cannot be known.
 
     On a tie neither is the odd one, so a call that only one of them makes is not reported as skipped by the other.
     """
@@ -87,10 +87,10 @@ def _skipped(
 
 
 def _goes_on(odd: Side, skipped: Sequence[CallRecord], *, or_swapped: bool) -> str:
-    """Return how a sentence on skipped calls ends where the next call of the odd side is one of the others', too."""
+    """Return the end of a sentence on skipped calls, if the odd side's next call is also a call of the others."""
     its, makes = ("its", "it makes") if len(odd.replicas) == 1 else ("their", "they make")
     or_else = f", or {makes} the two in another order" if or_swapped else ""
-    return f"; {its} next call is #{skipped[-1].sequence_number + 1} of the others{or_else}"
+    return f"; {its} next call is the others' #{skipped[-1].sequence_number + 1}{or_else}"
 
 
 def _added(usual: Side, odd: Side, calls: Sequence[CallRecord], what: str, *, certain: bool = False) -> Divergence:
@@ -120,9 +120,9 @@ def _by_calls(usual: Side, odd: Side) -> Divergence | None:
 def came_in_another_order(
     usual: Side, odd: Side, ways: Sequence[tuple[int, Location]], others: Sequence[tuple[int, Location]]
 ) -> Divergence:
-    """Return how two sides diverged that have gone through the same callers of one call in different orders.
+    """Return the divergence of two sides that reached one call through the same callers in different orders.
 
-    Each way is a call's number, and the caller from which a side came to it.
+    Each way is a call's number and its caller.
     """
     apart = [i for i, (a, b) in enumerate(zip(ways, others, strict=True)) if a != b]
     ways, others = ways[apart[0] : apart[-1] + 1], others[apart[0] : apart[-1] + 1]
@@ -154,9 +154,9 @@ def _left_loop(past: Past, usual: Side, odd: Side) -> Divergence | None:
 
 
 def _extra_behind(past: Past, inside: Side, left: Side, loop: Location, there: Location) -> Divergence | None:
-    """Return the call that one side makes behind a loop, where the others may be in the next round of an outer one.
+    """Return the call that one side makes after a loop, if the others may be in the next round of an outer loop.
 
-    That may be where it stands under a condition, in a loop around both, and was never made before.
+    That is possible if the call is under a condition, in a loop around both, and was never made before.
     """
     if not left.calls or left.keys[0] in past.keys or not source.is_in_one_loop(loop.file, loop.line, there.line):
         return None
@@ -171,7 +171,7 @@ def _extra_behind(past: Past, inside: Side, left: Side, loop: Location, there: L
 
 
 def _uneven(past: Past, inside: Side, left: Side, loop: Location, outside: Location | None) -> Divergence:
-    """Return that the odd side has left a loop for a place outside; if that is None, that it has stayed in it alone."""
+    """Return that one side has left a loop for a place outside, or if that is None, that only the other stayed."""
     made = sum(key == inside.keys[0] for key in past.keys)
     call = inside.calls[0]
     if past.whole:
@@ -192,7 +192,7 @@ CAUGHT = "; an exception may have ended it, caught by"
 
 
 def _ways_out(loop: Location, outside: Location) -> str:
-    """Say what may have ended a loop, or a round of it, early: an exception, or conditions looked at in every round."""
+    """Say what may have ended a loop or a round early: an exception, or a condition checked in every round."""
     caught = source.catches(loop.file, loop.line, outside.line)
     if caught is not None:
         at = loop._replace(line=caught)
@@ -221,18 +221,18 @@ def _by_rounds(past: Past, usual: Side, odd: Side) -> Divergence | None:
     if ahead:
         number = next_call.sequence_number
         calls = [past.calls[index]._replace(sequence_number=number + j) for j, index in enumerate(expected[:ahead])]
-        then, how = _goes_on(odd, calls, or_swapped=ahead == 1), "going by the rounds before, "
+        then, how = _goes_on(odd, calls, or_swapped=ahead == 1), "judging by earlier rounds, "
         return _skipped(usual, odd, calls, certain=False, how=how, then=then)
     if call.location == next_call.location:  # one call, and the report says what differs in it
         return None
     went_on = f"{ids_briefly(usual.replicas)} went on as before, with {_kind_at(next_call)}"
-    return _added(usual, odd, [call], f"made a call that the rounds before do not have: {_listed([call])}; {went_on}")
+    return _added(usual, odd, [call], f"made a call that earlier rounds do not have: {_listed([call])}; {went_on}")
 
 
 def _expected(past: Past) -> list[int]:
-    """Return where in the past the calls stand that come next, if it repeats, one round of them.
+    """Return the indices of past calls, one round of them, that should come next if the past repeats.
 
-    The longest run of calls that ends now and has occurred before is looked for; what followed it then comes next.
+    This finds the longest run of calls that ends now and has occurred before; what followed it then should come next.
     """
     codes: dict[Hashable, int] = {}
     keys = [codes.setdefault(key, len(codes)) for key in past.keys]
@@ -250,7 +250,7 @@ def _expected(past: Past) -> list[int]:
 
 
 def _handling(usual: Side, odd: Side) -> Divergence | None:
-    """Return that one side alone makes its call while it handles an exception."""
+    """Return the divergence if only one side makes its call while it handles an exception."""
     if bool(usual.handles) == bool(odd.handles):
         return None
     one, other = (odd, usual) if odd.handles else (usual, odd)
@@ -276,7 +276,7 @@ def _by_source(usual: Side, odd: Side) -> Divergence | None:
 
 
 def branch_line(usual: Side, odd: Side) -> str | None:
-    """Say at which line two sides took different ways, and where each went from there."""
+    """Say at which line two sides took different branches, and where each went from there."""
     apart = _first_apart(odd, usual)
     if apart is None:
         return None
@@ -296,7 +296,7 @@ def branch_line(usual: Side, odd: Side) -> str | None:
 
 
 def _first_apart(a: Side, b: Side) -> tuple[Location, Location] | None:
-    """Return the first places at which two ways down to a call differ, if they stand in one function."""
+    """Return the first places at which the ways down to two calls differ, if both are in one function."""
     for here, there in zip(a.path, b.path, strict=False):
         if here != there:
             same = here.file == there.file and here.function == there.function
@@ -308,7 +308,7 @@ def _first_apart(a: Side, b: Side) -> tuple[Location, Location] | None:
 
 
 def diff(usual: Side, odd: Side) -> list[str]:
-    """Return the calls of both sides as a diff, where either has made more than the one it waits in."""
+    """Return the calls of both sides as a diff, if either has made more than the one in which it waits."""
     if max(len(usual.calls), len(odd.calls)) < 2 or not odd.calls or not usual.calls:
         return []
     first = usual.calls[0].sequence_number

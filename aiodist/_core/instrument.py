@@ -1,12 +1,12 @@
-"""Instrumentation: what a tool sees of runs while they go on. Tracing and checking stand on it.
+"""Instrumentation: what a tool can observe of runs in progress. Tracing and checking are built on it.
 
-A run asks once, as it begins, who observes; with nobody, a collective pays one ``is None`` for it. Observing goes by
-context, so a run is observed by the ``observing`` blocks around the task that calls ``strategy.run``, however many
-other runs go on beside it in this thread or in others; and by whoever observes the whole process.
+A run looks for observers once, when it begins; without any, a collective costs one more ``is None``. Observers are
+found by context: a run is observed by the ``observing`` blocks around the task that calls ``strategy.run``, whatever
+other runs are in progress in this thread or in others, and by observers of the whole process.
 
-An observer is called in the middle of the scheduler's work, on the event loop's thread: it notes what it needs, and
-does not raise, await, call back into the run or keep values. Call texts and places are made of
-``slot.post_of(position)`` when somebody reads them.
+An observer is called in the middle of the scheduler's work, on the event loop's thread. It notes what it needs; it must
+not raise, await, call back into the run, or keep values. Texts and places of calls come from
+``slot.post_of(position)``, when somebody reads them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aiodist._core.terms import ReplicaState
 
 
 class ObservedRun(Protocol):
-    """What an observer may know of a run."""
+    """What an observer can read from a run."""
 
     @property
     def ledger(self) -> Ledger:
@@ -43,11 +43,11 @@ class ObservedRun(Protocol):
 
 
 class Observer:
-    """Is told what happens in a run. This one notes nothing; a tool overrides what it is interested in.
+    """Hears what happens in a run. This base class does nothing; a tool overrides the methods that it needs.
 
     Attributes:
-        of_runs_alone: it needs to know of the beginning, the end and the report of runs alone. A run then has plain
-            handles, and tasks that race in it are not looked for.
+        of_runs_alone: it needs only the beginning, the end and the report of runs. A run then has plain handles, and
+            does not look for racing tasks.
     """
 
     of_runs_alone = False
@@ -71,7 +71,7 @@ class Observer:
         """A collective has its result or, in ``slot.error``, what went wrong."""
 
     def reported(self, run: ObservedRun, error: CollectiveError) -> None:
-        """The replicas did not meet, and this is raised in those who wait."""
+        """The replicas disagree, and this error is raised in those that wait."""
 
     def ended(self, member: Member, end: ReplicaState, error: BaseException | None) -> None:
         """A replica's function has ended; ``error`` is a failure of its own."""
@@ -112,7 +112,7 @@ def observing(observer: Observer) -> Iterator[None]:
 
 
 def observe_process(find: Callable[[], Observer | None]) -> None:
-    """Ask a function, whenever a run begins in this process, who else observes."""
+    """Register a function that is asked for further observers whenever a run begins in this process."""
     _process_wide.append(find)
 
 

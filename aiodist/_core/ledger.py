@@ -1,32 +1,32 @@
 """The ledger: the order check of one run as a state machine. Events go in, decisions come out.
 
 **The rule.** The k-th collective of every replica must be the same one. The first post at k opens the slot and sets
-the call and the call site; each later one is compared; the last one makes the slot *matched*. Nothing is compared by
-clock, and nobody is taken for the truth.
+the call and the call site; each later one is compared; the last one makes the slot *matched*. No clock is involved, and
+no replica counts as the one that is right.
 
-**Trouble.** A post that differs, a replica that ended without a collective that others wait in, and one that was
-cancelled out of one, *doom* the group from that number on: no slot at or behind it is matched any more. Replicas that
-can still make a call are let run until all have settled (`Group.unsettled`), or until the runtime loses patience; then
-`snapshot` is analysed, so that the report does not depend on who came first.
+**Trouble.** Three things *doom* a group from some number on: a post that differs, a replica that ended without a
+collective that others wait in, and a replica that was cancelled out of one. No slot from that number on is matched any
+more. Replicas that can still make a call keep running until all have settled (`Group.unsettled`), or until the runtime
+loses patience; then `snapshot` is analysed. So the report does not depend on who came first.
 
-**Joining.** A replica that has joined takes part in the others' collectives with nothing, until all have joined. While
-it has, it counts as absent from every slot, open or to come. The join is a slot of its own (`Group.joining`) outside
-the sequence; when the last member joins, it takes the first number that no member has used, and all go on behind it.
+**Joining.** A replica that has joined takes part in the others' collectives without a value, until all have joined.
+Until then it counts as absent from every slot, open or future. The join is a slot of its own (`Group.joining`) outside
+the sequence; when the last member joins, it takes the first number that no member has used, and all continue after it.
 
-**Groups of some replicas** have an order of their own. Making one is not awaited: it is a call that every member makes
-in its own time. What members make for the same replicas under the same name is the same group, the first with the
-first, the second with the second. The creation is slot -1 of the group, the one that nobody awaits: call sites are
-compared by it, and a replica that ended without it is one that all others miss.
+**Groups of some replicas** have an order of their own. Every member makes the group by a call that does not wait.
+Groups that members make for the same replicas under the same name are matched in order: the first with the first, the
+second with the second. The creation is slot -1 of the group, which nobody awaits: it serves to compare call sites, and
+to find a replica that ended without making the group.
 
-**What keeps a group** is whoever holds one of its `Member` objects, and its open slots; the ledger knows it weakly, so
-a program may make a group at every step.
+**A group lives** as long as somebody holds one of its `Member` objects, or it has open slots. The ledger has only weak
+references to it, so a program may make a group at every step.
 
-Nothing here knows of event loops, clocks, arrays or threads. What a runtime must keep with a slot (values, tasks that
-wait), it keeps in a subclass of `Slot`, given as ``slot_type``.
+Nothing here knows of event loops, clocks, arrays or threads. A runtime that must keep something with a slot (values,
+tasks that wait) passes a subclass of `Slot` as ``slot_type``.
 
-What was rejected: reporting at the moment of the second post (blames whoever came second); matching groups by the order
-of their creation alone (replica 1, in one group fewer than replica 0, would have to count what it does not make); a
-flag of joined replicas in every post (the collective that goes well would pay for it).
+What was rejected: reporting at the moment of the second post (it blames whichever replica comes second); matching
+groups by the order of their creation alone (a replica that is in fewer groups would have to count those that it does
+not make); a flag for joined replicas in every post (collectives without trouble would pay for it).
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ class Slot:
         number: its sequence number; -1 for the creation of a group.
         call, code, offset, path: what the first post asked for, and from where.
         missing: how many members have not posted it.
-        waiters: by member's position, what the runtime wakes of those that wait; None where nobody does. Behind these,
-            the second and further waits of members.
-        others: the posts that are not literally the first one's; None as long as there is none.
-        absent: the positions of members that take part with nothing, for they have joined.
+        waiters: by the member's position, what the runtime wakes if that member waits, else None; after these, further
+            waits of members that wait more than once.
+        others: the posts that are not identical to the first one; None as long as there is none.
+        absent: the positions of members that take part without a value because they have joined.
         matched: every member has posted it, and all mean the same.
         complete: the result, or what went wrong (``error``), is there.
     """
@@ -108,20 +108,20 @@ class Slot:
 
     @property
     def raw(self) -> RawPost:
-        """What the first member to come has posted here, as it is kept."""
+        """The first member's post, in the form in which it is kept."""
         return self.call, self.code, self.offset, self.path
 
     @property
     def first(self) -> Post:
-        """What the first member to come has posted here."""
+        """The first member's post."""
         return post_of(self.raw)
 
     def post_of(self, position: int) -> Post:
-        """Return what the member at that position has posted here."""
+        """Return the post of the member at that position."""
         return post_of(self.raw_post_of(position))
 
     def raw_post_of(self, position: int) -> RawPost:
-        """Return the same as it is kept."""
+        """Return the same in the form in which it is kept."""
         found = self.others.get(position) if self.others is not None else None
         return found or self.raw
 
@@ -135,7 +135,7 @@ class Slot:
 
 
 def post_of(raw: RawPost) -> Post:
-    """Return a post with the places that its code objects and offsets stand for."""
+    """Return a post with places instead of code objects and offsets."""
     call, code, offset, path = raw
     callers = map(place, path[::2], path[1::2])
     return Post(call, (place(code, offset), *(each for each in callers if is_of_the_program(each.file))))
@@ -193,10 +193,10 @@ class Member:
         return slot.number < self.sequence and self.position not in slot.absent and self.abandoned != slot.number
 
     def has_settled(self, number: int) -> bool:
-        """Return whether it cannot make a call any more before the doomed collective of that number is judged.
+        """Return whether it cannot make another call before the doomed collective of that number is analysed.
 
-        It has ended, or it waits in that one or one behind it. After a cancellation it may also have shown what it does
-        next by a call that it does not await yet.
+        It has ended, or it waits in that collective or a later one. After a cancellation it may also have shown what
+        it does next, by a call that it does not await yet.
         """
         if self.replica.end is not None:
             return True
@@ -206,7 +206,7 @@ class Member:
 
 
 class Group:
-    """The replicas of a run, or some of them, and the order of their collectives.
+    """All replicas of a run, or some of them, and the order of their collectives.
 
     Attributes:
         key: what it is known by in every process.
@@ -225,8 +225,11 @@ class Group:
     ) -> None:
         self.ledger = ledger
         self.key = key
-        self.size: int = len(key[0])
-        ranks = {replica_id: rank for rank, replica_id in enumerate(key[0])}
+        ids = key[0]
+        self.size: int = len(ids)
+        ranks: Any = ids  # as in a run's own group, which may have thousands of members elsewhere
+        if not all(each.id < self.size and ids[each.id] == each.id for each in replicas):
+            ranks = {replica_id: rank for rank, replica_id in enumerate(ids)}
         self.members: list[Member] = [Member(each, self, at, ranks[each.id]) for at, each in enumerate(replicas)]
         self.made_at = made_at
         self.serial: int = ledger.next_serial()
@@ -263,7 +266,7 @@ class Group:
     def post(self, member: Member, call: Call, code: Any, offset: int, path: Path = ()) -> Slot:
         """Let a member issue its next collective; return the slot, which may be matched now.
 
-        It is called at an offset of its caller's code (a `Place` and 0 do as well); ``path`` are that one's callers.
+        ``code`` and ``offset`` are the call site (a `Place` and 0 do as well); ``path`` are the callers.
 
         Raises:
             ReplicaContextError: the member has joined.
@@ -288,8 +291,8 @@ class Group:
     def _open_slot(self, member: Member, number: int, call: Call, code: Any, offset: int, path: Path) -> Slot:
         if member.joined_at is not None:
             raise ReplicaContextError(
-                "this replica has joined: the others' collectives go on without it until all have joined; await the "
-                "handle that ctx.join() gave before the next collective"
+                "this replica has joined: the others' collectives continue without it until all have joined; await "
+                "the handle that ctx.join() returned before the next collective"
             )
         slot = self.open[number] = self.ledger.slot_type(self, number, call, code, offset, path)
         if self is not self.ledger.root:
@@ -303,14 +306,14 @@ class Group:
         return slot
 
     def _compare(self, slot: Slot, position: int, post: RawPost) -> None:
-        """Compare the meaning of a post that is not literally the first one's."""
+        """Compare the meaning of a post that is not identical to the first one."""
         first = slot.first
         if difference(self.ledger.order_check, post_of(post), first) is not None:
             self.doom(slot.number)
         slot.others = {**(slot.others or {}), position: post}
 
     def _came_in_order(self, slot: Slot) -> bool:
-        """Whether replicas whose callers differ have not just gone through the same ones in another order."""
+        """Return False if replicas whose callers differ have now gone through the same ones in another order."""
         if slot.call.name is not None or self.ledger.order_check is not OrderCheck.CALL_SITE or slot.absent:
             return True
         if self._callers is None:
@@ -343,7 +346,7 @@ class Group:
             ReplicaContextError: it has joined already.
         """
         if member.joined_at is not None:
-            raise ReplicaContextError("this replica has joined already; await the handle that ctx.join() gave")
+            raise ReplicaContextError("this replica has joined already; await the handle that ctx.join() returned")
         slot = self.joining
         if slot is None:
             slot = self.joining = self.ledger.slot_type(self, _JOINED, call, code, offset, ())
@@ -364,7 +367,7 @@ class Group:
         if not slot.missing and self.doomed is None:
             slot.matched = True
             matched.append(slot)
-        elif any(each.replica.end is not None for each in self.members):
+        elif any(each.replica.end is not None and each.joined_at is None for each in self.members):
             self.doom(self.number_of_join())
         return matched
 
@@ -373,7 +376,7 @@ class Group:
         return max(each.next_number for each in self.members)
 
     def finish_join(self, slot: Slot, number: int) -> None:
-        """Let all members go on behind the join, which takes that number."""
+        """Let all members continue after the join, which takes that number."""
         slot.number = number
         self.joining = None
         self.open[number] = slot
@@ -389,7 +392,7 @@ class Group:
     ) -> Member:
         """Let a member make the next group of these members under this name, or find the one that another has made.
 
-        The new group's members are given by their ranks here, in the order that they are to have.
+        The new group's members are given by their ranks in this group, in the order of their new ranks.
 
         Returns:
             The replica as a member of the new group.
@@ -414,7 +417,7 @@ class Group:
     # Trouble.
 
     def doom(self, number: int) -> None:
-        """Let no slot at or behind that number be matched any more."""
+        """Stop matching slots from that number on."""
         if self.doomed is None or number < self.doomed:
             self.doomed = number
             self._unsettled = None
@@ -449,7 +452,7 @@ class Group:
 
     @property
     def unsettled(self) -> int:
-        """How many members of a doomed group can still make a call before it is judged."""
+        """How many members of a doomed group can still make a call before it is analysed."""
         if self.doomed is None:
             return len(self.members)
         if self._unsettled is None:
@@ -459,7 +462,7 @@ class Group:
     # As a record.
 
     def record(self) -> GroupRecord:
-        """Return what stands in the group at this moment."""
+        """Return the group's state at this moment."""
         from aiodist._core.snapshot import GroupRecord, MemberRecord, SlotRecord  # loaded when something is to be shown
 
         def shown(slot: Slot, number: int) -> SlotRecord:
@@ -541,14 +544,14 @@ class Ledger:
 
     Args:
         replicas: the ids of the replicas that this process runs, ascending.
-        order_check: what calls are compared by, beside what they ask for.
+        order_check: how call sites are compared.
         total: how many replicas the run has over all processes; None for these alone.
         slot_type: the class of slots.
 
     Attributes:
         root: the run's own group, of all replicas.
-        made: by members and name, how many groups of these each replica has made, whichever group they are made of.
-        making: the groups that not all their members have made yet.
+        made: by members and name, how many such groups each replica has made, from any context.
+        making: the groups that not all of their members have made yet.
         troubled: the groups that are doomed.
         held: the groups that have open slots; the others are known weakly.
     """
@@ -581,7 +584,7 @@ class Ledger:
         return self._serial - 1
 
     def make(self, key: GroupKey, made_at: tuple[Any, int] | None = None, *, sequence: int = 0) -> Group:
-        """Return a new group, which is known as long as somebody keeps it; its members begin with that number."""
+        """Return a new group, kept as long as somebody holds it; its members begin with that number."""
         own = [self.replica_by_id[each] for each in key[0] if each in self.replica_by_id]
         group = Group(self, key, own, made_at)
         for member in group.members:
@@ -592,10 +595,10 @@ class Ledger:
         return group
 
     def let_go(self, group: Group) -> None:
-        """Hold a group no more, whose slots are all complete.
+        """Stop holding a group whose slots are all complete.
 
-        Another process may still show what is complete here as open. So what went last is kept a little longer: without
-        it, a replica that has made all its calls in a group, and has ended, would seem never to have made the group.
+        A slot that is complete here may still be open in another process. So the latest group is kept a little longer:
+        otherwise a replica that has made all its calls in a group, and has ended, would seem not to have made it.
         """
         self.held.discard(group)
         if self._recent is not None and (not self._recent or self._recent[-1] is not group):
@@ -616,7 +619,7 @@ class Ledger:
         return [slot for group in self.groups() for slot in sorted(group.slots(), key=lambda slot: slot.number)]
 
     def progress(self) -> tuple[int, ...]:
-        """Return numbers of which one changes whenever a replica posts or ends, or a collective completes."""
+        """Return counters: one of them changes whenever a replica posts or ends, or a collective completes."""
         groups = self.groups()
         return (
             sum(member.sequence for group in groups for member in group.members),
@@ -626,9 +629,9 @@ class Ledger:
         )
 
     def stuck(self) -> set[int]:
-        """Return the ids of replicas that wait for each other in slots, unless tasks of theirs still run.
+        """Return the ids of replicas that wait for each other in slots, if none of their tasks still runs.
 
-        What other processes' replicas do is not known here: they are taken for ones that wait, too.
+        What replicas of other processes do is not known here: they are assumed to wait, too.
         """
         waits: dict[int, list[Slot]] = {}
         blockers: dict[Slot, list[int]] = {}
@@ -644,7 +647,7 @@ class Ledger:
         return stuck(waits, blockers, (_ELSEWHERE,))
 
     def snapshot(self, facts: Iterable[ReplicaFacts] = (), **more: Any) -> Snapshot:
-        """Return what every replica called and where it is, with facts of each, and `Snapshot`'s other fields."""
+        """Return what every replica called and where it is, with ``facts`` on each and other fields of `Snapshot`."""
         from aiodist._core.snapshot import ReplicaFacts, Snapshot  # loaded when something is to be shown
 
         known = tuple(facts) or tuple(ReplicaFacts(each.id, f"CPU:{each.id}", each.end) for each in self.replicas)

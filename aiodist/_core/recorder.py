@@ -1,7 +1,7 @@
-"""The recorder: the last collectives of every replica, to be read at any time, also after a failure.
+"""The recorder: the last collectives of every replica, readable at any time, also after a failure.
 
-It costs nothing beyond what a ledger keeps for its reports: the ring of its last matched collectives, shared by the
-replicas, and the open slots. Texts and places are made when they are read.
+It costs nothing extra: for its reports a ledger keeps the open slots and a ring of its last matched collectives, which
+the replicas share. Texts and places are made when somebody reads them.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class RecordedRuns:
     """The runs of a strategy that its `Recorder` shows.
 
     Attributes:
-        running: by the ledgers of those in progress, in the order in which they began, their replicas' devices.
-        last: the last that ended; None before the first.
+        running: the ledgers of the runs in progress, in the order in which they began, with their replicas' devices.
+        last: the last run that ended; None before the first.
     """
 
     def __init__(self) -> None:

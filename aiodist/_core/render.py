@@ -1,7 +1,7 @@
-"""Rendering: what an analysis has found as a person reads it. Headline, who asked for what, what differs, hints.
+"""Rendering: the result of an analysis as text: headline, who asked for what, what differs, hints.
 
-Every line says something that was found, or is left out. Replicas that do the same share a line, so that the text
-on thousands fits a screen.
+A line that has nothing to say is left out. Replicas that do the same share a line, so a text about thousands of them
+fits on a screen.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def text(trouble: Collective) -> str:
 
 
 class Step(NamedTuple):
-    """Replicas of a cycle that wait in one collective, which they have posted so, for those that are missing."""
+    """Replicas of a cycle that wait in one collective for the missing ones."""
 
     replicas: tuple[int, ...]
     post: Post
@@ -104,7 +104,7 @@ def cycle_text(steps: Sequence[Step]) -> tuple[list[str], tuple[str, ...]]:
 
 
 def _groups_differ(steps: Sequence[Step]) -> tuple[list[str], str]:
-    """Say in what the groups of a cycle differ, and what to do about it."""
+    """Say how the groups of a cycle differ, and what to do about it."""
     creations = ((step.waits_in.creation, step.replicas) for step in steps)
     unmade = [(creation, replicas) for creation, replicas in creations if creation is not None]
     if len({creation.group.key for creation, _ in unmade}) > 1:
@@ -137,7 +137,8 @@ def _headline(trouble: Collective) -> str:
     number = _collective(trouble)
     match trouble.reason:
         case Reason.EXITED:
-            return f"{_ids(trouble.exited)} ended without {number}, which {_others(trouble)}"
+            without = f"making {trouble.label}" if trouble.number < 0 else number
+            return f"{_ids(trouble.exited)} ended without {without}, which {_others(trouble)}"
         case Reason.ABANDONED:
             return f"{_clause(trouble.abandoned, 'was')} cancelled out of {number} before it was complete"
         case Reason.UNMATCHED:
@@ -204,7 +205,7 @@ _Doing: TypeAlias = Mapping[int, tuple[str, Location | None]]
 
 
 def _rows(trouble: Collective, marked: set[int], doing: _Doing) -> list[str]:
-    """Return a line for all replicas that do the same; the odd ones marked, and last."""
+    """Return one line for all replicas that do the same, with the odd ones marked and last."""
     rows_of = alike(
         ((replica_id in marked, what, shown(at) if at is not None else ""), replica_id)
         for replica_id, (what, at) in doing.items()
@@ -226,7 +227,7 @@ def _devices(trouble: Collective, replicas: Sequence[int]) -> str:
 
 
 def _shown_call(call: Call, leaf: int | None) -> str:
-    """Return a call as text; of a large nest only what differs."""
+    """Return a call as text; for a large nest, only what differs."""
     whole = str(call)
     if call.structure is None or len(whole) <= _LONGEST_CALL:
         return whole
@@ -237,7 +238,7 @@ def _shown_call(call: Call, leaf: int | None) -> str:
 
 
 def _doing(trouble: Collective, replica: ReplicaReport, call: str | None) -> tuple[str, Location | None]:
-    """Return what a replica does, and where; ``call`` is the one in question, if it has made that."""
+    """Return what a replica does, and where; ``call`` is its call in the collective in question, if it has made one."""
     replica_id, picture = replica.replica_id, trouble.picture
     calls_made = replica.history[-1].sequence_number + 1 if replica.history else 0
     made = f"after {count(calls_made, 'collective')}"
@@ -258,7 +259,7 @@ def _doing(trouble: Collective, replica: ReplicaReport, call: str | None) -> tup
 
 
 def _columns(rows: Sequence[tuple[bool, str, str, str, str]]) -> list[str]:
-    """Return rows in columns; where they do not fit, with the places on lines of their own."""
+    """Return rows in columns; if they do not fit, with the places on separate lines."""
     who, device, what, where = (max(map(len, cells)) for cells in zip(*(row[1:] for row in rows), strict=True))
     room = WIDTH - (2 + who + 2 + device + 2)
     stacked = what + 3 + where > room
@@ -274,9 +275,9 @@ def _columns(rows: Sequence[tuple[bool, str, str, str, str]]) -> list[str]:
 
 
 def _source_lines(trouble: Collective, marked: set[int], doing: _Doing) -> list[str]:
-    """Return the source line of each place that was named, the odd ones marked; the first few places.
+    """Return the source lines of the first few places in the text, with the odd ones marked.
 
-    Of a call in a helper that several callers share, the callers' lines stand before it.
+    The lines of different callers of a shared helper come before the helper's own line.
     """
     chains = {members[0]: chain for (members, *_), chain in zip(trouble.partitions, trouble.chains, strict=False)}
     places: dict[Location, bool] = {}
@@ -310,7 +311,7 @@ def _cut(line: str, width: int) -> str:
 
 
 def _waits(trouble: Collective) -> list[str]:
-    """Return what replicas wait for that are elsewhere, those that wait for the same together."""
+    """Return what replicas wait for outside of collectives, with one line for all that wait for the same thing."""
     told = alike((each.waits_for, each.replica_id) for each in trouble.replicas if each.waits_for is not None)
     lines = []
     for what, members in list(told.items())[:_MOST_PLACES]:
@@ -343,7 +344,7 @@ _LEAF_FIELDS = {Reason.SHAPE: 0, Reason.DTYPE: 1, Reason.DEVICE: 2}
 
 
 def _leaf_apart(trouble: Collective) -> int | None:
-    """Return which leaf of a nest is the first that differs in what the report is about; None for any other report."""
+    """Return the index of the first leaf that differs, if the report is about a shape, dtype or device in a nest."""
     field, calls = _LEAF_FIELDS.get(trouble.reason), [post.call for _, post, _ in trouble.partitions]
     if field is None or calls[0].structure is None:
         return None
@@ -352,7 +353,7 @@ def _leaf_apart(trouble: Collective) -> int | None:
 
 
 def _sites_differ(trouble: Collective) -> list[str]:
-    """Tell calls apart that stand on one line, by their columns or by their callers."""
+    """Distinguish calls on one line, by their columns or their callers."""
     for depth, sites in enumerate(zip(*(post.path for _, post, _ in trouble.partitions), strict=False)):
         if len({site[:3] for site in sites}) > 1:
             on_one_line = len({site[:2] for site in sites}) == 1
@@ -365,7 +366,7 @@ def _sites_differ(trouble: Collective) -> list[str]:
 
 
 def _on_each(trouble: Collective, what: Iterable[str]) -> str:
-    """Say what holds for the replicas of each partition."""
+    """Say which text applies to which replicas."""
     partitions = zip(what, trouble.partitions, strict=True)
     found = alike((each, replica_id) for each, (members, *_) in partitions for replica_id in members)
     told = [f"{each} on {ids_briefly(members)}" for each, members in list(found.items())[:_MOST_PARTITIONS]]
@@ -379,7 +380,7 @@ def _function(function: Function | None) -> str:
 
 
 def _structures_differ(trouble: Collective) -> str:
-    """Say which leaves, or arguments of a merge function, one side has alone, or how the containers differ."""
+    """Say which leaves, or arguments of a merge function, only one side has, or how the containers differ."""
     (members, post, _), *odd = trouble.partitions
     others, other = next(one[:2] for one in odd if compare(one.post.call, post.call) is Reason.STRUCTURE)
     a, on_a, b, on_b = post.call, ids_briefly(members), other.call, ids_briefly(others)
@@ -405,7 +406,7 @@ _CLASS = re.compile(r"<class '([\w.]+)'>")
 
 
 def _parts_that_differ(a: str, b: str) -> tuple[str, str, str]:
-    """Return a path, and the parts there that hold all in which two nests differ, with a ``*`` for every leaf."""
+    """Return the path of the smallest part in which two nests differ, and both parts, with ``*`` for leaves."""
     path, *texts = "", *(_CLASS.sub(r"\1", text.replace(LEAF, _LEAF_NAME)) for text in (a, b))
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError):  # what stands for a key may be no expression
         path, *nodes = _apart("", *(ast.parse(text, mode="eval").body for text in texts))
@@ -473,7 +474,7 @@ def _hints(trouble: Collective) -> Sequence[str]:  # noqa: C901, PLR0911  (one r
     one_more_or_less = kind in (DivergenceKind.SKIPPED, DivergenceKind.ADDED)
     if trouble.races:
         return [*trouble.races[:2], _RACE]
-    if trouble.unmade_by:
+    if trouble.unmade_by or (trouble.number < 0 and reason is Reason.EXITED):
         return [_SAME_GROUP]
     if trouble.joining and reason is Reason.EXITED:
         return ["If one replica joins, all must: await ctx.join() after the loop, on every path out of it."]
@@ -497,16 +498,17 @@ def _hints(trouble: Collective) -> Sequence[str]:  # noqa: C901, PLR0911  (one r
 
 
 def _more(trouble: Collective) -> str:  # noqa: PLR0911  (one return a reason)
-    """Return the part of a hint on a reason that depends on what the calls, or the replicas, show."""
+    """Return the part of a hint that depends on the calls or the replicas."""
     calls, told = [post.call for _, post, _ in trouble.partitions], " ".join(trouble.cancellations)
     match trouble.reason:
         case Reason.NAME | Reason.REDUCE_OP as reason if _on_one_line(trouble):
             what = "name" if reason is Reason.NAME else "op"
-            return f" It is the same line everywhere, so the {what} is a variable: print it."
+            return f" All replicas call at the same line, so the {what} is a variable: print it."
         case Reason.STRUCTURE if trouble.merges:
             return "Every replica must pass the merge function arguments of the same structure."
         case Reason.STRUCTURE:
-            return "Where a replica has no value, reduce zeros instead, or leave the leaf out everywhere."
+            same_leaves = None in {c.structure for c in calls} or len({frozenset(c.paths) for c in calls}) == 1
+            return _CONTAINERS if same_leaves else _LEAVES
         case Reason.SHAPE:
             pairs = zip(calls[0].shapes or (), calls[1].shapes or (), strict=False)
             only_axis_0 = all(len(a) == len(b) > 0 and a[1:] == b[1:] for a, b in pairs if a != b)
@@ -531,7 +533,7 @@ def _on_one_line(trouble: Collective) -> bool:
 
 
 def _in_one_loop(trouble: Collective) -> bool:
-    """Whether all calls come from one line that stands in a loop, itself or by one of its callers."""
+    """Return whether all calls come from one line, and that line or one of its callers is in a loop."""
     path = trouble.sides[0].path if trouble.sides is not None else ()
     return _on_one_line(trouble) and any(source.is_in_loop(at.file, at.line) for at in path)
 
@@ -548,7 +550,7 @@ _EXITED = (
     "Every replica must make as many collectives as the others: decide together when to stop, e.g.", *_STOP,
 )  # fmt: skip
 _UNEVEN_BY_FAILURE = (
-    "Give every replica equally many rounds, also where one fails: reduce whether one has failed, e.g.",
+    "Give every replica equally many rounds, even if one fails: reduce whether one has failed, e.g.",
     "  failed = await ctx.all_reduce(ReduceOp.MAX, failed)",
 )
 _CONDITION = (
@@ -565,15 +567,17 @@ _ITEMS = (
     "order on every replica, with zeros where one has no value, or reduce one dict."
 )
 _TIME_LIMIT = (
-    "A time limit around a collective of one replica leaves the others without it. Put it around the whole run, or set "
-    "CommunicationOptions(timeout_seconds=...)."
+    "A time limit around one replica's collective leaves the others waiting. Put the limit around the whole run, or "
+    "set CommunicationOptions(timeout_seconds=...)."
 )
+_CONTAINERS = "Every replica must pass its values in the same containers."
+_LEAVES = "Where a replica has no value, reduce zeros instead, or leave the leaf out everywhere."
 _BY_REASON = {
     Reason.KIND: (
-        "Every replica must issue the same collectives in the same order. Does one of these calls stand under a "
+        "Every replica must issue the same collectives in the same order. Is one of these calls made under a "
         "condition that depends on the replica?"
     ),
-    Reason.NAME: "The names differ: calls that are to meet have the same name.",
+    Reason.NAME: "The names differ: calls that are meant to meet need the same name.",
     Reason.REDUCE_OP: "The reduce op must be the same on every replica.",
     Reason.AXIS: "The axis must be the same value everywhere. Was the replica's id passed?",
     Reason.SOURCE: (
@@ -581,7 +585,7 @@ _BY_REASON = {
         "passed?"
     ),
     Reason.MERGE_FN: "The function must be the same everywhere. Pass what differs as an argument.",
-    Reason.SHAPE: "Nothing is broadcast across replicas.",
+    Reason.SHAPE: "Shapes must match; values are not broadcast.",
     Reason.DTYPE: "Values are never cast across replicas.",
     Reason.DEVICE: "Every replica must pass the same type of array or number.",
     Reason.CALL_SITE: (

@@ -1,11 +1,11 @@
 """Snapshots: what every replica called and where it is, at one moment, as values that can be kept, merged and sent.
 
-A snapshot is a picture of a `ledger.Ledger`, or of a part of one (the replicas of one process), with what the runtime
-adds about the replicas once something has failed. `analysis.analyse` reads it and nothing else, so that one machine,
-several workers, a recorder's file and another program's dump are all judged in the same way.
+A snapshot describes a `ledger.Ledger`, or a part of one (the replicas of one process), with what the runtime adds
+about the replicas once something has failed. `analysis.analyse` reads nothing else, so one machine, several workers, a
+recorder's file and another program's dump are all analysed in the same way.
 
-Everything in one is plain and frozen. Equal posts stand once for all replicas that made them, so a snapshot of
-thousands of replicas that did the same is hardly larger than that of two.
+It consists of plain, frozen values. Equal posts are stored once, with all replicas that made them, so a snapshot of
+thousands of replicas that did the same is hardly larger than one of two.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ The number of the run's own group is -1.
 
 
 class Overdue(NamedTuple):
-    """A collective of a group, by its number (None: the join), whose time is up; 0 seconds where it had no limit."""
+    """A collective of a group that has timed out, by its number (None: the join); 0 seconds if it had no limit."""
 
     group: GroupKey
     number: int | None
@@ -36,7 +36,7 @@ class Overdue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFacts:
-    """What is known of a replica beside its collectives."""
+    """What is known of a replica apart from its collectives."""
 
     replica_id: int  # in the run
     device: str  # in canonical form
@@ -64,7 +64,7 @@ class MemberRecord(NamedTuple):
 class SlotRecord(NamedTuple):
     """One collective: its number, -1 for the creation of a group, who has posted what, and whose tasks wait in it.
 
-    Each distinct post stands with the ids of the replicas that made it.
+    Each distinct post comes with the ids of the replicas that made it.
     """
 
     number: int
@@ -72,7 +72,7 @@ class SlotRecord(NamedTuple):
     waiting: tuple[int, ...] = ()
 
     def post_of(self, replica_id: int) -> Post | None:
-        """Return what that replica has issued here; None if nothing."""
+        """Return that replica's post; None if it has none."""
         return next((post for post, replicas in self.posts if replica_id in replicas), None)
 
 
@@ -100,7 +100,7 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What every replica of a run, or of a part of it, called and where it is."""
+    """What every replica of a run, or of part of a run, called, and where it is."""
 
     order_check: OrderCheck  # what calls are compared by
     replicas: tuple[ReplicaFacts, ...]  # by id
@@ -114,7 +114,7 @@ class Snapshot:
 
 
 def merge(parts: Iterable[Snapshot]) -> Snapshot:
-    """Return the snapshot of a whole run from parts of it; what any has seen all members issue is complete for all."""
+    """Return a whole run's snapshot from its parts; a slot that is complete in one part is complete for all."""
     several = sorted(parts, key=lambda part: part.replicas[0].replica_id if part.replicas else -1)
     if len(several) == 1:
         return several[0]
@@ -165,7 +165,7 @@ def _merge_group(order_check: OrderCheck, parts: Sequence[GroupRecord], known: s
 
 
 def _merge_slots(slots: Iterable[SlotRecord]) -> tuple[SlotRecord, ...]:
-    """Return the slots by number, what several parts know of one put together."""
+    """Return the slots by number, each merged from what the parts know of it."""
     found: dict[int, tuple[dict[Post, set[int]], set[int]]] = {}
     for slot in slots:
         posts, waiting = found.setdefault(slot.number, ({}, set()))

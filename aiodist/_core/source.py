@@ -1,7 +1,7 @@
-"""The program's source around calls: lines to show, the branch between two lines, the loop that one has left.
+"""The program's source around calls: lines to show, the branch between two lines, the loop that one of them has left.
 
-Read when a report is written. Where the source is not to be had (a notebook's cell that is gone, a string that was
-executed) the answers are None, and a report says less.
+The source is read when a report is written. If it is not available (a notebook cell that is gone, a string that was
+executed), the answers are None, and a report says less.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _parsed(text: str) -> tuple[_Node, ...]:
 
 
 def _arm(node: _Node, line: int) -> str | None:
-    """Return in which arm a line stands: ``body``, ``orelse``, a handler or a case; None outside."""
+    """Return the arm that contains a line: ``body``, ``orelse``, a handler or a case; None if none does."""
     if not node.lineno <= line <= node.end_lineno:
         return None
     if isinstance(node, (ast.Call, *_COMPREHENSIONS)):
@@ -61,27 +61,27 @@ def _blocks(file: str, *kinds: type[ast.AST]) -> list[_Node]:
 
 
 def _around(file: str, line: int, *kinds: type[ast.AST]) -> list[_Node]:
-    """Return the blocks of these kinds in whose body a line stands, the outermost first."""
+    """Return the blocks of these kinds whose body contains a line, outermost first."""
     return [block for block in _blocks(file, *kinds) if _arm(block, line) == "body"]
 
 
 def _between(file: str, line: int, other: int) -> list[_Node]:
-    """Return the branches that hold two lines in different arms, or only one of them; the first one first."""
+    """Return the branches that contain two lines in different arms, or only one of them, in the order of the source."""
     return [one for one in _blocks(file, *_BRANCHES) if line != other and _arm(one, line) != _arm(one, other)]
 
 
 def line_at(location: Location) -> str:
-    """Return the source line at a place, without its indentation; empty where there is none."""
+    """Return the source line at a place, without its indentation; empty if there is none."""
     line = linecache.getline(location.file, location.line).strip()
     return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…"
 
 
 def branch_between(file: str, line: int, other: int) -> int | None:
-    """Return the line of the branch in whose different arms two lines of one function stand; None for none.
+    """Return the line of the branch that has two lines of one function in different arms; None if there is none.
 
-    An `if` without an `else` counts where one line stands in it, and the other behind it or, in the same loop, before
-    it. Where it cannot be known that both have passed the branch, as inside of other branches or loops that hold only
-    one of the lines, the answer is None.
+    An `if` without an `else` counts if one line is in it, and the other after it or, in the same loop, before it. If
+    it is not certain that both have passed the branch, as when another branch or loop contains only one of the lines,
+    the answer is None.
     """
     between = _between(file, line, other)
     both = [one for one in between if _arm(one, line) is not None and _arm(one, other) is not None]
@@ -98,7 +98,7 @@ def branch_between(file: str, line: int, other: int) -> int | None:
 
 
 def catches(file: str, inside: int, outside: int) -> int | None:
-    """Return the line of an `except` clause, or a `with suppress`, that catches what one line raises, for the other."""
+    """Return the line of an `except` or `with suppress` by which an exception at one line leads to the other."""
     for one in _around(file, inside, ast.Try, *_WITHS):
         if isinstance(one, ast.Try) and one.handlers and _arm(one, outside) != "body":
             return one.handlers[0].lineno
@@ -108,28 +108,28 @@ def catches(file: str, inside: int, outside: int) -> int | None:
 
 
 def is_optional(file: str, line: int, other: int) -> bool:
-    """Whether ``line`` stands in a branch that may or may not be taken on the way to ``other``; loops left out."""
+    """Return whether ``line`` is in a branch (not a loop) that may or may not be taken on the way to ``other``."""
     between = _between(file, line, other)
     apart = (isinstance(one, _LOOPS) or _arm(one, other) is not None or _goes_elsewhere(one, line) for one in between)
     return bool(between) and line < other and not any(apart)
 
 
 def _goes_elsewhere(branch: _Node, line: int) -> bool:
-    """Whether the arm in which a line stands ends by going elsewhere."""
+    """Return whether the arm that contains a line ends by leaving the branch, such as by `return`."""
     arm = getattr(branch, _arm(branch, line) or "", None)
     return isinstance(arm, list) and isinstance(arm[-1], (ast.Return, ast.Raise, ast.Continue, ast.Break))
 
 
 def loop_left(file: str, inside: int, outside: int) -> int | None:
-    """Return the line of the outermost loop that one line stands in and the other does not."""
+    """Return the line of the outermost loop that contains one line and not the other."""
     loops = (one for one in _between(file, inside, outside) if isinstance(one, _LOOPS))
     return next((one.lineno for one in loops if _arm(one, inside) in ("body", "test")), None)
 
 
 def conditions_in(file: str, loop: int) -> dict[str, list[int]]:
-    """Return the lines of a loop's own `if` statements that end in `break`, and of those that end in `continue`.
+    """Return the lines of a loop's `if` statements that end in `break`, and of those that end in `continue`.
 
-    Only those that stand in the loop itself, and so are looked at in every round that comes to them.
+    Only those directly in the loop's body count: every round that reaches them evaluates them.
     """
     found: dict[str, list[int]] = {}
     for block in _blocks(file, *_LOOPS):
@@ -143,22 +143,22 @@ def conditions_in(file: str, loop: int) -> dict[str, list[int]]:
 
 
 def is_in_one_loop(file: str, line: int, other: int) -> bool:
-    """Whether two lines stand in the body of a common loop."""
+    """Return whether the body of one loop contains both lines."""
     return any(one.lineno < line and _arm(one, other) == "body" for one in _around(file, line, *_LOOPS))
 
 
 def is_in_loop(file: str, line: int) -> bool:
-    """Whether a line stands in the body of a loop, or in a comprehension."""
+    """Return whether a line is in the body of a loop, or in a comprehension."""
     return bool(_around(file, line, *_LOOPS, *_COMPREHENSIONS))
 
 
 def condition_of(file: str, line: int) -> int | None:
-    """Return the line of the innermost `if` in whose body a line stands."""
+    """Return the line of the innermost `if` whose body contains a line."""
     return max((one.lineno for one in _around(file, line, ast.If)), default=None)
 
 
 def time_limit_around(file: str, line: int) -> str:
-    """Return the innermost timeout, cancel scope or `wait_for` that a line stands in, and its place; empty for none."""
+    """Return the innermost timeout, cancel scope or `wait_for` around a line, and its place; empty if there is none."""
     for one in reversed(_around(file, line, ast.Call, *_WITHS)):
         names = _names_of(one)
         for name, code in names.items():
@@ -168,7 +168,7 @@ def time_limit_around(file: str, line: int) -> str:
 
 
 def _names_of(node: _Node) -> dict[str, str]:
-    """Return the names of the functions that a `with` calls, or of the one that a call does, and these calls' code."""
+    """Return the names of the functions that a `with` statement or a call calls, with the calls' code."""
     calls = [item.context_expr for item in node.items] if isinstance(node, _WITHS) else [node]
     functions = ((getattr(call, "func", None), call) for call in calls)
     return {str(getattr(f, "attr", getattr(f, "id", ""))): ast.unparse(call) for f, call in functions}

@@ -1,6 +1,6 @@
-"""What all reports name: places in the program, why a report was made, and what a replica was doing.
+"""Terms that all reports use: places in the program, why a report was made, and what a replica was doing.
 
-It is apart from the reports, which are loaded when there is one.
+This module is separate from the reports because those are loaded only when there is one.
 """
 
 from __future__ import annotations

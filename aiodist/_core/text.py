@@ -1,4 +1,4 @@
-"""Ids, counts, times, sizes and places as a person reads them."""
+"""Ids, counts, times, sizes and places as text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _noun = ContextVar("noun", default="replica")
 
 @contextmanager
 def replicas_called(noun: str) -> Iterator[None]:
-    """Call replicas something else in the texts that are made meanwhile, such as ``rank`` in a report for torch."""
+    """Call replicas something else, such as ``rank``, in the texts that are made inside the block."""
     before = _noun.set(noun)
     try:
         yield
@@ -53,7 +53,7 @@ def ids(replicas: Iterable[int]) -> str:
 
 
 def ids_briefly(replicas: Iterable[int], most_runs: int = _MOST_RUNS) -> str:
-    """Return ids as text that stays short whatever they are: ``replicas 0, 2 and 4 …``."""
+    """Return ids as text that is always short: ``replicas 0, 2 and 4 …``."""
     members = sorted(replicas)
     if len(_runs(members)) <= most_runs:
         return ids(members)
@@ -85,7 +85,7 @@ def _ids_of(members: tuple[int, ...], _noun: str) -> str:
 
 
 def group_label(members: tuple[int, ...], name: str | None, number: int, made_at: Location | None) -> str | None:
-    """Return what reports call a group; None for the run's own group, of which they need not speak."""
+    """Return what reports call a group; None for the run's own group, which they do not mention."""
     if number < 0:
         return None
     if name is not None:
@@ -94,7 +94,7 @@ def group_label(members: tuple[int, ...], name: str | None, number: int, made_at
 
 
 def alike(told: Iterable[tuple[Any, int]]) -> dict[Any, list[int]]:
-    """Return the ids of replicas that have the same thing in common, by that thing."""
+    """Return the ids of replicas, grouped by what they have in common."""
     found: dict[Any, list[int]] = {}
     for what, replica_id in told:
         found.setdefault(what, []).append(replica_id)
@@ -102,8 +102,8 @@ def alike(told: Iterable[tuple[Any, int]]) -> dict[Any, list[int]]:
 
 
 def brief(error: BaseException) -> str:
-    """Return an error's type and the first line of its message."""
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
+    """Return an error's type and the first line of its message, if it has one."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
 
 
 def upper(text: str) -> str:
@@ -143,14 +143,14 @@ def shown(location: Location) -> str:
 
 
 def place(location: Location) -> str:
-    """Return a location's file and line as text; one without a file is of a program that nobody could look at."""
+    """Return a location's file and line as text; a location without a file is unknown."""
     return f"{shown_file(location.file)}:{location.line}" if location.file else "an unknown line"
 
 
 def shown_file(file: str) -> str:
-    """Return a file's name as a person knows it.
+    """Return a file's name for a person.
 
-    One below the working directory, or of an installed package, is named from there; a notebook's cell by its number.
+    It is relative to the working directory, or to site-packages; a notebook's cell has its number.
     """
     if _CELL.search(file) is not None:
         return _number_of_cell(file) or file
@@ -164,7 +164,7 @@ _CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input-(\d+)-")
 
 
 def _number_of_cell(file: str) -> str | None:
-    """Return what IPython calls a cell, by the name that its code was compiled under; None where that is not known."""
+    """Return IPython's name of a cell, from the file name of its code; None if that is not known."""
     named = re.match(r"<ipython-input-(\d+)-", file)
     if named is not None:
         return f"Cell In[{named[1]}]"
@@ -177,7 +177,7 @@ def _number_of_cell(file: str) -> str | None:
 
 
 def shortened(text: str, width: int) -> str:
-    """Return a text with its middle left out where it is longer than that."""
+    """Return a text, with its middle left out if it is longer than ``width``."""
     if len(text) <= width:
         return text
     head = (width - 1) // 2
@@ -185,7 +185,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def fitted(lines: Iterable[str]) -> list[str]:
-    """Return lines broken so that each fits the width of a report; what is longer in itself than that stays whole."""
+    """Return lines wrapped to the width of a report; longer words stay whole."""
     from textwrap import wrap
 
     found: list[str] = []
@@ -206,7 +206,7 @@ def fitted(lines: Iterable[str]) -> list[str]:
 
 
 def on_a_screen(lines: Iterable[str], advice: Sequence[str] = ()) -> str:
-    """Return lines, and at the end advice, as a text that fits a screen."""
+    """Return lines, followed by advice, as a text that fits on a screen."""
     found = fitted(lines)
     most = MOST_LINES - len(advice)
     if len(found) > most:

@@ -1,7 +1,7 @@
-"""A snapshot to be read: its open collectives, who is in each and who never will be, and all that reports say of one.
+"""A snapshot's open collectives: who is in each, who never will be, and everything that reports say about one.
 
-Posts that mean the same are a partition; replicas that are gone without the collective are one more. The largest is the
-majority, and the rest are the suspects; where none is larger than every other, nobody is to blame.
+Replicas whose posts mean the same are a partition; replicas that are gone without the collective are one more. The
+largest is the majority, and the rest are the suspects; if none is larger than every other, nobody is blamed.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ NOTHING = SlotRecord(0, ())
 
 
 class Picture:
-    """A snapshot with what questions about it need.
+    """A snapshot, indexed.
 
     Attributes:
         facts: what is known of each replica, by id.
         ended, unknown: the ids of replicas that have ended, and of those of which nothing is known.
         open: by group, its open collectives, by number, and then its join.
-        waits: what each replica waits in, group by group.
+        waits: for each replica, the collectives that it waits in, by group.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -74,7 +74,7 @@ def _record(number: int, post: Post) -> CallRecord:
 
 
 def _histories(group: GroupRecord) -> dict[int, tuple[CallRecord, ...]]:
-    """Return what the members called. Most called the same, so histories that are alike are one tuple."""
+    """Return what the members called. Most called the same, so equal histories are one tuple."""
     common: list[CallRecord] = []
     own: dict[int, list[CallRecord]] = {member.replica_id: [] for member in group.members}
     for slot in (*group.history, *group.left):
@@ -92,8 +92,8 @@ def _histories(group: GroupRecord) -> dict[int, tuple[CallRecord, ...]]:
 class Posted(NamedTuple):
     """A partition: replicas whose posts are the same collective, and the post of the first of them.
 
-    Where they are the same but for the order in which the replicas have gone through the same callers, ``ways`` are the
-    callers from which they came to this call and to those before it at that place, by the calls' numbers.
+    If the posts differ only in the order of their callers, ``ways`` are the callers of this call and of earlier calls
+    at the same place, with the calls' numbers.
     """
 
     replicas: tuple[int, ...]
@@ -102,11 +102,11 @@ class Posted(NamedTuple):
 
 
 class Collective:
-    """An open collective, and what is found about it: who is in it, what is wrong with it, and who is to blame.
+    """An open collective: who is in it, what is wrong with it, and who is to blame.
 
     Attributes:
-        picture, group, slot: where it is of, and what is known of it.
-        timeout_seconds: how long it had from the first arrival; 0 where there was no limit.
+        picture, group, slot: its snapshot, its group, and what is known about it.
+        timeout_seconds: how long it had from the first arrival; 0 if there was no limit.
     """
 
     def __init__(self, picture: Picture, group: GroupRecord, slot: SlotRecord, timeout_seconds: float = 0.0) -> None:
@@ -124,19 +124,19 @@ class Collective:
 
     @property
     def creation(self) -> Collective | None:
-        """The creation of its group, where some of the members have not made that."""
+        """The creation of its group, if some of the members have not made the group."""
         return self.picture.find(self.group.key, -1)
 
     # Who has come to it, and who is missing.
 
     @cached_property
     def records(self) -> dict[int, CallRecord]:
-        """What each replica has called here, by id."""
+        """Each replica's call in this collective, by id."""
         records = ((_record(self.number, post), ids) for post, ids in self.slot.posts)
         return {replica_id: record for record, ids in records for replica_id in ids}
 
     def left(self, member: MemberRecord) -> bool:
-        """Whether a member was cancelled out of it; a join's number was not known when it was."""
+        """Return whether a member was cancelled out of it; a join had no number yet at that time."""
         left_join = member.joined and member.abandoned is not None and member.abandoned >= member.sequence
         return left_join if self.joining else member.abandoned == self.number and not left_join
 
@@ -145,18 +145,18 @@ class Collective:
 
     @cached_property
     def missing(self) -> list[MemberRecord]:
-        """The members that have not come to it, or were cancelled out of it."""
+        """The members that have not reached it, or were cancelled out of it."""
         there = {i for _, replicas in self.slot.posts for i in replicas}
         return [m for m in self.group.members if self.left(m) or (m.replica_id not in there and self._takes_part(m))]
 
     @cached_property
     def gone(self) -> list[MemberRecord]:
-        """Those of the missing that will never come to it."""
+        """The missing members that will never reach it."""
         return [each for each in self.missing if each.replica_id in self.picture.ended or self.left(each)]
 
     @property
     def exited(self) -> list[int]:
-        """The ids of those of the missing that ended before they came to it."""
+        """The ids of the missing members that ended before they reached it."""
         own = (m for m in self.missing if m.replica_id in self.picture.ended and m.sequence <= self.number)
         return [member.replica_id for member in own]
 
@@ -167,7 +167,7 @@ class Collective:
 
     @cached_property
     def partitions(self) -> list[Posted]:
-        """Who has come to it, by what their posts mean; the largest partition first."""
+        """The replicas that have reached it, by the meaning of their posts; the largest partition first."""
         left = {member.replica_id for member in self.group.members if self.left(member)}
         found: dict[Hashable, dict[int, Post]] = {}
         for post, replicas in self.slot.posts:
@@ -179,7 +179,7 @@ class Collective:
         return sorted(each, key=lambda one: (-len(one.replicas), one.replicas[0]))
 
     def _by_ways(self) -> list[Posted]:
-        """Return who has come to it by the ways that they came by, where the order of these differs."""
+        """Return partitions by the ways in which replicas reached it, if the order of these ways differs."""
         posts = self.slot.posts
         if posts[0][0].call.name is not None or len({post.path for post, _ in posts}) == 1:
             return []
@@ -194,7 +194,7 @@ class Collective:
         return [Posted(tuple(sorted(own)), post_of[min(own)], way) for way, own in alike(told).items()]
 
     def _calls_here(self) -> Iterator[SlotRecord]:
-        """Yield the calls at its place that all members have made, itself first, the latest first."""
+        """Yield the calls at its place that all members have made, newest first, beginning with itself."""
         here = self.slot.posts[0][0].path[0][:3]
         open_before = (each for each in reversed(self.group.open) if 0 <= each.number <= self.number)
         for each in (*open_before, *reversed(self.group.history)):
@@ -236,9 +236,9 @@ class Collective:
         )
 
     def _waits_in(self, member: MemberRecord, every: Sequence[Collective]) -> CallRecord | None:
-        """Return what a member waits in: the first of these, this one and those of its group, that it has not left.
+        """Return what a member waits in: the first of these collectives of its group that it has posted and not left.
 
-        Nobody waits in the creation of a group, so there it is enough to have been there.
+        Nobody waits in the creation of a group; having posted it is enough.
         """
         if self.number >= 0 and member.replica_id in self.picture.ended:
             return None
@@ -252,16 +252,16 @@ class Collective:
 
     @cached_property
     def reports(self) -> dict[int, ReplicaReport]:
-        """The same by id."""
+        """The replicas' reports by id."""
         return {each.replica_id: each for each in self.replicas}
 
     @cached_property
     def abandoned(self) -> list[int]:
-        """The ids of those that were cancelled out of it."""
+        """The ids of the replicas that were cancelled out of it."""
         return sorted(member.replica_id for member in self.missing if self.left(member))
 
     def with_group(self, call: str) -> str:
-        """Return a call in it as text, with its number and its group."""
+        """Return a call as text, with the collective's number and group."""
         return f"{call}{'' if self.joining else f' #{self.number}'} of {self.label or 'the run'}"
 
     # What is wrong, and who is to blame.
@@ -303,12 +303,12 @@ class Collective:
 
     @property
     def suspects(self) -> tuple[int, ...]:
-        """The minority; on a tie all who could have taken part."""
+        """The minority; on a tie all replicas that could have taken part."""
         return self.odd or tuple(m.replica_id for m in self.group.members if self._takes_part(m))
 
     @property
     def unmade_by(self) -> tuple[int, ...]:
-        """The members that have not made the group, where that may be why they are missing."""
+        """The members that have not made the group, if that may be why they are missing."""
         if self.creation is None or self.number < 0 or self.reason not in (Reason.EXITED, Reason.TIMEOUT):
             return ()
         return tuple(member.replica_id for member in self.creation.missing)
@@ -317,15 +317,15 @@ class Collective:
 
     @property
     def chains(self) -> list[tuple[Location, ...]]:
-        """Of each partition, the callers' places from the first one that differs between them down to its call."""
+        """For each partition, the callers' places, from the first that differs between partitions down to the call."""
         paths = [self._path(each) for each in self.partitions] if not self.races else []
         common = sum(1 for _ in takewhile(lambda places: len(set(places)) == 1, zip(*paths, strict=False)))
         return [path[common:-1][:_MOST_CALLERS] for path in paths]
 
     def _path(self, partition: Posted) -> tuple[Location, ...]:
-        """Return the places from a replica's function down to its call, where it waits at the call itself.
+        """Return the places from a replica's function down to its call, if it waits at the call itself.
 
-        Where it waits now says nothing of a call whose handle it kept; of that the nearest callers are known.
+        If it kept the handle and waits elsewhere, only the call's nearest callers are known.
         """
         replica = self.reports[partition.replicas[0]]
         location, here = replica.location, replica.stack[-1] if replica.stack else None
@@ -337,7 +337,7 @@ class Collective:
 
     @cached_property
     def races(self) -> tuple[str, ...]:
-        """In which tasks the replicas that differ are at their calls; empty where none of them is in a child task.
+        """Sentences on the tasks in which differing replicas make their calls; empty if none is in a child task.
 
         A replica's own task races with a child that it does not wait for.
         """
@@ -363,9 +363,9 @@ class Collective:
 
     @cached_property
     def sides(self) -> tuple[Side, Side] | None:
-        """The majority and the largest other partition, or those that have ended; None where all are one.
+        """The majority and the largest other partition, or the replicas that have ended; None if all agree.
 
-        Of racing tasks, which may call on, nobody can say what they left out.
+        Also None for racing tasks: they may make further calls, so nobody can say which they left out.
         """
         if not self.partitions or self.races:
             return None
@@ -393,7 +393,7 @@ class Collective:
 
     @cached_property
     def divergence(self) -> Divergence | None:
-        """How they diverged, where that is known."""
+        """How they diverged, if that is known."""
         if self.sides is None:
             return None
         if len(self.partitions) > 1 and self.partitions[0].ways:
@@ -401,7 +401,7 @@ class Collective:
         return diverged(self._past(), *self.sides, tie=not self.odd)
 
     def _past(self) -> Past:
-        """Return the calls that all made before, as far as they are kept; of open ones those that wait for a result."""
+        """Return the calls that all made before, as far as they are kept, with open ones that all have made."""
         check, group = self.picture.order_check, self.group
         matched = (each.slot for each in self.picture.open[group.key] if len(each.partitions) == 1 and not each.missing)
         before = [slot for slot in (*group.history, *matched) if 0 <= slot.number < self.number]
@@ -411,7 +411,7 @@ class Collective:
 
     @cached_property
     def cancellations(self) -> tuple[str, ...]:
-        """Out of which call replicas were cancelled, and why: a sibling's failure, or a time limit around the call."""
+        """Sentences on the calls that replicas were cancelled out of, and why: a sibling's failure, or a time limit."""
         told = []
         for known in (self.picture.facts[i] for i in self.abandoned):
             post = self.slot.post_of(known.replica_id)

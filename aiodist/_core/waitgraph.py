@@ -1,9 +1,9 @@
-"""Who waits for whom: the one question behind every deadlock, asked of nodes and waits of any kind.
+"""Who waits for whom: the one question behind every deadlock, for nodes and waits of any kind.
 
-A node (a replica, a task) has waits (a collective, a lock, another task); a wait ends when none of its blockers is left
-that will never act. A node is **stuck** when each of its waits has a blocker that is stuck, or gone. The stuck nodes
-are the greatest set of which that holds: begin with all nodes, and take away, until none is left to take away, those
-of which a wait has lost its last blocker in the set.
+A node (a replica, a task) has waits (a collective, a lock, another task). A wait ends once all of its blockers have
+acted. A node is **stuck** when each of its waits has a blocker that is stuck or gone. The stuck nodes are the greatest
+set with that property: begin with all nodes, and repeatedly remove each node with a wait that has no blocker left in
+the set.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ def stuck(
     blockers: Mapping[Wait, Collection[Node]],
     gone: Collection[Node] = (),
 ) -> set[Node]:
-    """Return the nodes that will never go on.
+    """Return the nodes that will never continue.
 
     Args:
-        waits: what each node waits for; it goes on when any of these waits ends. A node with none can act.
+        waits: what each node waits for; it continues when any of these waits ends. A node without waits can act.
         blockers: which nodes must act before a wait ends: all of them.
         gone: nodes that will never act, though they wait for nothing.
 
-    Each blocker and each wait is looked at a fixed number of times, so this takes time in proportion to their number.
+    This takes time in proportion to the number of waits and blockers.
     """
     left = {node for node, own in waits.items() if own and node not in gone}
     never = left.union(gone)
@@ -56,10 +56,10 @@ def stuck(
 
 
 def shortest_cycle(follows: Mapping[Node, Iterable[Node]], order: Sequence[Node]) -> list[Node]:
-    """Return a shortest cycle, beginning with its first node in ``order``; empty where there is none.
+    """Return a shortest cycle, beginning with its first node in ``order``; empty if there is none.
 
     Args:
-        follows: the nodes that each node waits for; itself is not among them.
+        follows: the nodes that each node waits for, without itself.
         order: all nodes.
     """
     best: list[Node] = []

@@ -1,8 +1,8 @@
-"""Values as JSON and back, by their types: what workers tell each other, and reports that are read again.
+"""Values as JSON and back, by their types: messages between workers, and reports that are read again.
 
-A record (a named tuple or a dataclass) is a list of its fields, without those at the end that have their defaults. The
-same record, or the same tuple of records, is written once; where it comes again there stands its number, among those of
-its type. Ids are runs of consecutive ones. Data name no types, and nothing in them is run: the type that is expected
+A record (a named tuple or a dataclass) is a list of its fields, without trailing fields that have their defaults. The
+same record, or the same tuple of records, is written once; after that only its number among those of its type is
+written. Ids are runs of consecutive numbers. The data name no types, and nothing in them is executed: the expected type
 says what each part must be.
 """
 
@@ -33,7 +33,7 @@ _MOST_IDS = 2**20  # in one tuple: a run of more is none of ids, but of damaged 
 
 
 class _Document:
-    """What has been written so far, by type and identity, or read, by type and number."""
+    """The records that have been written, by type and identity, or read, by type and number."""
 
     def __init__(self, rename: Callable[[str], str]) -> None:
         self.rename = rename
@@ -47,12 +47,12 @@ class _Codec(NamedTuple):
 
 
 def pack(kind: Any, value: Any, rename: Callable[[str], str] = str) -> Any:
-    """Return a value of that type as JSON has it, with other names of its files."""
+    """Return a value of that type in JSON's types, with its files renamed."""
     return _codec(kind).write(value, _Document(rename))
 
 
 def unpack(kind: Any, data: Any, rename: Callable[[str], str] = str) -> Any:
-    """Return the value that `pack` gave, or the record of a dict with the names of its fields.
+    """Return the value from what `pack` gave, or a record from a dict of its fields.
 
     Raises:
         ValueError: it is none of that type.
@@ -65,7 +65,7 @@ def unpack(kind: Any, data: Any, rename: Callable[[str], str] = str) -> Any:
 
 
 def named(value: Any) -> Any:
-    """Return a value as JSON has it for people: records as dicts of all their fields, tuples as lists."""
+    """Return a value in JSON's types for people: records as dicts of all their fields, tuples as lists."""
     if is_dataclass(value):
         return {each.name: named(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, tuple):
@@ -142,7 +142,7 @@ def _record(kind: Any) -> _Codec:
 
 
 def _once(kind: Any, codec: _Codec) -> _Codec:
-    """Return how what is the same object is written once."""
+    """Return a function that writes each object only once."""
 
     def write(value: Any, doc: _Document) -> Any:
         written = doc.written.setdefault(kind, {})
@@ -177,7 +177,7 @@ def _frozen(data: Any) -> Any:
 
 
 def _to_ranges(ids: Sequence[int]) -> list[list[int]]:
-    """Return ids as runs of consecutive ones, each its first and its length; the order is kept."""
+    """Return ids as runs of consecutive numbers, each with its first and its length, in the same order."""
     if len(ids) > 1 and (ids is everyone(len(ids)) or ids == tuple(range(ids[0], ids[0] + len(ids)))):
         return [[ids[0], len(ids)]]  # thousands, mostly
     runs: list[list[int]] = []

@@ -58,7 +58,7 @@ def _batch(size: int, drop_remainder: bool, upstream: Upstream, epoch: Epoch) ->
 def _joined(rest: Run, run: Run) -> Run:
     if rest.shape[1:] != run.shape[1:]:
         raise ValueError(
-            f"batches of {rest.shape[1]} and {run.shape[1]} elements cannot be stacked to one; make the first batch "
+            f"batches of {rest.shape[1]} and {run.shape[1]} elements cannot be stacked into one; make the first batch "
             "of the two with drop_remainder=True"
         )
     return np.concatenate([rest, run])

@@ -13,10 +13,10 @@ from aiodist._tools.output import open_console, print_report
 SAMPLES = (3.0, 5.0, 2.7, 4.0)
 
 BEFORE = """\
-Four replicas run this function, whose branch depends on data that each replica has for itself:
+Four replicas run this function, which has a branch that depends on the replica's own data:
 """
 NOW = """
-Elsewhere the third replica's barrier is matched with the others' sum, or all of them hang. aiodist says:
+Other libraries match the third replica's barrier with the others' sum, or all replicas hang. aiodist says:
 """
 AFTER = "\nShowing the error is what this demo is for, so the exit code is 0."
 
@@ -28,7 +28,7 @@ async def learn(limit: float = 0.2) -> float:
     guess = np.zeros(1)
     for _ in range(20):
         error = sample - guess
-        if abs(error[0]) < limit:  # its own error: the other replicas have others
+        if abs(error[0]) < limit:  # its own error, which differs from the others'
             await ctx.barrier()
             break
         guess = guess + 0.5 * await ctx.all_reduce(aiodist.ReduceOp.MEAN, error)

@@ -1,9 +1,9 @@
-"""Work on GPUs: what to launch and copy where, in which order, and the one module that talks to the driver (floor 3).
+"""Work on GPUs: launches and copies as data, their order, and the only module that calls the driver (floor 3).
 
 Modules, in order; each imports only from those above it and from lower floors:
 
 - `steps`: launches and copies as data.
 - `cuda_core`: the driver, through cuda.core, and page-locked memory of the host.
-- `enqueue`: steps for arrays that have numbers, ready for addresses; on streams, and waiting for them; a replica's GPU
-  and stream as those of a thread.
+- `enqueue`: steps for numbered arrays, completed by addresses; enqueues them on streams, and waits for these; makes a
+  replica's GPU and stream current in a thread.
 """

@@ -2,10 +2,10 @@
 
 Modules, in order; each imports only from those above it and from lower floors:
 
-- `current`: whose context this is: a replica's, cross-replica, or none.
-- `stacks`: where a coroutine is suspended, and by which callers a call came.
+- `current`: the current context: a replica's, cross-replica, or none.
+- `stacks`: where a coroutine is suspended, and a call's callers.
 - `requests`: what a call asks for, checked and described.
-- `rendezvous`: a slot of the ledger with values, waiters and the result.
+- `rendezvous`: a slot of the ledger, with values, waiters and the result.
 - `handle`: what a collective call returns, and where a replica waits.
 - `outcome`: the one error that comes out of a run.
 - `loop`: asyncio and trio, as the scheduler needs them.
@@ -15,8 +15,8 @@ Modules, in order; each imports only from those above it and from lower floors:
 - `context`: `ReplicaContext`.
 - `suspension`: what one task is suspended in.
 - `inspection`: who waits for whom, and why a task is cancelled.
-- `blocking`: the warning of a replica that blocks the event loop.
-- `stall`: the warning of a run that stands still.
+- `blocking`: the warning about a replica that blocks the event loop.
+- `stall`: the warning about a run that makes no progress.
 - `observed`: runs that a tool observes; races.
-- `scheduler`: one run: its replicas' tasks, and collectives carried to their end.
+- `scheduler`: one run: the tasks of its replicas, and the completion of collectives.
 """

@@ -1,10 +1,9 @@
-"""The watch over replicas that hold up their event loop: a thread looks at what the loop's own thread does.
+"""The watch over replicas that hold up their event loop: another thread looks at what the loop's thread does.
 
-While every look finds the same step of one task, nothing else goes on in the loop. The machine may be busy, so that
-time counts for a second in which the loop's thread has computed, or has stood at one instruction without computing:
-then it waits for something. Where the time that a thread has computed cannot be asked for (macOS, Windows), there is no
-warning; nor is there one on a Python without the interpreter lock, where the loop's thread does not stand still while
-another looks at its frames.
+As long as every look finds the same step of one task, nothing else runs in the loop. The machine may be busy, so only
+some time counts towards the second: time in which the loop's thread has used the processor, or has stayed at one
+instruction without using it, and so waits for something. There is no warning where a thread's processor time cannot be
+read (macOS, Windows), nor without the interpreter lock, because the loop's thread would run while its frames are read.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ _LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
 
 
 class BlockedLoop:
-    """What the thread knows of one event loop: which step of a task runs in it, and for how long it has held the loop.
+    """What the watching thread knows about one event loop: which step of a task runs in it, and for how long.
 
     Args:
         loop: returns the asyncio loop that runs in this thread; None on trio.
-        tell: tells, from the watching thread, that a replica blocks the loop: the text, and the line.
-        clock: tells the time, in seconds.
-        computed: returns the seconds for which a thread has computed.
+        tell: reports that a replica blocks the loop, with the text and the line; called in the watching thread.
+        clock: returns the time in seconds.
+        computed: returns the processor time that a thread has used, in seconds.
     """
 
     def __init__(
@@ -64,12 +63,12 @@ class BlockedLoop:
 
     @property
     def over(self) -> bool:
-        """Whether the loop has been closed, perhaps in the middle of a run, which then never ends."""
+        """Whether the loop is closed, perhaps in the middle of a run, which then never ends."""
         loop = self._loop()
         return loop is not None and loop.is_closed()
 
     def look(self) -> None:
-        """Look, from another thread, whether one step has held the loop for a second."""
+        """Check, from another thread, whether one step has held the loop for a second."""
         frame = sys._current_frames().get(self._thread)  # noqa: SLF001  (documented, for all its name)
         if frame is None:
             return
@@ -92,9 +91,9 @@ class BlockedLoop:
                 self.blocks(task, where, self._held)
 
     def step_in(self, frame: FrameType) -> tuple[Any, object]:
-        """Return the task that runs, and what is another in its next step; None twice where none runs.
+        """Return the task that runs, and a value that changes with its next step; None for both if no task runs.
 
-        A task of trio counts its steps. On asyncio a callback is sent, which runs before the task's next step.
+        A task on trio counts its steps. On asyncio a callback is sent, which runs before the task's next step.
         """
         for outer, _ in walk_stack(frame):
             if outer.f_code.co_name == "unrolled_run" and outer.f_globals.get("__name__") == "trio._core._run":
@@ -114,7 +113,7 @@ class BlockedLoop:
         self._arrived = self._sent
 
     def blocks(self, task: Any, where: Location, seconds: float) -> None:  # noqa: ARG002
-        """Tell, once a step, that it has held the loop for so long; the step may go on."""
+        """Report, once for each step, that it has held the loop for so long; the step may continue."""
         from aiodist._runtime.inspection import replica_of  # loaded when something is overdue
 
         replica = replica_of(task)
@@ -122,13 +121,13 @@ class BlockedLoop:
             self._warned = True
             self._tell(
                 f"replica {replica.id} has held up the event loop for more than a second at {place(where)}: meanwhile "
-                "no other replica goes on (await ctx.run_sync(function) runs it in a thread)",
+                "no other replica can continue (await ctx.run_sync(function) runs such work in a thread)",
                 where,
             )
 
 
 def _where(frame: FrameType) -> Location | None:
-    """Return the innermost line outside Python's own library; None in a debugger, or in a call of aiodist's."""
+    """Return the innermost line outside Python's own library; None in a debugger, or in aiodist's code."""
     where: FrameType | None = None
     for outer, _ in walk_stack(frame):
         if str(outer.f_globals.get("__name__", "")).startswith(_DEBUGGERS):
@@ -148,7 +147,7 @@ _watched: list[tuple[BlockedLoop, Sized]] = []
 
 
 def watch(blocked: BlockedLoop, runs: Sized) -> None:
-    """Look after a loop while it has runs; one thread looks after all loops of the process."""
+    """Watch a loop as long as it has runs; one thread watches all loops of the process."""
     if not other_threads_can_be_looked_at():
         return
     with _lock, suppress(RuntimeError):  # no more threads can be started: then nobody looks

@@ -342,7 +342,7 @@ class ReplicaContext:
         detail: Callable[[Spec], Any] = lambda _: None,
         options: CommunicationOptions | None = None,
     ) -> CollectiveHandle[Any]:
-        """Issue a collective of a nest, called from a frame; ``detail`` makes the kind's argument for such nests."""
+        """Issue a collective of a nest from a frame; ``detail`` returns the kind's argument for such nests."""
         self._me.check(kind.name)
         name = requests.checked_name(name)
         structure, spec, leaves = requests.described(value)
@@ -495,14 +495,14 @@ class ReplicaContext:
 
 
 def context_of(participant: Participant) -> ReplicaContext:
-    """Return the context of a participant: the same one as long as somebody has it."""
+    """Return the context of a participant, the same object as long as somebody holds it."""
     found = None if participant.context is None else participant.context()
     context: ReplicaContext = found or ReplicaContext.__new__(ReplicaContext)._show(participant)  # noqa: SLF001
     return context
 
 
 def _out_buffers(given: Any, request: Request, leaves: Any) -> OutBuffers:
-    """Return the buffers for a result as executors take them."""
+    """Return the buffers for a result in the form that executors take."""
     structure = request.structure
     if type(given) is ndarray:
         buffers, found = [given], None

@@ -1,8 +1,8 @@
-"""The current context: what `get_replica_context` and its family answer, in the task or thread that asks.
+"""The current context: what `get_replica_context` and its family return in a task or thread.
 
 It is a context variable, so a child task or a worker thread of a replica keeps its replica's context, and concurrent
-runs keep apart. It holds the `Participant` inside a replica, a `CrossReplica` under a strategy's scope or in a
-merge function, and nothing outside: then the default strategy's only replica is the current one.
+runs stay separate. It is a `Participant` inside a replica, a `CrossReplica` under a strategy's scope or in a merge
+function, and not set elsewhere: there the default strategy's only replica is the current one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class CrossReplica(NamedTuple):
 
 
 class Entries:
-    """The with-blocks of one object that are open; several tasks and threads may be in one each."""
+    """The open with-blocks of one object; several tasks and threads may each be in one."""
 
     __slots__ = ("_tokens",)
 
@@ -37,7 +37,7 @@ class Entries:
         self._tokens.append(current.set(context))
 
     def exit(self) -> None:
-        """Make that the current one which was before the last `enter` in this task."""
+        """Restore the context from before the last `enter` in this task."""
         for token in reversed(self._tokens.copy()):
             with suppress(ValueError):  # another task's
                 current.reset(token)
@@ -50,14 +50,14 @@ current: ContextVar[Any] = ContextVar("aiodist_current", default=None)
 
 
 class MakesRuns:
-    """Base class of strategies: what a replica context that is made by hand needs of one."""
+    """Base class of strategies: what a replica context that a program makes itself needs."""
 
     def _new_standing_run(self) -> Any:
         raise NotImplementedError
 
 
 def standing_run(strategy: object) -> Any:
-    """Return the run of a replica context that is made by hand."""
+    """Return the run of a replica context that a program has made itself."""
     if not isinstance(strategy, MakesRuns):
         raise TypeError(f"ReplicaContext expects a strategy, got {strategy!r}")
     return strategy._new_standing_run()  # noqa: SLF001  (declared above, for this module alone)

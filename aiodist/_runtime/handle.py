@@ -2,7 +2,7 @@
 
 The await of a handle is the only place where a replica is suspended: on asyncio in a future, on trio in the task's own
 suspension. Both keep the order: waiters are resumed in replica order. The last replica to arrive, whose call completed
-the collective, waits, too, so that it takes its own place in that order.
+the collective, also waits, to take its own place in that order.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ T = TypeVar("T")
 
 
 class Awaits:
-    """What one replica has awaited, over all its contexts: the handles that it never awaited give a warning at its end.
+    """What one replica has awaited, in all its contexts. At its end, handles that it never awaited give a warning.
 
-    A handle notes nothing when it is dropped, for a destructor would cost every collective a tenth of its time.
+    Handles have no destructor, which would cost every collective a tenth of its time.
     """
 
     __slots__ = ("_earlier", "code", "frame", "future", "latest", "request")
@@ -46,7 +46,7 @@ class Awaits:
         self._earlier: dict[tuple[int, int], RawPost] | None = None  # those before the latest, by group and number
 
     def keep(self, handle: CollectiveHandle[Any]) -> None:
-        """Note that the next collective is issued before a handle has been awaited."""
+        """Remember a handle that is not awaited before the next collective is issued."""
         slot, member = posted(handle)
         if self._earlier is None:
             self._earlier = {}
@@ -54,7 +54,7 @@ class Awaits:
             self._earlier[slot.group.serial, slot.number] = slot.raw_post_of(member.position)
 
     def note(self, handle: CollectiveHandle[Any]) -> bool:
-        """Note that a handle is awaited; return whether it is for the first time."""
+        """Note that a handle is awaited; return whether this is the first time."""
         if self.latest is handle:
             self.latest = None
             return True
@@ -74,12 +74,17 @@ class Awaits:
 
 def _warn(replica_id: int, post: Post) -> None:
     warnings.warn_explicit(
-        f"replica {replica_id} never awaited {post.call}, called at {post.location}; it has contributed, its result is "
-        "lost",
+        f"replica {replica_id} never awaited {post.call}, called at {shown(post.location)}; it has contributed, but "
+        "its result is lost",
         RuntimeWarning,
         post.location.file,
         post.location.line,
+        registry=_shown,
     )
+
+
+_shown: dict[Any, Any] = {}
+"""The warnings that have been shown: one in a loop is shown once, as Python does with those of its own."""
 
 
 _MOST_KEPT = 4096
@@ -133,7 +138,7 @@ class CollectiveHandle(Coroutine[Any, Any, T]):
         return steps
 
     def send(self, value: Any, /) -> Any:
-        """Go on with the await; see `Generator.send`."""
+        """Continue the await; see `Generator.send`."""
         return self._step("send", value)
 
     def throw(self, *error: Any) -> Any:
@@ -183,7 +188,7 @@ def _refuse(handle: CollectiveHandle[Any], *_: object, **__: object) -> NoReturn
 
 
 def posted(handle: CollectiveHandle[Any]) -> tuple[Rendezvous, Member]:
-    """Return the collective that a handle is of, and the replica that issued it."""
+    """Return a handle's collective, and the replica that issued it."""
     return handle._slot, handle._me.member  # noqa: SLF001  (declared above, for this module alone)
 
 
@@ -244,7 +249,7 @@ def post(
 
 
 def fill_in(self: CollectiveHandle[Any], me: Any, slot: Rendezvous) -> CollectiveHandle[Any]:
-    """Make a handle that of a collective which a replica has posted."""
+    """Fill in a handle for a collective that a replica has posted."""
     self._slot, self._me, self._build = slot, me, None
     if me.run.thread:  # outside any run there is no end at which to report those never awaited
         awaits = me.awaits
@@ -322,7 +327,7 @@ class AsyncioHandle(CollectiveHandle[T]):
         return cast("T", self._outcome())
 
     def send(self, value: Any, /) -> Any:
-        """Go on with the await."""
+        """Continue the await."""
         if self.cr_suspended and self.cr_await is None and not (self._slot.released or self._me.run.closed):
             raise RuntimeError(f"two tasks were given the same handle; let each of them await it: {self._text()}")
         return super().send(value)
@@ -376,7 +381,7 @@ class TrioHandle(CollectiveHandle[T]):
         return cast("T", self._outcome())
 
     def _gives_way(self, first: bool) -> bool:
-        """Return whether to yield once although there is nothing to wait for.
+        """Return whether to yield once even though there is nothing to wait for.
 
         The last replica to arrive yields at its first await, to take its place in the order. A replica that has been
         given the run's error and awaits again yields, too, so that it can be cancelled.
@@ -387,7 +392,7 @@ class TrioHandle(CollectiveHandle[T]):
 
 
 class SoloHandle(CollectiveHandle[T]):
-    """A handle outside any run: there is nobody else to wait for, and no end at which to ask whether it was awaited."""
+    """A handle outside any run: it never waits, and no end of a run reports that it was not awaited."""
 
     __slots__ = ("_awaited",)
 

@@ -1,9 +1,9 @@
 """Inspection: the tasks of an event loop, what each waits for, who waits for whom, and why one is cancelled.
 
-Looked up when something has failed or stands still; nothing is kept while all goes well. An edge goes from a task to
-whoever could end its wait. It is certain for a collective (the replicas that have not arrived), for a task, and for a
-lock or semaphore whose holder is seen: suspended inside ``async with lock``, which shows in what its frames hold on to.
-For a queue, an event, a condition or a bare future nobody can know, so no edge is drawn.
+This is done when something has failed or makes no progress; until then nothing is recorded. An edge goes from a task to
+the tasks that could end its wait. It is certain for a collective (the replicas that have not arrived), for a task, and
+for a lock or semaphore whose holder is found: a task suspended inside ``async with lock``, whose frames refer to the
+lock. For a queue, an event, a condition or a bare future nobody can know, so there is no edge.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MOST_WAYS = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waiter:
-    """A task of asyncio or trio that was looked at."""
+    """A task of asyncio or trio, as it was when it was inspected."""
 
     task: Any
     chain: tuple[Link, ...]  # of awaits, with
@@ -50,7 +50,7 @@ class Waiter:
 
     @property
     def who(self) -> str:
-        """What a person calls it."""
+        """Its name for a person."""
         if self.member is not None:
             return f"replica {self.member.replica_id}"
         if self.merging is not None:
@@ -60,7 +60,7 @@ class Waiter:
 
     @property
     def is_plumbing(self) -> bool:
-        """Whether it has nothing to do with the program: an event loop's own, or a timer of aiodist's."""
+        """Whether it is not the program's, but an event loop's task or a timer of aiodist."""
         if self.suspension.stack or self.member is not None:
             return False
         ours = any(frame.f_globals.get("__name__") == "aiodist._runtime.loop" for frame in self.frames)
@@ -80,18 +80,18 @@ class Waiter:
 
     @property
     def where(self) -> str:
-        """The place at which it waits, in brackets; empty where it is in no frame of the program."""
+        """The place at which it waits, in brackets; empty if it is in no frame of the program."""
         location = self.suspension.location
         return f" ({place(location)})" if location is not None else ""
 
 
 def _rank(waiter: Waiter) -> tuple[int, bool, str]:
-    """Return what waiters are ordered by: replicas by id, each before its child tasks, others last."""
+    """Return the sort key of waiters: replicas by id, each before its child tasks, others last."""
     return sys.maxsize if waiter.replica is None else waiter.replica.id, waiter.member is None, waiter.who
 
 
 def look_at(task: Any) -> Waiter:
-    """Look at a task at this moment."""
+    """Inspect a task at this moment."""
     coroutine = coroutine_of(task)
     chain = tuple(links(coroutine))
     frames = tuple(link.frame for link in chain if link.frame is not None)
@@ -120,7 +120,7 @@ def _merging(frame: FrameType) -> Any:
 
 
 def entered(chain: Sequence[Link]) -> Iterator[Any]:
-    """Yield the context managers that a suspended task is inside of: their exits lie on its frames' stacks."""
+    """Yield the context managers that a suspended task is in: its frames' stacks hold their exits."""
     for index, link in enumerate(chain):
         inner = chain[index + 1].frame if index + 1 < len(chain) else None
         entering = inner.f_locals.get("self") if inner is not None and inner.f_code.co_name == "__aenter__" else None
@@ -130,7 +130,7 @@ def entered(chain: Sequence[Link]) -> Iterator[Any]:
 
 
 def _with_inner(manager: Any) -> Iterator[Any]:
-    """Yield a context manager, and where it is made of a generator, what that is inside of."""
+    """Yield a context manager and, if it is a generator, the context managers that this is in."""
     yield manager
     for inner in _managers(getattr(manager, "gen", None)):
         yield from _with_inner(inner)
@@ -149,7 +149,7 @@ def _managers(awaitable: Any) -> Iterator[Any]:
 
 
 def _owner_of(lock: Any) -> int | None:
-    """Return the identity of the task that a lock knows to hold it: those of trio and anyio do, asyncio's do not."""
+    """Return the identity of the task that holds a lock. Locks of trio and anyio know it, those of asyncio do not."""
     owner = getattr(lock.statistics(), "owner", None) if hasattr(lock, "statistics") else None
     return None if owner is None else getattr(owner, "id", id(owner))  # anyio describes the task, trio names it
 
@@ -158,21 +158,21 @@ def _owner_of(lock: Any) -> int | None:
 
 
 def _conjugated(clause: str, number: int) -> str:
-    """Return such words for that many tasks."""
+    """Return a verb phrase conjugated for that many tasks."""
     if number == 1:
         return clause
     return clause.replace("waits", "wait", 1) if clause.startswith("waits") else clause.replace("is ", "are ", 1)
 
 
 def _together(waiters: Sequence[Waiter]) -> str:
-    """Return those that wait alike: replicas by their ids; any other task is alone."""
+    """Return the waiters as texts: replicas together by their ids, every other task by itself."""
     if waiters[0].member is not None:
         return ids_briefly(w.member.replica_id for w in waiters if w.member is not None)
     return waiters[0].who if len(waiters) == 1 else f"{len(waiters)} times {waiters[0].who}"
 
 
 def _all_together(waiters: Sequence[Waiter]) -> str:
-    """Return replicas and other tasks in one enumeration."""
+    """Return replicas and other tasks as one list in words."""
     replicas = [w.member.replica_id for w in waiters if w.member is not None]
     parts = ([ids_briefly(replicas)] if replicas else []) + [w.who for w in waiters if w.member is None]
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
@@ -186,7 +186,7 @@ _HELD = (Awaited.LOCK, Awaited.SEMAPHORE)
 
 
 class WaitGraph:
-    """The tasks of an event loop at one moment, and who of them waits for whom."""
+    """The tasks of an event loop at one moment, and which of them wait for which."""
 
     def __init__(self, tasks: Iterable[Any]) -> None:
         waiters = [look_at(task) for task in tasks]
@@ -200,7 +200,7 @@ class WaitGraph:
     # Who could end a wait.
 
     def enders(self, waiter: Waiter) -> tuple[Waiter, ...]:
-        """Return those who could end a wait, where that is certain."""
+        """Return the tasks that could end a wait, if that is certain."""
         return self._enders[waiter]
 
     def _find_enders(self, waiter: Waiter) -> tuple[Waiter, ...]:
@@ -226,7 +226,7 @@ class WaitGraph:
 
     @cached_property
     def _holders(self) -> dict[int, list[Waiter]]:
-        """Who is suspended inside ``with`` or ``async with`` of what, by the identity of that."""
+        """The tasks suspended inside ``with`` or ``async with``, by the identity of the context manager."""
         holders: dict[int, list[Waiter]] = {}
         for waiter in self.waiters:
             for manager in entered(waiter.chain):
@@ -238,9 +238,9 @@ class WaitGraph:
 
     @cached_property
     def cycle(self) -> tuple[Waiter, ...]:
-        """A shortest cycle in which each waits for the next, from its lowest replica on; empty when there is none.
+        """A shortest cycle in which each waits for the next, from its lowest replica on; empty if there is none.
 
-        Thousands wait for the same thousands, so those who lead to none are left out first.
+        Thousands may wait for the same thousands, so tasks that are on no cycle are removed first.
         """
         waits = {waiter: [id(each)] if each else [] for waiter, each in self._enders.items()}
         left = stuck(waits, {id(each): each for each in self._enders.values()})
@@ -249,7 +249,7 @@ class WaitGraph:
     # In words.
 
     def lines(self, *, replicas_alone: bool = False) -> list[str]:
-        """Return a line for each way to wait, those that wait alike in one; all tasks, or replicas' and merges'."""
+        """Return a line for each kind of wait, with all that wait so; for all tasks, or only replicas and merges."""
         alike: dict[tuple[str, ...], list[Waiter]] = {}
         for waiter in self.waiters:
             if waiter.replica or waiter.merging or not (replicas_alone or waiter.waits_for_a_run):
@@ -273,7 +273,7 @@ class WaitGraph:
         return f", which {whom} hold{'s' * (len(enders) == 1)}" if kind in _HELD else f" for {whom}"
 
     def sentence(self, waiter: Waiter) -> str:
-        """Return what a task waits for, without its place, and where that is a task what that one waits for, too."""
+        """Return what a task waits for, without the place; if that is a task, also what that one waits for."""
         sentence = f"{waiter.verb}{self._whom(waiter)}"
         for _ in range(_LONGEST_SENTENCE):
             enders = self.enders(waiter)
@@ -284,7 +284,7 @@ class WaitGraph:
         return sentence
 
     def cycle_text(self) -> str:
-        """Return the cycle as a sentence; empty when there is none."""
+        """Return the cycle as a sentence; empty if there is none."""
         if not self.cycle:
             return ""
         pairs = zip(self.cycle, (*self.cycle[1:], self.cycle[0]), strict=True)
@@ -294,9 +294,9 @@ class WaitGraph:
         return f"The cycle: {sentence}"
 
     def report(self, headline: str, *more: str, replicas_alone: bool = False) -> str:
-        """Return the text on tasks that cannot go on: who waits where and for what, and the cycle.
+        """Return the text on tasks that cannot continue: who waits where and for what, and the cycle.
 
-        Where replicas wait outside of collectives, it is said through which awaits they got there, of the first few.
+        For the first few replicas that wait outside of collectives, it names the awaits that led there.
         """
         waits = self.lines(replicas_alone=replicas_alone)
         beyond = len(waits) - _MOST_LINES
@@ -348,7 +348,7 @@ _MOST_REPLICAS = 128
 
 
 class Look(NamedTuple):
-    """What a look at the tasks of a run has found, in words, by replica id."""
+    """What an inspection of a run's tasks has found, as texts by replica id."""
 
     waits: Mapping[int, str]  # of those that are not in a collective
     circle: str  # of waits
@@ -356,7 +356,7 @@ class Look(NamedTuple):
 
 
 def look_at_run(ledger: Ledger) -> Look:
-    """Return what can be seen of a run's tasks; of many replicas, of the first few that do not wait in a collective."""
+    """Inspect a run's tasks; with many replicas, only those of the first few that do not wait in a collective."""
     everyone = ledger.replicas
     if ledger.root.size <= _MOST_REPLICAS:
         graph = WaitGraph(tasks_here())
@@ -389,13 +389,13 @@ _ELSEWHERE = "elsewhere"
 
 
 def never_go_on(ledger: Ledger, pending: Iterable[Context]) -> set[int]:
-    """Return the ids of a run's replicas that will never go on, as far as that is certain.
+    """Return the ids of a run's replicas that will certainly never continue.
 
-    All tasks of such a replica wait: in a collective that lacks one that will never go on, for a lock that a task
-    holds that will never go on, or for such a task. Who waits for an event, a queue, a sleep, a thread or I/O, has a
-    timer, or a time limit around the wait of any of its tasks, may go on. What replicas of other processes do is not
-    known here: they are taken for ones that never go on. ``pending`` has the contexts of the event loop's callbacks
-    and timers to come.
+    All tasks of such a replica wait: in a collective that lacks a replica that will never continue, for a lock held by
+    a task that will never continue, or for such a task. A replica may continue if one of its tasks waits for an event,
+    a queue, a sleep, a thread or I/O, or has a time limit around its wait, or if the replica has a timer. What replicas
+    of other processes do is not known here: they are assumed never to continue. ``pending`` has the contexts of the
+    event loop's callbacks and timers to come.
     """
     graph = look_at_loop()
     mine = {id(replica) for replica in ledger.replicas}
@@ -421,7 +421,7 @@ def never_go_on(ledger: Ledger, pending: Iterable[Context]) -> set[int]:
 
 
 def _ways_out(graph: WaitGraph, waiter: Waiter) -> Sequence[Sequence[Any]]:
-    """Return the ways in which a wait can end, each as those who must all act; empty where that is not certain."""
+    """Return the ways in which a wait can end, each as the set of tasks that must act; empty if that is not certain."""
     kind, things = waiter.suspension.kind, waiter.suspension.things
     enders = [id(each.task) for each in graph.enders(waiter)]
     if kind is Awaited.COLLECTIVE and things:
@@ -439,7 +439,7 @@ def _ways_out(graph: WaitGraph, waiter: Waiter) -> Sequence[Sequence[Any]]:
 def _has_time_limit(waiter: Waiter) -> bool:
     """Return whether a timeout, or the deadline of a cancel scope, can still end a task's wait.
 
-    A shield keeps out what scopes around it have; asyncio's own timeouts pass through it, each once.
+    A shield stops the deadlines of scopes around it, but not asyncio's own timeouts, which pass once each.
     """
     if any(frame.f_code.co_name == "wait_for" and frame.f_locals.get("timeout") is not None for frame in waiter.frames):
         return True
@@ -466,7 +466,7 @@ _BY_TASK = re.compile(r" by <Task .*?name='([^']*)'")
 
 
 def why_cancelled() -> str:
-    """Say why the task that runs now is cancelled: to be called while that passes through it; empty if unknown."""
+    """Say why the running task is being cancelled; empty if unknown. Call it while the cancellation passes through."""
     for group in _task_groups():
         failed = next((e for e in _failures_of(group) if isinstance(e, Exception)), None)
         if failed is not None:
@@ -492,7 +492,7 @@ def described(error: BaseException) -> str:
 
 
 def _task_groups() -> Iterator[Any]:
-    """Yield the task groups that the running task belongs to, or is inside of, as far as its frames name them."""
+    """Yield the task groups that the running task belongs to or is in, if its frames have variables for them."""
     task = current_task()
     if hasattr(task, "child_nurseries"):
         yield from (*task.child_nurseries, *filter(None, [task.parent_nursery]))
@@ -521,9 +521,9 @@ def _failures_of(group: Any) -> Iterable[Any]:
 
 
 def handled_in(awaitable: Any) -> str:
-    """Return the exception that a suspended coroutine is handling, and where it was raised; empty where there is none.
+    """Return the exception that a suspended coroutine is handling, and where it was raised; empty if there is none.
 
-    It lies on the stack of a frame that is suspended in an ``except`` or ``finally`` clause, or in a manager's exit.
+    It is on the stack of a frame that is suspended in an ``except`` or ``finally`` clause, or in a manager's exit.
     """
     for link in reversed(list(links(awaitable))):
         if link.running:

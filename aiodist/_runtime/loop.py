@@ -1,9 +1,9 @@
-"""Event loops: what the scheduler needs of asyncio (uvloop too) and of trio, and nothing else in aiodist knows.
+"""Event loops: what the scheduler needs from asyncio (including uvloop) and trio. No other module depends on these.
 
-Replicas are resumed in an order. On asyncio one callback of the loop wakes all who wait in a collective, one after the
-other: each task has left its wake-up in the future that it awaits. trio runs the tasks of a batch in an order that it
-draws by chance, so tasks that must follow each other must not be in one batch: only the first is rescheduled, and each,
-when it runs, reschedules the next before it goes on (`Chain`).
+Replicas are resumed in a fixed order. On asyncio one callback of the loop wakes all tasks that wait in a collective,
+one after the other: each task has left its wake-up in the future that it awaits. trio runs the tasks of a batch in
+random order, so tasks that must follow each other must not be in one batch: only the first is rescheduled, and each
+task, when it runs, reschedules the next before it continues (`Chain`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _TaskLoop:
 
     @property
     def ending(self) -> bool:
-        """Whether the replicas are being cancelled, all of them, or the one whose task runs now."""
+        """Whether all replicas, or the one whose task runs now, are being cancelled."""
         if self._tasks.cancel_scope.cancel_called:
             return True
         with suppress(RuntimeError):  # no event loop runs in this thread
@@ -68,7 +68,7 @@ class _TaskLoop:
         self._tasks.cancel_scope.cancel()
 
     def hold_interrupts_back(self, *classes: type) -> None:
-        """Let no Ctrl-C be raised in the methods of these classes, but where the program goes on."""
+        """Hold a Ctrl-C back in the methods of these classes; it is raised where the program continues."""
 
 
 class AsyncioLoop(_TaskLoop):
@@ -77,8 +77,9 @@ class AsyncioLoop(_TaskLoop):
     Attributes:
         handle: the class of handles.
         new_event: makes an event, in a third of the time that anyio takes to find out which loop runs.
-        wakes_later: `wake` resumes nobody in the current callback of the loop, and who awaits in it is resumed, too.
-        clock: tells the time, in seconds.
+        wakes_later: `wake` resumes nobody in the current callback of the loop; a task that begins to wait in that
+            callback is resumed, too.
+        clock: returns the time in seconds.
         wake: resume those who wait in a complete collective, in replica order, after what is ready now.
         call_soon, call_soon_threadsafe: call a function in the loop, after what is ready now; from any thread.
     """
@@ -130,12 +131,12 @@ class AsyncioLoop(_TaskLoop):
     def _resume_at_once(self) -> None:  # noqa: C901  (the way of every wake-up, in one frame)
         """Resume them, one after the other: each runs to its next await.
 
-        The futures in which they wait are never done: their tasks' wake-ups are taken from them. One without is that of
-        a task which was cancelled, or has been resumed. Where a Ctrl-C comes out of one of them, or arises here, the
-        others get their turn in another callback.
+        The futures in which they wait are never done; this takes their tasks' wake-ups from them. A future without one
+        belongs to a task that was cancelled, or has been resumed. If a Ctrl-C is raised in a task or here, the other
+        tasks are resumed in another callback.
 
-        Where that completes their next collective, and nothing else is ready, they are resumed once more without a
-        turn of the loop, which costs as much as a small collective. Timers and I/O wait for a millisecond at most.
+        If this completes their next collective, and nothing else is ready, they are resumed again without a turn of
+        the loop, which costs as much as a small collective. Timers and I/O wait for a millisecond at most.
         """
         slot, over = self._woken.popleft(), self._over  # no argument: those of a callback are kept until it returns
         resumed: Any = None  # a future, with what was taken from it
@@ -175,7 +176,7 @@ class AsyncioLoop(_TaskLoop):
         self._resumes = False
 
     def _resume_by_choice(self) -> None:
-        """Let the controlled loop resume them, in an order that it chooses."""
+        """Let the controlled loop resume them in the order of its choice."""
         slot = self._woken.popleft()
         slot.released = True
         wakes = []
@@ -198,17 +199,17 @@ class AsyncioLoop(_TaskLoop):
 
     @property
     def interrupted(self) -> bool:
-        """Whether the run is being cancelled by a Ctrl-C.
+        """Whether a Ctrl-C is cancelling the run.
 
-        asyncio says that nowhere in public: its runner, which handles the signal, counts.
+        asyncio has no public way to ask; its runner, which handles the signal, counts them.
         """
         runner = getattr(getattr(signal.getsignal(signal.SIGINT), "func", None), "__self__", None)
         return self.was_interrupted or getattr(runner, "_interrupt_count", 0) > 0
 
     def pending(self) -> list[Context] | None:
-        """Return the contexts in which callbacks and timers are still to run; None where the loop does not show them.
+        """Return the contexts of callbacks and timers to come; None if the loop does not show them.
 
-        asyncio's own loops do, by attributes that are in no document; uvloop's does not.
+        asyncio's own loops do, by undocumented attributes; uvloop's does not.
         """
         loop: Any = self.loop
         if not isinstance(loop, BaseEventLoop):
@@ -265,7 +266,7 @@ class TrioLoop(_TaskLoop):
     def call_at(self, at: float, fn: Callable[[], object]) -> None:
         """Call a function at that time of ``clock``, and not what was to be called before.
 
-        It is called also where the caller of the run, with all its tasks, is cancelled: a replica may be shielded.
+        It is called even if the run's caller and all its tasks are cancelled, because a replica may be shielded.
         """
         self.close()
         self._alarm = CancelScope(shield=True)
@@ -283,7 +284,8 @@ class TrioLoop(_TaskLoop):
     def hold_interrupts_back(self, *classes: type) -> None:
         """Let trio hold a Ctrl-C back while methods of these classes run; it is raised in the main task then.
 
-        So does what starts tasks: between making a coroutine and starting it, a Ctrl-C would leave it never awaited.
+        The functions that start tasks do the same: otherwise a Ctrl-C between making a coroutine and starting it would
+        leave it never awaited.
         """
         from trio import Nursery
 
@@ -294,7 +296,7 @@ class TrioLoop(_TaskLoop):
 
     @property
     def interrupted(self) -> bool:
-        """Whether the run is being cancelled by a Ctrl-C: a nursery around this task, or its own, holds it."""
+        """Whether a Ctrl-C is cancelling the run: a nursery around this task, or its own, holds it."""
         from trio.lowlevel import current_task
 
         nursery = current_task().parent_nursery
@@ -305,7 +307,7 @@ class TrioLoop(_TaskLoop):
         return self.was_interrupted
 
     def pending(self) -> list[Context] | None:
-        """Return nothing: what is still to run on trio runs in a task."""
+        """Return nothing: on trio, everything to come runs in a task."""
         return []
 
     def close(self) -> None:
@@ -341,9 +343,9 @@ class Parked:
 class Chain:
     """Tasks on trio that are to be resumed one after the other.
 
-    A Ctrl-C that arrives between the marks that a task leaves here and its suspension would leave a mark without a
-    task behind it, and trio would be asked to reschedule what does not wait. So it is held back in `park`, as trio
-    holds it back in its own primitives; it is raised where the task goes on.
+    If a Ctrl-C arrived after a task is entered here and before it is suspended, trio would be asked to reschedule a
+    task that does not wait. So `park` holds it back, as trio's own primitives do; it is raised where the task
+    continues.
     """
 
     def __init__(self) -> None:
@@ -358,11 +360,11 @@ class Chain:
         self.wake_now = protected(self._wake_now)
 
     def new_parked(self) -> Parked:
-        """Return the current task's place, which it takes by ``park``."""
+        """Return a place for the current task, which it takes by ``park``."""
         return Parked(self._lowlevel.current_task())
 
     def _extend(self, parked: Iterable[Parked]) -> None:
-        """Resume these, in this order, after those that were to be resumed before."""
+        """Resume these in this order, after those that are still to be resumed."""
         self._parked.extend(parked)
         if not self._linked:
             self._wake_next()
@@ -377,7 +379,7 @@ class Chain:
                 self._lowlevel.reschedule(one.task)
 
     async def _park(self, parked: Parked) -> None:
-        """Suspend the current task until its turn comes. Where that has come already, it only gives way."""
+        """Suspend the current task until its turn comes. If that has come already, only yield."""
         if parked.woken:
             return
         if parked.linked:
@@ -410,7 +412,7 @@ class Chain:
 
 
 class SoloLoop:
-    """Stands for an event loop where a replica is alone and outside any run: what it asks for is complete at once."""
+    """Replaces an event loop for a single replica outside any run: whatever that issues is complete at once."""
 
     handle = SoloHandle
     ending = False
@@ -427,18 +429,18 @@ class SoloLoop:
     call_plainly = call_soon_threadsafe = call_soon
 
     def wake(self, *_: object) -> None:
-        """Do nothing: nobody waits, nothing can be late, and there is no task to start, to cancel or to leave."""
+        """Do nothing: nobody waits, nothing can be late, and there are no tasks."""
 
     wake_failed = call_at = start_task = cancel = close = wake
 
 
 def new_loop(tasks: TaskGroup) -> AsyncioLoop | TrioLoop:
-    """Return the event loop that runs now, for a run whose tasks are of that group."""
+    """Return the running event loop, for a run whose tasks are in that group."""
     return TrioLoop(tasks) if running_on_trio() else AsyncioLoop(tasks)
 
 
 def current_loop() -> tuple[Any, Callable[..., object]]:
-    """Return the event loop that runs now, and its function that calls others in it, from any thread."""
+    """Return the running event loop, and its function that calls another in it from any thread."""
     if running_on_trio():
         from trio.lowlevel import current_trio_token
 
@@ -452,6 +454,6 @@ def current_loop() -> tuple[Any, Callable[..., object]]:
 
 
 def running_on_trio() -> bool:
-    """Return whether the current task is one of trio's (also as a guest of another loop)."""
+    """Return whether the current task is a task of trio (also as a guest of another loop)."""
     trio = sys.modules.get("trio")
     return trio is not None and bool(trio.lowlevel.in_trio_task())

@@ -27,14 +27,14 @@ class MergeCall(NamedTuple):
 
 
 class Finish(Protocol):
-    """Takes what a merge function returned, for each replica, or raised."""
+    """Takes a merge function's result for each replica, or its exception."""
 
     def __call__(self, slot: Rendezvous, results: list[Any] | None, error: BaseException | None) -> object:
         """Complete the rendezvous."""
 
 
 async def merge(strategy: Any, finish: Finish, slot: Rendezvous) -> None:
-    """Run replica 0's merge function on everyone's regrouped arguments and complete the rendezvous with its outcome."""
+    """Run replica 0's merge function on all replicas' arguments, regrouped, and complete the rendezvous."""
     calls: list[MergeCall] = slot.values
     if not calls:  # the run has failed meanwhile
         return

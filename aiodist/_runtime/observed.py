@@ -1,14 +1,14 @@
-"""Races between tasks of one replica: which of them issues first is nobody's decision, and may differ by replica.
+"""Races between tasks of one replica: nothing determines which of them issues first, so it may differ by replica.
 
 The order of a replica's collectives is the order of its calls. Two tasks that both issue collectives of one group, with
-nothing between them that makes one come first, may do so in another order on another replica. Today they may agree. So
-it is a warning, not an error, and it is looked for only in runs that somebody observes (``aiodist check``, a trace, a
-test): to ask at every collective which task runs would cost all the others too much.
+nothing that makes one come first, may do so in another order on another replica. They may happen to agree, so this is a
+warning, not an error. It is checked only in runs that a tool observes (``aiodist check``, a trace, a test), because
+finding out at every collective which task runs would cost other runs too much.
 
-A **creation clock** tells. A task begins with the number of collectives that its creator knows of, for it begins with
-a copy of its context variables, and knows those that it issues itself. A task that is done has handed its number on.
-Who issues a collective behind one that it does not know of, of a task that is not done, races with that task. Tasks
-that order themselves by an event or a queue are reported, too: the clock does not see it.
+A **creation clock** detects them. A task knows the collectives that its creator knew of when it made the task (it
+begins with a copy of the creator's context variables) and those that it issues itself. A task that is done passes its
+number on. A task races with another if it issues a collective right after one that it does not know of, issued by a
+task that is not done. Tasks that order themselves by an event or a queue are reported, too: the clock cannot see that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _known: ContextVar[Mapping[int, int]] = ContextVar("aiodist_known_collectives", 
 
 
 class _Issued(NamedTuple):
-    """The last collective of a replica: its number, who issued it, and what was asked for, and from where."""
+    """The last collective of a replica: its number, the task that issued it, the request, and its call site."""
 
     number: int
     task: Any
@@ -42,7 +42,7 @@ class _Issued(NamedTuple):
 
     @property
     def post(self) -> Post:
-        """What was asked for, and the places."""
+        """The post, with places."""
         return post_of(self.raw)
 
     @property
@@ -60,7 +60,7 @@ class RaceWatch(Observer):
         self._warned: set[tuple[Location, Location]] = set()
 
     def posted(self, member: Member, slot: Slot) -> None:
-        """Look whether the task that issues this knows of what was issued before it."""
+        """Check whether the task that issues this knows of the collective before it."""
         number, task = slot.number, current_task()
         if number < 0 or task is None:
             return
@@ -125,7 +125,7 @@ def _observed(handle: type[CollectiveHandle[Any]]) -> type[CollectiveHandle[Any]
 
 
 def observe(run: Any, observer: Observer) -> None:
-    """Let an observer see a run, and warn of tasks that race in it unless the observer is of runs alone."""
+    """Let an observer see a run, and warn of racing tasks in it, unless the observer needs only runs."""
     if observer.of_runs_alone:
         run.observe(observer, run.loop.handle)
         return

@@ -1,4 +1,4 @@
-"""The outcome of a run: the one error that comes out of it, when replicas failed."""
+"""The outcome of a run: the one error that it raises if replicas failed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SCHEDULER = "aiodist._runtime.scheduler"
 
 
 def note_of_failure(ledger: Ledger, replica: Replica, device: str, *, first: bool) -> str:
-    """Say which replica failed, and of the first that did where the others were waiting at that moment."""
+    """Say which replica failed and, for the first failure, where the others were waiting at that moment."""
     note = f"replica {replica.id} of {ledger.root.size} on {device}"
     if not first:
         return note
@@ -36,9 +36,9 @@ def _who_waits(slot: Slot, failed: int) -> str | None:
 
 
 def origin_of(error: BaseException) -> Exception | None:
-    """Return the exception that a replica was handling when it ran into the run's error; None when it was not.
+    """Return the exception that a replica was handling when the run's error was raised in it; None if there was none.
 
-    It may have been a child task that handled it: then the run's error stands in an exception group.
+    If a child task was handling it, the run's error is in an exception group.
     """
     left, seen = [error], set[int]()
     while left:
@@ -52,17 +52,17 @@ def origin_of(error: BaseException) -> Exception | None:
 
 
 def is_only(error: BaseException, *types: type[BaseException]) -> bool:
-    """Return whether an error is of these types, be it out of a task group of a replica."""
+    """Return whether an error is of these types, or an exception group of only such errors."""
     if isinstance(error, BaseExceptionGroup):
         return all(is_only(inner, *types) for inner in error.exceptions)
     return isinstance(error, types)
 
 
 def without_cancellations(error: BaseException, cancelled: type[BaseException]) -> BaseException:
-    """Return an error without the cancellations that an exception group carries along.
+    """Return an error without the cancellations in its exception group.
 
-    trio's nurseries hand on, in one group, what failed and the cancellations of what was stopped for it. The group
-    that is left has the same traceback; a cancellation alone is returned as it is.
+    trio's nurseries raise, in one group, what failed and the cancellations of the tasks that were stopped for it. The
+    remaining group has the same traceback; a cancellation alone is returned unchanged.
     """
     if not isinstance(error, BaseExceptionGroup):
         return error
@@ -71,7 +71,7 @@ def without_cancellations(error: BaseException, cancelled: type[BaseException]) 
 
 
 def interrupt_in(error: BaseException) -> KeyboardInterrupt | None:
-    """Return the Ctrl-C that an error is, that task groups have wrapped, or whose unwinding met a collective's end."""
+    """Return the Ctrl-C in an error: itself, in its group, or the context of a collective's error; None for none."""
     if isinstance(error, BaseExceptionGroup):
         return next(filter(None, map(interrupt_in, error.exceptions)), None)
     if isinstance(error, CollectiveError) and error.__context__ is not None:
@@ -92,11 +92,12 @@ def error_of_run(
     failures: Mapping[int, BaseException],
     handled: Mapping[int, Exception],
 ) -> BaseException | None:
-    """Return what comes out of a run; None when nothing failed.
+    """Return the error that a run raises; None if nothing failed.
 
-    That is a KeyboardInterrupt or its like before everything else; then what the order check has reported, with what
-    replicas raised while they unwound in its notes, and what the first suspect was handling as its cause; then the
-    replicas' own failures, one as itself with those of its type in its notes, several types as a group.
+    A KeyboardInterrupt or the like comes before everything else. Next comes the order check's report, with the errors
+    that replicas raised while they unwound in its notes, and the exception that the first suspect was handling as its
+    cause. Then come the replicas' own failures: if all have one type, the first as itself, with the others in its
+    notes; otherwise all as a group.
     """
     distinct = _distinct(failures)
     for error in distinct.values():
@@ -130,7 +131,7 @@ def _add_notes(error: BaseException, notes: Sequence[str]) -> None:
 
 
 def _distinct(failures: Mapping[int, BaseException]) -> dict[int, BaseException]:
-    """Return the failures by ascending replica id, an exception that several replicas raised only once."""
+    """Return the failures by ascending replica id, with an exception that several replicas raised only once."""
     seen: dict[int, BaseException] = {}
     known: set[int] = set()
     for replica_id in sorted(failures):

@@ -1,6 +1,6 @@
-"""Participants: a replica in one of its groups, as the runtime knows it. Users see it as a `ReplicaContext`.
+"""Participants: a replica in one of its groups, as the runtime sees it. Users see a `ReplicaContext`.
 
-It is apart from the context, whose names are the users' alone.
+The two are separate so that the context has no names but those for users.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Participant:
         return self.run.strategy
 
     def branch(self, member: Member) -> Participant:
-        """Return the same replica in a group that it has made."""
+        """Return this replica as a participant of a group that it has made."""
         of_run = self.of_run or self
         made = Participant(self.run, member, self.threads, of_run)
         of_run.branches = of_run.branches if of_run.branches is not None else WeakSet()
@@ -61,7 +61,7 @@ class Participant:
         return made
 
     def retire(self) -> None:
-        """Let every collective raise from now on: the replica's function has ended."""
+        """Make every collective raise from now on, because the replica's function has ended."""
         self.thread = _RETIRED
         self.awaits.frame = None
         for branch in self.branches or ():
@@ -77,7 +77,7 @@ class Participant:
         options: CommunicationOptions | None = None,
         out: OutBuffers | None = None,
     ) -> CollectiveHandle[Any]:
-        """Issue a collective that is called from a frame."""
+        """Issue a collective for a call in a frame."""
         frame, run = self.caller(frame, request.call.name), self.run
         path, extras = run.callers(frame), Extras(options, out)
         return post(run.handle(), self, request, frame.f_code, frame.f_lasti, path, leaves, build, extras)
@@ -87,7 +87,7 @@ class Participant:
         self.awaits.note(self.issue(frame, request, value))
 
     def caller(self, frame: FrameType, name: str | None) -> FrameType:
-        """Return the frame of the program that a call comes from, be it through an event loop's own functions."""
+        """Return the program's frame that a call comes from, even if it comes through an event loop's functions."""
         found = program_frame(frame) or self.run.called_from  # as in `strategy.run(variable.assign, ...)`
         if found is None:
             if name is None:

@@ -1,4 +1,4 @@
-"""A rendezvous: a slot of the ledger with what the replicas contribute to it, who waits for it, and what comes out."""
+"""A rendezvous: a slot of the ledger, with the replicas' contributions, those that wait, and the result."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from aiodist._runtime.requests import Request
 
 
 class OutBuffers(NamedTuple):
-    """A replica's own buffers for a result: the leaves, as executors take them, and the nest they stand in."""
+    """A replica's own buffers for a result: the leaves, in the form that executors take, and their nest."""
 
     leaves: list[Any]
     nest: Any
 
 
 class Extras(NamedTuple):
-    """What only few calls have: options of their own over the run's, and buffers for the result."""
+    """What only few calls have: options of their own, which override the run's, and buffers for the result."""
 
     options: CommunicationOptions | None = None
     out: OutBuffers | None = None
@@ -86,21 +86,21 @@ class Rendezvous(Slot):
         self.traceback = error.__traceback__  # each replica that raises the error begins from here
 
     def add_waiter(self, position: int, waiter: Any) -> None:
-        """Keep a task of that replica to be woken: its first in replica order, further ones behind all of those."""
+        """Add a task of that replica to those to wake: its first task in replica order, further ones at the end."""
         if self.waiters[position] is None:
             self.waiters[position] = waiter
         else:
             self.waiters.append(waiter)
 
     def remove_waiter(self, position: int, waiter: Any) -> None:
-        """Forget a task of that replica, which has been cancelled."""
+        """Remove a task of that replica, because it has been cancelled."""
         if self.waiters[position] is waiter:
             self.waiters[position] = None
         elif waiter in self.waiters:
             self.waiters[self.waiters.index(waiter)] = None
 
     def compute(self, devices: Callable[[Group], tuple[str, ...]]) -> Work | None:
-        """Compute the result of what the replicas contributed, and keep it; or return the work that it is."""
+        """Compute the result and keep it, or return the work if it is to be done elsewhere."""
         request, options, values = self.request, self.options, self.values
         if request.compute is not None:
             self.shared = True

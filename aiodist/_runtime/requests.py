@@ -1,8 +1,7 @@
-"""Requests: what a call on a replica's context asks for, checked and described before any replica is disturbed.
+"""Requests: what a call on a replica's context asks for, checked and described before any other replica is affected.
 
-The same value asked for in the same way gives the same `Request`, with the same `Call` for the ledger and the same
-executors to carry it out: a training step asks for the same few again and again, and describing them costs more than
-comparing them.
+The same value requested in the same way gives the same `Request`, with the same `Call` for the ledger and the same
+executors. A training step repeats the same few requests, and describing them costs more than comparing them.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Compute: TypeAlias = Callable[[Sequence[Any], CommunicationOptions], Any]
 
 
 class OverWorkers(NamedTuple):
-    """How a request with a ``compute`` of its own is carried out where replicas live on several workers."""
+    """How a request with its own ``compute`` is carried out over several workers."""
 
     collective: Collective  # what is made of what all replicas contribute
     bring: Callable[[Sequence[Any]], Sequence[Any]]  # makes what local replicas contribute of their values
@@ -92,13 +91,13 @@ class Request:
         return cls(Collective(kind, None, None, None), Call(kind.name))
 
     def learn(self, nest: Any) -> None:
-        """Note that a nest of NumPy arrays was not recognised by the template; now and then, this makes another."""
+        """Note that the template did not recognise a nest of NumPy arrays; now and then, make another one."""
         self._misses += 1
         if self._misses in _LEARNS_AT:
             self.template = nests.template(nest)
 
     def check(self, size: int) -> None:
-        """Check that it can be carried out by that many replicas."""
+        """Check that it works for that many replicas."""
         self.collective.check(size)
         self.checked_for = size
 
@@ -110,7 +109,7 @@ class Request:
         devices: Callable[[Group], tuple[str, ...]],
         group: Group,
     ) -> Any:
-        """Return what carries it out for the replicas of this process, of which the absent ones have joined."""
+        """Return its executor for the replicas of this process, without the absent ones, which have joined."""
         names = devices(group) if self.on_devices else ()
         key = size, absent, accumulate, names
         found = self._executors.get(key)
@@ -129,7 +128,7 @@ START = Request.of_kind(kinds.BARRIER)
 
 @functools.lru_cache(_MOST_KEPT)
 def array_request(kind: Kind, op: ReduceOp | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Request:
-    """Return the request for a single NumPy array, without a name: the commonest."""
+    """Return the request for a single NumPy array without a name, the most common one."""
     return request(kind, op, None, None, None, Spec((shape,), (dtype,), (None,), single=True))
 
 
@@ -156,7 +155,7 @@ def _merge_request(function: Function, name: str | None, structure: Any, argumen
 
 
 def call_of(kind: Kind, op: ReduceOp | None, detail: Any, name: str | None, structure: Any, spec: Spec | None) -> Call:
-    """Return what is asked for as plain data."""
+    """Return a request as plain data."""
     paths: tuple[str, ...] = ()
     if structure is not None:
         paths = tuple(nests.leaf_paths(structure, ""))
@@ -175,7 +174,7 @@ def call_of(kind: Kind, op: ReduceOp | None, detail: Any, name: str | None, stru
 
 
 class _Leaf:
-    """A leaf whose repr is the mark of one."""
+    """A placeholder for a leaf, whose repr is `LEAF`."""
 
     def __repr__(self) -> str:
         return LEAF
@@ -183,7 +182,7 @@ class _Leaf:
 
 @functools.lru_cache(maxsize=1024)
 def _skeleton(structure: Any) -> str:
-    """Return a nest as text, its dicts in the order of their leaves: it does not tell which replica came first."""
+    """Return a nest as text, with dicts in the order of their leaves, so it does not depend on who came first."""
     structure = nests.without_factories(structure)
     leaves = iter([_Leaf() for _ in range(structure.num_leaves)])
     text = repr(_in_order_of_keys(structure, leaves))
@@ -202,14 +201,14 @@ def _in_order_of_keys(structure: Any, leaves: Any) -> Any:
 
 
 def dtype_text(dtype: Any, kind: Kind) -> str:
-    """Return a leaf's dtype as calls of a kind have it; strings of any width are gathered."""
+    """Return a leaf's dtype as text for a kind; strings of any width can be gathered."""
     if kind is kinds.ALL_GATHER and isinstance(dtype, np.dtype) and dtype.kind in "US":
         return "str" if dtype.kind == "U" else "bytes"
     return dtype.newbyteorder("=").name if isinstance(dtype, np.dtype) else str(getattr(dtype, "__name__", dtype))
 
 
 def array_text(mark: LeafMark) -> str:
-    """Return what a leaf is, as calls have it."""
+    """Return the kind of a leaf as text."""
     if isinstance(mark, DeviceType):
         return mark.name + ON_A_GPU
     return mark.name if isinstance(mark, HostType) else mark or "array"
@@ -219,9 +218,9 @@ def array_text(mark: LeafMark) -> str:
 
 
 def reduction(given: ReduceOp | str, value: Any, name: str | None) -> tuple[Request, nests.Build | None, Any]:
-    """Return the request for an all_reduce of a value, with what makes a nest like it of its leaves, and these.
+    """Return the request for an all_reduce of a value, the function that builds such nests, and the leaves.
 
-    Of a single leaf nothing is made, and it stands for itself.
+    A single leaf has no such function, and stands for itself.
     """
     op = reduce_op(given, value)
     if type(value) is np.ndarray and name is None:
@@ -247,7 +246,7 @@ def described(value: Any) -> tuple[nests.Structure | None, Spec, Any]:
 
 
 def check_not_all_none(value: Any, stacklevel: int) -> None:
-    """Warn of a value whose leaves are all None: there is nothing to communicate, mostly by a mistake."""
+    """Warn of a value whose leaves are all None: it has nothing to communicate, which is mostly a mistake."""
     leaves, _ = nests.flatten_with_none(value)
     if leaves and all(leaf is None for leaf in leaves):
         warnings.warn(
@@ -262,7 +261,7 @@ _OPS = {name: op for op in ReduceOp for name in (op.name, op.name.lower())}
 
 
 def reduce_op(given: Any, value: Any = None) -> ReduceOp:
-    """Return the reduce op that is meant, by itself or by its name in any case; ``value`` was passed behind it."""
+    """Return the reduce op for an op or its name in any case; ``value`` is the argument after it."""
     if isinstance(given, ReduceOp):
         return given
     found = _OPS.get(given) if type(given) is str else None
@@ -272,7 +271,7 @@ def reduce_op(given: Any, value: Any = None) -> ReduceOp:
 
 
 def checked_name(name: Any) -> str | None:
-    """Return a collective's name as a plain string, for an enum's or NumPy's is written otherwise between workers."""
+    """Return a collective's name as a plain string, because an enum's or NumPy's differs when sent to workers."""
     if name is None:
         return None
     if not isinstance(name, str):
@@ -317,7 +316,7 @@ def replica_ids(value: Any, size: int) -> tuple[int, ...]:
 
 
 def uncalled(fn: object) -> str:
-    """Return what to do where a coroutine was passed for the function that makes it; empty for everything else."""
+    """Return advice if a coroutine was passed instead of its function; empty for everything else."""
     if not isinstance(fn, CoroutineType):
         return ""
     name = fn.__name__
@@ -336,7 +335,7 @@ def call_arguments(args: Any, kwargs: Any) -> tuple[Sequence[Any], Mapping[str, 
 
 
 def check_plain(fn: Any) -> None:
-    """Check that something is a plain function, for a worker thread cannot await."""
+    """Check that something is a plain function, because a worker thread cannot await."""
     if not callable(fn):
         raise TypeError(f"run_sync expects a function, got {fn!r}")
     if inspect.iscoroutinefunction(fn):
@@ -344,7 +343,7 @@ def check_plain(fn: Any) -> None:
 
 
 def function_of(fn: Callable[..., Any]) -> Function:
-    """Return what makes two merge functions the same: their code; for callable objects their type."""
+    """Return what two merge functions must share to be the same: their code or, for callable objects, their type."""
     while True:
         if isinstance(fn, functools.partial):
             fn = fn.func

@@ -4,24 +4,26 @@
      └─ task group ── replica 0, replica 1, …        one task each, started in replica order
                    └─ merge functions                one at a time, each in a task of its own
 
-A `Run` has a `Ledger`, which says what is to happen, and the event loop, in which it happens: what is matched is
-computed, who waits for it is woken in replica order, and what can never be matched is analysed and raised.
+A `Run` has a `Ledger`, which decides what happens, and the event loop, in which it happens. A matched collective is
+computed, and the replicas that wait for it are woken in replica order. One that can never be matched is analysed, and
+the report is raised.
 
-**Trouble.** When a group of the ledger is doomed, replicas that can still make a call are let run until all have
-settled, or until a tenth of a second goes by in which none of them settles. That is enough where they run. It is not
-where the whole process stood still, as it does on a busy machine: so the end of the delay is followed by a few turns of
-the loop, in which those that are ready run. Then the snapshot is analysed, and the error raised in all who wait.
+**Trouble.** When a group of the ledger is doomed, replicas that can still make a call keep running until all have
+settled, or until none of them has settled for a tenth of a second. The whole process may not have run in that time, on
+a busy machine; so a few turns of the loop follow, in which tasks that are ready run. Then the snapshot is analysed, and
+the error is raised in all replicas that wait.
 
-**Failure.** A replica's own exception closes the run at once: it is the cause, and what the others then run into is
-an echo. A replica's task ends in one of four ways, and none of them leaves the task as an exception, so the task group
-never chooses for us: it returned; it raised (its own failure, which closes the run and cancels the others); it raised
-the run's error, or an echo of another's failure; it was cancelled. When all have ended, `outcome` says what comes out.
-A cancellation of the caller passes through the task group untouched.
+**Failure.** A replica's own exception closes the run at once: it is the cause, and what the others then raise is an
+echo. A replica's function ends in one of four ways: it returned; it raised (its own failure, which closes the run and
+cancels the others); it raised the run's error, or an echo of another's failure; it was cancelled. None of these leaves
+the task as an exception, so the task group never decides what is raised; when all have ended, `outcome` does. A
+cancellation of the caller passes through the task group unchanged.
 
-**Deadlocks.** In a run with groups each await of an open collective calls for a look, once a turn of the loop has gone
-by in which nobody else has begun to wait: replicas that wait for each other, each in another group, are stuck for ever
-if none of their tasks can run, and no timer of theirs is pending (where the loop does not show timers, a second of
-quiet stands in for that). The look is repeated while that is open, at most for a fiftieth of the time.
+**Deadlocks.** In a run with groups, each await of an open collective requests a check, which happens once nobody else
+has begun to wait for one turn of the loop. Replicas that wait for each other, each in another group, are stuck for ever
+if none of their tasks can run, and none of their timers is pending (if the loop does not show its timers, a second
+without progress takes the place of that). While this is undecided, the check is repeated, for at most a fiftieth of the
+time.
 
 What was rejected: an error queue that each replica polls (a replica that never calls again never learns); raising from
 the call instead of the await (the caller may be building a list of pending handles, and the other waiters need the
@@ -101,28 +103,28 @@ _JOIN = PlainCall("join")
 class Span(Protocol):
     """What a run needs of several workers, implemented by `_workers` and handed to the run by the strategy.
 
-    It takes matched collectives on to other workers, and trouble, once the local replicas have settled.
+    It carries matched collectives to other workers, and trouble once the local replicas have settled.
     """
 
     def matched(self, slot: Rendezvous) -> None:
-        """Agree with the other workers on what all local members have posted, move its values, and complete it."""
+        """Agree with other workers on a slot that local members have posted, exchange values, and complete it."""
 
     def made(self, group: Group) -> None:
-        """Hear of a group that local replicas make, and that has members elsewhere."""
+        """Hear about a group that local replicas make and that has members on other workers."""
 
     def troubled(self, group: Group, overdue: Overdue | None) -> None:
-        """Have all workers' snapshots analysed: a group is doomed here, and every local member has settled."""
+        """Have all workers' snapshots analysed, because a group is doomed and its local members have settled."""
 
     def stuck(self, replica_ids: Collection[int]) -> None:
-        """Hear which local replicas do nothing but wait in collectives."""
+        """Hear which local replicas only wait in collectives."""
 
     async def finish(self, failures: Mapping[int, BaseException]) -> None:
-        """Meet the other workers at the end of the run, with what local replicas raised on their own, by id."""
+        """Meet the other workers at the end of the run, with the local replicas' own failures by id."""
 
 
 @dataclass(slots=True, eq=False)
 class _State:
-    """What a run knows of one replica beside its collectives."""
+    """What a run knows about one replica apart from its collectives."""
 
     awaitable: Any = None  # its function's coroutine, while that is under way
     returned: tuple[Any, FrameType | None] | None = None  # with the frame that it returned from, where that is known
@@ -133,7 +135,7 @@ class _State:
 
 @dataclass(slots=True, eq=False)
 class _Trouble:
-    """A doomed group that is not judged yet: how few of its members had not settled at best, and until when to wait."""
+    """A doomed group before its analysis: the fewest members that had not settled so far, and how long to wait."""
 
     fewest: int | None = None
     until: float | None = None
@@ -145,8 +147,8 @@ class Run:
     Args:
         strategy: the strategy that the replicas belong to.
         devices: the replicas' devices, in canonical form.
-        order_check: what calls are compared by.
-        options: the strategy's, with the run's own over them.
+        order_check: how call sites are compared.
+        options: the strategy's, overridden by the run's own.
         first: the id of the first replica.
         total: how many replicas there are over all workers; None for these alone.
     """
@@ -198,19 +200,19 @@ class Run:
         self._wakes_later = loop.wakes_later
 
     def observe(self, observer: Observer, handle: type[CollectiveHandle[Any]]) -> None:
-        """Tell an observer what happens, with handles that tell it of awaits."""
+        """Notify an observer of what happens, with handles that notify it of awaits."""
         self.observer = observer
         self.handle = handle
 
     @property
     def clock(self) -> Callable[[], float]:
-        """Tells the time, in seconds."""
+        """The time in seconds."""
         clock: Callable[[], float] = self.loop.clock
         return clock
 
     @property
     def ending(self) -> bool:
-        """Whether it has failed, or is cancelled, or the task that runs now is."""
+        """Whether the run has failed, or the run or the running task is being cancelled."""
         return self.closed or bool(self.loop.ending)
 
     def state_of(self, member: Member) -> _State:
@@ -234,7 +236,7 @@ class Run:
             self._limit(slot, self.options.timeout_seconds)
 
     def add(self, slot: Rendezvous, position: int, extras: Extras) -> None:
-        """Note the options and the buffers of one post."""
+        """Record the options and the buffers of one post."""
         options, out = extras.options, extras.out
         if options is not None:
             if options.timeout_seconds is not None:
@@ -251,8 +253,9 @@ class Run:
             self._ring_by(deadline)
 
     def carry_out(self, slot: Rendezvous, last: int) -> None:
-        """Take a collective on that all replicas of this process have posted alike."""
-        if self.span is not None and self._spans(slot.group):
+        """Carry out a collective that all replicas of this process have posted alike."""
+        group = slot.group
+        if self.span is not None and group.size != len(group.members):  # and `_spans`, written out
             self.span.matched(slot)
             return
         if slot.request.kind is kinds.MERGE_CALL and not slot.absent:
@@ -269,18 +272,18 @@ class Run:
             slot.fail(error)
         slot.last = last
         self._complete(slot)
-        # The last to come takes its place among the others when it awaits, which it normally does in this very step.
+        # The last to arrive takes its place among the others when it awaits, which it normally does in this very step.
         if self._wakes_later or last == len(slot.waiters) - 1:
             self._wake(slot)
         else:
             self.loop.call_soon(partial(self.release, slot))
 
     def _spans(self, group: Group) -> bool:
-        """Whether a group's collectives are the span's: it has members on other workers."""
+        """Return whether a group has members on other workers, so that the span carries out its collectives."""
         return self.span is not None and group.size != len(group.members)
 
     def complete(self, slot: Rendezvous, result: Any, error: BaseException | None) -> None:
-        """Complete a collective with its result, for all or by position, or its error; wake those who wait."""
+        """Complete a collective with its result (for all, or by position) or its error; wake the waiting replicas."""
         slot.under_way = False
         if slot.complete:
             return
@@ -298,7 +301,7 @@ class Run:
             self.observer.completed(slot)
 
     def release(self, slot: Rendezvous) -> None:
-        """Wake those who wait in a complete collective, in replica order; from now on nobody need wait in it."""
+        """Wake the replicas that wait in a complete collective, in replica order; nobody waits in it afterwards."""
         if not slot.released:
             self._wake(slot)
 
@@ -309,9 +312,9 @@ class Run:
         self.loop.start_task(slot.values[0].context, merge, self.strategy, self.finish_merge, slot)
 
     def finish_merge(self, slot: Rendezvous, results: list[Any] | None, error: BaseException | None) -> None:
-        """Complete a merge_call with what its merge function gave for each replica, or raised.
+        """Complete a merge_call with its merge function's result for each replica, or its exception.
 
-        One that a replica has abandoned stays open until the report, unless there is an error and someone to raise it.
+        If a replica has abandoned it, it stays open until the report, unless there is an exception to raise in others.
         """
         group = slot.group
         abandoned = group.doomed is not None and slot.number >= group.doomed and not self.closed
@@ -343,7 +346,7 @@ class Run:
         return handle
 
     def finish_join(self, slot: Rendezvous, number: int, last: int) -> None:
-        """Let all replicas go on behind a join, which takes that number and gives the id of the last that joined."""
+        """Let all replicas continue after a join, which takes that number and gives the id of the last to join."""
         slot.group.finish_join(slot, number)
         slot.take(last, shared=True)
         slot.last = -1
@@ -388,13 +391,13 @@ class Run:
         self.reconsider(member.group, member)
 
     def doom(self, group: Group, number: int) -> None:
-        """Let a group end for a reason on another worker: replicas here settle, then the span is notified."""
+        """Doom a group for a reason on another worker: replicas here settle, then the span is notified."""
         if not self.closed:
             group.doom(number)
             self.reconsider(group)
 
     def reconsider(self, group: Group, member: Member | None = None) -> None:
-        """Look whether a doomed group can be judged, now that this member has done something."""
+        """Check whether a doomed group can be analysed, now that this member has done something."""
         if self.closed:
             return
         if member is not None:
@@ -409,7 +412,7 @@ class Run:
             self._ring_by(trouble.until)
 
     def _judge_after_turns(self, group: Group, turns: int = _TURNS) -> None:
-        """Judge a group after some turns of the loop, unless a replica settles in them, or the run is over."""
+        """Analyse a group after some turns of the loop, unless a replica settles in them, or the run is over."""
         trouble = self._troubles[group]
         if turns == _TURNS:
             trouble.until = None
@@ -429,7 +432,7 @@ class Run:
             self.fail(self._analysed(overdue))
 
     def _analysed(self, overdue: Overdue | None = None) -> CollectiveError:
-        """Return the error for what the ledger shows; whatever goes wrong in that must not keep those who wait."""
+        """Return the error for the ledger's state. An exception in this must not keep waiting replicas waiting."""
         try:
             return _error_of(self.snapshot(), overdue)
         except Exception as error:  # noqa: BLE001  (a bug in the analysis)
@@ -440,7 +443,7 @@ class Run:
             return plain
 
     def fail(self, error: CollectiveError) -> None:
-        """End the run with an error, which is raised in all who wait and comes out of it."""
+        """End the run with an error, which is raised in all waiting replicas and by the run."""
         if self.closed:
             return
         self.error = error
@@ -449,7 +452,7 @@ class Run:
         self.close(error)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Let nothing complete any more; raise the error in those who wait, and cancel the others."""
+        """Stop completing collectives; raise the error in waiting replicas, and cancel the others."""
         self.closed = True
         if error is not None:
             for slot in self._open_slots():
@@ -468,23 +471,23 @@ class Run:
         self.loop.wake_failed(slot)
 
     def echo(self) -> CollectiveError:
-        """Return what is raised in a replica that waits after another's failure has ended the run.
+        """Return the error for replicas that wait after another's failure has ended the run.
 
-        The failure is what comes out of the run, so all get the same error: to look at thousands of replicas for each
-        of them would take minutes.
+        The run raises the failure itself, so all get the same error: analysing thousands of replicas for each of them
+        would take minutes.
         """
         if self._echo is None:
             self._echo = self._analysed()
         return self._echo
 
     def tell_shielded(self) -> None:
-        """Raise in replicas that wait where no cancellation reaches them: nobody will come."""
+        """Raise the error in replicas that wait in shielded scopes, which no cancellation reaches."""
         for slot in self._open_slots():
             if slot.has_waiters() and not slot.matched:
                 self.fail_slot(slot)
 
     def conclude(self) -> CollectiveError | None:
-        """Return the run's error, once all replicas have ended; None when there was no trouble."""
+        """Return the run's error, once all replicas have ended; None if there was no trouble."""
         if self.error is None and not self.closed and self.ledger.troubled:
             self.error = self._analysed()
             if self.observer is not None:
@@ -492,7 +495,7 @@ class Run:
         return self.error
 
     def raised_before(self, member: Member) -> bool:
-        """Return whether the error that ended the run has been raised in a replica; from now on it has."""
+        """Return whether the error that ended the run has been raised in a replica before, and note that it has now."""
         state = self.state_of(member)
         raised, state.raised = state.raised, True
         return raised
@@ -500,13 +503,13 @@ class Run:
     # Timers.
 
     def _ring_by(self, at: float) -> None:
-        """Let what is due be done at that time, at the latest."""
+        """Have due work done at that time at the latest."""
         if not self.closed and (self._alarm is None or at < self._alarm):
             self._alarm = at
             self.loop.call_at(at, self._ring)
 
     def _ring(self) -> None:
-        """Do what is due, and come back when something else is: a deadline, the end of a delay, another look."""
+        """Do what is due (a deadline, the end of a delay, another check), and set a timer for what comes next."""
         self._alarm = None
         now = self.now()
         timed = [(slot.deadline, slot) for slot in self._open_slots() if slot.deadline not in (None, _PASSED)]
@@ -534,7 +537,7 @@ class Run:
     # Replicas that wait for each other.
 
     def _when_quiet(self, blocks: int) -> None:
-        """Look, if nobody has begun to wait in the last turn of the loop."""
+        """Check for deadlocks if nobody has begun to wait in the last turn of the loop."""
         if self.closed:
             return
         if blocks != self._blocks:
@@ -544,7 +547,7 @@ class Run:
         self._look()
 
     def _look(self) -> None:
-        """Look for replicas that wait for each other across groups, unless a report is on its way."""
+        """Check for replicas that wait for each other across groups, unless a report is pending."""
         if self.closed or self.ledger.troubled:
             return
         if self.now() < self._not_before:
@@ -572,14 +575,14 @@ class Run:
             self._ring_by(self._not_before)
 
     def _others_have_settled(self, certain: set[int]) -> bool:
-        """Whether who is not on a cycle has ended, or has had the time to show where it goes."""
+        """Return whether the replicas outside the cycle have ended, or have had time to reach it."""
         if self._cycle_until is None:
             self._cycle_until = self.now() + _SETTLE_SECONDS
         running = (each.id for each in self.ledger.replicas if each.end is None)
         return certain.issuperset(running) or self.now() >= self._cycle_until
 
     def _no_timer_helps(self) -> bool:
-        """Whether the event loop shows its timers; where it does not, whether no replica has moved for a second."""
+        """Return whether the loop shows its timers or, if it does not, whether no replica has moved for a second."""
         if self.loop.pending() is not None:
             return True
         progress, now = self.ledger.progress(), self.now()
@@ -588,13 +591,13 @@ class Run:
         return now - self._quiet[1] >= PROOF_SECONDS
 
     def waiting_for_good(self) -> set[int]:
-        """Return the ids of local replicas of which it is certain that they do nothing but wait for other ones."""
+        """Return the ids of local replicas that certainly only wait for other replicas."""
         from aiodist._runtime.inspection import never_go_on  # loaded when there is something to look at
 
         return never_go_on(self.ledger, self.loop.pending() or ())
 
     def look_for_deadlock(self) -> None:
-        """End the run where nothing has moved for a while, and it is certain that some replicas never go on."""
+        """End the run if nothing has moved for a while and some replicas will certainly never continue."""
         if self.closed or self.ledger.troubled or self.span is not None:
             return
         certain = self.waiting_for_good()
@@ -613,7 +616,7 @@ class Run:
     # What is known of the replicas.
 
     def snapshot(self, **more: Any) -> Snapshot:
-        """Return what every replica called and where it is, with what they wait for outside of collectives."""
+        """Return what every replica called and where it is, including waits outside of collectives."""
         from aiodist._runtime.inspection import Look, handled_in, look_at_run  # loaded when something has gone wrong
 
         # where the event loop is blocked, another thread asks; behind the run's end, its loop may be gone
@@ -659,9 +662,9 @@ def _how_it_returned(state: _State) -> tuple[str | None, Location | None]:
 
 
 def new_standing_run(run: Run) -> Run:
-    """Return a run for contexts that are made by hand.
+    """Return a run for contexts that a program makes itself.
 
-    A replica that is alone needs no event loop: whatever it asks for is complete at once. Of several, none runs.
+    A single replica needs no event loop: whatever it issues is complete at once. Of several, none runs.
     """
     if run.ledger.root.size > 1:
         run.thread = NO_RUN
@@ -671,7 +674,7 @@ def new_standing_run(run: Run) -> Run:
 
 
 class _InThisThread:
-    """Stands for worker threads where nobody else is kept waiting."""
+    """Replaces worker threads if nobody else would have to wait."""
 
     under_way = 0
 
@@ -686,7 +689,7 @@ class _InThisThread:
 
 
 def run_replicas(run: Run, calls: Sequence[Call]) -> Coroutine[Any, Any, list[Any]]:
-    """Run one function call on each replica of a fresh run; return what they return, in replica order."""
+    """Run one function call on each replica of a new run; return their results in replica order."""
     return _Replicas(run, calls).results()
 
 
@@ -751,7 +754,7 @@ class _Replicas:
         return self._results
 
     def _let_go(self) -> None:
-        """Give back what the run has had, however it ends."""
+        """Release what the run has used, however it ends."""
         run = self._run
         run.over, self._called_from = True, None
         if self._watch is not None:
@@ -844,9 +847,9 @@ class _Replicas:
                 run.reconsider(group)
 
     def _note(self, member: Member, error: BaseException) -> ReplicaState:
-        """Note what came out of a replica's function, and return how that has ended.
+        """Note the outcome of a replica's function, and return its state.
 
-        A replica's own failure, the first, closes the run; what others then run into is an echo.
+        The first failure of a replica's own closes the run; what others then raise is an echo.
         """
         run = self._run
         cancelled = get_cancelled_exc_class()

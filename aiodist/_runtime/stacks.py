@@ -1,8 +1,8 @@
 """Where a replica is: the chain of awaits of its coroutine, from its function to the innermost one.
 
-A task's own stack shows a single frame; the coroutine that each frame awaits has to be followed. Where Python gives no
-attribute to follow (the iterator of a future, a step of an async generator, what ``__await__`` of a coroutine returns),
-the garbage collector knows what an object refers to.
+A task's own stack shows a single frame; the coroutine that each frame awaits leads to the next. If Python has no
+attribute for that (the iterator of a future, a step of an async generator, the result of a coroutine's
+``__await__``), the garbage collector tells what an object refers to.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Link(NamedTuple):
 
 
 def links(awaitable: Any) -> Iterator[Link]:
-    """Follow a chain of awaits from its outermost link to what it ends in."""
+    """Follow a chain of awaits from its outermost link to its end."""
     while awaitable is not None:
         frame, running, inner = _look_into(awaitable)
         yield Link(awaitable, frame, running)
@@ -62,7 +62,7 @@ def await_chain(awaitable: Any) -> tuple[Location, ...]:
 
 
 def frames_of(awaitable: Any) -> list[FrameType]:
-    """Return the frames of a chain of awaits, innermost last, with those that they have called and that run now."""
+    """Return the frames of a chain of awaits, innermost last, and the running frames that these have called."""
     frames: list[FrameType] = []
     for link in links(awaitable):
         if link.frame is not None:
@@ -88,14 +88,14 @@ def _look_into(awaitable: Any) -> tuple[FrameType | None, bool, Any]:
 def awaited_by(coroutine: Any) -> Any:
     """Return what a coroutine awaits; None while it runs.
 
-    Python 3.12 must not be asked what a running one awaits: it takes a counter that lies between the instructions for
-    one of them when the numbers are the same, and returns an address that is no object's.
+    Do not ask Python 3.12 what a running one awaits: it may mistake a counter between the instructions for an
+    instruction, and return an address that is not an object's.
     """
     return None if coroutine.cr_running else coroutine.cr_await
 
 
 def _runs(generator: AsyncGeneratorType[Any, Any]) -> bool:
-    """Whether the frame of an async generator runs: one suspended in an await is called running, since its step is."""
+    """Return whether the frame of an async generator runs. Python also says so of one that is suspended in an await."""
     if sys.version_info >= (3, 12):
         suspended = generator.ag_suspended
     else:
@@ -104,7 +104,7 @@ def _runs(generator: AsyncGeneratorType[Any, Any]) -> bool:
 
 
 def _behind(awaitable: Any) -> Any:
-    """Return the one thing with frames, or the future, that an opaque iterator or wrapper stands for."""
+    """Return the object with frames, or the future, behind an opaque iterator or wrapper."""
     if type(awaitable).__name__ not in _OPAQUE:
         return None
     found = [one for one in gc.get_referents(awaitable) if isinstance(one, _WITH_FRAMES) or hasattr(one, "get_loop")]
@@ -112,7 +112,7 @@ def _behind(awaitable: Any) -> Any:
 
 
 def _running_above(frame: FrameType) -> list[FrameType]:
-    """Return the frames that ``frame`` has called and that run now, outermost first."""
+    """Return the running frames that ``frame`` has called, outermost first."""
     above: list[FrameType] = []
     caller: FrameType | None = sys._getframe()  # noqa: SLF001  (documented, for all its name)
     while caller is not None and caller is not frame:
@@ -122,13 +122,13 @@ def _running_above(frame: FrameType) -> list[FrameType]:
 
 
 def other_threads_can_be_looked_at() -> bool:
-    """Whether frames that run in another thread may be read: where no interpreter lock stops it, Python may crash."""
+    """Return whether another thread's frames may be read; without the interpreter lock, Python may crash."""
     has_lock: Callable[[], bool] | None = getattr(sys, "_is_gil_enabled", None)  # from Python 3.13 on
     return has_lock is None or has_lock()
 
 
 def is_plumbing(frame: FrameType) -> bool:
-    """Whether a frame is an event loop's or aiodist's own, which a traceback for a person leaves out."""
+    """Return whether a frame belongs to an event loop or aiodist, which reports leave out."""
     module = str(frame.f_globals.get("__name__", ""))
     return module.startswith(_PLUMBING) and not module.startswith(_OF_THE_PROGRAM)
 
@@ -142,7 +142,7 @@ def place_of(frame: FrameType) -> Location:
 
 
 def program_frame(frame: FrameType) -> FrameType | None:
-    """Return the first frame from ``frame`` outward that is the program's; None where an event loop made the call."""
+    """Return the program's first frame from ``frame`` outward; None if an event loop made the call."""
     caller: FrameType | None = frame
     while caller is not None and is_plumbing(caller):
         module, function = caller.f_globals.get("__name__", ""), caller.f_code.co_name
@@ -158,7 +158,7 @@ _drivers = {id(Handle._run.__code__)}  # noqa: SLF001  (it is there as long as a
 
 
 def drives_tasks(fn: Fn) -> Fn:
-    """Mark a function that lets tasks run: it is no caller of what they call."""
+    """Mark a function that runs tasks: it does not count as a caller of what they call."""
     _drivers.add(id(fn.__code__))
     return fn
 
@@ -200,7 +200,7 @@ def all_callers(frame: FrameType) -> Path:
 
 
 def lines_here() -> tuple[tuple[str, int], ...]:
-    """Return the files and lines that run now, innermost first; not aiodist's own."""
+    """Return the files and lines that are running, innermost first, without aiodist's own."""
     lines: list[tuple[str, int]] = []
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  (documented, for all its name)
     while frame is not None and len(lines) < _MOST_FRAMES:

@@ -1,17 +1,17 @@
-"""The stall watch: what is said of a run whose replicas stand still, and the proof that some of them always will.
+"""The stall watch: the warning about a run that makes no progress, and the proof that some replicas never will.
 
-On an ordinary event loop nobody can know whether what a replica awaits will come. So when none of a run's replicas has
-issued a collective, completed one or ended for a while, and one of them waits in a collective, that is reported as a
-warning, once for each time they stand still; an error is what a collective's own timeout is for. Before that, once
-nothing has moved for a second, the tasks are looked at: where it is certain that replicas wait for each other, and
-nothing else can wake them, the run ends with a `DeadlockError`.
+On an ordinary event loop nobody can know whether what a replica awaits will come. So if for a while no replica of a run
+has issued a collective, completed one or ended, and one of them waits in a collective, there is a warning, once for
+each such pause; an error needs a timeout of the collective. Before that, once nothing has moved for a second, the tasks
+are inspected: if it is certain that replicas wait for each other, and that nothing else can wake them, the run ends
+with a `DeadlockError`.
 
-One timer an event loop looks after all runs in it, about once a second; a run that begins and ends between two looks
-costs the entry in a dict. On a loop that can prove that nothing will ever run again (it says so by an attribute
-``proves_deadlock``) there is no timer, for a pending timer would count as something to come.
+Each event loop has one timer for all its runs, which goes off about once a second; a run that begins and ends in
+between costs an entry in a dict. A loop that can prove that nothing will ever run again (it has the attribute
+``proves_deadlock``) has no timer, because a pending timer would count as something to come.
 
-A warning that cannot be shown (standard error is closed, a handler raises, a filter makes errors of warnings) must not
-end a correct program: there is no caller to raise anything in.
+A warning that cannot be shown (standard error is closed, a handler raises, a filter turns warnings into errors) must
+not end a correct program: there is no caller in which to raise anything.
 
 What was rejected: a timer for each run or collective (a training loop makes thousands of runs a second); a thread that
 looks at tasks from outside (they run meanwhile; `blocking` has one for replicas that hold up the loop); logging (a
@@ -54,7 +54,7 @@ _log = logging.getLogger("aiodist")
 
 
 class _Seen:
-    """How far a run had come when it was looked at last, and since when."""
+    """The progress of a run at the last look, and since when it has been that."""
 
     def __init__(self) -> None:
         self.progress: tuple[int, ...] = ()
@@ -65,7 +65,7 @@ class _Seen:
 
 
 class StallWatch:
-    """Looks after the runs of one event loop, which may stand still for so many seconds; 0 for no warning."""
+    """Watches the runs of one event loop, and warns after that many seconds without progress; never if 0."""
 
     def __init__(
         self, seconds: float, after: After, clock: Callable[[], float], blocked: BlockedLoop | None = None
@@ -80,11 +80,11 @@ class StallWatch:
 
     @property
     def warns(self) -> bool:
-        """Whether it warns at all; else it only looks for deadlocks."""
+        """Whether it warns; if not, it only looks for deadlocks."""
         return bool(self._seconds)
 
     def add(self, run: Any) -> None:
-        """Look after a run from now on."""
+        """Begin to watch a run."""
         self._runs[run] = _Seen()
         if self._blocked is not None:
             watch(self._blocked, self._runs)
@@ -93,7 +93,7 @@ class StallWatch:
             self._after(self._pause, self._tick)
 
     def remove(self, run: Any) -> None:
-        """Look after a run no more."""
+        """Stop watching a run."""
         self._runs.pop(run, None)
 
     def _tick(self) -> None:
@@ -123,7 +123,7 @@ class StallWatch:
 
 
 def _waited_for(run: Any) -> Slot | None:
-    """Return the first collective of a run that somebody waits in; None for none, or when threads carry one out."""
+    """Return the first collective of a run that somebody waits in; None if there is none, or a thread works on it."""
     slots = run.ledger.open_slots()
     if run.threads.under_way:
         return None
@@ -154,7 +154,7 @@ _watches: WeakKeyDictionary[Any, StallWatch | None] = WeakKeyDictionary()
 
 
 def watch_here() -> StallWatch | None:
-    """Return what looks after runs in the event loop that runs here; None where nothing is to."""
+    """Return the stall watch of the running event loop; None if it has none."""
     loop, _ = current_loop()
     if loop not in _watches:
         _watches[loop] = _new_watch(loop)

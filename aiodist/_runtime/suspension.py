@@ -1,13 +1,13 @@
 """What a task is suspended in: its chain of awaits, and the thing at the end of it.
 
-Found by looking, when something has failed, and never kept up to date while all goes well. The chain is walked to its
-end; in it, the outermost frame of an event loop's library after the last frame of the program tells what was called
-(``Lock.acquire``, ``Queue.get``), and the frame's ``self`` is the lock or the queue. A bare future is told apart by its
-type and by what its callbacks hold on to.
+This is inspected when something has failed, and never tracked before. The chain is followed to its end. Its outermost
+frame of an event loop's library, after the last frame of the program, tells what was called (``Lock.acquire``,
+``Queue.get``), and the frame's ``self`` is the lock or the queue. A bare future is classified by its type and by what
+its callbacks refer to.
 
-What this takes that is not in the libraries' documents: the names of their functions and of a few of their variables,
-a future's ``_callbacks`` and a gathering future's ``_children``. Where a release has others, the answer is
-`Awaited.UNKNOWN` or `Awaited.FUTURE`, with the same chain of places.
+This relies on undocumented details of the libraries: the names of their functions and of a few variables, a future's
+``_callbacks`` and a gathering future's ``_children``. If a release changes them, the answer is `Awaited.UNKNOWN` or
+`Awaited.FUTURE`, with the same chain of places.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Awaited(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Suspension:
-    """What one task is suspended in, with the live objects."""
+    """What one task is suspended in, with the actual objects."""
 
     kind: Awaited
     what: str  # the words after "waits": ``for an asyncio.Lock``, ``in all_reduce #3``
@@ -62,7 +62,7 @@ class Suspension:
 
 
 class _Known(NamedTuple):
-    """A function of a library in which tasks wait, by the variable that holds what they wait for."""
+    """A function of a library in which tasks wait, and the variable that holds what they wait for."""
 
     kind: Awaited
     what: str
@@ -110,7 +110,7 @@ _IO = (
 
 
 def suspension_of(awaitable: Any) -> Suspension:
-    """Return what a coroutine is suspended in; see `coroutine_of` for a task's."""
+    """Return what a coroutine is suspended in; `coroutine_of` returns a task's coroutine."""
     chain = list(links(awaitable))
     stack = await_chain(awaitable)
     if any(link.running for link in chain):
@@ -123,7 +123,7 @@ def suspension_of(awaitable: Any) -> Suspension:
 
 
 def current_task() -> Any:
-    """Return the task of asyncio or trio that runs here; None for none."""
+    """Return the running task of asyncio or trio; None if there is none."""
     trio = sys.modules.get("trio")
     if trio is not None and trio.lowlevel.in_trio_task():
         return trio.lowlevel.current_task()
@@ -226,7 +226,7 @@ def _tasks(tasks: tuple[Any, ...]) -> str:
 
 
 def task_text(task: Any) -> str:
-    """Return a task as a person calls it: a replica, or by the name that it was given, else by its function."""
+    """Return a task's name for a person: the replica, or the name that it was given, or its function."""
     if not hasattr(task, "get_coro") and not hasattr(task, "coro"):
         return "a future"
     member = next((m for link in links(coroutine_of(task)) if (m := drives_replica(link.frame)) is not None), None)
@@ -247,14 +247,14 @@ def task_text(task: Any) -> str:
 
 
 def _program_of(coroutine: Any) -> CodeType:
-    """Return the code that a task was made for: its outermost frame that is the program's, else its outermost."""
+    """Return the code that a task was made for: of the program's outermost frame, else of its outermost frame."""
     own = next((frame.f_code for frame in frames_of(coroutine) if not is_plumbing(frame)), None)
     fallback: CodeType = coroutine.cr_code if hasattr(coroutine, "cr_code") else coroutine.gi_code
     return own or fallback
 
 
 def _in_a_future(end: Any) -> _Found:
-    """Say what a future is that the program awaits by itself."""
+    """Say what kind of future the program awaits directly."""
     if isinstance(end, asyncio.Task):
         return Awaited.TASK, f"for {task_text(end)}", (end,)
     if not isinstance(end, asyncio.Future):
@@ -272,9 +272,9 @@ def _in_a_future(end: Any) -> _Found:
 
 
 def _sources(future: asyncio.Future[Any]) -> Iterator[Any]:
-    """Yield the futures that the callbacks of a future hold on to: what it is a copy, or a shield, of.
+    """Yield the futures that a future's callbacks refer to, which it copies or shields.
 
-    A shield of Python 3.14 holds on to the task that waits in it, too.
+    In Python 3.14 a shield also refers to the task that waits in it.
     """
     for callback, *_ in getattr(future, "_callbacks", None) or ():
         for cell in getattr(callback, "__closure__", None) or ():

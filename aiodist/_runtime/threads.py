@@ -1,8 +1,8 @@
 """Threads: the process-wide cache of idle ones, and those of a run, for `run_sync` and for large results.
 
-Starting a thread costs some 50 microseconds of the event loop's time and joining it as much again, which a run of one
-training step would pay for every replica. So runs take threads from here and give them back. An idle thread waits for
-the next run for ten seconds and then ends by itself, as trio's do. As a daemon it never keeps the interpreter alive.
+Starting a thread costs some 50 microseconds of the event loop's time, and joining it costs as much again; a run of one
+training step would pay that for every replica. So runs take threads from here and give them back. An idle thread waits
+ten seconds for the next run and then ends, as trio's do. As a daemon it never keeps the interpreter alive.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PAUSE_SECONDS = 0.1
 
 
 class Worker(threading.Thread):
-    """A thread that does one job after the other for whoever has taken it."""
+    """A thread that does jobs, one after the other, for its current owner."""
 
     def __init__(self) -> None:
         super().__init__(name=_IDLE_NAME, daemon=True)
@@ -57,7 +57,7 @@ class Worker(threading.Thread):
         self._jobs.put(None)
 
     def run(self) -> None:
-        """Do jobs until nobody has taken the thread for a while."""
+        """Do jobs until the thread has been idle for a while."""
         taken = True
         while True:
             try:
@@ -83,7 +83,7 @@ class Worker(threading.Thread):
 
 
 def take(name: str) -> Worker:
-    """Return a thread of that name, its caller's own until it is released."""
+    """Return a thread with that name, which the caller owns until releasing it."""
     with _lock:
         worker = _idle.pop() if _idle else None
     if worker is None:
@@ -109,10 +109,10 @@ if hasattr(os, "register_at_fork"):  # a child process has its parent's list and
 class DeviceThreads:
     """The threads of one run's devices, each taken with its first work.
 
-    What replicas hand over in one turn of the event loop begins together: the loop wakes one thread, and that one wakes
-    the others before it begins. A system that is woken to run several threads by one that goes on running puts two of
-    them on the same core, and may leave them there for many steps while another core is idle: two replicas that trained
-    on two cores lost an eighth of their steps by that.
+    Jobs that replicas submit in one turn of the event loop begin together: the loop wakes one thread, which wakes the
+    others before it begins. If the loop woke several threads and kept running itself, the system would put two of them
+    on one core, and might leave them there for many steps while another core is idle: with that, two replicas that
+    trained on two cores did an eighth fewer steps.
 
     Args:
         loop: the event loop.
@@ -128,8 +128,8 @@ class DeviceThreads:
     async def run(self, device: str, replica_id: int, fn: Callable[..., T], *args: Any) -> T:
         """Return ``fn(*args)``, called in the thread of a replica's device, in the caller's context variables.
 
-        A thread cannot be stopped: when the caller is cancelled, the cancellation is raised once ``fn`` has returned;
-        after a Ctrl-C, once a second has gone by.
+        A thread cannot be stopped: if the caller is cancelled, the cancellation is raised once ``fn`` has returned, or
+        a second after a Ctrl-C.
         """
         worker = self._workers.get(device)
         if worker is None:
@@ -166,7 +166,7 @@ class DeviceThreads:
         return result[0]
 
     def _begin(self) -> None:
-        """Let what has been handed over begin; where a thread still has other work, nobody waits for it."""
+        """Let the submitted jobs begin, without waiting for a thread that still has other work."""
         jobs, self._handed_over = self._handed_over, []
         at_once = []
         for worker, job in jobs:
@@ -184,7 +184,7 @@ class DeviceThreads:
         finished.set()
 
     async def _outwait(self, finished: Any) -> None:
-        """Wait until the work is done, whatever is cancelled meanwhile, or until a Ctrl-C has been for a second."""
+        """Wait until the work is done, whatever is cancelled meanwhile, or until a second after a Ctrl-C."""
         until: float | None = None
         while not finished.is_set():
             with suppress(get_cancelled_exc_class()), move_on_after(_PAUSE_SECONDS):  # asyncio's own: no shield helps
@@ -197,7 +197,7 @@ class DeviceThreads:
         self._left.pop(finished, None)
 
     def _tell_of_those_left(self) -> None:
-        """Tell, in one line for the whole run, what goes on in threads after a Ctrl-C, and forget that."""
+        """Print one line for the whole run on what still runs in threads after a Ctrl-C, and forget it."""
         working: dict[str, list[int]] = {}
         for finished, (name, replica_id) in self._left.items():
             if not finished.is_set():
@@ -239,11 +239,11 @@ Done: TypeAlias = Callable[[Any, BaseException | None], object]
 
 
 class ReductionThreads:
-    """The threads in which a run makes the results that would hold up its event loop.
+    """The threads in which a run computes results that would hold up its event loop.
 
-    The run takes them with its first large value, so two runs never wait for each other's work. What they work on
-    belongs to the replicas, so whoever is cancelled meanwhile is held back until the work is done (`settle`): when a
-    replica gets its arrays back, nobody reads or writes them.
+    The run takes them with its first large value, so two runs never wait for each other's work. They work on the
+    replicas' arrays, so a replica that is cancelled meanwhile is held back until the work is done (`settle`): nobody
+    reads or writes a replica's arrays once it has continued.
     """
 
     def __init__(self, call_soon: Callable[..., object], call_soon_threadsafe: Callable[..., object]) -> None:
@@ -254,9 +254,9 @@ class ReductionThreads:
         self.under_way = 0
 
     def carry_out(self, work: Work, done: Done) -> None:
-        """Make a result in the worker threads; then call ``done``, in the loop, with it or with what went wrong.
+        """Compute a result in the worker threads; then call ``done``, in the loop, with it or the exception.
 
-        It is the loop's thread that asks.
+        Called in the loop's thread.
         """
         self.under_way += 1
         if work.ready is None:
@@ -265,7 +265,7 @@ class ReductionThreads:
             self._call_soon(self._look, work, done, time.perf_counter() + LOOKS_SECONDS)
 
     def _look(self, work: Work, done: Done, until: float) -> None:
-        """Look whether a device has done the work, once in each turn of the loop, before a thread waits for it."""
+        """Check whether a device has done the work, once in each turn of the loop, before a thread waits for it."""
         assert work.ready is not None
         try:
             ready = work.ready()
@@ -286,7 +286,7 @@ class ReductionThreads:
         _Job(work, self._workers, lambda error: self._tell(work, done, error)).begin()
 
     def _tell(self, work: Work, done: Done, error: BaseException | None) -> None:
-        """Pass on, from a worker thread, that a job has ended."""
+        """Notify the loop, from a worker thread, that a job has ended."""
         with suppress(RuntimeError):  # the loop is closed: nobody is left to notify
             self._call_soon_threadsafe(self._finish, work, done, error)
 
@@ -304,7 +304,7 @@ class ReductionThreads:
             self._settled = None
 
     async def settle(self) -> None:
-        """Wait until nothing is under way, whatever is cancelled meanwhile."""
+        """Wait until no work is in progress, whatever is cancelled meanwhile."""
         with CancelScope(shield=True):
             while self.under_way:
                 if self._settled is None:
@@ -313,13 +313,13 @@ class ReductionThreads:
                     await self._settled.wait()
 
     def close(self) -> None:
-        """Give the threads back. Their work is done by then."""
+        """Give the threads back; their work is done."""
         for worker in self._workers:
             worker.release()
 
 
 class _Job:
-    """One piece of work, phase by phase. Each thread takes calls until none is left."""
+    """One piece of work, phase by phase. Each thread takes calls from it until none is left."""
 
     def __init__(self, work: Work, workers: Sequence[Worker], ended: Callable[[BaseException | None], None]) -> None:
         self._phases = list(work.phases)

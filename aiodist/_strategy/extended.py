@@ -56,7 +56,7 @@ class ReductionToOneDevice(CrossDeviceOps):
     def __post_init__(self) -> None:
         if self.accumulation_fn is not None:
             raise ValueError(
-                f"accumulation_fn must be None, the reduce op combines values; got {self.accumulation_fn!r}"
+                f"accumulation_fn must be None, because the reduce op combines values; got {self.accumulation_fn!r}"
             )
 
 
@@ -101,7 +101,7 @@ class VariableComponent(ArrayLike):
         return self._components[self._replica_id]
 
     def assign(self, value: Any, method: str = "assign") -> VariableComponent:
-        """Give the component another value, or change its value as a method of variables does."""
+        """Assign to the component, like the method of variables with that name."""
         new = state_of(self.variable).converted(value)
         self._components[self._replica_id] = updated(method, self.read_value(), new)
         return self
@@ -137,7 +137,7 @@ class StrategyExtended:
         object.__setattr__(self, "order_check", OrderCheck.parse(self.order_check))
 
     def _required(self, what: str) -> Any:
-        """Return the strategy, and check that this is in its cross-replica context."""
+        """Return the strategy, after checking that the call is in its cross-replica context."""
         if self._strategy is None:
             raise ValueError(f"{what} needs a strategy: pass this StrategyExtended to Strategy(extended) first")
         require_cross_replica(self._strategy, what)
@@ -325,7 +325,7 @@ class StrategyExtended:
 
 
 def _devices_of(destinations: Any, replicas: Sequence[str]) -> tuple[str, ...]:
-    """Return the devices that are meant."""
+    """Return the devices for a destination."""
     if isinstance(destinations, (DistributedValues, Variable)):
         if len(destinations.values) != len(replicas):
             raise ValueError(
@@ -345,7 +345,7 @@ def _devices_of(destinations: Any, replicas: Sequence[str]) -> tuple[str, ...]:
 
 
 def new_extended(devices: Any, options: Any, order_check: Any, ops: Any = None) -> StrategyExtended:
-    """Return what a strategy extends, for arguments that a user gives to the strategy."""
+    """Return a `StrategyExtended` for a strategy's arguments."""
     if ops is not None and not isinstance(ops, CrossDeviceOps):
         raise TypeError(
             f"cross_device_ops must be CrossDeviceOps or None, got {ops!r}; e.g. aiodist.HierarchicalCopyAllReduce()"
@@ -354,8 +354,8 @@ def new_extended(devices: Any, options: Any, order_check: Any, ops: Any = None) 
 
 
 def bind(extended: StrategyExtended, strategy: HasReplicas) -> None:
-    """Let a `StrategyExtended` belong to a strategy that is being made."""
+    """Bind a `StrategyExtended` to a new strategy."""
     known = extended._strategy  # noqa: SLF001  (declared above, for this module alone)
     if known is not None:
-        raise ValueError(f"this StrategyExtended is that of {known!r} already; each strategy has its own")
+        raise ValueError(f"this StrategyExtended already belongs to {known!r}; each strategy needs its own")
     object.__setattr__(extended, "_strategy", strategy)

@@ -1,8 +1,8 @@
-"""MultiWorkerMirroredStrategy: replicas on the devices of several workers, a process each, which work in step.
+"""MultiWorkerMirroredStrategy: replicas on the devices of several workers, which are processes that work in step.
 
 A variable starts from replica 0's value, wherever replica 0 is. Its creation is a collective that nobody awaits. In a
-replica it has its place among the replica's others, so whoever awaits a later one finds the value there; outside it is
-carried over by the next awaited call of the strategy. Values that must be equal are compared by their digests.
+replica it is one of the replica's collectives, so the value is there once a later one has been awaited. Outside of
+replicas the strategy's next awaited call sends it. Values that must be equal are compared by their digests.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _OWN: Final = ("aiodist._strategy", "aiodist._runtime", "aiodist._data")
 
 
 class CallSite(NamedTuple):
-    """Where a call outside of replicas stands, as it was when it was made: its frame goes on while it is awaited."""
+    """The place of a call outside of replicas at the time of the call. (Its frame continues while it is awaited.)."""
 
     code: CodeType  # the caller's code
     offset: int  # that of the call in it
@@ -65,7 +65,7 @@ class CallSite(NamedTuple):
 
 
 class Workers(Replicas):
-    """The replicas of a strategy on several workers, and what the workers do together outside of them.
+    """The replicas of a strategy on several workers, and the workers' operations outside of replicas.
 
     Args:
         communicator: as in `MultiWorkerMirroredStrategy`.
@@ -86,7 +86,7 @@ class Workers(Replicas):
 
     @property
     def team(self) -> Team:
-        """The workers; the first use waits for simulated ones."""
+        """The workers. The first use waits for simulated ones."""
         if self._joined is None:
             self._joined = in_one_thread(self.communicator)
         return self._joined
@@ -110,7 +110,7 @@ class Workers(Replicas):
     # Calls that all workers make.
 
     def caller(self) -> CallSite:
-        """Return where the innermost frame is now that is not the strategy's own."""
+        """Return the place of the innermost frame that is not the strategy's own."""
         frame: FrameType = _getframe(1)
         while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OWN):
             frame = frame.f_back
@@ -121,7 +121,7 @@ class Workers(Replicas):
         return CallSite(frame.f_code, frame.f_lasti, path)
 
     def begin(self, call: Call, site: CallSite, move: Move) -> Pending:
-        """Post a call that all workers make, whose values ``move`` moves; nobody need await it."""
+        """Post a call that all workers make; ``move`` sends its values, and nobody needs to await it."""
         require_all_workers()
         return self.team.outside.begin(call, *site, self._extended.communication_options, move)
 
@@ -133,10 +133,11 @@ class Workers(Replicas):
     async def combine(
         self, kind: str, operation: Operation, combination: Combination, local: int, site: CallSite
     ) -> None:
-        """Give the leaves of a nest what an operation makes of them over the replicas of all workers.
+        """Give the leaves of a nest their results over the replicas of all workers.
 
-        With several local replicas a plain value is that of each, and what is the same everywhere each worker makes by
-        itself; unless some worker has a single replica, whose component nothing tells from such a value.
+        With several local replicas a plain value belongs to each of them, and each worker computes results that are the
+        same everywhere by itself. That is different if some worker has a single replica, whose components look like
+        plain values.
         """
         bare = 1 in self.team.layout.counts
         alone = [leaf for leaf in combination.taken if len(leaf.operand.arrays) < local and not bare]
@@ -176,7 +177,7 @@ class Workers(Replicas):
         here.contribute(frame, state.requests[key], value)
 
     def over_workers(self, state: State, apply: Callable[[Any], Any]) -> OverWorkers:
-        """Return how the workers make one value of what replicas assign to a mirrored variable, and apply it."""
+        """Return the work over workers that combines what replicas assign to a mirrored variable, and applies it."""
         spec = state.spec
         if spec.op is not None:
             return OverWorkers(spec.collective(ALL_REDUCE), list, lambda _, total: apply(total))
@@ -203,7 +204,7 @@ class Workers(Replicas):
 
 
 def _of_each(operand: Operand, count: int) -> Operand:
-    """Return an operand with an array for each local replica, where one may stand for all; as one of NumPy's."""
+    """Return a NumPy operand with an array for each local replica, even if one array was given for all."""
     mark = None if isinstance(operand.mark, HostType) else operand.mark
     arrays = operand.arrays if len(operand.arrays) == count else [operand.arrays[0]] * count
     return operand._replace(arrays=arrays, mark=mark)
@@ -225,7 +226,7 @@ def _call(kind: str, operation: Operation, operands: Sequence[Operand]) -> Call:
 
 
 def _move(operation: Operation, operands: Sequence[Operand], down: Work | None, agreed: Agreed) -> Steps[Sequence[Any]]:
-    """Return the results of operands, on the host, once all workers have agreed on them; ``down`` brings them there."""
+    """Return the results of operands, on the host, once all workers have agreed; ``down`` copies operands there."""
     if not operands:
         return []
     if down is not None:
@@ -265,7 +266,7 @@ def _digests(values: Sequence[Array | None]) -> list[Array | None]:
 
 
 def _digest(value: Array) -> Array:
-    """Return the same bytes for arrays of one shape that hold the same values; one NaN is like another."""
+    """Return a digest that is equal for arrays of one shape with equal values; all NaNs count as equal."""
     known = np.where(value != value, np.asarray(np.nan, value.dtype), value) if value.dtype.kind in "fcV" else value  # noqa: PLR0124
     zero = np.zeros((), value.dtype)
     plain = np.where(known == zero, zero, known)  # there are two zeros
@@ -280,7 +281,7 @@ _PATTERNS: Final = Call("last steps of a dataset")
 
 
 async def _fill_up(team: Team, batches: Sequence[Any]) -> Sequence[Any]:
-    """Return this worker's batches of a step; one of no rows where only other workers have some; none at the end."""
+    """Return this worker's batches for a step: one without rows if only other workers have some; none at the end."""
     if team.layout.workers == 1:
         return batches
 
@@ -410,7 +411,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         return result
 
     async def _opened(self, run: Run, fn: Any, site: CallSite) -> Span:
-        """Return a run's span, once all workers have come to the run."""
+        """Return a run's span, once all workers have reached the run."""
         team, left = self._team, None
         call = Call("strategy.run", function=function_of(fn))
         pending = self._workers.begin(call, site, lambda _: team.choose_channel())

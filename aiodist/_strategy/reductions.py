@@ -1,11 +1,11 @@
 """Reducing, gathering and copying values outside of replicas, by the plans and the executors of the collectives.
 
-A leaf of a per-replica value becomes an `Operand`, checked and described before anything is done with it. Those that
-are alike are one collective: those of as many components, on the host or with results on the same GPUs. What holds up
-the event loop is made in a worker thread, and the devices are waited for, whoever is cancelled.
+A leaf of a per-replica value becomes an `Operand`, which is checked and described before anything else happens.
+Operands with equally many components, on the host or with results on the same GPUs, form one collective. Work that
+would hold up the event loop is done in a worker thread; the devices are always waited for, even after a cancellation.
 
-NumPy alone reduces along an axis, in an order of its own, which no framework's sum has. Values on GPUs get there, and
-to other workers, by way of page-locked memory (`on_host`), so results have the same bits wherever the values lie.
+Reductions along an axis are NumPy's, whose order of additions no framework's sum has. Values on GPUs go there, and to
+other workers, through page-locked memory (`on_host`), so results have the same bits wherever the values are.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Operand(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """What is made of each leaf of a nest: a reduction, a gathering, or a copy of what is the same for all."""
+    """The operation on each leaf of a nest: a reduction, a gather, or a copy of a value that is the same for all."""
 
     kind: Kind  # ALL_REDUCE, ALL_GATHER or BROADCAST
     op: ReduceOp | None = None
@@ -74,7 +74,7 @@ class Operation(NamedTuple):
     accumulate: Accumulate = "native"
 
     def collective(self, operands: Sequence[Operand]) -> Collective:
-        """Return what is to be carried out for operands."""
+        """Return the collective for operands."""
         shapes, dtypes, marks = zip(*[operand[1:4] for operand in operands], strict=True)
         marks = tuple([None if isinstance(mark, HostType) else mark for mark in marks])  # NumPy's, until they are given
         detail: Any = 0 if self.kind is BROADCAST else None
@@ -83,7 +83,7 @@ class Operation(NamedTuple):
         return Collective(self.kind, self.op, detail, Spec(shapes, dtypes, marks, len(operands) == 1))
 
     def operand(self, leaf: Any, replicas: Sequence[int], *, bare: bool) -> Operand | None:
-        """Return what takes part of a leaf; None where it stays as it is.
+        """Return the operand of a leaf; None if it stays unchanged.
 
         ``replicas`` are those that have the components; ``bare`` says that a plain value is the only one's component.
         """
@@ -109,7 +109,7 @@ class Operation(NamedTuple):
         return self._described([leaf], replicas)
 
     def _axes(self, dtype: Any, mark: LeafMark, rank: int) -> tuple[int, ...] | None:
-        """Return the axes along which the sizes of such leaves may differ; None where none may."""
+        """Return the axes along which such leaves' sizes may differ; None if none may."""
         op, axis = self.op, self.axis
         if op is None:
             if mark == LeafType.INDEXED_SLICES:
@@ -150,7 +150,7 @@ class Operation(NamedTuple):
 
 
 def _are_arrays_alike(parts: Sequence[Any]) -> bool:
-    """Return whether leaves are NumPy arrays of one shape and native dtype, the commonest: they need no description."""
+    """Return whether leaves are NumPy arrays of one shape and native dtype. This common case needs no description."""
     first = parts[0]
     if type(first) is not np.ndarray or not first.dtype.isnative:
         return False
@@ -201,7 +201,7 @@ def _different(kinds: Sequence[Any], replicas: Sequence[int], axes: tuple[int, .
 
 
 def values_of(operands: Sequence[Operand]) -> list[Any]:
-    """Return by replica what operands contribute to their collective."""
+    """Return, by replica, the contributions of operands to their collective."""
     columns = [operand.arrays for operand in operands]
     return list(columns[0]) if len(columns) == 1 else [list(row) for row in zip(*columns, strict=True)]
 
@@ -210,7 +210,7 @@ def values_of(operands: Sequence[Operand]) -> list[Any]:
 
 
 class Leaf:
-    """A leaf of a nest, its operand if it takes part, and what comes of it for each destination.
+    """A leaf of a nest, its operand if it takes part, and its result for each destination.
 
     ``targets`` are the GPUs that get a result each; None for an operand on the host.
     """
@@ -225,7 +225,7 @@ class Leaf:
             self.targets = (operand.arrays[0].ordinal,) if goals is None else tuple(map(_gpu, goals))
 
     def give(self, result: Any) -> None:
-        """Take the result: NumPy's, or for an operand on GPUs a list by target."""
+        """Take the result: NumPy's or, for an operand on GPUs, a list by target."""
         mark, count = self.operand.mark, len(self._results)
         if isinstance(mark, HostType):
             self._results = mark.give_each(result, count)
@@ -233,7 +233,7 @@ class Leaf:
             self._results = [result] * count if self.targets is None else result
 
     def result(self) -> Any:
-        """Return the result; for several destinations it is mirrored."""
+        """Return the result, mirrored if there are several destinations."""
         return self._results[0] if len(self._results) == 1 else Mirrored(self._results)
 
 
@@ -244,7 +244,7 @@ def _gpu(name: str) -> int:
 
 
 class Combination:
-    """An operation on a nest, checked and described before anything is done; ``taken`` are the leaves that take part.
+    """An operation on a nest, checked and described beforehand; ``taken`` are the leaves that take part.
 
     With ``destinations`` the value is a list of nests, and they are, for each, the devices that get a result. Without
     them it is the host, or the GPU of the first component. Arrays may have been made on the streams of ``devices``.
@@ -275,7 +275,7 @@ class Combination:
         self.taken = [leaf for leaf in self._leaves if leaf.operand is not None]
 
     async def carry_out(self, leaves: Sequence[Leaf]) -> None:
-        """Give these leaves, which take part, their results."""
+        """Compute the results of these leaves."""
         await checkpoint()
         if self._operation.op is not None and self._operation.axis is not None:
             await self._reduce_along(leaves)
@@ -311,7 +311,7 @@ class Combination:
         await self.lift(leaves, await finished(work) if blocks else work.result())
 
     async def lift(self, leaves: Sequence[Leaf], results: Sequence[Any]) -> None:
-        """Give leaves their results, which are on the host; those of operands on GPUs are copied there."""
+        """Give leaves their results, which are on the host; results of operands on GPUs are copied to these."""
         there = []
         for leaf, result in zip(leaves, results, strict=True):
             if leaf.targets is None:
@@ -336,7 +336,7 @@ class Combination:
 
 
 def _give(leaves: Sequence[Leaf], result: Any) -> None:
-    """Give leaves the results of their collective: of one leaf the result itself, of several on GPUs by target."""
+    """Give leaves the results of their collective."""
     if len(leaves) == 1:
         result = [result]
     elif leaves[0].targets is not None:
@@ -348,12 +348,12 @@ def _give(leaves: Sequence[Leaf], result: Any) -> None:
 def combine(
     strategy: Any, kind: str, operation: Operation, value: Any, destinations: Sequence[Sequence[str]] | None = None
 ) -> CoroutineType[Any, Any, Any]:
-    """Return what an operation makes of a nest, over the replicas of all workers; for arguments see `Combination`."""
+    """Return the result of an operation on a nest, over all workers' replicas; for arguments see `Combination`."""
     return named(kind, _combined(strategy, kind, operation, value, destinations, replicas_of(strategy).caller()))
 
 
 def named(name: str, doing: Any) -> CoroutineType[Any, Any, Any]:
-    """Return a coroutine under the name that people call; type checkers notice by its type if it is not awaited."""
+    """Return a coroutine named like the public method; its type lets checkers find a missing await."""
     doing.__qualname__ = name
     return doing  # type: ignore[no-any-return]
 
@@ -376,13 +376,13 @@ async def _combined(strategy: Any, kind: str, operation: Operation, value: Any, 
 
 
 async def finished(work: Work) -> Any:
-    """Return what a worker thread or devices make; they are waited for, whoever is cancelled."""
+    """Return the result of a worker thread or devices, and wait for these even after a cancellation."""
     with CancelScope(shield=True):
         return await anyio.to_thread.run_sync(work.carry_out)
 
 
 def on_host(operands: Sequence[Operand], devices: tuple[str, ...]) -> Work | None:
-    """Return the work that gives operands as on the host; None where they are there."""
+    """Return the work that copies operands to the host; None if they are there."""
     there = [operand for operand in operands if operand.on_gpus]
     if not there:
         return None
@@ -426,7 +426,7 @@ def parts_along(op: ReduceOp, operand: Operand, accumulate: Accumulate) -> list[
 
 
 def combine_parts(op: ReduceOp, operand: Operand, parts: Sequence[Part]) -> Array:
-    """Return the parts of all replicas, folded in their order; a MEAN divides once, by the true count."""
+    """Return the fold of all replicas' parts in their order; a MEAN divides once, by the true count."""
     result = kernels.result_dtype(op, operand.dtype)
     arrays = [array for array, _ in parts if array is not None]
     if not arrays:

@@ -1,4 +1,4 @@
-"""Scopes: a strategy's cross-replica context, and the checks that a call is made in it."""
+"""Scopes: a strategy's cross-replica context, and checks that a call is in it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Share(NamedTuple):
 
 
 class Replicas:
-    """The replicas of a strategy, in this process and elsewhere; the default strategy's where no other is."""
+    """The replicas of a strategy, in this process and elsewhere; by default those of the default strategy."""
 
     combine: Any = None  # carries out an operation over all workers, where there may be others
 
@@ -31,7 +31,7 @@ class Replicas:
         self.is_default: Final = is_default
 
     def caller(self) -> Any:
-        """Return where a call stands that all workers make; None where there are no others."""
+        """Return the place of a call that all workers make; None if there is only one worker."""
         return None
 
     @property
@@ -88,13 +88,13 @@ class Scope(Generic[S]):
 
 
 def group_here() -> Group | None:
-    """Return the group that `new_group` made whose merge function this is; None elsewhere."""
+    """Return the group whose merge function is running; None elsewhere."""
     here = current.get()
     return here.group if isinstance(here, CrossReplica) else None
 
 
 def replicas_here(strategy: HasReplicas) -> Sequence[int]:
-    """Return the ids, over all workers, of the replicas that have the components here."""
+    """Return the ids, over all workers, of the replicas whose components are here."""
     here, group = current.get(), group_here()
     if group is not None and here.strategy is strategy:
         return [member.replica_id for member in group.members]

@@ -1,4 +1,4 @@
-"""Strategies: the replicas of a program, what is done with them, and which of them is in force."""
+"""Strategies: the replicas of a program, operations on them, and the strategy in force."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ if TYPE_CHECKING:  # datasets are imported by the methods that make one: most pr
 class Strategy(HasReplicas):
     """A set of replicas that work in step; the base class of `MirroredStrategy`.
 
-    The default strategy, which is in force where no other is, has one replica, on CPU:0. Methods that are awaited or
-    make data are for outside of replicas: inside one, or under another strategy, they raise `ReplicaContextError`.
+    The default strategy, which is in force if no other is, has one replica, on CPU:0. Methods that are awaited or make
+    data are for use outside of replicas: inside one, or under another strategy, they raise `ReplicaContextError`.
 
     Args:
         extended: the strategy's devices and settings; strategies cannot share one.
@@ -78,7 +78,7 @@ class Strategy(HasReplicas):
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:  # copies, too, come by here
         raise TypeError(
-            f"a {type(self).__name__} cannot be copied or pickled, for variables and runs belong to this very one: "
+            f"a {type(self).__name__} cannot be copied or pickled, because variables and runs belong to it: "
             "pass it on, or make another strategy of the same devices"
         )
 
@@ -213,12 +213,12 @@ class Strategy(HasReplicas):
     # Per-replica values.
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> CoroutineType[Any, Any, Any]:
-        """Reduce a per-replica value over the replicas, of all workers, and, optionally, along axes.
+        """Reduce a per-replica value over the replicas of all workers and, optionally, along axes.
 
         Args:
             reduce_op: SUM, MEAN, MIN, MAX or PRODUCT, or its name.
-            value: a nest of per-replica values, as `run` returns them. MEAN, MIN and MAX return a plain value as it
-                is.
+            value: a nest of per-replica values, as `run` returns them. MEAN, MIN and MAX return a plain value
+                unchanged.
             axis: None, or an axis or a tuple of axes to reduce along, too. Sizes along them may differ between
                 replicas; MEAN divides by the true number of elements.
 
@@ -335,7 +335,7 @@ class Strategy(HasReplicas):
     def experimental_distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: None = None
     ) -> DistributedDataset:
-        """Call `distribute_datasets_from_function`, which is its name now."""
+        """Call `distribute_datasets_from_function`, its current name."""
         return self.distribute_datasets_from_function(dataset_fn, options)
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
@@ -388,11 +388,11 @@ class Strategy(HasReplicas):
     async def experimental_run_v2(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call `run`, which is its name now."""
+        """Call `run`, its current name."""
         return await self.run(fn, args, kwargs)
 
     def unwrap(self, value: Any) -> tuple[Any, ...]:
-        """Call `experimental_local_results`, which is its name now."""
+        """Call `experimental_local_results`, its current name."""
         return self.experimental_local_results(value)
 
     async def group(self, value: Any, name: str | None = None) -> None:
@@ -450,7 +450,7 @@ class Strategy(HasReplicas):
 
 
 def _load(plans: Sequence[Plan], ordinals: Sequence[int]) -> None:
-    """Load the kernels for one leaf, and for several, on each GPU, and those that copy results."""
+    """Load, on each GPU, the kernels for one leaf, for several leaves, and for copies of results."""
     from aiodist._gpu import enqueue
     from aiodist_kernels.cuda.forms import copying, form_for
 
@@ -574,7 +574,7 @@ def get_replica_context() -> ReplicaContext:
 
 
 def experimental_set_strategy(strategy: Strategy | None) -> None:
-    """Enter a strategy's cross-replica context for good, in this thread or task and in tasks started from now on.
+    """Enter a strategy's cross-replica context permanently, in this thread or task and in tasks that it starts.
 
     Args:
         strategy: the strategy; None for the default one.

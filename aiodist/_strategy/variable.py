@@ -1,13 +1,13 @@
 """`Variable`: state with one component for each replica. A collective takes one as an array (`ArrayLike`).
 
-Components are arrays that never change: an assignment puts others in their place. What replicas assign to a mirrored
-variable is a collective like any other, of a kind that belongs to the variable and the method (`Request`): calls for
-two variables never combine, and a report names the variable. What they assign to a sync-on-read variable is applied to
-their own components, by the call.
+Components are arrays that never change: an assignment replaces them. In replicas, an assignment to a mirrored variable
+is a collective like any other, whose kind belongs to the variable and the method (`Request`): calls for two variables
+never combine, and a report names the variable. An assignment to a sync-on-read variable changes the replica's own
+component, at the call.
 
 The k-th variable that each replica creates is the same one, made once, with replica 0's value. Creating one is not a
-collective, nobody waits in it: what replicas say of their k-th variable is compared as each comes by, and the end of
-the run shows whether all have created as many.
+collective, and nobody waits in it: the arguments for the k-th variable are compared when each replica gets there, and
+the end of the run shows whether all have created equally many.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ _CHANGES = {"assign_add": np.add, "assign_sub": np.subtract}
 
 
 def updated(method: str, old: Array, value: Array, *, fresh: bool = False) -> Array:
-    """Return what a component becomes: a read-only array that shares no memory with the value, unless that is fresh."""
+    """Return a new component: a read-only array that shares no memory with the value, unless that is fresh."""
     if method == "assign":
         return frozen(value if fresh else copied(value))
     out = None if value.nbytes < pool.POOLED_FROM else empty_like(value, old.dtype)
@@ -140,7 +140,7 @@ def updated(method: str, old: Array, value: Array, *, fresh: bool = False) -> Ar
 
 
 def check_equal(name: str, values: Sequence[Array], first: int = 0) -> None:
-    """Check that a variable's replicas, of which ``first`` is the first, get the same; one NaN is like another."""
+    """Check that a variable's replicas get equal values; ``first`` is the first one's id, and all NaNs are equal."""
     for position, value in enumerate(values):
         if not _equal(value, values[0]):
             raise differ(name, first + position, first)
@@ -161,7 +161,7 @@ def differ(name: str, replica_id: int, first: int = 0) -> ValueError:
 
 
 def _parts(aggregation: VariableAggregation, value: Array, size: int) -> list[Array]:
-    """Return the components that, aggregated on reading, give ``value``; of integers the first are the larger."""
+    """Return components whose aggregate is ``value``; for integers the first ones are larger."""
     if aggregation is not VariableAggregation.SUM:
         return [value] * size
     if value.dtype.kind == "c":  # by component: a complex division makes NaN of infinities
@@ -179,7 +179,7 @@ def _parts(aggregation: VariableAggregation, value: Array, size: int) -> list[Ar
 
 
 class Spec(NamedTuple):
-    """What a variable is, beside its value; for one variable the replicas' are equal."""
+    """The properties of a variable apart from its value, which must be equal on all replicas."""
 
     name: str
     shape: tuple[int, ...]
@@ -225,7 +225,7 @@ class Spec(NamedTuple):
         return Call(kind, op=op_name, subject=subject, name=name, shapes=shapes, dtypes=dtypes, arrays=("array",))
 
     def aggregate(self, values: Sequence[Array], accumulate: Accumulate = "native", first: int = 0) -> Array:
-        """Return the one value that replicas' values become; it may be one of them. ``first`` is the first one's id."""
+        """Return the aggregate of the replicas' values, which may be one of them. ``first`` is the first one's id."""
         if self.op is not None:
             return frozen(fold(self.op, values, None, accumulate))
         if self.aggregation is VariableAggregation.NONE:
@@ -318,7 +318,7 @@ class State:
         self._replicas = _replicas_of(self.strategy)
 
     def put(self, components: Sequence[Array]) -> None:
-        """Set the components: read-only arrays, whose memory is nobody else's; replicas may have one in common."""
+        """Set the components: read-only arrays whose memory nobody else uses; replicas may share one."""
         self._components = list(components)
 
     def present(self) -> list[Array]:
@@ -349,7 +349,7 @@ class State:
         return self.spec.aggregate(components)
 
     def converted(self, value: Any) -> Array:
-        """Return a value that is assigned, as an array of the variable's shape and dtype; maybe the value itself."""
+        """Return an assigned value as an array of the variable's shape and dtype, possibly the value itself."""
         shape, dtype = self.spec.shape, self.spec.dtype
         if type(value) is np.ndarray and value.shape == shape and value.dtype is dtype:
             return value
@@ -364,7 +364,7 @@ class State:
     # Assignments in replicas.
 
     def request(self, variable: Variable, method: str, name: str | None) -> Request:
-        """Return what replicas ask for when they assign to a mirrored variable: the variable."""
+        """Return the request for an assignment of replicas to a mirrored variable, which gives the variable."""
         found = self.requests.get((method, name))
         if found is None:
             spec, workers = self.spec, self._replicas.sharing
@@ -400,7 +400,7 @@ class State:
         return Work(work.phases, put)
 
     def settle(self) -> None:
-        """Have the last assignment take effect, though a thread may still be making its value."""
+        """Apply the last assignment, even if a thread is still computing its value."""
         make, self._change = self._change, None
         if make is not None:
             with suppress(ValueError):  # of replicas that assign different values, which it tells them by itself
@@ -414,7 +414,7 @@ class State:
         return variable
 
     def update_own(self, position: int, method: str, value: Array) -> None:
-        """Apply what one replica assigns to a sync-on-read variable."""
+        """Apply one replica's assignment to a sync-on-read variable."""
         components = self.present()
         components[position] = updated(method, components[position], value)
 
@@ -504,7 +504,7 @@ class Variable(ArrayLike):
         value = _initial(initial_value() if callable(initial_value) else initial_value, dtype)
         how, combined = VariableSynchronization(synchronization), VariableAggregation(aggregation)
         if how is VariableSynchronization.NONE:
-            raise ValueError("synchronization NONE is for variables of no strategy; use 'on_write' or 'on_read'")
+            raise ValueError("synchronization NONE is for variables without a strategy; use 'on_write' or 'on_read'")
         if how is VariableSynchronization.AUTO:
             how = VariableSynchronization.ON_WRITE
         trained = how is not VariableSynchronization.ON_READ if trainable is None else bool(trainable)
@@ -663,7 +663,7 @@ class Variable(ArrayLike):
         return self
 
     def __await__(self) -> Generator[Any, Any, Self]:
-        """Return the variable at once: what an assignment that waits for nobody has returned may be awaited, too."""
+        """Return the variable at once, so that the result of an assignment without waiting can be awaited, too."""
         yield from ()
         return self
 

@@ -3,9 +3,9 @@
 - `usage`: exit codes, bad usage, types of arguments.
 - `output`: what commands print.
 - `trace`: traces of runs, and the command that shows them.
-- `agent`: the script beside each worker of a job, which starts it and ends it; processes, as Linux shows them.
+- `agent`: the script that starts and ends each worker of a job; the processes that Linux shows.
 - `launch`: the command that runs a program on several workers.
 - `check`: the commands that run a program under many schedules, and read the dumps of a torch.distributed job.
-- `doctor`: the command that says what is missing on this machine.
-- `cli`: all commands, how they end, and the command that runs the demos.
+- `doctor`: the command that shows what is missing on this machine.
+- `cli`: all commands, their exit codes, and the command that runs the demos.
 """

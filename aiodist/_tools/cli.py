@@ -86,7 +86,7 @@ def build_parser() -> ArgumentParser:
 
 
 def _ended(command: Callable[[], int]) -> int:
-    """Run a command; return the exit code. What ends it from outside is told in a line."""
+    """Run a command; return the exit code. If it is ended from outside, print one line about that."""
     try:
         try:
             return command()

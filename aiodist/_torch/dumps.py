@@ -121,7 +121,8 @@ def read_all(paths: Iterable[Path]) -> list[Dump]:
 def _read(path: Path) -> Dump:
     rank = _NAME.fullmatch(path.name)
     if rank is None:
-        raise DumpError(f"{path}: the name must end in the rank, as in dump_3 or dump_3.json")
+        what = "" if path.is_file() else "this is a folder; " if path.is_dir() else "there is no such file; "
+        raise DumpError(f"{path}: {what}the name must end in the rank, as in dump_3 or dump_3.json")
     try:
         raw = path.read_bytes()
         is_json = raw[:64].lstrip()[:1] == b"{"

@@ -40,7 +40,7 @@ _ADVICE: dict[Reason | DivergenceKind, list[str]] = {
     Reason.REDUCE_OP: ["The reduce op must be the same on every rank."],
     Reason.SOURCE: ["The root must be the same rank everywhere, by its number in the whole job."],
     Reason.STRUCTURE: ["Every rank must pass equally many tensors."],
-    Reason.SHAPE: ["Nothing is broadcast across ranks. Was it a last, smaller batch? Drop it, or pad it."],
+    Reason.SHAPE: ["Shapes must match; values are not broadcast. Was it a last, smaller batch? Drop it, or pad it."],
     Reason.DTYPE: ["Values are never cast across ranks."],
     Reason.CALL_SITE: _ORDER,
     Reason.EXITED: _STEPS,
@@ -71,7 +71,7 @@ def _makes_groups(report: CollectiveReport) -> bool:
 def _advice(report: CollectiveReport) -> list[str]:
     if any(each.state is ReplicaState.FAILED for each in report.replicas):
         return []  # its error says more
-    if _makes_groups(report) or "the creation of group" in report.text:
+    if _makes_groups(report) or report.sequence_number < 0:
         return _ADVICE[Reason.GROUP]
     if "of group 'messages " in report.text and report.reason is not Reason.UNMATCHED:
         return _PAIRS

@@ -1,10 +1,10 @@
 """Bootstrap: the rendezvous of a strategy's workers.
 
-The constructor of a strategy blocks until all workers have come; where those are simulated in one thread, the first use
-does. Each says what it has (`Hello`).
+The constructor of a strategy blocks until all workers have arrived; if they are simulated in one thread, the first use
+does. Each worker introduces itself (`Hello`).
 
-What has started a program decides which engine serves it. A launcher that is not understood is an error, never so
-many jobs of one worker: where the sizes differ, it says what was started, what the engine sees, and what to type.
+The launcher of a program determines the engine. A launcher that is not understood is an error, rather than many jobs of
+one worker: if the sizes differ, the error says what was started, what the engine sees, and what to type.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _POLL_SECONDS: Final = 0.0005
 def rendezvous(
     given: Any, devices: Sequence[str], order_check: OrderCheck, *, ordered: bool
 ) -> tuple[Communicator, Team | None]:
-    """Meet the other workers; return their communicator, and this worker's part.
+    """Meet the other workers; return their communicator, and this worker's `Team`.
 
-    ``given`` is one of mpi4py's communicators, or an engine's; None stands for all workers that a launcher has started.
-    There is no part yet where all workers are in this thread: none may wait for others before all have been made.
+    ``given`` is a communicator of mpi4py or of an engine; None means all workers that a launcher has started. The team
+    is None if all workers are in this thread, where none may wait for others before all have been made.
     """
     launched = environment.launched()
     who = "worker 0 of 1" if launched is None else f"worker {launched.rank} of {launched.workers}"
@@ -58,7 +58,7 @@ def rendezvous(
 
 
 def in_one_thread(communicator: Communicator) -> Team:
-    """Return the part of a simulated worker; the first one that asks connects all, which have made their strategies."""
+    """Return the `Team` of a simulated worker. The first call connects all, which have made their strategies."""
     assert isinstance(communicator, SimulatedCommunicator)
     cluster = communicator.cluster
     if not cluster.teams:

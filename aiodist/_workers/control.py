@@ -93,7 +93,7 @@ async def _prove(streams: Streams, secret: bytes, rank: int) -> int:
             others_proof = await reader.readexactly(_SECRET_BYTES)
         proved = hmac.compare_digest(others_proof, proof(secret, others, own))
         if not proved or (rank == 0) == (other == 0):  # a worker 0 that meets one sees its own bytes come back
-            raise ConnectionError("who is at the other end does not know the secret of this strategy")
+            raise ConnectionError("the other end does not know the secret of this strategy")
         stack.pop_all()
     if rank == 0:
         writer.write(proof(secret, own, others))
@@ -144,7 +144,7 @@ class Listener:
                 missing = sorted(set(range(1, self._size)) - set(self.admitted))
                 raise ConnectionError(
                     f"workers {missing} have not connected to worker 0 at {self.address.host} within "
-                    f"{CONNECT_SECONDS:.0f} s; where that is the wrong network, set AIODIST_CONTROL_ADDRESS"
+                    f"{CONNECT_SECONDS:.0f} s; if that is the wrong network, set AIODIST_CONTROL_ADDRESS"
                 ) from None
             finally:
                 server.close()

@@ -1,21 +1,20 @@
 """The driver: waits for requests on the event loop. Nothing else in this package knows that there is one.
 
-What goes on are `Steps`: generators that yield requests. Engines make progress when they are asked whether a request is
-complete, so somebody has to ask:
+The driver runs `Steps`: generators that yield requests. An engine makes progress only when it is asked whether a
+request is complete, so the driver polls:
 
-1. Who starts steps asks at once, again and again for some microseconds: mostly the other workers come to a step at the
-   same moment, and then it is over before the replica that came last awaits its handle.
-2. From there on, whoever awaits something of the strategy (`Driver.until`), one of them at a time, asks for all that is
-   under way: at every turn of the loop, and again and again between two turns in which nobody else had anything to do.
-   It does so for a fifth of a millisecond, since most steps are that short; while values are moved, for which all
-   workers have come, for twenty, since engines move them on only when they are asked.
-3. Then it asks after naps, which grow with the time that has passed. Event loops round their timers up to a
-   millisecond, so naps are taken on a timer of the system's that the loop reads, where there is one (Linux).
+1. When steps are started, it polls for some microseconds at once. Mostly the other workers reach a step at the same
+   moment, and then the step is over before the last replica awaits its handle.
+2. After that, one of the tasks that await something of the strategy (`Driver.until`) polls for all steps: at every turn
+   of the loop, and between two turns in which no other task had anything to do. It does this for 0.2 ms, since most
+   steps are that short; while values are being moved, for 20 ms, since engines move them only when they are polled.
+3. Then it sleeps between polls, longer and longer. Event loops round their timers up to a millisecond, so on Linux the
+   sleep uses a timer of the system (timerfd) that the loop reads.
 
-A request that tells when it is complete is waited for without asking.
+A request that announces its completion is not polled.
 
-What was rejected: a thread that blocks in the engine (it burns a core, and takes the interpreter lock from everyone at
-each wake-up); timers of the event loop (2 ms a wake-up, where a step takes 0.02).
+What was rejected: a thread that blocks in the engine (it uses a whole core, and takes the interpreter lock at each
+wake-up); timers of the event loop (2 ms a wake-up, where a step takes 0.02 ms).
 """
 
 from __future__ import annotations
@@ -117,21 +116,16 @@ class Driver:
         self._started = 0.0
 
     def start(self, steps: Steps[Any]) -> None:
-        """Carry out steps: as far as they go on at once; from there on while somebody waits."""
+        """Run steps as far as they go at once; the rest runs while a task waits in `until`."""
         process = _Process(steps)
-        self._processes.append(process)
-        is_over = self._advance(process)
-        if not is_over and not process.announced:
-            is_over = self._advance(process, _AT_ONCE_SECONDS)  # the time counts from the first request
-        if is_over:
-            self._processes.remove(process)
-        else:
+        if not self._advance(process, _AT_ONCE_SECONDS):
+            self._processes.append(process)
             self._started = perf_counter()
             if not process.announced:
                 self.notify()
 
     def notify(self) -> None:
-        """Look anew whether somebody has what they wait for; from any thread."""
+        """Wake the task that polls, from any thread: something may be complete."""
         timer = self._timer  # which another thread may just give back
         if timer is not None:
             timer.cut_short()
@@ -139,23 +133,23 @@ class Driver:
             waiter.wake()
 
     def call(self, fn: Callable[[], object]) -> None:
-        """Call a function where steps are carried out: while somebody waits, or at the next use; from any thread."""
+        """Call a function, from any thread, where steps run: while a task waits there, or at the next use."""
         self._calls.append(fn)
         self.notify()
 
     def carry_out_calls(self) -> None:
-        """Call what `call` was given; by the thread that uses the strategy."""
+        """Make the calls that `call` was given; in the thread that uses the strategy."""
         while self._calls:
             self._calls.popleft()()
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether somebody waits, so that calls and steps are carried out."""
+        """Whether a task waits, so that calls and steps are carried out."""
         return bool(self._waiters)
 
     @property
     def waiting_seconds(self) -> float:
-        """For how long somebody has waited for other workers, and nothing has gone on."""
+        """How long a task has waited for other workers without any progress."""
         return perf_counter() - self._started if self._waiters and self._processes else 0.0
 
     def ask_loop(self, fn: Callable[[], object]) -> bool:
@@ -169,7 +163,7 @@ class Driver:
         return True
 
     async def until(self, done: Callable[[], bool]) -> None:
-        """Wait until something is so, and carry out steps meanwhile. Steps make it so, or `notify` is called."""
+        """Wait until a condition holds, and run steps meanwhile. It is checked after each step and each `notify`."""
         if done():
             return
         waiter = _Waiter(done)
@@ -188,7 +182,7 @@ class Driver:
                 self._waiters[0].wake()  # the next waiter polls from now on
 
     async def _go_on(self, waiter: _Waiter) -> None:
-        """Ask for what is under way, and give the loop a turn; or wait for who tells, or for a while."""
+        """Poll once and give the loop a turn; or wait for an announcement, or sleep."""
         gone_on = self._advance_all()
         for other in self._waiters[1:]:
             if other.done():
@@ -210,7 +204,7 @@ class Driver:
             waiter.renew()
 
     def _advance_all(self, seconds: float = 0.0) -> bool:
-        """Ask for every request once, or again and again for so long; return whether any steps have gone on."""
+        """Poll every request once, or repeatedly for so long; return whether any steps made progress."""
         gone_on = False
         seconds /= len(self._processes) or 1
         for process in list(self._processes):
@@ -227,12 +221,13 @@ class Driver:
         return gone_on
 
     def _advance(self, process: _Process, seconds: float = 0.0) -> bool:  # noqa: C901  (the way of every step)
-        """Let steps go on as far as they can; return whether they are over.
+        """Run steps as far as they go; return whether they are over.
 
-        Requests are asked for as long as given, or longer where values are moved: the other workers do the same.
+        A request is polled for the given time, counted from the first one, or for longer while values are being moved:
+        the other workers are moving them, too.
         """
         steps = process.steps
-        begun = perf_counter()
+        begun = perf_counter() if process.request is not None else 0.0
         try:
             while True:
                 try:
@@ -251,7 +246,9 @@ class Driver:
                 process.announced = announce is not None
                 if announce is not None:
                     announce(self.notify)
-                if perf_counter() - begun > _MOVING_SECONDS:
+                now = perf_counter()
+                begun = begun or now
+                if now - begun > _MOVING_SECONDS:
                     return False  # the loop's other tasks have their turn
         except StopIteration:
             return True

@@ -1,11 +1,11 @@
 """How a job of `aiodist run` and its workers end: the journal, and what a worker does in the end.
 
-The journal is a file to which the job's processes append what the launcher must know: an engine that waits for a worker
-does so in its own code, and tells nobody who has not come. Each line is a kind, the process of a worker, and a number:
+The journal is a file to which the job's processes append what the launcher must know, because an engine that waits for
+a worker does not say which one is missing. Each line is a kind, the process of a worker, and a number:
 
-    started PROCESS RANK    by its agent, as `aiodist._tools.agent` has it
+    started PROCESS RANK    written by its agent, `aiodist._tools.agent`
     ended PROCESS CODE      likewise
-    waits PROCESS 1         for the others, to make a strategy; 0: no more
+    waits PROCESS 1         it waits for the others to make a strategy; 0: no longer
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NAME: Final = "journal"
 
 
 def _note(kind: str, number: int) -> None:
-    """Append a line of this worker's, where there is a launcher."""
+    """Append a line for this worker, if there is a launcher."""
     if folder := environment.notes():
         with suppress(OSError), open(os.path.join(folder, _NAME), "a", encoding="utf-8") as file:  # noqa: PTH118, PTH123
             file.write(f"{kind} {os.getpid()} {number}\n")
@@ -39,7 +39,7 @@ def _note(kind: str, number: int) -> None:
 
 @contextmanager
 def noted_rendezvous() -> Iterator[None]:
-    """Note that this worker waits for the others, and when it does no more."""
+    """Note that this worker waits for the others inside the block."""
     _note("waits", 1)
     try:
         yield
@@ -48,7 +48,7 @@ def noted_rendezvous() -> Iterator[None]:
 
 
 class Journal:
-    """What a job's journal says by now.
+    """The contents of a job's journal.
 
     Attributes:
         started: by process, the ranks.
@@ -66,15 +66,15 @@ class Journal:
         self.waiting = {process for process, waits in said["waits"].items() if waits}
 
     def failure(self) -> int:
-        """Return the exit code of the first worker that has failed by itself; 0 where none has.
+        """Return the exit code of the first worker that failed by itself; 0 if none did.
 
-        The others fail because of it, perhaps before it has ended: by an exception, and so with 1.
+        The others fail because of it, perhaps before it has ended, with an exception and so with code 1.
         """
         codes = [code for code in self.ended.values() if code]
         return next((code for code in codes if code != 1), 1 if codes else 0)
 
     def missing(self) -> str:
-        """Return which workers have not come to a rendezvous, for the end of a sentence."""
+        """Return the workers that have not reached a rendezvous, as the end of a sentence."""
         absent = sorted((rank, process) for process, rank in self.started.items() if process not in self.waiting)
         who = ", ".join(f"worker {rank} (process {process} on {platform.node()})" for rank, process in absent)
         return f"; {who} has not come" if who else ""
@@ -94,19 +94,19 @@ reports_of_all: Final[list[CollectiveReport]] = []
 
 
 def _last_error() -> BaseException | None:
-    """Return the error that ends the program; None where none has been shown, as of one that calls `sys.exit`."""
+    """Return the error that ends the program; None if none was shown, as after `sys.exit`."""
     return getattr(sys, "last_value", None)
 
 
 def farewell() -> str:
-    """Return what the others hear of this worker, whose program ends."""
+    """Return the text on this worker for the others when its program ends."""
     error = _last_error()
     return ENDED if error is None else f"{ENDED}: {brief(error)}"
 
 
 @cache
 def shorten_reports(rank: int) -> None:
-    """Show a report that all workers raise as one line, where a program of a worker behind the first ends by it."""
+    """Shorten a report that all workers raise to one line, if it ends the program of any but the first worker."""
     show = sys.excepthook
     if rank == 0:
         return
@@ -126,12 +126,12 @@ def shorten_reports(rank: int) -> None:
 
 
 def finalise(mpi: Any, worker: int) -> None:
-    """Bring MPI to its end, at that of the process: a launcher takes a process that leaves that out for failed.
+    """Finalise MPI at the end of the process, because a launcher treats a process that does not as failed.
 
-    `MPI_Finalize` waits until all workers call it. With one dead it would wait for ever, so it is left out then. And
-    one may fail when this one is in it already, perhaps because of this one's end: `aiodist run` waits for this process
-    to end with its own exit code then. So a thread calls it, and not mpi4py's own function, which keeps the interpreter
-    lock meanwhile.
+    `MPI_Finalize` waits until all workers call it. If one is dead it would wait for ever, so this skips it then. A
+    worker may also fail while this one is in it, perhaps because this one ends; then `aiodist run` still waits for
+    this process to end with its own exit code. So a thread calls the library's function; mpi4py's would keep the
+    interpreter lock meanwhile.
     """
     if os.getpid() != worker or mpi.Is_finalized():  # a child that the program has forked ends by itself
         return
@@ -148,7 +148,7 @@ def finalise(mpi: Any, worker: int) -> None:
 
 
 def of_library(mpi: Any, name: str) -> Callable[..., Any] | None:
-    """Return a function of the MPI library, to be called without the interpreter lock; None where it is not found."""
+    """Return a function of the MPI library that does not hold the interpreter lock; None if it is not found."""
     try:
         found: Callable[..., Any] = getattr(ctypes.CDLL(mpi.__file__), name)
     except (OSError, AttributeError):  # it has been loaded otherwise

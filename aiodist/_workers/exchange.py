@@ -1,17 +1,17 @@
-"""Exchange: what becomes of a collective's values over workers.
+"""Exchange: how a collective's values move between workers.
 
-What is small travels in the records by which the workers agree on the step: everybody has the values of all replicas
-then, and makes the result as one machine would (`Small`). The rest follows a plan (`_collectives.workers`), in segments
-of 1 MiB: while one is on its way, the next is folded and the one before is finished, and no operation holds up the
-event loop for long. What takes long by itself is done in worker threads. Values on GPUs go through the host.
+Small values travel in the records by which the workers agree on the step: then every worker has the values of all
+replicas, and computes the result as one machine would (`Small`). Larger ones follow a plan (`_collectives.workers`), in
+segments of 1 MiB: while one segment is in flight, the next is folded and the last is finished, so no operation holds up
+the event loop for long. Long computations run in worker threads. Values on GPUs go through the host.
 
-An engine reduces a segment where it does so with our meaning. Else each worker is given a share of it from all others,
-folds that, and all gather the shares. A row that needs no folding is sent from where it lies.
+The engine reduces a segment if it gives the result that aiodist defines. Otherwise each worker receives its share of
+the segment from all others and folds it, and all gather the shares. A row that needs no folding is sent without a copy.
 
-Where replicas have joined, each worker tells all others what each of its replicas contributes, and makes the result as
-one machine would that had all the replicas that are there. A worker whose replicas have all joined does not know what
-the step is, and need not. There are few such steps, the last ones of uneven data. What was rejected: neutral values in
-the engine's reduction (for MIN there is none, and adding 0 to -0.0 changes it).
+If replicas have joined, each worker tells all others what each of its replicas contributes, and computes the result as
+one machine would with the replicas that are left. A worker whose replicas have all joined need not know what the step
+is. Only the last steps of uneven data are like that. What was rejected: neutral values in the engine's reduction (MIN
+has none, and adding 0 changes -0.0).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from __future__ import annotations
 import math
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, cycle, pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -79,9 +79,10 @@ class Small:
         spec = collective.spec
         assert spec is not None
         self._collective, self._members = collective, members
-        self._single, self._dtypes, self._marks = spec[3], spec.dtypes, spec.marks
+        self._single, self._marks = spec.single, spec.marks
         self.shared = collective.kind.shared and not any(isinstance(mark, HostType) for mark in spec.marks)
-        self._own = [_views(spec, records.payload, i) for i in range(len(members.own))]
+        own = [_views(spec, records.payload, i) for i in range(len(members.own))]
+        self._own = list(zip(chain.from_iterable(own), cycle(dtype is int for dtype in spec.dtypes), strict=False))
         self._nbytes = len(members.own) * sum(nbytes for *_, nbytes in _fields(spec))
         views = {
             position: _views(spec, payload, i)
@@ -109,12 +110,12 @@ class Small:
 
     def write(self, values: Sequence[Any]) -> int:
         """Put what the local replicas contribute into this worker's record; return how many bytes that is."""
-        for value, views in zip(values, self._own, strict=True):
-            for leaf, dtype, view in zip((value,) if self._single else value, self._dtypes, views, strict=True):
-                if dtype is int:
-                    view[:] = (leaf, 1) if fits(leaf) else 0
-                else:
-                    view[...] = leaf
+        leaves: Iterable[Any] = values if self._single else chain.from_iterable(values)
+        for (view, is_int), leaf in zip(self._own, leaves, strict=True):
+            if is_int:
+                view[:] = (leaf, 1) if fits(leaf) else 0
+            else:
+                view[...] = leaf
         return self._nbytes
 
     def take(self, slot: Rendezvous, found: Found) -> Any:
@@ -123,11 +124,10 @@ class Small:
         Raises:
             OverflowError: a Python int that a replica contributed, or that is the result, does not fit int64.
         """
-        accumulate_in = accumulate_of(found)
-        made = self._executors.get(accumulate_in)
+        made = self._executors.get(found.flags)
         if made is None:
-            made = executor(self._collective, self._members.replicas, (), accumulate_in)
-            self._executors[accumulate_in] = made
+            made = executor(self._collective, self._members.replicas, (), accumulate_of(found))
+            self._executors[found.flags] = made
         own = self._members.own
         values = list(map(self._as_contributed, self._all)) if self._has_scalars else self._all
         result: Any = made.run_into(values, _buffers(slot, own)) if slot.outs else made.run(values)

@@ -1,4 +1,4 @@
-"""Who the workers are: what each says of itself when they meet, and which replicas live on which."""
+"""The workers: what each says about itself when they meet, and which replicas live on which."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Layout:
         )
 
     def seen_from(self, rank: int) -> Layout:
-        """Return the same layout as another worker sees it; all that is large is one for both."""
+        """Return this layout as another worker sees it; the two share everything large."""
         other = copy(self)
         other.rank = rank
         return other
@@ -66,7 +66,7 @@ class Layout:
 
 
 class Hello(NamedTuple):
-    """What a worker says of itself."""
+    """What a worker says about itself."""
 
     version: str  # of aiodist
     devices: tuple[str, ...]  # its replicas'
@@ -82,7 +82,7 @@ class Hello(NamedTuple):
 
 @cache
 def this_machine() -> str:
-    """Return what tells this machine, as this process sees it, from others; containers see their own."""
+    """Return an identifier of this machine as this process sees it; each container has its own."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return " ".join([boot, *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid"))])  # noqa: PTH115
@@ -94,7 +94,7 @@ def layout_of(hellos: Sequence[Hello]) -> Layout:
     """Return the layout that the workers make, as worker 0 sees it.
 
     Raises:
-        RuntimeError: they have different versions of aiodist: what they tell each other would not fit.
+        RuntimeError: they have different versions of aiodist, whose messages may differ.
     """
     versions = [hello.version for hello in hellos]
     if len(set(versions)) > 1:

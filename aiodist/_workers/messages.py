@@ -1,7 +1,7 @@
-"""What workers and the coordinator tell each other beside the engine: a closed set of messages, as JSON.
+"""Messages between workers and the coordinator, apart from the engine: a closed set, as JSON.
 
-Nothing in a message is run, unpickled or looked up by name. A message is checked before it is used; one that is none of
-these is an error of the connection that it came over.
+Nothing in a message is executed, unpickled or looked up by name. A message is checked before it is used; an unknown
+message is an error of its connection.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OUTSIDE: Final = -1
 
 
 class Trouble(NamedTuple):
-    """A worker's part of a run that cannot go on. The first one that the coordinator hears makes it ask the others."""
+    """A worker's part of a run that cannot continue. On the first one, the coordinator asks the others."""
 
     run: int  # the run's number, or `OUTSIDE`
     snapshot: Snapshot  # the worker's replicas, and what they have called
@@ -32,9 +32,9 @@ class Trouble(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """What a worker's replicas wait in, while nothing is wrong there: ``snapshot.blocked`` do nothing else.
+    """What a worker's replicas wait in while nothing is wrong there; those in ``snapshot.blocked`` only wait.
 
-    An answer was queried for; otherwise the worker has seen by itself that some wait, and the others are queried.
+    It answers a query, or else the worker has noticed waiting replicas by itself, and the others are queried.
     """
 
     run: int
@@ -51,7 +51,7 @@ class OpenGroup(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """The coordinator asks for a worker's part: let local replicas settle, as that collective cannot be complete."""
+    """The coordinator asks for a worker's part: its replicas settle first, since that collective cannot complete."""
 
     run: int
     group: GroupKey | None = None
@@ -59,20 +59,20 @@ class Ask(NamedTuple):
 
 
 class Query(NamedTuple):
-    """The coordinator asks for a worker's `Waiting`: another one's replicas wait, perhaps for this one's."""
+    """The coordinator asks for a worker's `Waiting`, because another's replicas may wait for this one's."""
 
     run: int
 
 
 class Report(NamedTuple):
-    """What all workers raise; the strategy is of no use after that."""
+    """The error that all workers raise; it ends the strategy."""
 
     report: CollectiveReport
     cause: str = ""  # which replica raised what first, if one did
 
 
 class Lost(NamedTuple):
-    """A worker is gone, or says that it cannot go on: its engine has failed."""
+    """A worker is gone, or says that it cannot continue because its engine has failed."""
 
     rank: int
     why: str
@@ -93,7 +93,7 @@ class Farewell(NamedTuple):
 
 
 class Stalled(NamedTuple):
-    """A worker does not go on, and the others may wait for it: they warn of that, if they do."""
+    """A worker makes no progress; the others warn about that if they wait for it."""
 
     text: str  # which worker, and what it is at
     file: str = ""  # where, if that is known; else empty
@@ -106,13 +106,13 @@ Message: TypeAlias = ToCoordinator | ToWorker
 
 
 def encode(message: Message) -> bytes:
-    """Return a message as JSON, in which names of files mean the same on every machine."""
+    """Return a message as JSON, with file names that mean the same on every machine."""
     kind = type(message)
     return json.dumps([kind.__name__, pack(kind, message, portable)], separators=(",", ":")).encode()
 
 
 def decode(data: bytes | bytearray | memoryview) -> Message:
-    """Return the message that `encode` gave, with the files of this machine."""
+    """Return the message from what `encode` gave, with this machine's file names."""
     try:
         name, fields = json.loads(bytes(data))
         message: Message = unpack(_KINDS[name], fields, resolved)

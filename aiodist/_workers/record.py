@@ -7,10 +7,10 @@
                14         nothing
     payload   464         a small value, or nothing; between two workers that MPI connects it may be long
 
-All but the payload is the head. Mostly all workers' heads are equal, which is seen without taking them apart.
+Everything before the payload is the head. Mostly all heads are equal, which is checked without unpacking them.
 
-Up to 64 workers, every worker receives every record. Beyond, the records of all would cost more than the step is worth:
-then a MIN all-reduce of 70 bytes tells all that is needed, each byte for itself:
+Up to 64 workers, every worker receives every record. With more workers that would cost too much, so a bytewise MIN
+all-reduce of 70 bytes takes its place:
 
     compared   33 bytes   digest, callers, flags: the least; equal to one's own, and so is the least complement, where
     complement 33         all are equal
@@ -19,9 +19,8 @@ then a MIN all-reduce of 70 bytes tells all that is needed, each byte for itself
     first       1         the first worker's flags; the others contribute 255
                 1         nothing
 
-A worker sees its own digest in both least ones only if nobody has another: so all workers see the same. The digest of a
-worker whose replicas have all joined does not count, for it does not know what the step is: it contributes 255
-throughout.
+A worker finds its own digest in both minima only if no other worker has a different one, so all workers see the same
+result. A worker whose replicas have all joined does not know the digest of the step, and contributes 255 throughout.
 """
 
 from __future__ import annotations

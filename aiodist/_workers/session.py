@@ -1,30 +1,29 @@
 """A session: one order of steps that several workers take together, over a communicator.
 
-One class serves a run, what is called outside of replicas, and a group of replicas that live on several workers. What
-goes in: steps, as all local replicas have posted them, or that all have joined, or ended. What comes out: records, and
-what follows from those of all workers, which a `Carrier` carries out. All of it is one generator that yields requests
-(`transport.Steps`), so nothing here knows how a request is waited for.
+One class serves a run, calls outside of replicas, and a group of replicas on several workers. Its inputs are steps that
+all local replicas have posted, and the news that all local replicas have joined, or ended. Its outputs are records;
+what the records of all workers say together is passed to a `Carrier`. The session is one generator that yields requests
+(`transport.Steps`), so it does not know how a request is waited for.
 
 **The rule.** Workers take steps one at a time. Each contributes a record, whose digest stands for all calls of the
-session up to this one. Equal digests: all are at the same call and were at all calls before, and values are moved, over
-the same communicator. Different ones: nothing is moved, now or later; every worker sees it in the same records, and has
-it analysed.
+session up to this one. If the digests are equal, all workers are at the same call and have made the same calls before;
+then values are moved over the same communicator. If they differ, nothing is moved, now or later: every worker sees the
+difference in the same records, and has it analysed.
 
-**Callers.** The digest leaves out who has called the function that the call stands in. The sums of the ways to all
-calls at that place so far travel beside it. Workers whose sums are apart may be right; those that are as far apart as
-they were some calls before have come by the same ways in another order, and that is a difference (`_core.callers`).
+**Callers.** The digest leaves out the callers of the function that contains the call. Beside it the record has a sum of
+hashes of the callers of all calls at that place so far. Workers whose sums differ may be right. If they differ by as
+much as some calls before, the workers went through the same callers in another order, which is a mismatch
+(`_core.callers`).
 
-**Joining.** A worker some of whose replicas have joined says so, and one whose replicas have all joined contributes
-without a call: it takes part in the others' steps, whatever they are. Where any worker says such a thing, all tell each
-other which replicas are there and what they contribute. When all replicas of all workers have joined, the join itself
-is the step that they have in common.
+**Joining.** A worker says in its record that some of its replicas have joined. If all of them have, it contributes no
+call, and takes part in the others' steps, whatever they are. In such a step all workers tell each other which replicas
+take part, and what these contribute. When all replicas of all workers have joined, the join itself is the common step.
 
-**The end.** A worker whose replicas have all ended contributes a record that says so. Where all do, the session is
-over; where another makes a call, that call can never be complete.
+**The end.** A worker whose replicas have all ended says so in its record. If all workers do, the session is over; if
+one of them makes a call instead, that call can never be complete.
 
-What was rejected: to agree on what happens behind a difference, so that the session can go on. A worker would have to
-know how far each other has got, and it served programs that catch the error and go on with other calls: the error ends
-the strategy, and so the records need no repair.
+What was rejected: agreeing on how to go on after a difference. Each worker would have to know how far every other one
+has got, only for programs that catch the error and make other calls. The error ends the strategy instead.
 """
 
 from __future__ import annotations
@@ -90,11 +89,6 @@ class Step(NamedTuple):
     what: Any  # the caller's own: a slot
     flags: int = NO_FLAGS  # see `record`
     values: Sequence[Any] | None = ()  # what the local replicas contribute; None where some of them have joined
-
-
-def _prepared(step: Step) -> Any:
-    """Use the time until the records have come: take values that are probably to be moved."""
-    return None if step.values is None or step.route.plan is None else Transfer(step.route.plan, step.values)
 
 
 class Carrier(Protocol):
@@ -190,8 +184,8 @@ class Session:
                 else:
                     return
                 request = self.records.post(record, nbytes)
-                if step is not None:
-                    prepared = _prepared(step)
+                if step is not None and step.route.plan is not None and step.values is not None:
+                    prepared = Transfer(step.route.plan, step.values)  # while the records are on their way
                 yield request
                 if self.number >= self._limit:  # meanwhile
                     return
@@ -222,10 +216,11 @@ class Session:
             self.is_advancing = False
 
     def _record_of(self, step: Step) -> Record:
-        notice = Notice.ABSENT if step.values is None else Notice.NONE
-        route = step.route
-        sums = ALIKE if route.site is None or route.callers is None else route.site.with_call(route.callers)
-        return Record(self._after(route.digest), step.flags, notice, sums)
+        route, sums = step.route, ALIKE
+        if route.site is not None and route.callers is not None:
+            sums = route.site.with_call(route.callers)
+        digest = blake2b(self._chain + route.digest, digest_size=16).digest()
+        return Record(digest, step.flags, Notice.NONE if step.values is not None else Notice.ABSENT, sums)
 
     def _after(self, digest: bytes) -> bytes:
         return blake2b(self._chain + digest, digest_size=16).digest()

@@ -1,21 +1,22 @@
-"""The team: this worker's part in a strategy on several workers; what is called outside of replicas, and in runs.
+"""The team: this worker's part in a strategy on several workers, in runs and in calls outside of replicas.
 
-A `Team` has the strategy's communicator, its connection to the coordinator, and the driver that carries steps out. What
-a strategy does outside of replicas (a run's opening, reduce, gather, a variable's creation) has one order, a `Session`
-of its own, and is checked as replicas' collectives are: this worker's caller posts for all local replicas (`Outside`).
+A `Team` has the strategy's communicator, its connection to the coordinator, and the driver that runs steps. Calls
+outside of replicas (opening a run, reduce, gather, creating a variable) have an order and a `Session` of their own.
+They are checked like replicas' collectives: the caller posts for all local replicas (`Outside`).
 
-A `Span` is what that, or a run, has to do with the other workers. A run has a channel that no other run uses at the
-same time; at its opening, all workers choose the first that each has free. It tells its span what all local replicas
-have posted, and that a group is in trouble; the span completes slots and fails the run. A group whose members live on
-several workers is given a communicator at its first collective: the coordinator says when all have come to that.
+A `Span` connects a run, or the calls outside of replicas, to the other workers. Each run has a channel that no other
+run uses at the same time; when a run is opened, all workers choose the first channel that is free on each of them. The
+run tells its span which slots are matched here and which groups are in trouble; the span completes slots and fails the
+run. A group with members on several workers gets a communicator at its first collective, when the coordinator says that
+all its workers have reached that.
 
-**Trouble.** Whatever is wrong, here or elsewhere, ends in one message to the coordinator (`Span.tell`), once local
-replicas have settled. A record that differs, a replica's own exception and a collective whose time is up are found
-here; of the rest the coordinator tells. From the number on that is in trouble, no record is contributed any more. What
-lies before it is carried out as ever, so that every worker's replicas get as far as they would on one machine.
+**Trouble.** Whatever goes wrong, here or elsewhere, leads to one message to the coordinator (`Span.tell`), once the
+local replicas have settled. A differing record, a replica's own exception and a timeout are found here; the coordinator
+tells of everything else. From the number that is in trouble on, no more records are contributed. Steps before it are
+carried out as usual, so that every worker's replicas get as far as they would on one machine.
 
-Whatever ends the strategy (a report, a lost worker, the engine's own error) ends all that is under way, and is raised
-by all that is called after it.
+What ends the strategy (a report, a lost worker, an engine's error) ends everything under way, and is raised by all
+later calls.
 """
 
 from __future__ import annotations
@@ -321,7 +322,7 @@ class Span:
     def matched(self, slot: Rendezvous) -> None:
         """Agree with the other workers on what all local members have posted, move its values, and complete it."""
         key = slot.group.key
-        session = self._root if slot.group.is_root else self._sessions.get(key)
+        session = self._root if slot.group is self._ledger.root else self._sessions.get(key)
         if session is not None:
             self._post(session, slot)
             return
@@ -336,7 +337,8 @@ class Span:
         else:
             values = None if slot.absent else contributed(slot)  # now: a run that fails forgets what its slots hold
             session.post(Step(self._route(session, slot), slot, flags_of(slot.options), values))
-        self._team.start(session)
+        if not session.is_advancing:
+            self._team.driver.start(session.advance())
 
     def call(self, step: Step) -> None:
         """Agree with the other workers on a call outside of replicas, and carry it out."""

@@ -1,8 +1,8 @@
-"""The protocol of engines: what moves bytes between workers, and reduces them.
+"""The protocol of engines, which exchange and reduce bytes between workers.
 
-Operations of one communicator match in the order in which each worker begins them, as MPI has it; nobody blocks. A
-request tells when it is complete, and holds the buffers until then. What is not complete when the strategy is given up
-stays as it is.
+Operations of one communicator match in the order in which each worker begins them, as in MPI; they do not block. A
+request says when it is complete, and holds the buffers until then. Operations that are incomplete when the strategy
+ends remain so.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ RECORD_BYTES: Final = 512
 
 
 class Request(Protocol):
-    """Something that is under way.
+    """An operation in progress.
 
-    One that says when it is complete need not be tested again and again: it has a method ``add_done_callback(fn)``,
-    which calls the function then, in any thread; at once where it is.
+    A request may have a method ``add_done_callback(fn)``, which calls the function upon completion, in any thread, or
+    at once if it is complete. Such a request need not be tested repeatedly.
     """
 
     def test(self) -> bool:
-        """Return whether it is complete; help it on."""
+        """Return whether it is complete, after making progress on it."""
         ...
 
 
@@ -62,7 +62,7 @@ class Parts(NamedTuple):
 
 
 class Communicator(Protocol):
-    """Some workers, and an order of operations of their own."""
+    """Some workers, with their own order of operations."""
 
     engine: str  # the engine's name
     library: str  # what the engine stands on, with its version
@@ -81,7 +81,7 @@ class Communicator(Protocol):
         ...
 
     def iallgather(self, send: Array, receive: Array) -> Request:
-        """Put buffers of bytes, all of one size, together by rank."""
+        """Concatenate buffers of bytes, all of one size, by rank."""
         ...
 
     def exchange_init(self, own: Array, everyone: Array) -> Callable[[int], Request]:
@@ -93,7 +93,7 @@ class Communicator(Protocol):
         ...
 
     def iallgatherv(self, send: Array, receive: Parts) -> Request:
-        """Put buffers of bytes together by rank."""
+        """Concatenate buffers of bytes by rank."""
         ...
 
     def ibcast(self, buffer: Array, root: int) -> Request:
@@ -109,9 +109,9 @@ class Communicator(Protocol):
         ...
 
     def create_group(self, ranks: Sequence[int], tag: int) -> Steps[Communicator]:
-        """Make a communicator of some of the workers, which these alone call, for several groups in the same order.
+        """Make a communicator of some of the workers. Only these call it, in the same order if for several groups.
 
-        The ranks ascend; the tag tells it from others that are being made at the same time.
+        The ranks ascend; the tag distinguishes it from others that are being made at the same time.
         """
         ...
 
@@ -129,7 +129,7 @@ def as_bytes(array: Array) -> Array:
 
 
 class Job:
-    """A call in a thread of the process's cache, as a request; behind another one, where that is given."""
+    """A call in a thread of the process's cache, as a request; after another job, if one is given."""
 
     def __init__(self, fn: Callable[[], Any], after: Job | None = None) -> None:
         self.future: Future[Any] = Future()
@@ -160,14 +160,14 @@ class Job:
 class Serial:
     """Calls one function after the other in threads, which are daemons.
 
-    One that waits for a worker that has died waits for ever, and nobody waits for it then.
+    A call that waits for a dead worker waits for ever, but nothing waits for that call.
     """
 
     def __init__(self) -> None:
         self._last: Job | None = None
 
     def call(self, fn: Callable[..., T], *args: Any) -> Steps[T]:
-        """Call a function when all that was to be called before has returned; return what it returns."""
+        """Call a function after all earlier ones have returned; return its result."""
         job = self._last = Job(partial(fn, *args), self._last)
         yield job
         result: T = job.future.result()

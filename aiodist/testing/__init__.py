@@ -114,7 +114,7 @@ def explore(
     with suppress(ReplicaContextError):
         current_loop()
         raise RuntimeError(
-            "aiodist.testing runs replicas on its own event loop, and another one runs here already: "
+            "aiodist.testing runs replicas on its own event loop, but another one is running here already: "
             "call it from a plain function, not from a coroutine"
         )
     strategy = n if isinstance(n, Strategy) else MirroredStrategy(n)

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions of n buffers to one: the same bits on every tier, in the order of the buffers.
+"""Reductions of n buffers to one, in the order of the buffers, with the same bits on every tier.
 
-It knows nothing of replicas, strategies or event loops, and imports NumPy alone; a compiler is loaded only on request.
+It knows nothing of replicas, strategies or event loops, and imports only NumPy; a compiler is loaded on request.
 Its modules, each of which imports only from those above it:
 
-- `rules`: what a reduction means, for each op and dtype, and what of it a kernel computes
-- `pool`: memory for large results, used again
+- `rules`: what a reduction means, for each op and dtype, and which part a kernel computes
+- `pool`: reused memory for large results
 - `numpy_tier`: folds by ufuncs, for every rule and every layout
 - `lanes`: LLVM instructions for one step on a vector of lanes
 - `kernels_cpu`: the kernels for the CPU, which Numba compiles
-- `policy`: plans: what serves a reduction, and from which sizes on
-- `reductions`: the entry: arrays, in one go and in pieces for worker threads, and Python's numbers
+- `policy`: plans: which tier does a reduction, depending on its size
+- `reductions`: the entry points: for arrays, as a whole or in pieces for worker threads, and for Python's numbers
 - `cuda`: kernels for GPUs
 """
 

@@ -33,9 +33,9 @@ Kernel = Callable[[int, Any, int, int, bool], None]
 
 
 def can_compile(rule: Rule) -> bool:
-    """Return whether the processor converts float16, where the rule needs that.
+    """Return whether the processor converts float16, if the rule needs that.
 
-    Else the code would call functions of a library that compiled code cannot link.
+    Otherwise the code would call library functions that compiled code cannot link.
     """
     if not is_half(rule.dtype) or is_bfloat16(rule.dtype) or platform.machine().lower() in {"aarch64", "arm64"}:
         return True
@@ -104,7 +104,7 @@ def _fold_all(rule: Rule, count: int, width: int, *, streaming: bool) -> Any:
 
 @intrinsic
 def _fence(_context: Any) -> Any:
-    """Order streaming stores before whatever tells another thread of them."""
+    """Order streaming stores before any store that tells another thread about them."""
 
     def generate(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         builder.fence("seq_cst")
@@ -118,5 +118,5 @@ _yield: Any = _types.ExternalFunction("sched_yield", _types.int32()) if hasattr(
 
 @njit
 def _give_way() -> None:
-    """Let the core run another thread, if one waits for it."""
+    """Yield the core to another thread, if one waits for it."""
     _yield()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """LLVM code for one step of a rule on a vector of lanes: load, widen, fold, finish, round, store.
 
-Python functions that build instructions. Vectors are written out rather than left to the vectoriser, which gives up on
-many pointers that might overlap, and never streams.
+These Python functions build the instructions. They write vectors explicitly, because the vectoriser gives up on many
+pointers that might overlap, and never streams.
 """
 
 from typing import Any, Final
@@ -70,7 +70,7 @@ def store(builder: Builder, value: Value, address: Value, *, streaming: bool) ->
 
 
 def widen(builder: Builder, rule: Rule, value: Value) -> Value:
-    """Turn storage lanes into accumulator lanes, exactly (but for 64-bit integers into float64)."""
+    """Convert storage lanes to accumulator lanes, exactly (except 64-bit integers to float64)."""
     storage, accumulator = lane(rule.dtype), rule.registers
     if storage.kind == "b":
         return builder.zext(builder.icmp_unsigned("!=", value, constant(value.type, 0)), value.type)
@@ -88,7 +88,7 @@ def widen(builder: Builder, rule: Rule, value: Value) -> Value:
 
 
 def fold(builder: Builder, rule: Rule, total: Value, value: Value) -> Value:
-    """Take one step of the fold; not of complex products, which mix lanes."""
+    """Take one step of the fold. Complex products are not handled here, because they mix lanes."""
     integer = _is_integer(total)
     if rule.op in (ReduceOp.SUM, ReduceOp.MEAN):
         return builder.add(total, value) if integer else builder.fadd(total, value)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The NumPy tier: left folds with ufuncs, for every rule and every layout.
 
-It serves from the first call on, and small values always. Many tiny arrays are put into one and folded there by
-`accumulate`: that is by definition the fold from left to right, in each of whose steps the result so far meets the next
-number. (`reduce`, which adds in pairs, is not.)
+It does the first reductions, and always those of small values. Many tiny arrays are stacked and folded by `accumulate`,
+which by definition folds from left to right, one number at a time. (`reduce` does not: it adds in pairs.)
 """
 
 import contextvars
@@ -33,7 +32,7 @@ than this are quickest folded by the interpreter, where its floats are the accum
 
 
 def fold_for(rule: Rule, nbytes: int, count: int) -> Fold:
-    """Return the fold that serves `count` buffers of `nbytes` each."""
+    """Return the fold for `count` buffers of `nbytes` each."""
     if rule.contiguous:
         return _fold_contiguous
     # Which of 0.0 and -0.0 is the greater depends on the instructions that a processor's vector loops use.
@@ -58,7 +57,7 @@ def _fold_stepped(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Ar
 
 
 def _fold_native(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
-    """Fold in the buffers' own dtype, straight into the result."""
+    """Fold in the buffers' own dtype, directly into the result."""
     ufunc = rule.ufunc
     if len(buffers) == 1:
         return _deliver(np.array(buffers[0], rule.result), out)
@@ -69,7 +68,7 @@ def _fold_native(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Arr
 
 
 def _fold_wide(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
-    """Fold in an accumulator beside the result, then finish and round once."""
+    """Fold in a separate accumulator, then finish and round once."""
     total = np.array(buffers[0], rule.accumulator)
     for buffer in buffers[1:]:
         rule.ufunc(total, buffer.astype(rule.accumulator, copy=False), out=total)
@@ -95,14 +94,14 @@ def _fold_stacked(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Ar
 
 
 def _fold_contiguous(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
-    """Fold arrays of one dimension without gaps, copies where the buffers are not such, into such a result."""
+    """Fold contiguous one-dimensional arrays, copying other buffers into such, into a result of that form."""
     flats = [np.asarray(buffer, rule.dtype, order="C").reshape(-1) for buffer in buffers]
     total = _by_ufuncs(rule, flats[0].nbytes, len(flats))(rule, flats, None)
     return _deliver(total.reshape(buffers[0].shape), out)
 
 
 def finished(rule: Rule, total: Array, count: int) -> Array:
-    """Finish a total that nobody else sees, and round it once."""
+    """Finish a total that nobody else uses, and round it once."""
     # A complex factor would turn infinities into NaN, so each component is scaled.
     for part in (np.real(total), np.imag(total)) if total.dtype.kind == "c" else (total,):
         if rule.finish is Finish.SCALE:
@@ -132,5 +131,5 @@ quiet.run(np.seterr, all="ignore")
 
 
 def quietly(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `function` with warnings off: infinities and NaN are values like others."""
+    """Call `function` without NumPy's warnings, because infinities and NaN are ordinary values here."""
     return quiet.copy().run(function, *args, **kwargs)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans: what is known of a reduction before its buffers come, found once and kept; its kernel; and the thresholds.
+"""Plans: what is known about a reduction before its buffers arrive, cached; its kernel; and the thresholds.
 
-A kernel is admitted only after it has given the bits of the NumPy tier for values that tell implementations apart, on
-this machine; else NumPy goes on serving. Nothing is compiled on the way to a result: `warm` does that, in whichever
-thread calls it.
+A kernel is used only after it has given, on this machine, the same bits as the NumPy tier for values that distinguish
+implementations; otherwise NumPy remains in use. A reduction never compiles: `warm` does, in the thread that calls it.
 
-The thresholds say which tier serves, when a kernel is worth compiling, and when threads pay. They were measured;
-docs/benchmarks/cpu-reductions.md has the figures. Bytes are those of one buffer unless a name says otherwise.
+The thresholds decide which tier does a reduction, when compiling a kernel pays, and when threads pay. They were
+measured; docs/benchmarks/cpu-reductions.md has the figures. Bytes are those of one buffer unless a name says otherwise.
 """
 
 import dataclasses
@@ -75,12 +74,12 @@ SLOWNESS_BY_ROWS: Final = 8
 
 
 def blocks(moved: int) -> bool:
-    """Return whether moving so many bytes is too much for an event loop's thread."""
+    """Return whether moving that many bytes takes too long for an event loop's thread."""
     return moved >= BLOCKING_FROM_MOVED
 
 
 def parts(moved: int, workers: int) -> int:
-    """Return into how many pieces to cut a reduction that moves so many bytes."""
+    """Return the number of pieces for a reduction that moves that many bytes."""
     return max(1, min(workers, moved // LEAST_MOVED_BY_A_THREAD))
 
 
@@ -89,7 +88,7 @@ def parts(moved: int, workers: int) -> int:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Plan:
-    """How so many buffers of one dtype are reduced by one op.
+    """How a number of buffers of one dtype are reduced by one op.
 
     Attributes:
         rule: what the reduction means.
@@ -106,7 +105,7 @@ class Plan:
     settled: bool = False
 
     def kernel_for(self, nbytes: int) -> "Kernel | None":
-        """Return the kernel that should reduce buffers of so many bytes, or None: NumPy."""
+        """Return the kernel that should reduce buffers of that many bytes; None for NumPy."""
         return self.kernel if nbytes >= self.pays_from else None
 
     def is_due(self, nbytes: int) -> bool:
@@ -126,7 +125,7 @@ class Plan:
 
 @functools.cache
 def plan_for(op: ReduceOp, dtype: DType, count: int, accumulate: Accumulate) -> Plan:
-    """Return the plan, made at the first call.
+    """Return the plan, which the first call makes.
 
     Raises:
         TypeError: `op` is not defined for `dtype`.
@@ -148,9 +147,8 @@ _compiling: Final = threading.Lock()
 def warm(plans: Iterable[Plan], *, required: bool = True) -> None:
     """Compile kernels, in this thread: some tenths of a second each, and a second more for the first.
 
-    Give it to a worker thread; reductions that run meanwhile are served by NumPy, with the same bits. Plans whose
-    kernels exist already cost nothing. Where Numba is missing and not `required`, NumPy goes on serving, and nobody
-    tries again.
+    Call it in a worker thread; NumPy does reductions meanwhile, with the same bits. Plans whose kernels exist already
+    cost nothing. If Numba is missing and not `required`, NumPy remains in use, and nothing tries again.
 
     Raises:
         ImportError: Numba is not installed, or does not load.
@@ -167,7 +165,7 @@ def warm(plans: Iterable[Plan], *, required: bool = True) -> None:
 
 
 def compile_for(plan: Plan) -> "Kernel | None":
-    """Compile the kernel of a plan; return None where it would give other bits than NumPy."""
+    """Compile the kernel of a plan; return None if it would give other bits than NumPy."""
     try:
         from aiodist_kernels import kernels_cpu
     except OSError as error:  # of the LLVM library that Numba loads
@@ -179,10 +177,10 @@ def compile_for(plan: Plan) -> "Kernel | None":
 
 
 def bind(plan: Plan, buffers: Sequence[Array], out: Array) -> Callable[[int, int], None] | None:
-    """Return what reduces the elements [start, stop) of `buffers` into those of `out`, which may be one of them.
+    """Return a function that reduces the elements [start, stop) of `buffers` into `out`, which may be one of them.
 
-    All must live as long as the function that is returned. None where NumPy should do it: for small buffers, and unless
-    all lie without gaps in one order.
+    All arrays must live as long as that function. The result is None if NumPy should do it: for small buffers, and
+    unless all are contiguous in one order.
     """
     kernel = plan.kernel_for(buffers[0].nbytes)
     if kernel is None or not same_order((*buffers, out)):
@@ -199,7 +197,7 @@ def bind(plan: Plan, buffers: Sequence[Array], out: Array) -> Callable[[int, int
 
 
 def same_order(arrays: Sequence[Array]) -> bool:
-    """Say whether all arrays lie without gaps, all in C or all in Fortran order."""
+    """Return whether all arrays are contiguous, all in C or all in Fortran order."""
     for array in arrays:
         if not array.flags.c_contiguous:
             return all(array.flags.f_contiguous for array in arrays)
@@ -231,7 +229,7 @@ def _probe(dtype: DType, seed: int) -> Array:
 
 
 def _same_bits(one: Array, other: Array) -> bool:
-    """Compare bytes, with every NaN equal to every other."""
+    """Compare bytes, with all NaNs equal."""
     one, other = one.view(lane(one.dtype)), other.view(lane(other.dtype))
     kind = f"u{one.dtype.itemsize}"
     with np.errstate(invalid="ignore"):  # a signaling NaN is invalid to look at

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory for large results, used again when nobody can see it any more.
+"""Memory for large results, reused once nobody refers to it any more.
 
-Fresh memory costs as much as a reduction: the system hands it out page by page, each cleared. So large results lie in
-blocks that come back here. When is a block free? When nobody holds the array that was given out, nor a view, a slice,
-a `memoryview` or another library's array over it. All of those hold, directly or through each other, the one `_Lease`
-that the array was made of, and only they do: NumPy's way to make an array over foreign memory is to keep the object
-that shows it. The lease gives the block back when it dies.
+Fresh memory costs as much as a reduction, because the system provides it page by page and clears each. So large results
+use blocks that return here. A block is free when nobody holds the array that was returned, nor a view, a slice, a
+`memoryview` or another library's array over it. All of these hold, directly or through each other, the `_Lease` from
+which the array was made, and nothing else does: an array over foreign memory keeps the object that exports it. The
+lease returns the block when it dies.
 
-No count of references is ever read. A lease dies when the last reference to it goes, whatever the interpreter and
-whichever thread. The cyclic garbage collector cannot end one early that an array holds: it never finalises what is
-held from outside what it tracks, and it does not track arrays. A lease that was ended makes no more arrays.
+No reference counts are ever read. A lease dies with the last reference to it, on any interpreter and in any thread. The
+cyclic garbage collector cannot finalise a lease early that an array holds: it never finalises objects that are held
+from outside of those that it tracks, and it does not track arrays. A finalised lease makes no more arrays.
 
-A lease may die anywhere, also in the middle of `empty`, in the same thread: so there is no lock but a reentrant one,
-and each step on the lists of free blocks is one that stands that.
+A lease may die anywhere, even in the middle of `empty` in the same thread. So the only lock is a reentrant one, and
+each step on the lists of free blocks tolerates that.
 """
 
 import math
@@ -45,7 +45,7 @@ ALIGNMENT: Final = 64
 
 
 class _Block:
-    """Memory, and how it shows itself to NumPy: made once, as that takes as long as to give it out."""
+    """Memory, with its array interface for NumPy, which is made once, because making it is as slow as leasing."""
 
     __slots__ = ("memory", "shown")
 
@@ -61,7 +61,7 @@ def _aligned(nbytes: int) -> Memory:
 
 
 class _Lease:
-    """A block, given out. Its death is the sign that nobody sees the block any more."""
+    """A block in use. When it dies, nobody refers to the block any more."""
 
     __slots__ = ("__array_interface__", "_block", "_pool")
 
@@ -76,7 +76,7 @@ class _Lease:
 
 
 class Pool:
-    """Blocks of memory that lie idle: `idle_bytes`, at most `most_idle`; `allocate` makes memory for new ones."""
+    """Idle blocks of memory: `idle_bytes` in all, at most `most_idle`; `allocate` makes memory for new ones."""
 
     def __init__(self, most_idle: float = MOST_IDLE, allocate: Callable[[int], Memory] = _aligned) -> None:
         self._most_idle = most_idle
@@ -86,7 +86,7 @@ class Pool:
         self.idle_bytes = 0
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any], order: Any = "C") -> Array:
-        """Return an array of any values, in memory that nobody else sees: in a block, unless it is small."""
+        """Return an uninitialised array in memory that nobody else uses: a block, unless it is small."""
         nbytes = dtype.itemsize * math.prod(shape)
         if nbytes < POOLED_AMONG_FROM:
             return np.empty(shape, dtype, order)
@@ -94,7 +94,7 @@ class Pool:
         return ndarray(shape, dtype, asarray(lease), 0, None, order)  # by position: by keyword it takes thrice as long
 
     def lease(self, nbytes: int) -> object:
-        """Return what shows a block to NumPy; the block comes back once this and all arrays of it are gone."""
+        """Return a lease of a block; the block returns once the lease and all arrays made from it are gone."""
         with self._lock:
             alike = self._idle.get(nbytes)
             if alike:
@@ -105,7 +105,7 @@ class Pool:
         return _Lease(block, self)
 
     def take_back(self, block: _Block) -> None:
-        """Let a block serve again, which nobody sees any more; for leases alone."""
+        """Make a block available again, because nobody refers to it any more; only leases call this."""
         nbytes = block.memory.nbytes
         with self._lock:
             self.idle_bytes += nbytes
@@ -120,6 +120,6 @@ results: Final = Pool()
 
 
 def empty_like(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Return memory for a large result: of the shape of `array`, and in Fortran's order if it has that."""
+    """Return an uninitialised array for a large result, with the shape and the order of `array`."""
     fortran = array.flags.f_contiguous and not array.flags.c_contiguous
     return results.empty(array.shape, dtype, "F" if fortran else "C")

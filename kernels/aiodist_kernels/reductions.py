@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entry to the reductions: find the plan, run it on a tier; large ones cut for worker threads; Python's numbers.
+"""Entry points: find the plan and run it on a tier; large reductions in pieces for worker threads; Python's numbers.
 
-Callers pass what they have checked: at least one buffer, all of one shape and dtype, for which the op is defined, and
-an `out` of the result's, which overlaps no buffer unless it is the first.
+Callers have checked their arguments: there is at least one buffer, all have one shape and dtype, the op is defined for
+it, and `out` has the shape and dtype of the result, and overlaps no buffer unless it is the first.
 """
 
 import functools
@@ -44,8 +44,8 @@ def reduce(
         accumulate: "float64" accumulates inexact SUM, MEAN and PRODUCT in float64 (complex128) and rounds once.
 
     Returns:
-        `out`, or an array in fresh memory, of native byte order; of no dimension where the buffers have none. The bits
-        depend on nothing but the values (a NaN counts as any other NaN).
+        `out`, or an array in fresh memory, of native byte order; 0-d if the buffers are. The bits depend only on the
+        values (all NaNs count as one).
 
     Raises:
         TypeError: `op` is not defined for the dtype.
@@ -61,9 +61,9 @@ def reduction(
     accumulate: Accumulate = "native",
     among: bool = False,
 ) -> Reduction:
-    """Return what reduces that many buffers of one dtype and shape, again and again; see `reduce`.
+    """Return a function that reduces that many buffers of one dtype and shape, for repeated use; see `reduce`.
 
-    `among`: each result is one of several that come and go together; see `pool`.
+    `among`: each result is one of several that are made and released together; see `pool`.
     """
     plan = plan_for(op, dtype, count, accumulate)
     rule, ufunc = plan.rule, plan.rule.ufunc
@@ -80,11 +80,11 @@ def reduction(
 def nest_reduction(
     op: ReduceOp, dtypes: Sequence[DType], shapes: Sequence[tuple[int, ...]], count: int
 ) -> Callable[[Sequence[Sequence[Array]]], list[Array]] | None:
-    """Return what reduces that many rows of tiny arrays, in each one of every dtype and shape, as `reduce` does.
+    """Return a function that reduces that many rows of tiny arrays of given dtypes and shapes, as `reduce` does.
 
-    The results are views of memory that is read-only, for nobody can make such a view writeable. It folds row by row,
-    not column by column: then the loops are Python's own, and NumPy's warnings are switched off once. None where a fold
-    of one of the arrays is more than calls of a ufunc, each of which makes an array.
+    The results are views of read-only memory, because nobody can make such a view writeable. It folds row by row, not
+    column by column: then `map` does the loops, and NumPy's warnings are switched off once. The result is None if the
+    fold of one of the arrays needs more than calls of a ufunc that each make an array.
     """
     rules = [rule_for(op, dtype) for dtype in dtypes]
     nbytes = max([dtype.itemsize * math.prod(shape) for dtype, shape in zip(dtypes, shapes, strict=True)])
@@ -147,7 +147,7 @@ class Pieces(NamedTuple):
 def cut(op: ReduceOp, buffers: Sequence[Array], *, accumulate: Accumulate = "native", parts: int = 1) -> Pieces:
     """Prepare the reduction of `reduce` as pieces for worker threads; the same bits for any `parts`.
 
-    The buffers must stay as they are until all pieces have run. There is one piece where their layouts differ.
+    Do not change the buffers until all pieces have run. If their layouts differ, there is one piece.
     """
     plan = plan_for(op, buffers[0].dtype, len(buffers), accumulate)
     target = pool.empty_like(buffers[0], plan.rule.result)
@@ -171,7 +171,7 @@ def _piece(plan: Plan, flats: Sequence[Array], target: Array, start: int, stop: 
 
 
 def _flat(arrays: Sequence[Array]) -> list[Array] | None:
-    """Return views of one dimension in which equal positions are equal elements; None where there is no such order."""
+    """Return one-dimensional views in which the same index is the same element; None if there is no such order."""
     if not policy.same_order(arrays):
         return None
     order: Any = "C" if all(array.flags.c_contiguous for array in arrays) else "F"
@@ -179,7 +179,7 @@ def _flat(arrays: Sequence[Array]) -> list[Array] | None:
 
 
 def result_dtype(op: ReduceOp, dtype: DType | type) -> DType:
-    """Return the dtype, in native byte order, that reducing buffers of `dtype` gives, or numbers of a type of Python's.
+    """Return the dtype, in native byte order, of reductions of buffers of `dtype`, or of numbers of a Python type.
 
     Raises:
         TypeError: `op` is not defined for `dtype`.
@@ -194,7 +194,7 @@ Number = int | float | complex
 
 
 def reduce_numbers(op: ReduceOp, numbers: Sequence[Number]) -> Number:
-    """Reduce Python numbers of one type, for which `result_dtype` has passed, by a left fold in their order.
+    """Reduce Python numbers of one type, which `result_dtype` accepts, by a left fold in their order.
 
     Returns:
         SUM and PRODUCT: exact for int, rounded at each step for float and complex. MEAN: the sum divided by the count

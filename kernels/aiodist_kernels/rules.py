@@ -104,12 +104,12 @@ class Rule(NamedTuple):
 
     @property
     def grain(self) -> int:
-        """How many lanes stay together: the two components that a complex product mixes."""
+        """How many lanes stay together: two for a complex product, which mixes both components."""
         return 2 if self.contiguous else 1
 
     @property
     def registers(self) -> DType:
-        """The lanes in which a compiled kernel folds: never of 16 bits, which are widened even for MIN and MAX."""
+        """The dtype in which a compiled kernel folds: never 16 bits, which are widened even for MIN and MAX."""
         return FLOAT32 if is_half(self.accumulator) else lane(self.accumulator)
 
 
@@ -213,7 +213,7 @@ def to_odd_float32(values: Array) -> Array:
 
 
 def lane(dtype: DType) -> DType:
-    """Return the dtype of the numbers that elements consist of: a complex number has two."""
+    """Return the dtype of the parts of an element: a complex number has two."""
     return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
 
 
@@ -223,20 +223,20 @@ def components(dtype: DType) -> int:
 
 
 def has_kernels(rule: Rule) -> bool:
-    """Return whether compiled kernels know the dtypes; they know no long double."""
+    """Return whether compiled kernels support the dtypes; they do not support long double."""
     return all(lane(dtype).itemsize <= FLOAT64.itemsize for dtype in (rule.dtype, rule.accumulator, rule.result))
 
 
 @functools.cache
 def later_zero_wins(dtype: DType) -> bool:
-    """Ask NumPy which of two zeros MIN and MAX take: the processor's vector instructions decide, for each dtype."""
+    """Ask NumPy which of two zeros MIN and MAX return, which depends on the processor and the dtype."""
     zero: np.ndarray[Any, DType] = np.zeros(64, dtype)
     return dtype.kind not in "biu" and bool(np.signbit(np.maximum(zero, -zero)[0]))
 
 
 @functools.cache
 def product_is_fused(dtype: DType) -> bool:
-    """Ask NumPy: its vector loops for complex products fuse where the processor can."""
+    """Ask NumPy whether its loops for complex products fuse operations, which depends on the processor."""
     # The real part of (x + xi)(x + xi) is x * x - x * x: zero, unless one of the products was not rounded.
     x = 1 + np.finfo(dtype).eps
     factors = np.full(64, complex(x, x), dtype)

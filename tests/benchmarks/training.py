@@ -21,7 +21,7 @@ import numpy as np
 import aiodist
 from aiodist._core.text import count
 from aiodist._demos.language import LanguageModel, Weights, load_topics, windows
-from aiodist._demos.training import MOMENTUM, Plan, learning_rate, one_blas_thread, train_on
+from aiodist._demos.text import MOMENTUM, Plan, learning_rate, one_blas_thread, train_on
 from tests.benchmarks.timing import cpus, in_turn, ratio, show, versions
 
 STEPS, ROUNDS = 60, 15

@@ -6,9 +6,11 @@ from collections import Counter
 
 from hypothesis import assume, given, settings
 
-from aiodist._core.analysis import analyse
+from aiodist import IncompleteCollectiveError
+from aiodist._core.analysis import analyse, error_of
 from aiodist._core.call import OrderCheck
-from aiodist._core.terms import Reason
+from aiodist._core.ledger import Ledger
+from aiodist._core.terms import Reason, ReplicaState
 from tests.core.programs import CALLS, Drawn, Op, Program, drawn, turns
 from tests.core.test_snapshot import told
 
@@ -71,3 +73,11 @@ def test_the_first_difference_is_found(program: Drawn, order: list[int]) -> None
     report = analyse(run.snapshot())
     assert (report.sequence_number, report.suspects) == wanted
     assert report.reason is not Reason.TIMEOUT
+
+
+def test_a_replica_that_failed_outside_of_the_others_collectives_is_no_timeout() -> None:
+    ledger = Ledger([0, 1])
+    ledger.end(ledger.replicas[1], ReplicaState.FAILED)
+    error = error_of(analyse(ledger.snapshot()))
+    assert isinstance(error, IncompleteCollectiveError)
+    assert error.report.reason is Reason.EXITED

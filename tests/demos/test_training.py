@@ -12,7 +12,7 @@ import threadpoolctl  # type: ignore[import-untyped]
 
 import aiodist
 from aiodist._demos.language import LanguageModel, Weights
-from aiodist._demos.training import Learner, Plan, one_blas_thread, train_on
+from aiodist._demos.text import Learner, Plan, one_blas_thread, train_on
 from tests.benchmarks.training import threaded
 
 RNG = np.random.default_rng(11)

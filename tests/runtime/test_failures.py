@@ -113,6 +113,8 @@ async def test_several_failures_come_out_as_one_with_notes_by_type_as_a_group_an
     assert [type(error) for error in group.exceptions] == [SecondError, FirstError]
     notes = [error.__notes__[0].partition(";")[0] for error in group.exceptions]
     assert notes == ["replica 0 of 3 on CPU:0", "replica 1 of 3 on CPU:1"]
+    wordless = await failure_of(when_unwinding(FirstError(), FirstError(), None))
+    assert wordless.__notes__[1:] == ["replica 1 failed, too: FirstError"]
     one = FirstError()
     assert await failure_of(when_unwinding(one, one, one)) is one
     assert len(one.__notes__) == 1

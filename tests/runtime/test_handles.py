@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import warnings
 from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from contextvars import ContextVar
@@ -309,7 +310,20 @@ async def test_dropped_handle_has_contributed_and_warns_with_its_call_site() -> 
     assert warning.category is RuntimeWarning
     assert (warning.file, warning.line) == (__file__, inspect.getsourcelines(program)[1] + 1)
     assert "replica 1 never awaited all_reduce(SUM, np.float32)" in warning.text
-    assert "it has contributed" in warning.text
+    assert "it has contributed, but its result is lost" in warning.text
+
+
+async def test_a_handle_that_is_dropped_in_a_loop_is_complained_of_once_for_each_replica() -> None:
+    async def program() -> None:
+        for _ in range(3):
+            here().barrier()
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("default")
+        await mirrored(2).run(program)
+        await mirrored(2).run(program)
+    texts = [str(warning.message) for warning in found]
+    assert [text.partition(" called")[0] for text in texts] == [f"replica {i} never awaited barrier()," for i in (0, 1)]
 
 
 @pytest.mark.parametrize("ending", ["well", "a replica fails", "cancelled"])

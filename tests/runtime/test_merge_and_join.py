@@ -203,3 +203,14 @@ async def test_a_join_may_last_longer_than_collectives_may_and_leaves_nothing() 
 
     await run(mirrored(2, timeout=1e-9), late)
     await run(mirrored(2), often)
+
+
+@pytest.mark.filterwarnings("ignore:replica . never awaited join:RuntimeWarning")
+async def test_a_replica_that_returns_without_awaiting_its_join_has_joined() -> None:
+    async def program(ctx: ReplicaContext) -> Any:
+        if replica() == 0:
+            ctx.join()
+            return None
+        return await ctx.all_reduce("SUM", 1), await ctx.join()
+
+    assert await results(3, program) == (None, (2, 2), (2, 2))

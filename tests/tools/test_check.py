@@ -188,7 +188,7 @@ def test_check_ends_with_a_code(capsys: pytest.CaptureFixture[str], line: str, c
         ("nowhere:train", "there is no module 'nowhere' in "),
         ("package.nowhere:train", "there is no module 'package.nowhere' in "),
         ("program.py:nothing", "program has no function 'nothing'; it has train, race,"),
-        ("program.py:train", "a function that is to run on replicas needs --replicas"),
+        ("program.py:train", "a replica function needs --replicas"),
         ("program.py:on_trio", "runs on an event loop that the target chose itself"),
         ("program.py:train --schedules 0", "--schedules: expected"),
         ("program.py:train --replay 17-", "--replay: expected a schedule such as 0/17-,40:2"),
@@ -228,7 +228,7 @@ def test_summary_lists_collectives_by_place_with_bytes_and_waits(capsys: pytest.
     _, output = check(capsys, "program.py:train --replicas 3 --schedules 2")
     call = "all_reduce(MEAN, {'b': float, 'w': float64[2]})"
     assert [re.split(r"  +", line.strip()) for line in output.splitlines()[-3:]] == [
-        ["collective", "called at", "times", "bytes", "waited", "last to come"],
+        ["collective", "called at", "times", "bytes", "waited", "last to arrive"],
         [call, "program.py:18 in train", "3", "216 B", "360 s", "replica 2"],
         ["all_gather(float64[*], axis=0)", "program.py:19 in train", "1", "48 B"],
     ]

@@ -99,7 +99,7 @@ _JOBS: dict[str, tuple[Job, str, tuple[int, ...], list[str]]] = {
         "collective #1 cannot be completed: rank 2 has not arrived, ranks 0, 1 and 3 wait in it", (2,), []),
     "other size": (
         Job(4).calls("!2: all_reduce [3]\n2: all_reduce [4]"),
-        "ranks disagree at collective #0", (2,), ["all_reduce(float32[4])", "Nothing is broadcast"]),
+        "ranks disagree at collective #0", (2,), ["all_reduce(float32[4])", "values are not broadcast"]),
     "other dtype": (
         with_last(Job(4).calls("*: all_reduce [3]"), 2, input_dtypes=["Half"]),
         "ranks disagree at collective #0", (2,), ["all_reduce(float16[3])", "Values are never cast"]),
@@ -264,7 +264,8 @@ def test_what_is_no_dump(raw: bytes, error: str, tmp_path: Path, capsys: pytest.
 def test_files_that_are_of_no_rank_or_do_not_fit(tmp_path: Path) -> None:
     files = [*late().write(tmp_path), *late().write(tmp_path, as_json=True)]
     for paths, error in (
-        ([tmp_path / "dump"], "the name must end in the rank"),
+        ([tmp_path / "dump"], "no such file; the name must end in the rank"),
+        ([Path(__file__).parent], "this is a folder"),
         ([tmp_path / "dump_5"], "No such file"),
         (files, "are both of rank 0"),
     ):

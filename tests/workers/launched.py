@@ -12,9 +12,13 @@ JOB = Path(__file__).with_name("job.py")
 
 
 def job(workers: int, *arguments: str) -> tuple[int, str]:
-    """Run the program; return its exit code, and what it printed. It leaves no process, and no temporary file."""
+    """Run the program; return its exit code, and what it printed. It leaves no process, and no temporary file.
+
+    It uses nothing that is deprecated.
+    """
     with closing(Jobs()) as jobs, TemporaryDirectory() as folder:
-        started = jobs.start(["-n", str(workers), str(JOB), *arguments], TMPDIR=folder)
+        variables = {"TMPDIR": folder, "PYTHONWARNINGS": "error::DeprecationWarning"}
+        started = jobs.start(["-n", str(workers), str(JOB), *arguments], **variables)
         code = started.end()
         assert list(Path(folder).iterdir()) == [], started.output
         return code, started.output

@@ -1,1 +1,1 @@
-"""Engines: what moves bytes between workers, each behind `transport.Communicator`."""
+"""Engines: they exchange bytes between workers; each implements `transport.Communicator`."""

@@ -1,6 +1,6 @@
-"""The MPI engine, through mpi4py: whichever MPI that was built for or finds.
+"""The MPI engine, through mpi4py, with the MPI that mpi4py was built for or finds.
 
-MPI is initialised by the first use, with all threads allowed to call it, and finalised at the end of the process.
+The first use initialises MPI, so that all threads may call it; the end of the process finalises it.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def load_mpi() -> Any:
 def _initialise(mpi: Any) -> None:
     """Initialise MPI for all threads.
 
-    It waits in C for all that the launcher has started. mpi4py keeps the interpreter lock meanwhile, with which nobody
-    could say what is waited for: so the library's own function is called.
+    It waits in C for all processes that the launcher has started. mpi4py would keep the interpreter lock meanwhile, and
+    no other thread could report the wait; so this calls the library's own function.
     """
     init = of_library(mpi, "MPI_Init_thread")
     if init is None:
@@ -95,7 +95,7 @@ def library() -> str:
 
 
 class MpiRequest:
-    """An operation of MPI's, and the buffers that it uses."""
+    """An operation of MPI, and the buffers that it uses."""
 
     __slots__ = ("_buffers", "_request", "test")
 
@@ -105,13 +105,13 @@ class MpiRequest:
         self.test: Any = request.Test  # also of an operation that is complete
 
     def __del__(self) -> None:
-        """Stay, with what MPI may still read and write, where nobody waits for it any more."""
+        """Keep memory alive that MPI may still read and write, if nobody waits for it any more."""
         if self._request:  # which is null once it has been found complete
             in_the_air.append(self)
 
 
 class _Pair:
-    """What two workers send each other, and what is made of it then."""
+    """An exchange between two workers, and the function that completes it."""
 
     __slots__ = ("_coming", "_finish", "_going")
 
@@ -166,10 +166,10 @@ class MpiCommunicator:
         return alone() if given.Get_size() == 1 else (yield from cls(given).dup())
 
     def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
-        """Return whether MPI takes an op and dtype with our meaning.
+        """Return whether MPI's op has aiodist's meaning for a dtype.
 
-        MPI leaves open what MIN and MAX make of NaN, and sums of integers that overflow: Open MPI's of 8 and 16 bits
-        stop at the largest number, where ours wrap around.
+        MPI does not define MIN and MAX of NaN, nor the overflow of integer sums: those of Open MPI for 8 and 16 bits
+        stop at the largest number, where aiodist's wrap around.
         """
         if op in (ReduceOp.SUM, ReduceOp.PRODUCT):
             return dtype.kind in "iufc" and dtype.itemsize > 2
@@ -179,7 +179,7 @@ class MpiCommunicator:
         if self.size == 2:  # MPI's own, begun without blocking, takes twice the time, in MPICH
             found = pool.empty(send.shape, send.dtype) if send is receive else receive
             rows = (found, send) if self.rank else (send, found)
-            fold: Any = partial(quietly, _FOLDS[op][0], *rows, receive)  # type: ignore[call-arg]  # mypy loses the rows
+            fold: Any = partial(quietly, _FOLDS[op][0], *rows, out=receive)
             coming = MpiRequest(self._handle.Irecv(found, 1 - self.rank), found)
             return _Pair(coming, MpiRequest(self._handle.Isend(send, 1 - self.rank), send), fold)
         source = self._in_place if send is receive else send
@@ -235,7 +235,7 @@ class MpiCommunicator:
         return MpiCommunicator(made)
 
     def create_group(self, ranks: Sequence[int], tag: int) -> Steps[Communicator]:
-        """Make a communicator of some of the workers; MPI can only block in that, so a thread does it."""
+        """Make a communicator of some of the workers, in a thread, because MPI blocks in that."""
         if self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
             raise RuntimeError(f"groups across workers need an MPI with THREAD_MULTIPLE, which {library()} lacks here")
         members = self._handle.Get_group().Incl(list(ranks))

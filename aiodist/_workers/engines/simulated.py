@@ -1,11 +1,11 @@
-"""Workers in one process: an engine, and what connects them to the coordinator.
+"""Workers in one process: an engine, and their connections to the coordinator.
 
-A test can let a worker die, or its messages come late. An operation is complete when every worker has begun it.
-Operations of one communicator match by their number, as an engine's do that knows no tags: so a test would see values
-mixed up if different operations ever met; the cluster raises where even their kinds differ.
+A test can make a worker die, or delay its messages. An operation is complete when every worker has begun it. Operations
+of one communicator match by number, as in an engine without tags. So a test would see wrong values if different
+operations ever matched; the cluster raises an error if their kinds differ.
 
-Each worker learns of a complete operation by a delivery of its own. These happen at once; or, where the cluster is
-made with ``held``, when the test says so, in any order: one worker may be steps ahead of another, as in a real job.
+Each worker learns of a complete operation by its own delivery. Deliveries happen at once or, if the cluster is made
+with ``held``, when the test says so, in any order: one worker may be steps ahead of another, as in a real job.
 
 A process that is its only worker is a cluster of one (`alone`): the same code, with nobody to wait for.
 """
@@ -64,7 +64,7 @@ class _Operation(NamedTuple):
 
 
 class _World:
-    """A communicator as all its workers share it."""
+    """The part of a communicator that all its workers share."""
 
     def __init__(self, size: int, cluster: SimulatedCluster) -> None:
         self.size = size
@@ -98,7 +98,7 @@ class SimulatedCommunicator:
         return self.size == 1 or dtype.kind in "iu" or (dtype.kind in "fc" and op in (ReduceOp.SUM, ReduceOp.PRODUCT))
 
     def _begin(self, kind: _Kind, part: Any, carry_out: Callable[[list[Any]], object]) -> SimulatedRequest:
-        """Begin an operation of a kind with this worker's part; the last worker that does carries it out."""
+        """Begin an operation of a kind with this worker's part; the last worker to do so carries it out."""
         request, world, cluster = SimulatedRequest(), self._world, self.cluster
         if world.size == 1 and cluster.held is None:
             carry_out([part])
@@ -180,7 +180,7 @@ def _copy_from(root: int, buffers: list[Any]) -> None:
 
 
 class SimulatedCluster:
-    """Workers in one process, and what the control connections of all of them share.
+    """Workers in one process, and what their control connections share.
 
     Args:
         size: how many.
@@ -229,13 +229,13 @@ class SimulatedCluster:
             self.teams.append(make(layout.seen_from(each.rank), each, partial(SimulatedControl, self)))
 
     def take(self, rank: int, message: Message) -> None:
-        """Take what a worker tells the coordinator."""
+        """Take a worker's message to the coordinator."""
         with self.lock:
             if rank not in self._lost:
                 self._send(self._coordinator.take(rank, decode(encode(message))))
 
     def lose(self, rank: int, why: str) -> None:
-        """Let a worker be lost, and say how: it has died, or is cut off, say. It hears that it has lost the others."""
+        """Lose a worker, for a reason such as its death. It hears that it has lost the others."""
         with self.lock:
             if rank not in self._lost:
                 self._send(self._coordinator.lose(rank, why))
@@ -268,7 +268,7 @@ class SimulatedControl:
         self._rank = team.layout.rank
 
     def send(self, message: Message) -> None:
-        """Tell the coordinator something."""
+        """Send a message to the coordinator."""
         self._cluster.take(self._rank, message)
 
     def close(self) -> None:

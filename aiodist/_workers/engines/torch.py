@@ -1,7 +1,7 @@
 """The torch engine, for programs that torchrun has started: torch.distributed's public names, over gloo.
 
-What gloo has no operation for (parts of several sizes) is put together from broadcasts. It reduces what it does with
-aiodist's meaning; the rest travels as shares, as with any engine.
+Operations that gloo lacks (parts of several sizes) are composed of broadcasts. Gloo does the reductions that have the
+same meaning as aiodist's; the others are split into shares, as with any engine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def load_torch() -> tuple[ModuleType, ModuleType]:
 
 
 class TorchRequest:
-    """Operations of torch's that are complete together, what is to be done then, and the buffers that they use."""
+    """Operations of torch that complete together, the function to call then, and the buffers that they use."""
 
     def __init__(self, works: Sequence[Any], finish: Callable[[], object] | None, *buffers: object) -> None:
         self._works = list(works)
@@ -70,7 +70,7 @@ class TorchRequest:
         return not self._works
 
     def __del__(self) -> None:
-        """Stay, with what torch may still read and write, where nobody waits for it any more."""
+        """Keep memory alive that torch may still read and write, if nobody waits for it any more."""
         if self._works and self._failed_at is None:
             in_the_air.append(self)
 
@@ -106,7 +106,7 @@ class TorchCommunicator:
         return (yield from cls(None, range(dist.get_world_size())).dup())
 
     def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
-        """Return whether gloo takes an op and dtype with our meaning."""
+        """Return whether gloo's op has aiodist's meaning for a dtype."""
         return dtype.char in ("fdil" if op in (ReduceOp.SUM, ReduceOp.PRODUCT) else "il")
 
     def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> Request:
@@ -128,7 +128,7 @@ class TorchCommunicator:
         return lambda _: self.iallgather(own, everyone)
 
     def iallgatherv(self, send: Array, receive: Parts) -> Request:
-        """Put buffers of several sizes together by rank: each worker broadcasts its own."""
+        """Concatenate buffers of several sizes by rank: each worker broadcasts its own."""
         parts = receive.views()
         parts[self.rank][...] = send
         works = [self._broadcast(part, root) for root, part in enumerate(parts) if part.size]

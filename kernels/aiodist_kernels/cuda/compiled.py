@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels for GPUs: what a thread does to some lanes, how threads go over leaves and buffers, and the kernels' PTX.
+"""Kernels for GPUs: what a thread does, how threads iterate over leaves and buffers, and the kernels' PTX.
 
     direct(out, addresses, vectors, lanes)
         out         address of the result
@@ -49,7 +49,7 @@ PTX_VERSION: Final = "7.8"
 
 @contextlib.contextmanager
 def needing_cuda() -> Iterator[None]:
-    """Raise an ImportError where a library of CUDA's is not there, for which each has an error of its own."""
+    """Raise an ImportError if a CUDA library is missing, instead of the library's own error."""
     try:
         yield
     except (ImportError, OSError, RuntimeError) as error:
@@ -224,7 +224,7 @@ def _joined(builder: Builder, parts: Sequence[Value]) -> Value:
 
 
 def _read(builder: Builder, table: Value, many: int) -> list[Value]:
-    """Read words of a table, which no kernel writes: such loads may be cached, and moved before stores."""
+    """Read words of a table. No kernel writes tables, so the loads may be cached, and moved before stores."""
     pointer = builder.inttoptr(table, _WORD.as_pointer(_GLOBAL))
     words = [builder.load(builder.gep(pointer, [_integer(i)]), align=8) for i in range(many)]
     for word in words:

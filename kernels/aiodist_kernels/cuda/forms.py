@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernels there are for a rule, and how work is dealt out to their threads.
+"""The kernels for a rule, and how work is distributed over their threads.
 
 Two forms for one rule. A **direct** kernel takes the addresses of one leaf's buffers as arguments, so
 nothing has to be uploaded; it is compiled for 2, 3, 4, 8 and 16 buffers. A **tabled** kernel reads
@@ -82,7 +82,7 @@ def form_for(rule: Rule, count: int, *, leaves: int = 1) -> Form:
 
 @functools.cache
 def copying(size: int) -> Form:
-    """Return the kernel that copies leaves whose elements have so many bytes: it folds one buffer.
+    """Return the kernel that copies leaves whose elements have that many bytes: it folds one buffer.
 
     Lanes have up to four bytes, as no more can be said of the addresses of complex numbers than of their parts'.
     """
@@ -90,7 +90,7 @@ def copying(size: int) -> Form:
 
 
 def blocks(work: int) -> int:
-    """Return how many blocks to launch for so much work: a thread for each piece, as far as a grid reaches."""
+    """Return how many blocks to launch for some work: a thread for each piece, up to the limit of a grid."""
     # A grid that only fills the device, and goes round, was 2 to 6 % slower on an H100 wherever memory is the limit.
     return max(1, min(-(-work // THREADS), GRID))
 
@@ -118,7 +118,7 @@ def allow_vectors(addresses: Iterable[int]) -> bool:
 
 
 class Layout:
-    """The tables for leaves of so many lanes and of one number of buffers, but for the addresses.
+    """The tables for leaves with given numbers of lanes and one number of buffers, without the addresses.
 
     Attributes:
         chunks: how many entries there are; empty leaves have none.
