@@ -17,9 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from argparse import ArgumentParser
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,7 +28,7 @@ import numpy as np
 
 from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy, get_replica_context
 from tests.tools.command import environment
-from tests.tools.jobs import marked
+from tests.tools.jobs import Jobs, marked
 
 WORKERS = 3
 SECONDS = 0.5
@@ -58,20 +58,14 @@ def cell(python: str, fault: str, rounds: int) -> str:
 
 def _once(python: str, fault: str) -> tuple[str, float, float] | str:
     """Return the error that both others raise, when the later does, and when the job has ended; or what is wrong."""
-    command = [python, "-m", "aiodist", "run", "-n", str(WORKERS), __file__, fault]
-    mark = uuid.uuid4().hex
-    with tempfile.TemporaryDirectory() as folder:
-        variables = environment(AIODIST_MARK=mark, TMPDIR=folder)
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=variables, text=True
-        ) as process:
-            try:
-                output, _ = process.communicate(timeout=LIMIT_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.terminate()
-                return "no end"
-            ended_at = time.time()
-        if left := _left(mark, output, Path(folder)):
+    with closing(Jobs()) as jobs, tempfile.TemporaryDirectory() as folder:
+        job = jobs.start(["-n", str(WORKERS), __file__, fault], python, TMPDIR=folder)
+        try:
+            output = job.process.communicate(timeout=LIMIT_SECONDS)[0].decode()
+        except subprocess.TimeoutExpired:
+            return "no end"
+        ended_at = time.time()
+        if left := _left(job.mark, output, Path(folder)):
             return f"leaves {', '.join(left)}"
     begun = [float(at) for at in re.findall(r"fault ([\d.]+)", output)]
     told = re.findall(r"told ([\d.]+) (\d) (\w+) (.*)", output)

@@ -9,12 +9,10 @@ import pytest
 
 from aiodist._arrays.leaves import Spec
 from aiodist._collectives import kinds
-from aiodist._collectives.device import staged, transfer
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import Collective
 from aiodist._collectives.work import Work
 from aiodist._gpu import enqueue, steps
-from aiodist._gpu.steps import HOST
 from aiodist_kernels import ReduceOp, reduce
 from tests.collectives.reference import CASES, Case, spec_of
 from tests.gpu.conftest import Machine, PlantedArray
@@ -106,20 +104,3 @@ def test_replicas_that_have_joined_bring_nothing(plant: Plant) -> None:
         first, absent, last = finished(executor(asked, 3, (1,)).run(column))
         assert absent is None
         assert (first.numpy().tolist(), last.numpy().tolist()) == (wanted, wanted)
-
-
-def test_there_and_back(plant: Plant) -> None:
-    machine = plant(2, walls=WALLS)
-    values = [arrays.buffers(seed, 3, shape, SINGLE) for seed, shape in enumerate([(4, 3), (0,)])]
-    columns = [column_of(machine, column, [0, 1, 1]) for column in values]
-    marks = [mark for mark, _ in columns]
-    run = transfer(marks, [column for _, column in columns], [[HOST] * 3] * 2)
-    for found, column in zip(finished(run.work(list)), values, strict=True):
-        for array, expected in zip(found, column, strict=True):
-            assert_same_bits(array, expected)
-    shared, *each = staged([values[0][0], *values[1]])
-    up = finished(transfer(marks, [[shared], each], [[1, 0, 1]] * 2).work(list))
-    for found, column in zip(up, [[values[0][0]] * 3, values[1]], strict=True):
-        assert [array.ordinal for array in found] == [1, 0, 1]
-        for array, expected in zip(found, column, strict=True):
-            assert_same_bits(array.numpy(), expected)

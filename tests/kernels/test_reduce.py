@@ -174,6 +174,18 @@ def test_what_a_reduction_costs() -> None:
         assert policy.parts(moved * MIB, workers) == parts
 
 
+@pytest.mark.parametrize(("op", "dtype"), DEFINED, ids=arrays.name)
+def test_number_alone_has_the_bits_that_it_has_among_others(op: ReduceOp, dtype: np.dtype) -> None:
+    for count, accumulate in itertools.product((1, 3, 6, 7, 12, 13, 64), ACCUMULATE):
+        buffers = arrays.buffers(5, count, (6,), dtype)
+        wanted = reduce(op, buffers, accumulate=accumulate)
+        for convert in (np.asarray, dtype.type):
+            rows = [[convert(buffer[place]) for buffer in buffers] for place in range(6)]
+            alone = [reduce(op, row, accumulate=accumulate) for row in rows]
+            assert {(type(array), array.shape, array.dtype) for array in alone} == {(np.ndarray, (), wanted.dtype)}
+            assert_same_bits(np.array(alone), wanted)
+
+
 def test_infinities_and_nan_give_no_warning() -> None:
     inputs = [np.array([np.inf, 3e38, np.nan], np.float32), np.array([-np.inf, 3e38, 1], np.float32)]
     assert str(reduce(SUM, inputs).tolist()) == "[nan, inf, nan]"

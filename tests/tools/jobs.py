@@ -83,11 +83,11 @@ class Jobs:
     def __init__(self) -> None:
         self._jobs: list[Job] = []
 
-    def start(self, arguments: Sequence[str], **variables: str) -> Job:
-        """Start `aiodist run` with these arguments."""
+    def start(self, arguments: Sequence[str], python: str = sys.executable, **variables: str) -> Job:
+        """Start `aiodist run` with these arguments, by this interpreter."""
         mark = variables.setdefault("AIODIST_MARK", uuid.uuid4().hex)
         process = subprocess.Popen(
-            [sys.executable, "-m", "aiodist", "run", *arguments],
+            [python, "-m", "aiodist", "run", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
