@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import io
+import math
 import shlex
+import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from math import prod
+from threading import current_thread, main_thread
 from traceback import format_exception, walk_stack
 from types import CodeType, FrameType
 from typing import Any, TextIO
 
 import numpy as np
 
-from aiodist._checking.explore import Result, explore, replay, value_of, without_frames_before
+from aiodist._checking.explore import Result, explore, replay, took_too_long, value_of, without_frames_before
 from aiodist._checking.loop import ControlledLoop, Step, step_of
 from aiodist._checking.schedule import Schedule
 from aiodist._checking.target import Source, TargetError, TargetExitError
@@ -131,11 +134,37 @@ def _bytes(call: Call, result: Any, size: int) -> int:
 
 
 class HeldUpLoop(BlockedLoop):
-    """The watch over steps of replicas that hold up the controlled loop in this thread; it keeps what it tells."""
+    """The watch over steps of replicas that hold up the controlled loop in this thread; it keeps what it tells.
 
-    def __init__(self) -> None:
+    A step that takes longer than a run may is ended by a signal that raises KeyboardInterrupt: the loop, which has the
+    run's time limit, does not run meanwhile.
+    """
+
+    def __init__(self, seconds: float = math.inf) -> None:
         self.found: dict[str, Location] = {}
+        self.ended_step = False
+        self._seconds = seconds
         super().__init__(lambda: None, self.found.setdefault)
+
+    def blocks(self, task: Any, where: Location, seconds: float) -> None:
+        """Keep what a step does, and end one that has taken too long."""
+        super().blocks(task, where, seconds)
+        if seconds > self._seconds and self.found:
+            self.ended_step = True
+            signal.pthread_kill(self._thread, signal.SIGALRM)
+
+    @contextmanager
+    def ending_steps(self) -> Iterator[None]:
+        """Let the signal end steps; only the main thread can."""
+        if current_thread() is not main_thread() or not hasattr(signal, "SIGALRM"):
+            self._seconds = math.inf
+            yield
+            return
+        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGALRM, before)
 
     def step_in(self, frame: FrameType) -> tuple[Any, Step | None]:
         """Return the task and the step that run."""
@@ -266,7 +295,7 @@ def check(request: Request, *, output: TextIO | None = None) -> Checked:
     """
     source = Source(request.target, request.arguments)
     strategy = None if request.replicas is None else MirroredStrategy(request.replicas)
-    statistics, held_up = Statistics(), HeldUpLoop()
+    statistics, held_up = Statistics(), HeldUpLoop(request.seconds)
 
     def call() -> Any:
         function = source.load()
@@ -284,11 +313,17 @@ def check(request: Request, *, output: TextIO | None = None) -> Checked:
                 meanwhile.callback(under_way.clear)
             _run_observed(call, statistics if is_first else Statistics(of_runs_alone=True))
 
-    with source.in_place():
-        if request.replay is not None:
-            result = replay(program, request.replay, seconds=request.seconds)
-        else:
-            result = explore(program, schedules=request.most_schedules(), seed=request.seed, seconds=request.seconds)
+    try:
+        with source.in_place(), held_up.ending_steps():
+            if request.replay is not None:
+                result = replay(program, request.replay, seconds=request.seconds)
+            else:
+                most = request.most_schedules()
+                result = explore(program, schedules=most, seed=request.seed, seconds=request.seconds)
+    except KeyboardInterrupt:
+        if not held_up.ended_step:
+            raise
+        result = Result(None, took_too_long(request.seconds, held_up.found), request.replay or Schedule(request.seed))
     if isinstance(result.error, TargetError):
         raise result.error
     return Checked(request, result, statistics, tuple(held_up.found))

@@ -15,7 +15,7 @@ import re
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +32,7 @@ from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import ObservedRun, Observer, observing
 from aiodist._core.report import CollectiveReport
 from aiodist._core.terms import Reason
-from aiodist._core.text import count, on_a_screen, shown
+from aiodist._core.text import count, on_a_screen, shown, upper
 from aiodist._runtime.current import current
 from aiodist._runtime.inspection import look_at_loop
 from aiodist._runtime.scheduler import Run
@@ -125,6 +125,12 @@ def _report(loop: ControlledLoop, run: Run | None, why: Reason, seconds: float |
     report = analysis.analyse(run.snapshot(deadlocked=everyone, circle=circle))
     # another reason: what the order check had found, and has not raised yet
     return replace(report, reason=why) if report.reason is Reason.DEADLOCK else report
+
+
+def took_too_long(seconds: float, why: Iterable[str]) -> CollectiveError:
+    """Return the error for a run that no loop could end in time, with what held it up."""
+    text = on_a_screen([_WHAT[Reason.TIMEOUT].format(seconds), *map(upper, why), _MORE_TIME])
+    return analysis.error_of(CollectiveReport(Reason.TIMEOUT, 0, (), (), text))
 
 
 # One execution.

@@ -115,7 +115,8 @@ def explore(
         current_loop()
         raise RuntimeError(
             "aiodist.testing runs replicas on its own event loop, but another one is running here already: "
-            "call it from a plain function, not from a coroutine"
+            "call it from a plain function, not from a coroutine; in a notebook, in a thread: "
+            "await asyncio.to_thread(run_replicas, fn, n)"
         )
     strategy = n if isinstance(n, Strategy) else MirroredStrategy(n)
     program = partial(strategy.run, fn, args, kwargs)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from aiodist._runtime.stacks import other_threads_can_be_looked_at
 from aiodist._tools.cli import main
 from tests.tools.command import exit_code, interrupt_command, run_command
 
@@ -101,6 +102,11 @@ def endless():
     asyncio.run(MirroredStrategy(["CPU:0", "CPU:1"]).run(spin))
 
 
+async def computes():
+    while True:
+        pass
+
+
 if __name__ == "__main__":
     raise SystemExit("it is not run directly")
 '''
@@ -165,6 +171,17 @@ def check(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str]:
             1,
             "check program.py:endless --timeout 0.1 --replay 0/\n",
             marks=pytest.mark.leaves_tasks,  # on a busy machine its time is up before its task begins
+        ),
+        pytest.param(
+            "program.py:computes --replicas 2 --timeout 0.1",
+            1,
+            "CollectiveTimeoutError: the run has taken longer than 0.1 s\nReplica 0 has held up the event loop",
+            marks=[
+                pytest.mark.leaves_tasks,
+                pytest.mark.skipif(
+                    not other_threads_can_be_looked_at(), reason="frames of other threads cannot be read"
+                ),
+            ],
         ),
         ("program.py:fails --replicas 3", 3, "LookupError: no such key"),
         ("program.py:exits -- 7", 3, "SystemExit: 7\nthe target ended with exit code 7\n\nFound"),
