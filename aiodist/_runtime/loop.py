@@ -116,7 +116,7 @@ class AsyncioLoop(_TaskLoop):
     def wake_failed(self, slot: Rendezvous) -> None:
         """Resume those who wait in a collective that has failed, in replica order, before they can be cancelled."""
         for future in slot.waiters:
-            if future is not None and not future.done():
+            if future is not None and not (future.done() or self.loop.is_closed()):
                 future.set_result(None)
 
     def wake(self, slot: Rendezvous) -> None:

@@ -486,6 +486,14 @@ class Run:
             if slot.has_waiters() and not slot.matched:
                 self.fail_slot(slot)
 
+    def end_waits(self) -> None:
+        """Raise an error in tasks that outlive the run, where they wait or will wait: nobody will come."""
+        self.closed = True
+        for slot in self._open_slots():
+            if slot.has_waiters():
+                self.fail_slot(slot)
+            slot.clear()
+
     def conclude(self) -> CollectiveError | None:
         """Return the run's error, once all replicas have ended; None if there was no trouble."""
         if self.error is None and not self.closed and self.ledger.troubled:
@@ -763,10 +771,9 @@ class _Replicas:
             self._threads.close()
         if run.threads is not None:
             run.threads.close()
+        run.end_waits()
         if run.observer is not None:
             run.observer.run_ended(run)
-        for slot in run.ledger.open_slots():
-            slot.clear()
 
     def _attach(self, loop: AsyncioLoop | TrioLoop, observer: Observer | None) -> None:
         run = self._run

@@ -21,6 +21,7 @@ from aiodist import (
     CollectiveHandle,
     CollectiveMismatchError,
     CommunicationOptions,
+    IncompleteCollectiveError,
     ReplicaContext,
     ReplicaContextError,
     get_replica_context,
@@ -376,3 +377,23 @@ def test_timers_of_a_loop_with_a_clock_of_its_own_are_called_between_collectives
 
     with asyncio.Runner(loop_factory=ClockedLoop) as runner:
         assert runner.run(on_each(2, program)) == (True, True)
+
+
+@pytest.mark.filterwarnings("ignore:replica 0 never awaited:RuntimeWarning")
+async def test_an_incomplete_collective_is_an_error_for_tasks_that_outlive_the_run() -> None:
+    left: list[Any] = []
+
+    async def in_a_task(ctx: ReplicaContext) -> None:
+        await ctx.barrier()
+
+    async def program(ctx: ReplicaContext) -> None:
+        if replica() == 0:
+            left.append(asyncio.create_task(in_a_task(ctx)))
+            await asyncio.sleep(0)
+            left.append(ctx.barrier())
+
+    with pytest.raises(IncompleteCollectiveError):
+        await run(mirrored(2), program)
+    for awaitable in left:
+        with pytest.raises(IncompleteCollectiveError):
+            await asyncio.wait_for(awaitable, 60)
