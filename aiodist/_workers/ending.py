@@ -132,7 +132,7 @@ def _is_of_all(error: CollectiveError) -> bool:
 
 @cache
 def shorten_reports(rank: int) -> None:
-    """Shorten what all workers raise (a report, another worker is gone) to one line; the first worker shows it whole."""
+    """Shorten what all workers raise (a report, the loss of another) to one line; the first worker shows it whole."""
     show = sys.excepthook
     if rank == 0:
         return
