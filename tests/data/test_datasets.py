@@ -455,6 +455,16 @@ async def test_cancelled_wait_loses_no_element() -> None:
     assert await collected(elements) == [1, 2]
 
 
+async def test_closing_a_distributed_iterator_ends_the_thread() -> None:
+    strategy = mirrored(2)
+    data = strategy.experimental_make_numpy_dataset(np.arange(100)).batch(2).repeat().prefetch(2)
+    iterator = aiter(strategy.experimental_distribute_dataset(data))
+    assert lists(await anext(iterator)) == [[0], [1]]
+    await iterator.aclose()
+    await_threads_given_back()
+    assert await anext(iterator, None) is None
+
+
 def test_exit_does_not_wait_for_elements_that_nobody_takes() -> None:
     """The source never gives its second element, so a thread that is waited for would keep the process."""
     program = """

@@ -134,6 +134,11 @@ def issue_sums(ctx: ReplicaContext, buckets: dict[str, Any], names: list[str]) -
     return pending
 
 
+async def group_of_one_that_makes_it(ctx: ReplicaContext) -> None:
+    if ctx.replica_id_in_sync_group == 0:
+        ctx.new_group([0, 1], "experts")
+
+
 async def cycle_of_a_merge_call(ctx: ReplicaContext) -> None:
     group = ctx.new_group([1, 0]) if ctx.replica_id_in_sync_group < 2 else ctx
     if ctx.replica_id_in_sync_group == 0:
