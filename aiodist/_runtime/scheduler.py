@@ -198,6 +198,8 @@ class Run:
         self.now = loop.clock  # tells the time
         self._wake = loop.wake
         self._wakes_later = loop.wakes_later
+        for group in list(self.ledger.troubled):  # another worker was in trouble before this one began
+            self.reconsider(group)
 
     def observe(self, observer: Observer, handle: type[CollectiveHandle[Any]]) -> None:
         """Notify an observer of what happens, with handles that notify it of awaits."""
@@ -398,7 +400,7 @@ class Run:
 
     def reconsider(self, group: Group, member: Member | None = None) -> None:
         """Check whether a doomed group can be analysed, now that this member has done something."""
-        if self.closed:
+        if self.closed or self.loop is None:  # `attach` comes back to it
             return
         if member is not None:
             group.consider(member)
@@ -458,7 +460,8 @@ class Run:
             for slot in self._open_slots():
                 if not slot.under_way:
                     self.fail_slot(slot, error)
-        self.loop.cancel()
+        if self.loop is not None:  # else its replicas find it closed when they begin
+            self.loop.cancel()
 
     def _open_slots(self) -> list[Rendezvous]:
         return [slot for slot in self.ledger.open_slots() if isinstance(slot, Rendezvous)]

@@ -110,7 +110,7 @@ def timed(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 class LateCluster(SimulatedCluster):
-    """Deliveries of the engine and messages to and from the coordinator come when they are drawn, once replicas run."""
+    """Deliveries of the engine, and messages to and from the coordinator, come when they are drawn."""
 
     def __init__(self, seed: int, size: int, **options: Any) -> None:
         super().__init__(size, **options)
@@ -118,17 +118,17 @@ class LateCluster(SimulatedCluster):
         self.to_coordinator: list[deque[Message]] = [deque() for _ in range(size)]
         self.to_worker: list[deque[Message]] = [deque() for _ in range(size)]
 
+    def connect(self) -> None:
+        super().connect()
+        self.held = []
+
     def take(self, rank: int, message: Message) -> None:
         self.to_coordinator[rank].append(message)
-        if self.held is None:
-            self._taking(rank)()
 
     def _send(self, sent: Any) -> None:
         for ranks, message in sent:
             for rank in ranks:
                 self.to_worker[rank].append(message)
-                if self.held is None:
-                    self._sending(rank)()
 
     def lose(self, rank: int, why: str) -> None:
         """Let a worker be lost; of what it has told the coordinator, the latest may be lost with it."""
@@ -160,13 +160,8 @@ async def outcomes(counts: tuple[int, ...], program: Program, seed: int, kill: t
     job = Job(*counts, cluster=partial(LateCluster, seed), answer_seconds=60)
     cluster: Any = job.cluster
     victim, ends = anyio.CancelScope(), anyio.Event()
-    begun = 0
 
     async def replica() -> str:
-        nonlocal begun
-        begun += 1
-        if begun == sum(counts):
-            cluster.held = []
         return await carry_out(program, get_replica_context())
 
     async def deliver() -> None:
