@@ -24,7 +24,7 @@ from aiodist._runtime import blocking, stall
 from aiodist._runtime.blocking import BlockedLoop
 from aiodist._runtime.inspection import WaitGraph, look_at_loop
 from aiodist._runtime.loop import running_on_trio
-from aiodist._runtime.stacks import awaited_by, other_threads_can_be_looked_at
+from aiodist._runtime.stacks import awaited_by, links, other_threads_can_be_looked_at
 from aiodist._runtime.stall import StallWatch, watch_here
 from tests.runtime.programs import Program, Warned, mirrored, replica, run, still_works, turns, warned
 
@@ -200,6 +200,19 @@ async def test_running_coroutine_awaits_nothing() -> None:
     coroutine: Any = steps()
     await coroutine
     assert set(found) == {None}
+
+
+async def test_step_of_an_async_generator_ends_where_it_runs() -> None:
+    seen: list[tuple[str, bool]] = []
+
+    async def numbers() -> AsyncIterator[int]:
+        seen.extend((link.frame.f_code.co_name, link.running) for link in links(generator) if link.frame is not None)
+        yield 1
+
+    generator = numbers()
+    async for _ in generator:
+        pass
+    assert seen == [("numbers", True)]
 
 
 # Cycles.
