@@ -317,15 +317,18 @@ class Span:
         made = self._sessions[group.key] = Session(name, communicator, self, weakref.ref(group))
         return made
 
+    def _session_of(self, group: Group) -> Session | None:
+        return self._root if group is self._ledger.root else self._sessions.get(group.key)  # a key has all members' ids
+
     # What the run tells.
 
     def matched(self, slot: Rendezvous) -> None:
         """Agree with the other workers on what all local members have posted, move its values, and complete it."""
-        key = slot.group.key
-        session = self._root if slot.group is self._ledger.root else self._sessions.get(key)
+        session = self._session_of(slot.group)
         if session is not None:
             self._post(session, slot)
             return
+        key = slot.group.key
         if key not in self._waiting:
             self._waiting[key] = []
             self._team.control.send(OpenGroup(self.number, key, self._team.layout.workers_of(key[0])))
@@ -485,18 +488,18 @@ class Span:
 
     def _asked(self, ask: Ask) -> None:
         """Tell what there is to tell, once the local replicas have settled, as others are in trouble."""
-        groups = {group.key: group for group in self._ledger.groups()}
+        group = next((each for each in self._ledger.groups() if each.key == ask.group), None)
         if ask.group is None or ask.number is None or self._finishing:
             self.tell()
-        elif ask.group in groups:
-            self._doom(groups[ask.group], ask.number)
+        elif group is not None:
+            self._doom(group, ask.number)
         elif self._ledger.replicas and set(self._team.layout.own).isdisjoint(ask.group[0]):
             self.tell()
         else:  # a group that is not made here yet; where it never is, somebody answers in the run's place
             self._doomed[ask.group] = ask.number
 
     def _doom(self, group: Group, number: int) -> None:
-        session = self._sessions.get(group.key)
+        session = self._session_of(group)
         if session is not None:
             session.freeze(number)
         if self._finishing:
@@ -530,8 +533,9 @@ class Span:
         key, number = (None, None) if group is None else (group.key, group.doomed)
         if overdue is not None:
             number = overdue.number
-        if key in self._sessions and number is not None:
-            self._sessions[key].freeze(number)
+        session = None if group is None else self._session_of(group)
+        if session is not None and number is not None:
+            session.freeze(number)
         found = tuple(f"Replica {i} raised {brief(error)}" for i, error in (failures or {}).items())
         snapshot = self._run.snapshot(blocked=self._blocked)
         self._team.control.send(Trouble(self.number, snapshot, key, number, overdue, found, note))

@@ -182,7 +182,7 @@ async def outcomes(counts: tuple[int, ...], program: Program, seed: int, kill: t
             return strategy.experimental_local_results(await strategy.run(replica))
         return "killed"
 
-    found: Any = ()
+    found: list[Any] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(deliver)
         found = await job.everywhere(one)
