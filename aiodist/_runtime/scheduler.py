@@ -735,7 +735,7 @@ class _Replicas:
                     for m in members
                 ]
                 run.loop.start([partial(self._drive, member) for member in members], names)
-            if run.span is not None:
+            if run.span is not None:  # at once, unless its last replica was cancelled while it did that
                 await run.span.finish(self._failures)
             reported = run.conclude()
             if reported is not None or self._cancellations:
@@ -825,13 +825,21 @@ class _Replicas:
             me.retire()
             state.awaitable = None
             self._running -= 1
-            if not self._running:
+            is_last = not self._running
+            if is_last:
                 run.loop.close()
         if run.observer is not None:
             run.observer.ended(member, end, self._failures.get(member.replica_id))
         self._end(member, end)
-        if run.threads.under_way:  # what it has not awaited: its arrays are its own again when the run is over
+        await self._wait_for_what_is_left(is_last=is_last)
+
+    async def _wait_for_what_is_left(self, *, is_last: bool) -> None:
+        """Wait for what a replica has not awaited: when a run is over, its arrays are its own again."""
+        run = self._run
+        if run.threads.under_way:
             await run.threads.settle()
+        if is_last and run.span is not None:  # here, while merge functions that nobody awaits can still be started
+            await run.span.finish(self._failures)
 
     def _call(self, me: Participant) -> Any:
         current.set(me)

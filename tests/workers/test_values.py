@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -154,6 +155,20 @@ async def test_merge_call_runs_once_for_each_worker_with_its_values(layout: tupl
 
     n = sum(layout)
     assert await job.values(program) == [(n * (n - 1) // 2 + 1, 2 * n, n)] * n
+
+
+async def test_merge_call_that_nobody_awaits_runs_though_the_others_come_later() -> None:
+    merged: list[Any] = []
+
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group:
+            await anyio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint()
+        ctx.merge_call(lambda _, value: merged.append(value), (ctx.replica_id_in_sync_group,))
+
+    with pytest.warns(RuntimeWarning, match="never awaited merge_call"):
+        await Job(1, 1).values(program)
+    assert sorted(merged) == [0, 1]
 
 
 @each_nest
