@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from aiodist import CollectiveError, IncompleteCollectiveError, ReplicaContext, WorkerLostError, get_replica_context
+from aiodist._core.terms import Reason
 from aiodist._workers.engines.simulated import SimulatedCluster
 from aiodist._workers.messages import Message
 from aiodist._workers.record import MOST_IN_FULL, RecordBuffers
@@ -203,8 +204,10 @@ async def check(counts: tuple[int, ...], program: Program, seed: int) -> None:
     expected = right[0].report
     for each in found:
         assert type(each) is type(right[0]), (each, right)
-        assert (each.report.reason, each.report.sequence_number) == (expected.reason, expected.sequence_number)
-        assert set(each.report.suspects) == set(expected.suspects), f"{each}\n{expected}"
+        assert each.report.reason == expected.reason
+        if expected.reason is not Reason.CYCLE:  # of several cycles, one is shown that was there first
+            assert each.report.sequence_number == expected.sequence_number
+            assert set(each.report.suspects) == set(expected.suspects), f"{each}\n{expected}"
     assert len({without_workers(str(each)) for each in found}) == 1
 
 
