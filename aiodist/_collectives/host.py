@@ -299,7 +299,7 @@ class HostExecutor:
         return [values] if self._single else list(zip(*values, strict=True))
 
     def _holds_up(self, values: Sequence[Any]) -> bool:
-        """Return whether it would hold up the event loop. (This is cached, since it takes 20 microseconds.)."""
+        """Return whether it would hold up the event loop; cached, since finding out takes 20 microseconds."""
         cost = self._cost
         if cost is None or policy.blocks(cost):
             cost = sum(map(_Leaf.cost, self._leaves, self._columns(values)))

@@ -49,7 +49,7 @@ def analyse(snapshot: Snapshot, *, overdue: Overdue | None = None) -> Collective
         return _deadlock(picture)
     group = next((group for group in snapshot.groups if group.open), snapshot.groups[0])
     report = _report(Collective(picture, group, group.open[0] if group.open else NOTHING))
-    # Where a replica's own error has ended the run, nothing was late: it is what the others are told of.
+    # If a replica's own error has ended the run, nothing was late: the others lack the replica that failed.
     failed = any(each.end is ReplicaState.FAILED for each in snapshot.replicas)
     return replace(report, reason=Reason.EXITED) if failed else report
 
