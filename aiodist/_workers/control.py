@@ -1,23 +1,25 @@
-"""The control connection of separate processes: a thread a worker, with a TCP connection to worker 0.
+"""The control connection between separate processes: a thread per worker, connected to worker 0 by TCP.
 
-It works while the engine hangs and while the program's event loop is blocked: the thread has a loop of its own. Every
-worker says every quarter of a second that it lives, or less often where they are thousands. **Dead** is whose
-connection has ended without a farewell. **Stopped** is a silent process that its machine says is so (`trouble`). **Cut
-off** is whose system does not acknowledge for some seconds what is sent to it (``TCP_USER_TIMEOUT``): so a program that
-holds the interpreter lock for seconds is not taken for lost, since its system answers for it. Worker 0, which has the
-coordinator, loses workers; the others hear of that from it, and lose worker 0 themselves.
+The thread has an event loop of its own, so it works while the engine hangs or the program's event loop is blocked.
+Every worker sends a heartbeat every quarter of a second, or less often if there are thousands. A worker is
 
-**Who may connect.** Worker 0 listens on the loopback interface where all workers are on one machine, else on the one
-address that the others use, and stops when all of them are connected. Its address and a secret, which is made for each
-strategy, reach the others over the engine's own data path; they stand in no file, argument or environment variable.
+- **dead** if its connection ends without a farewell;
+- **stopped** if it is silent and its machine says that its process is halted (`reason_stopped`);
+- **cut off** if its system does not acknowledge data for some seconds (``TCP_USER_TIMEOUT``). A program that holds the
+  interpreter lock for seconds does not count as lost, because its system still acknowledges.
 
-Each side sends its rank and 32 random bytes, and then its proof: the HMAC, by the secret, of what it has sent and what
-it has received. So what somebody has recorded is worth nothing on another connection; and since worker 0 takes no
-rank 0, and the others take no other, neither is what a side has said itself. Worker 0 proves itself last: a worker that
-has its proof is let in, and one that has had to make room before that tries again. Nothing that a stranger sends says
-how much is read. At most so many connections are unproven at a time, each for some seconds, and the oldest makes room
-for the next; all are tasks of one thread. (`multiprocessing.connection` makes such proofs, too, but blocks meanwhile:
-there a stranger keeps workers out, or takes a thread.)
+Worker 0 has the coordinator. It detects lost workers and tells the others, which detect only the loss of worker 0.
+
+**Who may connect.** Worker 0 listens on the loopback interface if all workers are on one machine, else on the one
+address that the others use, and stops when all have connected. Its address and a secret, new for each strategy, reach
+the others through the engine's data path. `docs/security.md` has the threat model.
+
+Each side sends its rank and 32 random bytes, and then its proof: the HMAC, keyed by the secret, of what it has sent and
+received. A recorded proof is worthless on another connection, and so is an echoed one, since worker 0 accepts no rank 0
+and the others accept no other rank. Worker 0 proves itself last: a worker that has received this proof has been
+admitted, and one that was dropped before it, to make room, connects again. Nothing that a stranger sends determines how
+much is read. (`multiprocessing.connection` has such a handshake, but it blocks: a stranger would keep workers out, or
+occupy a thread.)
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -52,21 +54,21 @@ from aiodist._workers.messages import Ask, Farewell, Lost, Message, Report, Stal
 from aiodist._workers.record import portable
 from aiodist._workers.team import Team
 
-MOST_UNPROVEN: Final = 64
-PROOF_SECONDS: Final = 5.0
+MAX_PENDING: Final = 64
+HANDSHAKE_SECONDS: Final = 5.0
 CONNECT_SECONDS: Final = 60.0
 
 _SECRET_BYTES: Final = 32  # as many as SHA-256 has
 _RANK: Final = struct.Struct("<I")
 _RETRY_SECONDS: Final = 0.05
 _OTHER_FILES: Final = 512
-_MOST_QUEUED: Final = 4096
+_LISTEN_BACKLOG: Final = 4096
 
 Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Address(NamedTuple):
-    """Where worker 0 listens, and the secret that both sides prove that they know."""
+    """Where worker 0 listens, and the secret that both sides prove they know."""
 
     host: str
     port: int
@@ -74,47 +76,49 @@ class Address(NamedTuple):
 
 
 def proof(secret: bytes, sent: bytes, received: bytes) -> bytes:
-    """Return what proves to the other side that this one, which has sent and received that, knows the secret."""
+    """Return the proof that this side, which has sent and received these bytes, knows the secret."""
     return hmac.digest(secret, sent + received, "sha256")
 
 
-async def _prove(streams: Streams, secret: bytes, rank: int) -> int:
-    """Return the rank of the worker at the other end, once both sides have proved that they belong; or break off."""
+async def _handshake(streams: Streams, secret: bytes, rank: int) -> int:
+    """Return the other side's rank once both have proved that they know the secret; otherwise abort the connection."""
     reader, writer = streams
     own = _RANK.pack(rank) + secrets.token_bytes(_SECRET_BYTES)
-    with ExitStack() as stack:
-        stack.callback(writer.transport.abort)
-        async with asyncio.timeout(PROOF_SECONDS):
+    try:
+        async with asyncio.timeout(HANDSHAKE_SECONDS):
             writer.write(own)
             others = await reader.readexactly(len(own))
             (other,) = _RANK.unpack_from(others)
             if rank != 0:
                 writer.write(proof(secret, own, others))
             others_proof = await reader.readexactly(_SECRET_BYTES)
-        proved = hmac.compare_digest(others_proof, proof(secret, others, own))
-        if not proved or (rank == 0) == (other == 0):  # a worker 0 that meets one sees its own bytes come back
-            raise ConnectionError("the other end does not know the secret of this strategy")
-        stack.pop_all()
+    except BaseException:
+        writer.transport.abort()
+        raise
+    is_proved = hmac.compare_digest(others_proof, proof(secret, others, own))
+    if not is_proved or (rank == 0) == (other == 0):  # two worker 0s: its own bytes were echoed
+        writer.transport.abort()
+        raise ConnectionError("the other end does not know the secret of this strategy")
     if rank == 0:
         writer.write(proof(secret, own, others))
     return int(other)
 
 
 class Listener:
-    """Worker 0's listening socket: lets in the workers that are expected, and nobody else.
+    """Worker 0's listening socket: it admits the expected workers and nobody else.
 
     Attributes:
-        address: where it is, with a new secret.
-        admitted: by rank, the connections of those who have proved who they are.
-        unproven: the connections of which nothing is known yet, in the order in which they came, as tasks.
+        address: where it listens, with a new secret.
+        admitted: by rank, the connections of workers that have proved who they are.
+        pending: the tasks of unfinished handshakes, oldest first.
     """
 
     def __init__(self, hellos: Sequence[Hello]) -> None:
         self.admitted: dict[int, Streams] = {}
-        self.unproven: dict[Any, None] = {}
+        self.pending: dict[Any, None] = {}
         self._size = len(hellos)
-        self._changed = asyncio.Event()
-        _allow_connections(self._size + MOST_UNPROVEN)
+        self._all_admitted = asyncio.Event()
+        _allow_connections(self._size + MAX_PENDING)
         host = environment.control_address()
         if host is None:
             host = "127.0.0.1" if len({hello.machine for hello in hellos}) == 1 else own_address()
@@ -130,16 +134,14 @@ class Listener:
         self.address = Address(host, self._socket.getsockname()[1], secrets.token_bytes(_SECRET_BYTES))
 
     async def admit_all(self) -> dict[int, Streams]:
-        """Return the connections of all others, by rank, once they have come; let nobody in after that."""
+        """Return the connections of all other workers by rank, once they are there, and stop listening."""
         with self._socket:
-            # Few are accepted in one turn of the loop, so that a worker has some turns before others make it leave.
-            server = await asyncio.start_server(self._admit, sock=self._socket, backlog=MOST_UNPROVEN // 4)
-            self._socket.listen(_MOST_QUEUED)
+            # Few connections are accepted per turn of the loop, so that a worker gets some turns before it is replaced.
+            server = await asyncio.start_server(self._admit, sock=self._socket, backlog=MAX_PENDING // 4)
+            self._socket.listen(_LISTEN_BACKLOG)
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    while len(self.admitted) < self._size - 1:
-                        await self._changed.wait()
-                        self._changed.clear()
+                    await self._all_admitted.wait()
             except TimeoutError:
                 missing = sorted(set(range(1, self._size)) - set(self.admitted))
                 raise ConnectionError(
@@ -148,27 +150,27 @@ class Listener:
                 ) from None
             finally:
                 server.close()
-                for task in self.unproven:
+                for task in self.pending:
                     task.cancel()
         return self.admitted
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Let a worker in whose rank is proved, and nobody else."""
-        if len(self.unproven) == MOST_UNPROVEN:
-            oldest = next(iter(self.unproven))
+        if len(self.pending) == MAX_PENDING:
+            oldest = next(iter(self.pending))
             oldest.cancel()
-            del self.unproven[oldest]
+            del self.pending[oldest]
         task = asyncio.current_task()
-        self.unproven[task] = None
+        self.pending[task] = None
         with suppress(OSError, EOFError, asyncio.CancelledError):  # asyncio's server would log a cancellation
-            rank = await _prove((reader, writer), self.address.secret, 0)
+            rank = await _handshake((reader, writer), self.address.secret, 0)
             self.admitted[rank] = reader, writer
-            self._changed.set()
-        self.unproven.pop(task, None)
+            if len(self.admitted) == self._size - 1:
+                self._all_admitted.set()
+        self.pending.pop(task, None)
 
 
 def own_address() -> str:
-    """Return the number of the interface by which this machine reaches others; its name where there is none."""
+    """Return the address of the interface by which this machine reaches others, or its name if there is none."""
     for family, elsewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((elsewhere, 9))  # reserved for documentation; connecting a datagram socket sends nothing
@@ -177,7 +179,7 @@ def own_address() -> str:
 
 
 def _allow_connections(count: int) -> None:
-    """Let this process have so many connections, beside what it has open, as far as its system allows it."""
+    """Raise the limit on open files for this many connections, as far as the system permits."""
     if sys.platform != "win32":  # which has no such limit
         import resource
 
@@ -188,12 +190,12 @@ def _allow_connections(count: int) -> None:
 
 
 async def connect(address: Address, rank: int) -> dict[int, Streams]:
-    """Return this worker's connection, to worker 0; one that is cut off before the proofs is tried again."""
+    """Return this worker's one connection, to worker 0, trying again if it is dropped before the proofs."""
     give_up = time.monotonic() + CONNECT_SECONDS
     while True:
         try:
             streams = await asyncio.open_connection(address.host, address.port)
-            await _prove(streams, address.secret, rank)
+            await _handshake(streams, address.secret, rank)
             return {0: streams}
         except (OSError, EOFError) as error:
             if time.monotonic() > give_up:
@@ -204,12 +206,12 @@ async def connect(address: Address, rank: int) -> dict[int, Streams]:
         await asyncio.sleep(_RETRY_SECONDS)
 
 
-# What travels: messages, and heartbeats.
+# What is sent: messages and heartbeats.
 
 
 BEAT_SECONDS: Final = 0.25
-MOST_BEATS: Final = 4000
-"""How many heartbeats worker 0 hears in a second, each in some 10 µs: with thousands of workers they are rarer."""
+MAX_BEATS: Final = 4000
+"""How many heartbeats worker 0 receives per second, at some 10 µs each; more workers send them less often."""
 
 ANSWER_SECONDS: Final = 0.5
 FAREWELL_SECONDS: Final = 1.0
@@ -217,92 +219,29 @@ LEAVE_SECONDS: Final = 2.0
 CUT_OFF_SECONDS: Final = 10.0
 SUSPICIOUS_SECONDS: Final = 1.0
 SILENT_SECONDS: Final = 60.0
-PULSE_SECONDS: Final = 0.5
-MOST_BYTES: Final = 1 << 26
-"""How long a message may be, compressed and not."""
+PROBE_SECONDS: Final = 0.5
+MAX_BYTES: Final = 1 << 26
+"""The longest message, compressed or not."""
 
-_LOOK_SECONDS: Final = 0.005
-_MOST_FRAMES: Final = 6
+_LEAVE_POLL_SECONDS: Final = 0.005
+_MAX_FRAMES: Final = 6
 _NOTHING_HEARD: Final = "nothing is heard of it: it is stopped or cut off, or a long call holds the interpreter lock"
 _LENGTH: Final = struct.Struct("<I")
 BEAT: Final = _LENGTH.pack(0)
-BREAKS: Final = EOFError, OSError, ValueError, zlib.error
-"""What ends a connection: its own end, and what is no message."""
 
 
 def packed(message: Message) -> bytes:
-    """Return a message as it is sent: a report of thousands of replicas, to each of their workers, is mostly alike."""
+    """Return a message as it is sent: compressed, since a report of thousands of replicas repeats itself."""
     data = zlib.compress(messages.encode(message), level=1)
     return _LENGTH.pack(len(data)) + data
 
 
-# Whether a silent worker's process is stopped, and for how long its event loop has not turned.
-
-
-def trouble(hello: Hello, silent: float, allowed: float) -> str | None:
-    """Return why a worker counts as stopped that has been silent for so many seconds, of which the user allows some."""
-    if hello.machine != this_machine():
-        is_over = silent > max(SILENT_SECONDS, allowed)
-        return f"has been silent for {silent:.0f} s, though its system answers: it is stopped" if is_over else None
-    if silent > max(SUSPICIOUS_SECONDS, allowed):
-        with suppress(OSError):  # this system is not Linux, or the process has ended
-            status = Path(f"/proc/{hello.pid}/stat").read_text()
-            if status.rpartition(")")[2].split()[0] in {"T", "t"}:  # as by SIGSTOP, or a debugger
-                return "is stopped: the system has halted its process"
-    return None
-
-
-class Pulse:
-    """Asks this worker's event loop now and then whether it still turns, from another thread.
-
-    ``ask_loop`` has the loop call a function, and returns whether there is a loop.
-    """
-
-    def __init__(self, ask_loop: Callable[[Callable[[], object]], bool]) -> None:
-        self._ask_loop = ask_loop
-        self._asked = False
-        self._heard = time.monotonic()
-        self._thread = threading.main_thread().ident
-
-    def beat(self, now: float) -> None:
-        """Ask again, if the last question has been answered."""
-        if not self._asked and now - self._heard >= PULSE_SECONDS:
-            self._asked = True
-            if not self._ask_loop(self._answer):
-                self._asked, self._heard = False, now
-
-    def _answer(self) -> None:
-        self._heard = time.monotonic()
-        self._asked = False
-        self._thread = threading.get_ident()
-
-    @property
-    def silent_seconds(self) -> float:
-        """For how long the loop has been asked, and has not answered."""
-        return time.monotonic() - self._heard if self._asked else 0.0
-
-    def silence(self) -> tuple[str, str, int]:
-        """Return what to report of a loop that does not answer: a text, and the file and line that its thread is at."""
-        text = f"its event loop has been silent for {self.silent_seconds:.1f} s: something blocks it"
-        if not other_threads_can_be_looked_at():
-            return text, "", 0
-        here = sys._current_frames().get(self._thread or 0)  # noqa: SLF001  (CPython has no other way)
-        stack = () if here is None else traceback.walk_stack(here)
-        own = [each for each in stack if each[0] is here or not is_plumbing(each[0])][:_MOST_FRAMES]
-        shown = "".join(traceback.StackSummary.extract(own[::-1]).format())
-        file, line = (own[0][0].f_code.co_filename, own[0][1]) if own else ("", 0)
-        return f"{text}. Its thread:\n{shown}".rstrip(), file, line
-
-
-# The connections.
-
-
 class Peer:
-    """A worker at the other end of a connection.
+    """The worker at the other end of a connection.
 
     Attributes:
-        heard: when something came last, by the monotonic clock.
-        farewell: why it ends, once it has said so.
+        heard: when it last sent anything, by the monotonic clock.
+        farewell: why it leaves, once it has said so.
     """
 
     def __init__(self, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -313,15 +252,20 @@ class Peer:
         self.writer = writer
 
     async def receive(self) -> Message:
-        """Return the next message; others of `BREAKS` than EOFError and OSError say that what comes is none."""
+        """Return the next message.
+
+        Raises:
+            EOFError, OSError: the connection has ended.
+            ValueError, zlib.error: what was received is not a message that this worker may send.
+        """
         length = 0
         while not length:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             self.heard = time.monotonic()
-        if length > MOST_BYTES:
+        if length > MAX_BYTES:
             raise ValueError(f"a message of {length} bytes")
         inflater = zlib.decompressobj()
-        data = inflater.decompress(await self._reader.readexactly(length), MOST_BYTES)
+        data = inflater.decompress(await self._reader.readexactly(length), MAX_BYTES)
         if not inflater.eof:
             raise ValueError("a message that is longer than it may be, or cut short")
         message = messages.decode(data)
@@ -330,13 +274,74 @@ class Peer:
         return message
 
 
+# Silent workers: whether a process is stopped, and for how long an event loop has not turned.
+
+
+def reason_stopped(hello: Hello, silent: float, allowed: float) -> str | None:
+    """Return why a worker that has been silent for so many seconds counts as stopped; None if it does not.
+
+    ``allowed`` is how long the user lets workers be stopped, or 0 for the default.
+    """
+    if hello.machine != this_machine():
+        if silent > max(SILENT_SECONDS, allowed):
+            return f"has been silent for {silent:.0f} s, though its system answers: it is stopped"
+    elif silent > max(SUSPICIOUS_SECONDS, allowed):
+        with suppress(OSError):  # this system is not Linux, or the process has ended
+            status = Path(f"/proc/{hello.pid}/stat").read_text()
+            if status.rpartition(")")[2].split()[0] in {"T", "t"}:  # as by SIGSTOP, or a debugger
+                return "is stopped: the system has halted its process"
+    return None
+
+
+class LoopProbe:
+    """Asks this worker's event loop from another thread, now and then, whether it still turns.
+
+    ``ask_loop`` has the loop call a function, and returns whether there is a loop.
+    """
+
+    def __init__(self, ask_loop: Callable[[Callable[[], object]], bool]) -> None:
+        self._ask_loop = ask_loop
+        self._is_asked = False
+        self._heard = time.monotonic()
+        self._thread = threading.main_thread().ident
+
+    def probe(self, now: float) -> None:
+        """Ask again if the last question has been answered."""
+        if not self._is_asked and now - self._heard >= PROBE_SECONDS:
+            self._is_asked = True
+            if not self._ask_loop(self._answer):
+                self._is_asked, self._heard = False, now
+
+    def _answer(self) -> None:
+        self._heard = time.monotonic()
+        self._is_asked = False
+        self._thread = threading.get_ident()
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long the loop has not answered; 0 if nothing has been asked."""
+        return time.monotonic() - self._heard if self._is_asked else 0.0
+
+    def describe(self) -> tuple[str, str, int]:
+        """Return a text on a loop that does not answer, and the file and line at which its thread is."""
+        text = f"its event loop has been silent for {self.silent_seconds:.1f} s: something blocks it"
+        if not other_threads_can_be_looked_at():
+            return text, "", 0
+        here = sys._current_frames().get(self._thread or 0)  # noqa: SLF001  (CPython has no other way)
+        stack = () if here is None else traceback.walk_stack(here)
+        own = [each for each in stack if each[0] is here or not is_plumbing(each[0])][:_MAX_FRAMES]
+        shown = "".join(traceback.StackSummary.extract(own[::-1]).format())
+        file, line = (own[0][0].f_code.co_filename, own[0][1]) if own else ("", 0)
+        return f"{text}. Its thread:\n{shown}".rstrip(), file, line
+
+
 class TcpControl:
-    """A worker's control connection: of worker 0 to all others, of another one to worker 0.
+    """A worker's control connection: worker 0's to all others, any other worker's to worker 0.
 
     Args:
-        team: the worker, which is not kept: the connection ends with it.
-        hellos: what the workers have said of themselves.
-        endpoint: on worker 0 what listens for the others; elsewhere its address.
+        team: the worker's part in the strategy, referenced weakly: the connection ends with it.
+        hellos: by rank, how the workers have introduced themselves.
+        endpoint: worker 0's listener on worker 0, its address elsewhere.
     """
 
     def __init__(self, team: Team, hellos: Sequence[Hello], endpoint: Listener | Address) -> None:
@@ -345,12 +350,12 @@ class TcpControl:
         self._rank = layout.rank
         self._hellos = hellos
         self._coordinator = Coordinator(layout) if self._rank == 0 else None
-        self._pulse = Pulse(self._ask_loop)
+        self._probe = LoopProbe(self._ask_loop)
         self._peers: dict[int, Peer] = {}
         self._allowed, self._stall = environment.lost_seconds() or 0.0, environment.stall_seconds()
         self._stalled: set[int] = set()
-        self._beat_seconds = max(BEAT_SECONDS, layout.workers / MOST_BEATS)
-        self._lingers = False
+        self._beat_seconds = max(BEAT_SECONDS, layout.workers / MAX_BEATS)
+        self._has_failed = False  # the farewell names an error
         self._process = os.getpid()
         self._loop = asyncio.SelectorEventLoop()
         self._leaving = asyncio.Event()
@@ -364,17 +369,17 @@ class TcpControl:
     # What the worker calls, in any thread.
 
     def send(self, message: Message) -> None:
-        """Tell the coordinator something."""
-        self._request(self._tell_coordinator, self._rank, message)
+        """Send a message to the coordinator."""
+        self._call_soon(self._send_to_coordinator, self._rank, message)
 
     def close(self) -> None:
-        """Tell the others that this worker leaves them; give them time to hear of an error that ends its program."""
+        """Leave the others, giving them time to receive an error that ends this worker's program."""
         atexit.unregister(self.close)
-        if os.getpid() == self._process:  # what the program has forked has no part in it
-            self._request(self._say_farewell, ending.farewell())
+        if os.getpid() == self._process:  # a child that the program has forked has no part in it
+            self._call_soon(self._say_farewell, ending.farewell())
             self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
 
-    def _request(self, fn: Callable[..., object], *arguments: Any) -> None:
+    def _call_soon(self, fn: Callable[..., object], *arguments: Any) -> None:
         with suppress(RuntimeError):  # the thread has ended
             self._loop.call_soon_threadsafe(fn, *arguments)
 
@@ -382,10 +387,10 @@ class TcpControl:
 
     def _serve(self, endpoint: Listener | Address, connected: Future[None]) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._until_left(endpoint, connected))
+            runner.run(self._serve_until_left(endpoint, connected))
         self._left.set()
 
-    async def _until_left(self, endpoint: Listener | Address, connected: Future[None]) -> None:
+    async def _serve_until_left(self, endpoint: Listener | Address, connected: Future[None]) -> None:
         try:
             found = await (endpoint.admit_all() if isinstance(endpoint, Listener) else connect(endpoint, self._rank))
             self._peers = {rank: Peer(rank, *streams) for rank, streams in found.items()}
@@ -393,65 +398,101 @@ class TcpControl:
                 if hasattr(socket, "TCP_USER_TIMEOUT"):
                     limit = int((self._allowed or CUT_OFF_SECONDS) * 1000)
                     writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit)
-        except BaseException as error:  # noqa: BLE001  (it is for the constructor, which waits)
+        except BaseException as error:  # noqa: BLE001  (the constructor raises it)
             connected.set_exception(error)
             return
         connected.set_result(None)
-        hearing = [asyncio.create_task(self._hear(peer)) for peer in self._peers.values()]
+        receivers = [asyncio.create_task(self._receive_all(peer)) for peer in self._peers.values()]
         self._beat()
         await self._leaving.wait()
         with suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_SECONDS):
-                while not self._may_leave():  # noqa: ASYNC110  (much may let it leave)
-                    await asyncio.sleep(_LOOK_SECONDS)
+                while not self._may_leave():  # noqa: ASYNC110  (it depends on several things)
+                    await asyncio.sleep(_LEAVE_POLL_SECONDS)
         for peer in self._peers.values():
             peer.writer.transport.abort()
         self._peers.clear()
-        await asyncio.gather(*hearing)
+        await asyncio.gather(*receivers)
 
     def _may_leave(self) -> bool:
         if all(peer.farewell is not None for peer in self._peers.values()):
             return True
         is_analysing = self._coordinator is not None and self._coordinator.is_analysing
         is_sending = any(peer.writer.transport.get_write_buffer_size() for peer in self._peers.values())
-        return not (self._lingers or is_analysing or is_sending)
+        return not (self._has_failed or is_analysing or is_sending)
 
     def _say_farewell(self, why: str) -> None:
         if not self._leaving.is_set():
-            self._lingers = why != ending.ENDED
+            self._has_failed = why != ending.ENDED
             for peer in self._peers.values():
                 peer.writer.write(packed(Farewell(why)))
             self._leaving.set()
 
+    async def _receive_all(self, peer: Peer) -> None:
+        """Receive what a worker sends, until its connection ends."""
+        try:
+            while True:
+                message = await peer.receive()
+                if isinstance(message, Farewell):
+                    peer.farewell = message.why
+                    self._loop.call_later(FAREWELL_SECONDS, self._lose, peer.rank, message.why)
+                elif self._coordinator is not None:
+                    self._send_to_coordinator(peer.rank, message)
+                else:
+                    self._deliver(message)
+        except (EOFError, ConnectionError):
+            why = "has died: its connection was closed without a farewell"
+        except (OSError, ValueError, zlib.error) as error:
+            why = f"is cut off: {error}"
+        if self._peers.get(peer.rank) is not peer:  # this worker has closed the connection
+            return
+        if peer.farewell is None:
+            self._lose(peer.rank, why)
+        else:  # it is lost a little later, when what it has sent to others has arrived, too
+            self._peers.pop(peer.rank).writer.transport.abort()
+
+    # Heartbeats.
+
     def _beat(self) -> None:
+        """Send heartbeats, and look for silent workers; again and again."""
         self._loop.call_later(self._beat_seconds, self._beat)
         now = time.monotonic()
-        self._pulse.beat(now)
-        self._warn_once(self._rank, self._pulse.silent_seconds, self._pulse.silence)
+        self._probe.probe(now)
+        self._warn_once(self._rank, self._probe.silent_seconds)
         for peer in list(self._peers.values()):
             peer.writer.write(BEAT)
             silent = now - peer.heard - (self._beat_seconds - BEAT_SECONDS)
-            why = trouble(self._hellos[peer.rank], silent, self._allowed)
+            why = reason_stopped(self._hellos[peer.rank], silent, self._allowed)
             if why is not None:
                 self._lose(peer.rank, why)
             else:
-                self._warn_once(peer.rank, silent, lambda: (_NOTHING_HEARD, "", 0))
-        if self._team() is None:  # nobody has the strategy any more
+                self._warn_once(peer.rank, silent)
+        if self._team() is None:  # the program has dropped the strategy
             self._say_farewell(ending.ENDED)
 
-    def _warn_once(self, rank: int, silent: float, describe: Callable[[], tuple[str, str, int]]) -> None:
-        """Let the others hear of a worker's silence, when it is time."""
+    def _warn_once(self, rank: int, silent: float) -> None:
+        """Tell the others that a worker is silent, once it has been for long enough."""
         if silent < self._stall or not self._stall:
             self._stalled.discard(rank)
         elif rank not in self._stalled:
             self._stalled.add(rank)
-            hello, (what, file, line) = self._hellos[rank], describe()
+            hello = self._hellos[rank]
+            what, file, line = self._probe.describe() if rank == self._rank else (_NOTHING_HEARD, "", 0)
             text = f"worker {rank} of {len(self._hellos)}, process {hello.pid} on {hello.host}: {what}"
             message = Stalled(text, portable(file), line)
             if self._rank != 0 and rank == 0:  # it is the coordinator that is silent
-                self._pass_on(message)
+                self._deliver(message)
             else:
-                self._tell_coordinator(rank, message)
+                self._send_to_coordinator(rank, message)
+
+    def _lose(self, rank: int, why: str) -> None:
+        """Note that a worker is lost, if that is news."""
+        if rank in self._peers:
+            self._peers.pop(rank).writer.transport.abort()
+        if self._coordinator is not None:
+            self._coordinate(self._coordinator.lose, rank, why)
+        else:
+            self._deliver(Lost(rank, why))
 
     # This worker.
 
@@ -459,10 +500,10 @@ class TcpControl:
         team = self._team()
         return team is not None and team.driver.ask_loop(fn)
 
-    def _pass_on(self, message: Message) -> None:
-        """Let this worker hear what the coordinator tells it."""
+    def _deliver(self, message: Message) -> None:
+        """Give this worker a message from the coordinator."""
         if isinstance(message, Report):
-            ending.reports_of_all.append(message.report)
+            ending.shared_reports.append(message.report)
         elif isinstance(message, Lost) and message.why != ending.ENDED:
             ending.losses.append(message.why)
         team = self._team()
@@ -471,28 +512,28 @@ class TcpControl:
             if isinstance(message, Ask):
                 self._loop.call_later(ANSWER_SECONDS, self._answer, message.run)
 
-    def _answer(self, run: int, *, again: bool = True) -> None:
-        """Tell of a run in the place of an event loop that is blocked, or of a worker that has not begun it.
+    def _answer(self, run: int, *, may_wait: bool = True) -> None:
+        """Answer for a blocked event loop, or for a worker that has not begun the run.
 
-        Where the loop turns, its replicas may still be settling: they have twice the time.
+        If the loop turns, its replicas may still be settling, so it gets twice the time.
         """
-        team, is_blocked = self._team(), self._pulse.silent_seconds > 2 * PULSE_SECONDS
-        if again and not is_blocked:
-            self._loop.call_later(ANSWER_SECONDS, partial(self._answer, run, again=False))
+        team, is_blocked = self._team(), self._probe.silent_seconds > 2 * PROBE_SECONDS
+        if may_wait and not is_blocked:
+            self._loop.call_later(ANSWER_SECONDS, partial(self._answer, run, may_wait=False))
         elif team is not None:
-            team.answer_for(run, self._pulse.silence()[0] if is_blocked else "")
+            team.answer_for(run, self._probe.describe()[0] if is_blocked else "")
 
     # The coordinator.
 
-    def _tell_coordinator(self, rank: int, message: Message) -> None:
-        """Tell the coordinator what a worker says, or what is found out about it."""
+    def _send_to_coordinator(self, rank: int, message: Message) -> None:
+        """Send a message from a worker, or about it, to the coordinator."""
         if self._coordinator is not None:
             self._coordinate(self._coordinator.take, rank, message)
         elif 0 in self._peers:
             self._peers[0].writer.write(packed(message))
 
     def _coordinate(self, step: Callable[..., Sent], *arguments: Any) -> None:
-        """Let the coordinator take a step, and send what follows; an error of its own ends the strategy for all."""
+        """Let the coordinator take a step, and send its messages; an error of its own ends the strategy for all."""
         assert self._coordinator is not None
         try:
             sent = list(step(*arguments))
@@ -505,39 +546,6 @@ class TcpControl:
             data = packed(message)
             for rank in ranks:
                 if rank == 0:
-                    self._pass_on(message)
+                    self._deliver(message)
                 elif rank in self._peers:
                     self._peers[rank].writer.write(data)
-
-    def _lose(self, rank: int, why: str) -> None:
-        """Note that a worker is gone; nothing comes of it where that is known."""
-        if rank in self._peers:
-            self._peers.pop(rank).writer.transport.abort()
-        if self._coordinator is not None:
-            self._coordinate(self._coordinator.lose, rank, why)
-        else:
-            self._pass_on(Lost(rank, why))
-
-    # What comes.
-
-    async def _hear(self, peer: Peer) -> None:
-        """Take what a worker sends, until its connection ends."""
-        try:
-            while True:
-                message = await peer.receive()
-                if isinstance(message, Farewell):
-                    peer.farewell = message.why
-                    self._loop.call_later(FAREWELL_SECONDS, self._lose, peer.rank, message.why)
-                elif self._coordinator is not None:
-                    self._tell_coordinator(peer.rank, message)
-                else:
-                    self._pass_on(message)
-        except BREAKS as error:
-            has_died = isinstance(error, EOFError | ConnectionError)
-            why = "has died: its connection was closed without a farewell" if has_died else f"is cut off: {error}"
-        if self._peers.get(peer.rank) is not peer:  # it was ended here
-            return
-        if peer.farewell is None:
-            self._lose(peer.rank, why)
-        else:  # who has said farewell is lost a little later, when what was in flight has arrived
-            self._peers.pop(peer.rank).writer.transport.abort()

@@ -1,16 +1,15 @@
-"""The coordinator: worker 0's part in trouble and in making groups, as a state machine without connections or clock.
+"""The coordinator: worker 0's part in failures and in making groups, as a state machine without connections or clock.
 
-A worker that is in trouble sends its snapshot. The coordinator asks the others for theirs; each lets its replicas
-settle first, as on one machine, and sends it. When all have, or when the rest have had their time, the snapshots are
-merged and analysed as one, and every worker gets the same report. That ends the strategy, so there is one report, and
-whoever comes to the coordinator after that gets it, too.
+A worker in trouble sends its snapshot. The coordinator asks the others for theirs, which they send once their replicas
+have settled, as on one machine. When all have answered, or the time for that is up, the snapshots are merged and
+analysed as one, and every worker gets the same report. It ends the strategy; any later message is answered with it.
 
-A group whose members live on several workers needs a communicator of its own. Each of these workers asks for one when
-all its members have made the group's first collective; when all have asked, all are given a tag, in one order for all
-groups, so that none waits in the making of one communicator for another that waits in the making of the next. Nobody
-has entered the engine before: a member that never comes makes an ordinary incomplete collective. A program may make a
-group in every run, so communicators of earlier runs are used again: the k-th group of some workers in a run, in the
-order of these tags, has the k-th communicator that they have for groups of the run's channel.
+A group with members on several workers needs a communicator. Each of these workers asks for one when all its members
+have posted the group's first collective. When all workers have asked, each is sent a tag, in the same order for all
+groups, so that no two workers wait for each other in the creation of two communicators. Nobody has entered the engine
+before that, so a member that never posts leaves an ordinary incomplete collective. A program may make a group in every
+run, so communicators are used again: the k-th group of certain workers in a run, by the order of tags, gets the k-th
+communicator that these workers have for groups of the run's channel.
 """
 
 from __future__ import annotations
@@ -32,34 +31,35 @@ from aiodist._workers.layout import Layout
 from aiodist._workers.messages import Ask, GroupTag, Lost, Message, OpenGroup, Query, Report, Stalled, Trouble, Waiting
 
 PATIENCE_SECONDS: Final = 5.0
-"""How long the others have to answer an `Ask`; whoever keeps the time calls `Coordinator.conclude` then."""
+"""How long workers have to answer an `Ask`, until `Coordinator.conclude` is called."""
 
 Sent: TypeAlias = Iterator[tuple[tuple[int, ...], Message]]
-"""Messages, each behind the ranks of the workers that it is for."""
+"""Messages, each with the ranks of its receivers."""
 
 
 class Coordinator:
-    """Hears all workers.
+    """Collects what the workers report, and decides how the strategy ends.
 
     Attributes:
-        outcome: what all workers raise, once that is known.
+        outcome: the error that all workers raise, once it is known.
     """
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._cases: dict[int, dict[int, Trouble]] = {}  # by run in trouble, by worker
-        self._waiting: defaultdict[int, dict[int, Snapshot]] = defaultdict(dict)
-        self._opened: Counter[tuple[int, GroupKey]] = Counter()  # by run, how many workers have asked for a group's
+        self._everyone = tuple(range(layout.workers))
+        self._troubles: dict[int, dict[int, Trouble]] = {}  # by run in trouble, by worker
+        self._waiting: defaultdict[int, dict[int, Snapshot]] = defaultdict(dict)  # likewise, while nothing is wrong
+        self._opened: Counter[tuple[int, GroupKey]] = Counter()  # how many workers have asked for a group's tag
         self._tags = count()
         self.outcome: Report | Lost | None = None
 
     @property
     def is_analysing(self) -> bool:
-        """Whether a run is in trouble that some workers have not reported yet."""
-        return bool(self._cases)
+        """Whether some workers have yet to report on a run in trouble."""
+        return bool(self._troubles)
 
     def take(self, rank: int, message: Message) -> Sent:
-        """Take a worker's message; yield the answers."""
+        """Take a message from a worker; yield the answers."""
         match message:
             case OpenGroup(run, group, workers):
                 self._opened[run, group] += 1
@@ -73,88 +73,80 @@ class Coordinator:
             case Lost():
                 yield from self.lose(rank, message.why)
             case Trouble():
-                yield from self._hear(rank, message)
+                yield from self._take_trouble(rank, message)
             case Waiting():
-                yield from self._hear_of_waiting(rank, message)
+                yield from self._take_waiting(rank, message)
 
-    # Trouble.
+    def _all_but(self, rank: int) -> tuple[int, ...]:
+        return tuple(other for other in self._everyone if other != rank)
 
-    def _hear(self, rank: int, part: Trouble) -> Sent:
-        if part.run not in self._cases:
-            self._cases[part.run] = {}
-            at_once = part.overdue is not None  # where others are now is the point, not where they would get to
-            yield self._all_but(rank), Ask(part.run) if at_once else Ask(part.run, part.group, part.number)
-        parts = self._cases[part.run]
-        parts[rank] = part
-        if len(parts) == self._layout.workers:
-            yield from self.conclude(part.run)
+    def _take_trouble(self, rank: int, trouble: Trouble) -> Sent:
+        run = trouble.run
+        if run not in self._troubles:
+            self._troubles[run] = {}
+            at_once = trouble.overdue is not None  # the report is on where the others are now
+            yield self._all_but(rank), Ask(run) if at_once else Ask(run, trouble.group, trouble.number)
+        self._troubles[run][rank] = trouble
+        if len(self._troubles[run]) == self._layout.workers:
+            yield from self.conclude(run)
 
-    def _all_but(self, *but: int) -> tuple[int, ...]:
-        return tuple(other for other in range(self._layout.workers) if other not in but)
+    def _take_waiting(self, rank: int, message: Waiting) -> Sent:
+        """Check whether replicas of several workers wait for each other, or for one that has ended.
 
-    def conclude(self, run: int) -> Sent:
-        """Analyse what the workers have reported of a run, and send everyone the result, unless that is done."""
-        parts = self._cases.get(run)
-        if parts is None or self.outcome is not None:
-            return
-        failures = (each for rank in sorted(parts) for each in parts[rank].failures)
-        yield from self._end(Report(report_of(parts, self._layout), next(failures, "")))
-
-    def _end(self, outcome: Report | Lost) -> Sent:
-        self.outcome = outcome
-        self._cases.clear()
-        yield self._all_but(), outcome
-
-    def lose(self, rank: int, why: str) -> Sent:
-        """Note that a worker is gone. One that reported its trouble before it ended is ignored."""
-        if self.outcome is None and not any(rank in parts for parts in self._cases.values()):
-            yield from self._end(Lost(rank, why))
-
-    def give_up(self, error: Exception) -> Sent:
-        """End the strategy for all: this coordinator has failed itself."""
-        yield from self._end(Lost(0, f"has given up: {brief(error)}"))
-
-    # Replicas that wait for each other, or for one that has ended.
-
-    def _hear_of_waiting(self, rank: int, message: Waiting) -> Sent:
-        """Look whether replicas of several workers wait for ever.
-
-        The snapshots are of different moments. Still, a cycle in them is one: a replica that does nothing but wait goes
-        on only when another member posts, and the first of the cycle to go on would need a post of the next, which
-        waits itself since before; a post from before that stands in the next one's snapshot. And a replica that has
-        ended without a collective never makes it.
+        The snapshots are of different moments, but a cycle in them is real. A replica that does nothing but wait
+        continues only when another member posts. The first of the cycle to continue would need a post of the next,
+        which has itself been waiting; what that posted before stands in its snapshot. And a replica that has ended
+        without a collective never makes it.
         """
         run = message.run
-        if run in self._cases:
+        if run in self._troubles:
             return
         if not message.is_answer:
-            self._waiting[run].clear()  # older snapshots may show as open what is complete by now; all are asked anew
+            self._waiting[run].clear()  # what is open in older snapshots may be complete by now; all are queried
         self._waiting[run][rank] = message.snapshot
-        whole = merge(self._waiting[run].values())
-        if find_cycle(whole) or cannot_complete(whole):
-            self._cases[run] = {}
-            yield self._all_but(), Ask(run)
+        merged = merge(self._waiting[run].values())
+        if find_cycle(merged) or cannot_complete(merged):
+            self._troubles[run] = {}
+            yield self._everyone, Ask(run)
         elif not message.is_answer:
             yield self._all_but(rank), Query(run)
 
+    def conclude(self, run: int) -> Sent:
+        """Analyse what the workers have reported on a run, and send everyone the result, unless that is done."""
+        troubles = self._troubles.get(run)
+        if troubles is not None:
+            failures = (failure for rank in sorted(troubles) for failure in troubles[rank].failures)
+            yield from self._end(Report(report_of(troubles, self._layout), next(failures, "")))
 
-# What the parts say together.
+    def lose(self, rank: int, why: str) -> Sent:
+        """End the strategy because a worker is gone, unless it has reported its trouble before."""
+        if self.outcome is None and not any(rank in troubles for troubles in self._troubles.values()):
+            yield from self._end(Lost(rank, why))
+
+    def give_up(self, error: Exception) -> Sent:
+        """End the strategy because this coordinator has failed."""
+        yield from self._end(Lost(0, f"has given up: {brief(error)}"))
+
+    def _end(self, outcome: Report | Lost) -> Sent:
+        self.outcome = outcome
+        self._troubles.clear()
+        yield self._everyone, outcome
 
 
-def report_of(parts: Mapping[int, Trouble], layout: Layout) -> CollectiveReport:
-    """Return what the workers' parts of a run say together."""
-    ranks, names = sorted(parts), layout.names
-    silent = [rank for rank in range(layout.workers) if rank not in parts]
-    overdue = next((parts[rank].overdue for rank in ranks if parts[rank].overdue is not None), None)
-    snapshots = [parts[rank].snapshot for rank in ranks]
+def report_of(troubles: Mapping[int, Trouble], layout: Layout) -> CollectiveReport:
+    """Return the report on a run, from what the workers have reported on it by rank."""
+    ranks, names = sorted(troubles), layout.names
+    silent = [rank for rank in range(layout.workers) if rank not in troubles]
+    overdue = next((troubles[rank].overdue for rank in ranks if troubles[rank].overdue is not None), None)
+    snapshots = [troubles[rank].snapshot for rank in ranks]
     snapshots += [not_begun(layout, rank, snapshots[0].order_check) for rank in silent]
-    whole = merge(snapshots)
-    whole = replace(whole, replicas=tuple(replace(each, device=names[each.replica_id]) for each in whole.replicas))
-    somebody_waits = any(group.open or group.join is not None for group in whole.groups)
-    report = analyse(whole, overdue=overdue) if overdue is not None or somebody_waits else _nobody_waits(whole)
-    notes = [each for rank in ranks for each in parts[rank].failures]
-    notes += [f"Worker {rank}: {parts[rank].note}" for rank in ranks if parts[rank].note]
-    notes += [f"Worker {rank} has told nothing." for rank in silent]
+    merged = merge(snapshots)
+    merged = replace(merged, replicas=tuple(replace(each, device=names[each.replica_id]) for each in merged.replicas))
+    is_awaited = any(group.open or group.join is not None for group in merged.groups)
+    report = analyse(merged, overdue=overdue) if overdue is not None or is_awaited else _nothing_awaited(merged)
+    notes = [failure for rank in ranks for failure in troubles[rank].failures]
+    notes += [f"Worker {rank}: {troubles[rank].note}" for rank in ranks if troubles[rank].note]
+    notes += [f"Worker {rank} has reported nothing." for rank in silent]
     return replace(report, text="\n".join([report.text, *notes])) if notes else report
 
 
@@ -164,15 +156,15 @@ def not_begun(layout: Layout, rank: int, order_check: OrderCheck) -> Snapshot:
     return Ledger(layout.ids[rank], order_check, total=layout.replicas).snapshot(facts)
 
 
-def _nobody_waits(whole: Snapshot) -> CollectiveReport:
-    """Return the report on replicas that wait for nothing, while others have failed."""
-    left = {member.replica_id for group in whole.groups for member in group.members if member.abandoned is not None}
-    ended = {each.replica_id: each for each in whole.replicas if each.end is not None or each.replica_id in left}
+def _nothing_awaited(merged: Snapshot) -> CollectiveReport:
+    """Return the report on a run in which replicas have failed and none waits in a collective."""
+    left = {member.replica_id for group in merged.groups for member in group.members if member.abandoned is not None}
+    ended = {each.replica_id: each for each in merged.replicas if each.end is not None or each.replica_id in left}
     gone = ", ".join(f"replica {i} on {each.device} {each.end or 'was cancelled'}" for i, each in ended.items())
     replicas = tuple(
-        ReplicaReport(each.replica_id, each.device, each.end or ReplicaState.RUNNING) for each in whole.replicas
+        ReplicaReport(each.replica_id, each.device, each.end or ReplicaState.RUNNING) for each in merged.replicas
     )
-    number = min((member.sequence for member in whole.groups[0].members), default=0)
+    number = min((member.sequence for member in merged.groups[0].members), default=0)
     suspects = tuple(i for i, each in ended.items() if each.end is not ReplicaState.EXITED) or tuple(ended)
-    text = f"the run ended before its end: {gone or 'a worker gave up'}"
+    text = f"the run ended early: {gone or 'a worker gave up'}"
     return CollectiveReport(Reason.EXITED, number, replicas, suspects, text)

@@ -1,4 +1,4 @@
-"""The workers: what each says about itself when they meet, and which replicas live on which."""
+"""The workers: how each introduces itself, and which replicas live on which."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ class Layout:
     """Replicas by worker: worker 0's first, then worker 1's, and so on. Workers may have different numbers of them.
 
     Attributes:
+        rank: this worker.
         workers, replicas: how many there are in all.
-        counts, ids: by worker, how many replicas it has, and their ids.
-        names: by replica id, its device as a report names it.
+        hosts, devices, counts, ids: by worker, its host's name, its replicas' devices, their number and their ids.
+        names: by replica id, its device as reports name it.
     """
 
     def __init__(self, rank: int, devices: Sequence[Sequence[str]], hosts: Sequence[str] = ()) -> None:
@@ -53,7 +54,7 @@ class Layout:
 
     @property
     def local(self) -> int:
-        """How many replicas this worker has."""
+        """The number of this worker's replicas."""
         return self.counts[self.rank]
 
     def worker_of(self, replica_id: int) -> int:
@@ -61,22 +62,22 @@ class Layout:
         return bisect_right(self._offsets, replica_id) - 1
 
     def workers_of(self, replica_ids: Iterable[int]) -> tuple[int, ...]:
-        """Return the workers that some of the replicas live on, in ascending order."""
+        """Return the workers that any of the replicas live on, in ascending order."""
         return tuple(sorted(set(map(self.worker_of, replica_ids))))
 
 
 class Hello(NamedTuple):
-    """What a worker says about itself."""
+    """How a worker introduces itself."""
 
     version: str  # of aiodist
-    devices: tuple[str, ...]  # its replicas'
+    devices: tuple[str, ...]  # of its replicas
     host: str  # its machine's name
-    machine: str  # its machine, and what of that it sees: those with the same one reach each other over loopback
-    pid: int  # its process
+    machine: str  # identifies its machine and container: workers with the same one can use loopback
+    pid: int
 
     @classmethod
     def of_this_process(cls, devices: Sequence[str]) -> Hello:
-        """Return this process's."""
+        """Return the introduction of this process."""
         return cls(__version__, tuple(devices), platform.node(), this_machine(), os.getpid())
 
 
@@ -91,7 +92,7 @@ def this_machine() -> str:
 
 
 def layout_of(hellos: Sequence[Hello]) -> Layout:
-    """Return the layout that the workers make, as worker 0 sees it.
+    """Return the layout of these workers, as worker 0 sees it.
 
     Raises:
         RuntimeError: they have different versions of aiodist, whose messages may differ.

@@ -1,7 +1,7 @@
-"""Messages between workers and the coordinator, apart from the engine: a closed set, as JSON.
+"""Messages between workers and the coordinator, independent of the engine: a closed set, sent as JSON.
 
 Nothing in a message is executed, unpickled or looked up by name. A message is checked before it is used; an unknown
-message is an error of its connection.
+one is an error of its connection.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from aiodist._core.wire import pack, unpack
 from aiodist._workers.record import portable, resolved
 
 OUTSIDE: Final = -1
-"""The number of what is called outside of replicas, beside those of runs, which count from 0."""
+"""The number of the calls outside of replicas, beside those of runs, which count from 0."""
 
 
 class Trouble(NamedTuple):
-    """A worker's part of a run that cannot continue. On the first one, the coordinator asks the others."""
+    """A worker's part of a run that cannot continue. After the first one the coordinator asks the other workers."""
 
     run: int  # the run's number, or `OUTSIDE`
-    snapshot: Snapshot  # the worker's replicas, and what they have called
-    group: GroupKey | None = None  # the group that is in trouble, where that is known
-    number: int | None = None  # the number of the collective that cannot be complete
-    overdue: Overdue | None = None  # the collective whose time is up, where that is the trouble
+    snapshot: Snapshot  # of the worker's replicas
+    group: GroupKey | None = None  # the doomed group, if known
+    number: int | None = None  # of the collective that cannot complete
+    overdue: Overdue | None = None  # the collective that has timed out, if that is the trouble
     failures: tuple[str, ...] = ()  # which replicas raised what
-    note: str = ""  # more, for a person: that the event loop is blocked, say
+    note: str = ""  # more for the report, e.g. that the event loop is blocked
 
 
 class Waiting(NamedTuple):
-    """What a worker's replicas wait in while nothing is wrong there; those in ``snapshot.blocked`` only wait.
+    """What a worker's replicas wait for while nothing is wrong there; those in ``snapshot.blocked`` only wait.
 
-    It answers a query, or else the worker has noticed waiting replicas by itself, and the others are queried.
+    It answers a `Query`. A worker also sends it by itself when its replicas wait; then the others are queried.
     """
 
     run: int
@@ -43,7 +43,7 @@ class Waiting(NamedTuple):
 
 
 class OpenGroup(NamedTuple):
-    """All local members of a group have made its first collective: its workers need a communicator for it."""
+    """All local members of a group have posted its first collective: its workers need a communicator for it."""
 
     run: int
     group: GroupKey
@@ -51,7 +51,7 @@ class OpenGroup(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """The coordinator asks for a worker's part: its replicas settle first, since that collective cannot complete."""
+    """The coordinator asks for a worker's `Trouble` once its replicas have settled: that collective cannot complete."""
 
     run: int
     group: GroupKey | None = None
@@ -68,18 +68,18 @@ class Report(NamedTuple):
     """The error that all workers raise; it ends the strategy."""
 
     report: CollectiveReport
-    cause: str = ""  # which replica raised what first, if one did
+    cause: str = ""  # which replica raised what first, if any did
 
 
 class Lost(NamedTuple):
-    """A worker is gone, or says that it cannot continue because its engine has failed."""
+    """A worker is gone, or cannot continue because its engine has failed."""
 
     rank: int
     why: str
 
 
 class GroupTag(NamedTuple):
-    """All workers of a group need its communicator: they make it with that tag, unless they have one for it."""
+    """All workers of a group need its communicator: they make it with this tag, or use one that they have."""
 
     run: int
     group: GroupKey
@@ -87,22 +87,24 @@ class GroupTag(NamedTuple):
 
 
 class Farewell(NamedTuple):
-    """The worker leaves the others, and why."""
+    """The worker leaves."""
 
     why: str
 
 
 class Stalled(NamedTuple):
-    """A worker makes no progress; the others warn about that if they wait for it."""
+    """A worker makes no progress; others that wait for it warn."""
 
-    text: str  # which worker, and what it is at
-    file: str = ""  # where, if that is known; else empty
-    line: int = 0  # the line in it
+    text: str  # which worker, and what it does
+    file: str = ""  # where, if known
+    line: int = 0
 
 
 ToCoordinator: TypeAlias = Trouble | Waiting | OpenGroup | Lost | Stalled | Farewell
 ToWorker: TypeAlias = Ask | Query | Report | GroupTag | Lost | Stalled | Farewell
 Message: TypeAlias = ToCoordinator | ToWorker
+
+_KINDS: Final[Mapping[str, type]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def encode(message: Message) -> bytes:
@@ -111,14 +113,11 @@ def encode(message: Message) -> bytes:
     return json.dumps([kind.__name__, pack(kind, message, portable)], separators=(",", ":")).encode()
 
 
-def decode(data: bytes | bytearray | memoryview) -> Message:
-    """Return the message from what `encode` gave, with this machine's file names."""
+def decode(data: bytes) -> Message:
+    """Return the message that `encode` has encoded, with this machine's file names; else raise a ValueError."""
     try:
-        name, fields = json.loads(bytes(data))
+        name, fields = json.loads(data)
         message: Message = unpack(_KINDS[name], fields, resolved)
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"expected a message, got something else: {error!r}") from error
     return message
-
-
-_KINDS: Final[Mapping[str, type]] = {kind.__name__: kind for kind in get_args(Message)}

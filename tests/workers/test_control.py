@@ -29,20 +29,20 @@ from aiodist._core.terms import ReplicaState
 from aiodist._workers import control as control_module
 from aiodist._workers import ending
 from aiodist._workers.control import (
-    MOST_BYTES,
-    MOST_UNPROVEN,
+    MAX_BYTES,
+    MAX_PENDING,
     SILENT_SECONDS,
     SUSPICIOUS_SECONDS,
     Address,
     Listener,
     Peer,
-    Pulse,
+    LoopProbe,
     TcpControl,
     connect,
     own_address,
     packed,
     proof,
-    trouble,
+    reason_stopped,
 )
 from aiodist._workers.coordinator import Coordinator
 from aiodist._workers.layout import Hello, Layout, layout_of
@@ -237,10 +237,10 @@ async def test_many_half_open_connections_are_few_at_a_time_and_keep_nobody_out(
 ) -> None:
     async with listener() as opened:
         strangers = []
-        for _ in range(3 * MOST_UNPROVEN):
+        for _ in range(3 * MAX_PENDING):
             strangers.append(await Stranger.at(opened.address))
             strangers[-1].send(said)
-            assert len(opened.unproven) <= MOST_UNPROVEN
+            assert len(opened.pending) <= MAX_PENDING
         await admitted(opened)
     for stranger in strangers:
         await stranger.is_turned_away()
@@ -252,7 +252,7 @@ async def test_worker_that_must_make_room_before_its_proof_has_come_does_not_tak
     async with listener() as opened:
         worker = await Stranger.at(opened.address)
         worker.send(claim(opened.address.secret, worker.challenge)[:36])
-        strangers = [await Stranger.at(opened.address) for _ in range(MOST_UNPROVEN)]
+        strangers = [await Stranger.at(opened.address) for _ in range(MAX_PENDING)]
         await worker.is_turned_away()  # without a proof of worker 0's, and so `connect` tries again
     for stranger in strangers:
         await stranger.is_turned_away()
@@ -260,11 +260,11 @@ async def test_worker_that_must_make_room_before_its_proof_has_come_does_not_tak
 
 @pytest.mark.anyio
 async def test_who_says_nothing_is_turned_away_after_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_module, "PROOF_SECONDS", 0.01)
+    monkeypatch.setattr(control_module, "HANDSHAKE_SECONDS", 0.01)
     async with listener() as opened:
         stranger = await Stranger.at(opened.address)
         await stranger.is_turned_away()
-        assert not opened.unproven
+        assert not opened.pending
 
 
 # What a worker may send.
@@ -296,8 +296,8 @@ def framed(text: bytes) -> bytes:
 @pytest.mark.parametrize(
     "data",
     [
-        struct.pack("<I", MOST_BYTES + 1),
-        framed(bytes(MOST_BYTES + 1)),
+        struct.pack("<I", MAX_BYTES + 1),
+        framed(bytes(MAX_BYTES + 1)),
         struct.pack("<I", 9) + b'["Query",',
         framed(b"\x80\x04."),
         framed(b'["Query", {"more": 1}]'),
@@ -422,8 +422,8 @@ async def test_other_users_see_no_secret_in_arguments_or_variables() -> None:
 )
 def test_worker_on_another_machine_has_a_minute_or_what_the_user_says(silent: float, told: str | None) -> None:
     hello = Hello("1", ("CPU:0",), "host", "a machine that is not this one", 1)
-    assert trouble(hello, silent, 0.0) == told
-    assert trouble(hello, silent, 90.0) is None
+    assert reason_stopped(hello, silent, 0.0) == told
+    assert reason_stopped(hello, silent, 90.0) is None
 
 
 def test_pulse_tells_for_how_long_a_loop_is_silent_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,19 +435,19 @@ def test_pulse_tells_for_how_long_a_loop_is_silent_and_where(monkeypatch: pytest
         questions.append(answer)
         return True
 
-    pulse = Pulse(ask)
+    pulse = LoopProbe(ask)
     now = 50.6
-    pulse.beat(now)
-    pulse.beat(now)
+    pulse.probe(now)
+    pulse.probe(now)
     (answer,) = questions
     assert pulse.silent_seconds < 1
     now = 52.0
     assert pulse.silent_seconds > 1
     with monkeypatch.context() as unlocked:
         unlocked.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
-        assert pulse.silence() == ("its event loop has been silent for 2.0 s: something blocks it", "", 0)
+        assert pulse.describe() == ("its event loop has been silent for 2.0 s: something blocks it", "", 0)
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
-    told, file, _ = pulse.silence()
+    told, file, _ = pulse.describe()
     assert file.endswith("control.py")
     assert told.startswith("its event loop has been silent for 2.0 s: something blocks it. Its thread:\n")
     assert re.search(r"test_control\.py\", line \d+, in test_pulse_tells_for_how_long", told)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from aiodist._arrays import environment
-from aiodist._workers.ending import finalise, of_library
+from aiodist._workers.ending import finalise, library_function
 from aiodist._workers.engines.simulated import alone
 from aiodist._workers.transport import (
     RECORD_BYTES,
@@ -77,7 +77,7 @@ def _initialise(mpi: Any) -> None:
     It waits in C for all processes that the launcher has started. mpi4py would keep the interpreter lock meanwhile, and
     no other thread could report the wait; so this calls the library's own function.
     """
-    init = of_library(mpi, "MPI_Init_thread")
+    init = library_function(mpi, "MPI_Init_thread")
     if init is None:
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
         return
