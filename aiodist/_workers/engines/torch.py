@@ -1,6 +1,6 @@
-"""The torch engine, for programs that torchrun has started: torch.distributed's public names, over gloo.
+"""The torch engine, for programs started by torchrun: torch.distributed's public names, over gloo.
 
-Operations that gloo lacks (parts of several sizes) are composed of broadcasts. Gloo does the reductions that have the
+Gathering parts of several sizes, which gloo lacks, is composed of broadcasts. Gloo does the reductions that have the
 same meaning as aiodist's; the others are split into shares, as with any engine.
 """
 
@@ -21,14 +21,14 @@ from aiodist._workers.transport import (
     Request,
     Serial,
     Steps,
-    in_the_air,
+    abandoned,
     in_thread,
 )
 from aiodist_kernels import ReduceOp
 
 INSTALL: Final = "torchrun has started this process, and its workers meet by PyTorch: pip install 'aiodist[torch]'"
-_NEWS_SECONDS: Final = 2.0
-"""How long an error of the engine is held back: where a worker has died, the control connection says so meanwhile."""
+_HOLD_SECONDS: Final = 2.0
+"""How long an error of the engine is held back: if a worker has died, the control connection says so meanwhile."""
 
 
 def load_torch() -> tuple[ModuleType, ModuleType]:
@@ -44,12 +44,12 @@ def load_torch() -> tuple[ModuleType, ModuleType]:
 
 
 class TorchRequest:
-    """Operations of torch that complete together, the function to call then, and the buffers that they use."""
+    """Operations of torch that complete together, with their buffers, and a function to call then."""
 
-    def __init__(self, works: Sequence[Any], finish: Callable[[], object] | None, *buffers: object) -> None:
+    def __init__(self, works: Sequence[Any], *buffers: object, finish: Callable[[], object] | None = None) -> None:
         self._works = list(works)
-        self._finish = finish
         self._buffers = buffers
+        self._finish = finish
         self._failed_at: float | None = None
 
     def test(self) -> bool:
@@ -60,7 +60,7 @@ class TorchRequest:
             except RuntimeError:
                 now = time.monotonic()
                 self._failed_at = self._failed_at or now
-                if now - self._failed_at < _NEWS_SECONDS:
+                if now - self._failed_at < _HOLD_SECONDS:
                     return False
                 raise
             del self._works[0]
@@ -70,13 +70,13 @@ class TorchRequest:
         return not self._works
 
     def __del__(self) -> None:
-        """Keep memory alive that torch may still read and write, if nobody waits for it any more."""
+        """Keep buffers alive that torch may still read and write, if nobody waits for the request any more."""
         if self._works and self._failed_at is None:
-            in_the_air.append(self)
+            abandoned.append(self)
 
 
 class TorchCommunicator:
-    """Workers that torch.distributed connects."""
+    """Workers connected by torch.distributed."""
 
     engine = "torch"
     depth = 2
@@ -87,19 +87,17 @@ class TorchCommunicator:
         self._torch, self._dist = load_torch()
         self._group = group
         self._ranks = list(ranks)
-        self._duplicates = Serial()  # one order for these, and one for groups
-        self._groups = Serial()
-        ops = self._dist.ReduceOp
-        self._ops = {
-            ReduceOp.SUM: ops.SUM, ReduceOp.PRODUCT: ops.PRODUCT, ReduceOp.MIN: ops.MIN, ReduceOp.MAX: ops.MAX
-        }  # fmt: skip
+        self._dup_calls = Serial()  # not in one order with those for groups
+        self._group_calls = Serial()
+        ops = (ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX)
+        self._ops = {op: getattr(self._dist.ReduceOp, op.name) for op in ops}
         self.library = f"torch {self._torch.__version__}"
         self.rank = self._ranks.index(self._dist.get_rank())
         self.size = len(self._ranks)
 
     @classmethod
     def of_world(cls) -> Steps[Communicator]:
-        """Make a communicator of all processes; torch.distributed is initialised, unless the program has done that."""
+        """Make a communicator of all processes; initialise torch.distributed unless the program has."""
         _, dist = load_torch()
         if not dist.is_initialized():
             yield from in_thread(dist.init_process_group, "gloo")
@@ -113,59 +111,55 @@ class TorchCommunicator:
         if receive is not send:
             receive[...] = send
         if not receive.size:
-            return TorchRequest([], None)
+            return TorchRequest([])
         tensor = self._torch.from_numpy(receive)
-        return TorchRequest([self._dist.all_reduce(tensor, self._ops[op], self._group, async_op=True)], None, receive)
+        return TorchRequest([self._dist.all_reduce(tensor, self._ops[op], self._group, async_op=True)], receive)
 
     def iallgather(self, send: Array, receive: Array) -> Request:
         if not receive.size:
-            return TorchRequest([], None)
+            return TorchRequest([])
         parts = [self._torch.from_numpy(part) for part in receive.reshape(self.size, -1)]
         own = self._readable(send)
-        return TorchRequest([self._dist.all_gather(parts, own, self._group, async_op=True)], None, own, receive)
+        return TorchRequest([self._dist.all_gather(parts, own, self._group, async_op=True)], own, receive)
 
     def exchange_init(self, own: Array, everyone: Array) -> Callable[[int], Request]:
         return lambda _: self.iallgather(own, everyone)
 
     def iallgatherv(self, send: Array, receive: Parts) -> Request:
-        """Concatenate buffers of several sizes by rank: each worker broadcasts its own."""
         parts = receive.views()
         parts[self.rank][...] = send
         works = [self._broadcast(part, root) for root, part in enumerate(parts) if part.size]
-        return TorchRequest(works, None, receive)
+        return TorchRequest(works, receive)
 
     def ibcast(self, buffer: Array, root: int) -> Request:
-        return TorchRequest([self._broadcast(buffer, root)] if buffer.size else [], None, buffer)
+        return TorchRequest([self._broadcast(buffer, root)] if buffer.size else [], buffer)
 
     def _broadcast(self, buffer: Array, root: int) -> Any:
         return self._dist.broadcast(self._readable(buffer), self._ranks[root], self._group, async_op=True)
 
     def ialltoallv(self, send: Parts, receive: Parts) -> Request:
-        going, coming = np.concatenate(send.views()), np.empty(sum(receive.counts), np.uint8)
+        source, target = np.concatenate(send.views()), np.empty(sum(receive.counts), np.uint8)
         work = self._dist.all_to_all_single(
-            self._torch.from_numpy(coming), self._torch.from_numpy(going), list(receive.counts), list(send.counts),
+            self._torch.from_numpy(target), self._torch.from_numpy(source), list(receive.counts), list(send.counts),
             self._group, async_op=True,
         )  # fmt: skip
 
-        def take() -> None:
-            for target, part in zip(receive.views(), Parts(coming, receive.counts).views(), strict=True):
-                target[...] = part
+        def scatter() -> None:
+            for part, received in zip(receive.views(), Parts(target, receive.counts).views(), strict=True):
+                part[...] = received
 
-        return TorchRequest([work], take, going, coming)
+        return TorchRequest([work], source, target, finish=scatter)
 
     def dup(self) -> Steps[Communicator]:
-        return self._made(self._duplicates, self._ranks)
+        return self._dup_calls.call(self._new_group, self._ranks)
 
-    def create_group(self, ranks: Sequence[int], tag: int) -> Steps[Communicator]:  # noqa: ARG002  (torch tells them apart itself)
-        return self._made(self._groups, [self._ranks[rank] for rank in ranks])
+    def create_group(self, ranks: Sequence[int], tag: int) -> Steps[Communicator]:  # noqa: ARG002  (torch needs none)
+        return self._group_calls.call(self._new_group, [self._ranks[rank] for rank in ranks])
 
-    def _made(self, serial: Serial, ranks: list[int]) -> Steps[Communicator]:
-        def make() -> Communicator:
-            group = self._dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-            return TorchCommunicator(group, ranks)
-
-        return serial.call(make)
+    def _new_group(self, ranks: list[int]) -> Communicator:
+        group = self._dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        return TorchCommunicator(group, ranks)
 
     def _readable(self, array: Array) -> Any:
-        """Return a tensor of the same memory; of a copy where that is read-only, which torch cannot know."""
+        """Return a tensor of the same memory, or of a copy if that is read-only, which torch does not support."""
         return self._torch.from_numpy(array if array.flags.writeable else array.copy())
