@@ -53,7 +53,7 @@ def rendezvous(
     make = partial(Team, order_check=order_check, ordered=ordered)
     if not isinstance(communicator, SimulatedCommunicator):
         return communicator, _among_processes(communicator, hello, make)
-    communicator.cluster.met[communicator.rank] = hello, make
+    communicator.cluster.introductions[communicator.rank] = hello, make
     return communicator, None
 
 

@@ -1,11 +1,11 @@
 """Workers in one process: an engine, and their connections to the coordinator.
 
-A test can make a worker die, or delay its messages. An operation is complete when every worker has begun it. Operations
-of one communicator match by number, as in an engine without tags. So a test would see wrong values if different
-operations ever matched; the cluster raises an error if their kinds differ.
+An operation is complete when every worker has begun it. Operations of one communicator match by number, as in an engine
+without tags, so a test sees wrong values if different operations ever match; the cluster raises an error if their kinds
+differ. A test can make a worker die.
 
-Each worker learns of a complete operation by its own delivery. Deliveries happen at once or, if the cluster is made
-with ``held``, when the test says so, in any order: one worker may be steps ahead of another, as in a real job.
+Each worker learns of a complete operation by its own delivery. Deliveries are made at once or, if the cluster holds
+them, when the test says so and in any order: one worker may be steps ahead of another, as in a real job.
 
 A process that is its only worker is a cluster of one (`alone`): the same code, with nobody to wait for.
 """
@@ -47,8 +47,7 @@ class SimulatedRequest:
         else:
             self._callbacks.append(fn)
 
-    def finish(self) -> None:
-        """Complete it."""
+    def complete(self) -> None:
         self._done = True
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
@@ -56,15 +55,15 @@ class SimulatedRequest:
 
 
 class _Operation(NamedTuple):
-    """One collective operation."""
+    """A collective operation that some workers have begun."""
 
     kind: _Kind
-    parts: list[Any]  # what each worker contributed, by rank
+    contributions: list[Any]  # by rank
     requests: list[SimulatedRequest]
 
 
 class _World:
-    """The part of a communicator that all its workers share."""
+    """What the workers of a communicator share."""
 
     def __init__(self, size: int, cluster: SimulatedCluster) -> None:
         self.size = size
@@ -91,18 +90,18 @@ class SimulatedCommunicator:
         self.size = world.size
         self.cluster = world.cluster
         self.engine = self.library = world.cluster.engine
-        self._duplicates = count()
+        self._dups = count()
 
     def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
-        """Return whether it takes an op and dtype: of several workers what MPI takes, so that both ways are tried."""
+        """Return whether it takes an op and dtype: for several workers as MPI does, so that tests cover both ways."""
         return self.size == 1 or dtype.kind in "iu" or (dtype.kind in "fc" and op in (ReduceOp.SUM, ReduceOp.PRODUCT))
 
-    def _begin(self, kind: _Kind, part: Any, carry_out: Callable[[list[Any]], object]) -> SimulatedRequest:
-        """Begin an operation of a kind with this worker's part; the last worker to do so carries it out."""
+    def _begin(self, kind: _Kind, contribution: Any, carry_out: Callable[[list[Any]], object]) -> SimulatedRequest:
+        """Begin an operation; the last worker to do so carries it out, given all contributions by rank."""
         request, world, cluster = SimulatedRequest(), self._world, self.cluster
         if world.size == 1 and cluster.held is None:
-            carry_out([part])
-            request.finish()
+            carry_out([contribution])
+            request.complete()
             return request
         with cluster.lock:
             number = world.begun[self.rank]
@@ -112,24 +111,23 @@ class SimulatedCommunicator:
                 operation = world.operations[number] = _Operation(kind, [None] * world.size, [])
             if operation.kind != kind:
                 raise RuntimeError(f"worker {self.rank} begins {kind} where others have begun {operation.kind}")
-            operation.parts[self.rank] = part
+            operation.contributions[self.rank] = contribution
             operation.requests.append(request)
             if len(operation.requests) == world.size:
                 del world.operations[number]
-                carry_out(operation.parts)
-                for finished in operation.requests:
-                    cluster.deliver(finished)
+                carry_out(operation.contributions)
+                for complete in operation.requests:
+                    cluster.deliver(complete)
             return request
 
     def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> SimulatedRequest:
-        """Reduce buffers over the workers, in the order of their ranks."""
-        flags = send.flags, receive.flags
-        if not (flags[0].c_contiguous and flags[0].aligned and flags[1].c_contiguous and flags[1].aligned):
+        """Reduce buffers over the workers in the order of their ranks."""
+        if not all(buffer.flags.c_contiguous and buffer.flags.aligned for buffer in (send, receive)):
             raise ValueError("expected contiguous, aligned buffers")
         return self._begin(("allreduce", op, send.dtype, send.size), (send, receive), partial(_reduce, op))
 
     def iallgather(self, send: Array, receive: Array) -> SimulatedRequest:
-        return self._begin(("allgather", send.size), (send, receive), _put_together)
+        return self._begin(("allgather", send.size), (send, receive), _concatenate)
 
     def exchange_init(self, own: Array, everyone: Array) -> Callable[[int], Request]:
         return lambda _: self.iallgather(own, everyone)
@@ -138,33 +136,33 @@ class SimulatedCommunicator:
         return self._begin(("allgatherv", tuple(receive.counts)), ([send] * self.size, receive.views()), _exchange)
 
     def ibcast(self, buffer: Array, root: int) -> SimulatedRequest:
-        return self._begin(("bcast", root, buffer.size), buffer, partial(_copy_from, root))
+        return self._begin(("bcast", root, buffer.size), buffer, partial(_broadcast, root))
 
     def ialltoallv(self, send: Parts, receive: Parts) -> SimulatedRequest:
         return self._begin(("alltoallv",), (send.views(), receive.views()), _exchange)
 
     def dup(self) -> Steps[Communicator]:
-        return self._made(self._world.child(next(self._duplicates), self.size), self.rank)
+        return self._new(self._world.child(next(self._dups), self.size), self.rank)
 
     def create_group(self, ranks: Sequence[int], tag: int) -> Steps[Communicator]:
-        return self._made(self._world.child((tag, *ranks), len(ranks)), list(ranks).index(self.rank))
+        return self._new(self._world.child((tag, *ranks), len(ranks)), list(ranks).index(self.rank))
 
-    def _made(self, world: _World, rank: int) -> Steps[Communicator]:
+    def _new(self, world: _World, rank: int) -> Steps[Communicator]:
         made = SimulatedCommunicator(world, rank)
-        yield made._begin(("made",), None, lambda _: None)  # complete when all of them have called this
+        yield made._begin(("new",), None, lambda _: None)  # complete when all of them have called this
         return made
 
 
-def _reduce(op: ReduceOp, parts: list[Any]) -> None:
-    total = kernels.reduce(op, [mine for mine, _ in parts]) if len(parts) > 1 else parts[0][0]
-    for _, target in parts:
-        target[...] = total
+def _reduce(op: ReduceOp, buffers: list[Any]) -> None:
+    total = kernels.reduce(op, [send for send, _ in buffers]) if len(buffers) > 1 else buffers[0][0]
+    for _, receive in buffers:
+        receive[...] = total
 
 
-def _put_together(parts: list[Any]) -> None:
-    whole = np.concatenate([mine for mine, _ in parts])
-    for _, target in parts:
-        target[...] = whole
+def _concatenate(buffers: list[Any]) -> None:
+    whole = np.concatenate([send for send, _ in buffers])
+    for _, receive in buffers:
+        receive[...] = whole
 
 
 def _exchange(parts: list[Any]) -> None:
@@ -173,34 +171,32 @@ def _exchange(parts: list[Any]) -> None:
             parts[receiver][1][sender][...] = sent[receiver]
 
 
-def _copy_from(root: int, buffers: list[Any]) -> None:
-    for rank, target in enumerate(buffers):
+def _broadcast(root: int, buffers: list[Any]) -> None:
+    for rank, buffer in enumerate(buffers):
         if rank != root:
-            target[...] = buffers[root]
+            buffer[...] = buffers[root]
 
 
 class SimulatedCluster:
     """Workers in one process, and what their control connections share.
 
     Args:
-        size: how many.
-        held: deliveries wait until `release` is called.
-        engine: what the workers say that they are connected by.
+        size: the number of workers.
+        engine: the name of the engine that the workers report.
         answer_seconds: how long replicas have to settle once a run is in trouble.
 
     Attributes:
-        communicators: one each, for their strategies.
-        met: what workers that have made a strategy say of themselves, and what makes their part, by rank.
-        teams: the workers' parts, by rank, once the first strategy is used.
+        communicators: by rank, for the workers' strategies.
+        held: the deliveries that wait for `release`; None if all are made at once.
+        introductions: by rank, how workers that have made a strategy introduce themselves, and what makes their `Team`.
+        teams: by rank, once the first strategy is used.
     """
 
-    def __init__(
-        self, size: int, *, held: bool = False, engine: str = "simulated", answer_seconds: float = 1.0
-    ) -> None:
+    def __init__(self, size: int, *, engine: str = "simulated", answer_seconds: float = 1.0) -> None:
         self.lock = threading.RLock()
         self.engine = engine
-        self.held: list[SimulatedRequest] | None = [] if held else None
-        self.met: dict[int, tuple[Hello, Callable[..., Team]]] = {}
+        self.held: list[SimulatedRequest] | None = None
+        self.introductions: dict[int, tuple[Hello, Callable[..., Team]]] = {}
         self.teams: list[Team] = []
         self._answer_seconds = answer_seconds
         self._lost: set[int] = set()
@@ -209,33 +205,34 @@ class SimulatedCluster:
         self.communicators = [SimulatedCommunicator(world, rank) for rank in range(size)]
 
     def deliver(self, request: SimulatedRequest) -> None:
-        """Tell a worker that an operation is complete, now or when the test says so."""
+        """Complete a worker's request, now or when the test says so."""
         if self.held is None:
-            request.finish()
+            request.complete()
         else:
             self.held.append(request)
 
     def release(self, index: int) -> None:
-        """Make one of the deliveries that wait."""
+        """Make one of the deliveries that are held."""
         assert self.held is not None
-        self.held.pop(index).finish()
+        self.held.pop(index).complete()
 
     def connect(self) -> None:
-        """Connect all workers, which have made their strategies, with a coordinator."""
-        told = [self.met[rank] for rank in range(len(self.communicators))]
-        layout = layout_of([hello for hello, _ in told])
+        """Connect all workers, which have made their strategies, to a coordinator."""
+        introductions = [self.introductions[rank] for rank in range(len(self.communicators))]
+        layout = layout_of([hello for hello, _ in introductions])
         self._coordinator = Coordinator(layout)
-        for each, (_, make) in zip(self.communicators, told, strict=True):
-            self.teams.append(make(layout.seen_from(each.rank), each, partial(SimulatedControl, self)))
+        for communicator, (_, make) in zip(self.communicators, introductions, strict=True):
+            seen = layout.seen_from(communicator.rank)
+            self.teams.append(make(seen, communicator, partial(SimulatedControl, self)))
 
     def take(self, rank: int, message: Message) -> None:
-        """Take a worker's message to the coordinator."""
+        """Give the coordinator a worker's message."""
         with self.lock:
             if rank not in self._lost:
                 self._send(self._coordinator.take(rank, decode(encode(message))))
 
     def lose(self, rank: int, why: str) -> None:
-        """Lose a worker, for a reason such as its death. It hears that it has lost the others."""
+        """Lose a worker. It hears that it has lost the others."""
         with self.lock:
             if rank not in self._lost:
                 self._send(self._coordinator.lose(rank, why))
@@ -261,7 +258,7 @@ class SimulatedCluster:
 
 
 class SimulatedControl:
-    """One worker's control connection: calls, by way of JSON."""
+    """A worker's connection to the coordinator: calls."""
 
     def __init__(self, cluster: SimulatedCluster, team: Team) -> None:
         self._cluster = cluster
@@ -272,11 +269,10 @@ class SimulatedControl:
         self._cluster.take(self._rank, message)
 
     def close(self) -> None:
-        """Leave."""
+        """Leave the others."""
         self._cluster.lose(self._rank, "has ended")
 
 
 def alone() -> SimulatedCommunicator:
     """Return the communicator of a process that is its only worker."""
-    (communicator,) = SimulatedCluster(1, engine="local").communicators
-    return communicator
+    return SimulatedCluster(1, engine="local").communicators[0]
