@@ -1,10 +1,10 @@
 """Bootstrap: the rendezvous of a strategy's workers.
 
-The constructor of a strategy blocks until all workers have arrived; if they are simulated in one thread, the first use
-does. Each worker introduces itself (`Hello`).
+The constructor of a strategy blocks until all workers have arrived. Workers simulated in one thread cannot block, so
+these meet at the first use.
 
-The launcher of a program determines the engine. A launcher that is not understood is an error, rather than many jobs of
-one worker: if the sizes differ, the error says what was started, what the engine sees, and what to type.
+The launcher of the program determines the engine. A launcher that is not understood is an error, rather than many jobs
+of one worker: if the sizes differ, the error says what was started, what the engine sees, and what to type.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from aiodist._workers.engines.simulated import SimulatedCommunicator, alone
 from aiodist._workers.exchange import gather_objects
 from aiodist._workers.layout import Hello, layout_of
 from aiodist._workers.team import Team, warn_of_stall
-from aiodist._workers.transport import Communicator, Request, Steps, T
+from aiodist._workers.transport import Communicator, Steps, T
 
 RENDEZVOUS_SECONDS: Final = 300.0
 _POLL_SECONDS: Final = 0.0005
@@ -39,20 +39,20 @@ def rendezvous(
     """Meet the other workers; return their communicator, and this worker's `Team`.
 
     ``given`` is a communicator of mpi4py or of an engine; None means all workers that a launcher has started. The team
-    is None if all workers are in this thread, where none may wait for others before all have been made.
+    is None for simulated workers, until `in_one_thread`.
     """
     launched = environment.launched()
-    who = "worker 0 of 1" if launched is None else f"worker {launched.rank} of {launched.workers}"
     communicator: Communicator = given
     if not hasattr(given, "iallgatherv"):
+        worker = "worker 0 of 1" if launched is None else f"worker {launched.rank} of {launched.workers}"
         with noted_rendezvous():
-            communicator = _blocking(communicator_of(given, launched), who)
+            communicator = _wait_for(communicator_of(given, launched), worker)
         if given is None:
             check(communicator, launched)
     hello = Hello.of_this_process(devices)
     make = partial(Team, order_check=order_check, ordered=ordered)
     if not isinstance(communicator, SimulatedCommunicator):
-        return communicator, _among_processes(communicator, hello, make)
+        return communicator, _meet(communicator, hello, make)
     communicator.cluster.introductions[communicator.rank] = hello, make
     return communicator, None
 
@@ -66,23 +66,23 @@ def in_one_thread(communicator: Communicator) -> Team:
     return cluster.teams[communicator.rank]
 
 
-def _among_processes(communicator: Communicator, hello: Hello, make: Callable[..., Team]) -> Team:
-    """Meet the other workers, and connect this one: worker 0 to all others, these to worker 0."""
-    rank, who = communicator.rank, f"worker {communicator.rank} of {communicator.size}"
-    hellos: list[Hello] = _blocking(gather_objects(communicator, hello), who)
+def _meet(communicator: Communicator, hello: Hello, make: Callable[..., Team]) -> Team:
+    """Meet workers in other processes, and connect this one: worker 0 to all others, any other to worker 0."""
+    rank, worker = communicator.rank, f"worker {communicator.rank} of {communicator.size}"
+    hellos: list[Hello] = _wait_for(gather_objects(communicator, hello), worker)
     layout = layout_of(hellos).seen_from(rank)
-    endpoint: Listener | Address | None = None
-    told: Address | str | None = None
+    listener: Listener | None = None
+    address: Address | str | None = None
     if rank == 0:
         try:
-            endpoint = Listener(hellos)
-            told = endpoint.address
+            listener = Listener(hellos)
+            address = listener.address
         except OSError as error:
-            told = str(error)  # for everybody to raise
-    address = _blocking(gather_objects(communicator, told), who)[0]
+            address = str(error)  # which all raise
+    address = _wait_for(gather_objects(communicator, address), worker)[0]
     if isinstance(address, str):
         raise ConnectionError(address)
-    return make(layout, communicator, partial(TcpControl, hellos=hellos, endpoint=endpoint or address))
+    return make(layout, communicator, partial(TcpControl, hellos=hellos, endpoint=listener or address))
 
 
 # Which engine.
@@ -119,7 +119,7 @@ def communicator_of(given: Any, launched: Launched | None) -> Steps[Communicator
 
 
 def check(found: Communicator, launched: Launched | None) -> None:
-    """Compare what was started with what the engine sees, and with ``TF_CONFIG``."""
+    """Raise an error if the engine does not see what was started, or ``TF_CONFIG`` says otherwise."""
     if launched is not None and launched.workers > 1 and found.size != launched.workers:
         to_type = _TO_TYPE.get(launched.by, _MPIEXEC).format(workers=launched.workers)
         raise RuntimeError(
@@ -143,38 +143,36 @@ def check(found: Communicator, launched: Launched | None) -> None:
         )
 
 
-# Waiting, in the constructor.
-
-
-def _blocking(steps: Steps[T], who: str) -> T:
-    try:
-        while True:
-            _wait(next(steps), who)
-    except StopIteration as end:
-        found: T = end.value
-        return found
-
-
-def _wait(request: Request, who: str) -> None:
-    """Block until a request of the rendezvous is complete; warn once meanwhile."""
+def _wait_for(steps: Steps[T], worker: str) -> T:
+    """Block until the steps of a rendezvous are done; warn once if that takes long."""
     begun = time.monotonic()
     warn_after = environment.stall_seconds() or RENDEZVOUS_SECONDS
-    while not request.test():
-        waited = time.monotonic() - begun
-        if waited > RENDEZVOUS_SECONDS:
-            raise TimeoutError(
-                f"{who} has waited {RENDEZVOUS_SECONDS:.0f} s for the others to make their "
-                "MultiWorkerMirroredStrategy; every worker must run the same program"
-            )
-        if waited >= warn_after:
-            warn_after = 2 * RENDEZVOUS_SECONDS
-            frame = _getframe()
-            here = place_of(program_frame(frame) or frame)
-            missing = Journal(environment.notes()).missing()
-            warn_of_stall(
-                f"{who} has waited {waited:.3g} s to make a strategy at {shown_file(here.file)}:{here.line}, which "
-                f"every worker is to make{missing} (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
-                here.file,
-                here.line,
-            )
-        time.sleep(_POLL_SECONDS)
+    try:
+        while True:
+            request = next(steps)
+            while not request.test():
+                waited = time.monotonic() - begun
+                if waited > RENDEZVOUS_SECONDS:
+                    raise TimeoutError(
+                        f"{worker} has waited {RENDEZVOUS_SECONDS:.0f} s for the others to make their "
+                        "MultiWorkerMirroredStrategy; every worker must run the same program"
+                    )
+                if waited >= warn_after:
+                    warn_after = 2 * RENDEZVOUS_SECONDS
+                    _warn_of_absent(worker, waited)
+                time.sleep(_POLL_SECONDS)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+def _warn_of_absent(worker: str, waited: float) -> None:
+    frame = _getframe()
+    here = place_of(program_frame(frame) or frame)
+    missing = Journal(environment.notes()).missing()
+    warn_of_stall(
+        f"{worker} has waited {waited:.3g} s to make a strategy at {shown_file(here.file)}:{here.line}, which every "
+        f"worker is to make{missing} (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
+        here.file,
+        here.line,
+    )
