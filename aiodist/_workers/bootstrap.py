@@ -72,14 +72,14 @@ def _meet(communicator: Communicator, hello: Hello, make: Callable[..., Team]) -
     hellos: list[Hello] = _wait_for(gather_objects(communicator, hello), worker)
     layout = layout_of(hellos).seen_from(rank)
     listener: Listener | None = None
-    address: Address | str | None = None
+    own: Address | str | None = None
     if rank == 0:
         try:
             listener = Listener(hellos)
-            address = listener.address
+            own = listener.address
         except OSError as error:
-            address = str(error)  # which all raise
-    address = _wait_for(gather_objects(communicator, address), worker)[0]
+            own = str(error)  # which all raise
+    address = _wait_for(gather_objects(communicator, own), worker)[0]
     if isinstance(address, str):
         raise ConnectionError(address)
     return make(layout, communicator, partial(TcpControl, hellos=hellos, endpoint=listener or address))

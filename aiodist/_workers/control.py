@@ -359,10 +359,11 @@ class TcpControl:
         self._process = os.getpid()
         self._loop = asyncio.SelectorEventLoop()
         self._leaving = asyncio.Event()
-        self._left = threading.Event()
         ending.shorten_reports(self._rank)
         connected: Future[None] = Future()
-        threading.Thread(target=self._serve, args=(endpoint, connected), name="aiodist control", daemon=True).start()
+        arguments = endpoint, connected
+        self._thread = threading.Thread(target=self._serve, args=arguments, name="aiodist control", daemon=True)
+        self._thread.start()
         connected.result()
         atexit.register(self.close)
 
@@ -377,7 +378,7 @@ class TcpControl:
         atexit.unregister(self.close)
         if os.getpid() == self._process:  # a child that the program has forked has no part in it
             self._call_soon(self._say_farewell, ending.farewell())
-            self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
+            self._thread.join(LEAVE_SECONDS + BEAT_SECONDS)
 
     def _call_soon(self, fn: Callable[..., object], *arguments: Any) -> None:
         with suppress(RuntimeError):  # the thread has ended
@@ -388,7 +389,6 @@ class TcpControl:
     def _serve(self, endpoint: Listener | Address, connected: Future[None]) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._serve_until_left(endpoint, connected))
-        self._left.set()
 
     async def _serve_until_left(self, endpoint: Listener | Address, connected: Future[None]) -> None:
         try:

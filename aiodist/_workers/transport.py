@@ -62,15 +62,15 @@ class Parts(NamedTuple):
 
 
 class Communicator(Protocol):
-    """Some workers, with their own order of operations."""
+    """Some workers, with their own order of operations. Engines derive from this."""
 
     engine: str  # the engine's name
     library: str  # the library under it, with its version
     rank: int  # of this worker in the communicator
     size: int  # the number of workers
-    depth: int  # how many operations are best in flight at a time
-    records: Any  # the buffers of its records, once there are any; successive sessions share them
-    record_bytes: int  # the longest record
+    depth: int = 2  # how many operations are best in flight at a time
+    records: Any = None  # the buffers of its records, once there are any; successive sessions share them
+    record_bytes: int = RECORD_BYTES  # the longest record
 
     def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
         """Return whether `iallreduce` gives an op of this dtype the meaning that it has in aiodist."""
@@ -88,9 +88,9 @@ class Communicator(Protocol):
         """Return a function that sends all others the given number of a record's first bytes; all call it in order.
 
         Workers may give different numbers. ``everyone`` receives the records by rank, ``record_bytes`` for each; this
-        worker's own may be missing there.
+        worker's own may be missing there. By default all bytes are sent.
         """
-        ...
+        return lambda _: self.iallgather(own, everyone)
 
     def iallgatherv(self, send: Array, receive: Parts) -> Request:
         """Concatenate buffers of bytes, of several sizes, by rank."""

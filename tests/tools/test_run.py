@@ -119,13 +119,13 @@ def test_memory_of_a_job_that_is_just_beginning_is_left_to_it(monkeypatch: pytes
         with path.open("wb+") as file:
             file.write(bytes(mmap.PAGESIZE))
             file.flush()
-            assert launch._left_memory(begun).isdisjoint({path, later})
+            assert launch._leaked_memory(begun).isdisjoint({path, later})
             later.unlink()
             mapped = mmap.mmap(file.fileno(), 0)
-        assert launch._left_memory(begun).isdisjoint({path, later})
+        assert launch._leaked_memory(begun).isdisjoint({path, later})
         later.unlink()
         mapped.close()
-        found = launch._left_memory(begun)
+        found = launch._leaked_memory(begun)
         assert path in found
         assert later not in found
     finally:

@@ -129,11 +129,10 @@ class _Exchange:
         return True
 
 
-class MpiCommunicator:
+class MpiCommunicator(Communicator):
     """Workers connected by MPI."""
 
     engine = "mpi"
-    records: Any = None
 
     def __init__(self, communicator: Any) -> None:
         self._mpi = load_mpi()
@@ -144,8 +143,10 @@ class MpiCommunicator:
         self.library = library()
         self.rank: int = communicator.Get_rank()
         self.size: int = communicator.Get_size()
-        self.depth = 4 if self._mpi.get_vendor()[0] == "Open MPI" else 2
-        self.record_bytes = _LONG_RECORD if self.size == 2 else RECORD_BYTES
+        if self.library.startswith("Open MPI"):
+            self.depth = 4
+        if self.size == 2:
+            self.record_bytes = _LONG_RECORD
         self._group_calls = Serial()
 
     @classmethod
@@ -208,7 +209,7 @@ class MpiCommunicator:
         try:
             gather = self._handle.Allgather_init([own, self._byte], [everyone, self._byte])
         except (AttributeError, NotImplementedError):  # before MPI 4
-            return lambda _: self.iallgather(own, everyone)
+            return super().exchange_init(own, everyone)
         request = MpiRequest(gather, own, everyone)
 
         def begin_all(_: int) -> Request:

@@ -25,7 +25,7 @@ from aiodist._workers.coordinator import Coordinator, Sent
 from aiodist._workers.layout import Hello, layout_of
 from aiodist._workers.messages import Ask, Message, decode, encode
 from aiodist._workers.team import Team
-from aiodist._workers.transport import RECORD_BYTES, Array, Communicator, Parts, Request, Steps
+from aiodist._workers.transport import Array, Communicator, Parts, Steps
 from aiodist_kernels import ReduceOp
 
 _Kind = tuple[Any, ...]
@@ -77,12 +77,8 @@ class _World:
             return self.children.setdefault(key, _World(size, self.cluster))
 
 
-class SimulatedCommunicator:
+class SimulatedCommunicator(Communicator):
     """One worker's view of a simulated cluster."""
-
-    depth = 2
-    records: Any = None
-    record_bytes = RECORD_BYTES
 
     def __init__(self, world: _World, rank: int) -> None:
         self._world = world
@@ -128,9 +124,6 @@ class SimulatedCommunicator:
 
     def iallgather(self, send: Array, receive: Array) -> SimulatedRequest:
         return self._begin(("allgather", send.size), (send, receive), _concatenate)
-
-    def exchange_init(self, own: Array, everyone: Array) -> Callable[[int], Request]:
-        return lambda _: self.iallgather(own, everyone)
 
     def iallgatherv(self, send: Array, receive: Parts) -> SimulatedRequest:
         return self._begin(("allgatherv", tuple(receive.counts)), ([send] * self.size, receive.views()), _exchange)
@@ -182,7 +175,6 @@ class SimulatedCluster:
 
     Args:
         size: the number of workers.
-        engine: the name of the engine that the workers report.
         answer_seconds: how long replicas have to settle once a run is in trouble.
 
     Attributes:
@@ -192,9 +184,9 @@ class SimulatedCluster:
         teams: by rank, once the first strategy is used.
     """
 
-    def __init__(self, size: int, *, engine: str = "simulated", answer_seconds: float = 1.0) -> None:
+    def __init__(self, size: int, *, answer_seconds: float = 1.0) -> None:
         self.lock = threading.RLock()
-        self.engine = engine
+        self.engine = "local" if size == 1 else "simulated"
         self.held: list[SimulatedRequest] | None = None
         self.introductions: dict[int, tuple[Hello, Callable[..., Team]]] = {}
         self.teams: list[Team] = []
@@ -275,4 +267,4 @@ class SimulatedControl:
 
 def alone() -> SimulatedCommunicator:
     """Return the communicator of a process that is its only worker."""
-    return SimulatedCluster(1, engine="local").communicators[0]
+    return SimulatedCluster(1).communicators[0]

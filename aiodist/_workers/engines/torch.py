@@ -13,17 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from aiodist._workers.transport import (
-    RECORD_BYTES,
-    Array,
-    Communicator,
-    Parts,
-    Request,
-    Serial,
-    Steps,
-    abandoned,
-    in_thread,
-)
+from aiodist._workers.transport import Array, Communicator, Parts, Request, Serial, Steps, abandoned, in_thread
 from aiodist_kernels import ReduceOp
 
 INSTALL: Final = "torchrun has started this process, and its workers meet by PyTorch: pip install 'aiodist[torch]'"
@@ -75,13 +65,10 @@ class TorchRequest:
             abandoned.append(self)
 
 
-class TorchCommunicator:
+class TorchCommunicator(Communicator):
     """Workers connected by torch.distributed."""
 
     engine = "torch"
-    depth = 2
-    records: Any = None
-    record_bytes = RECORD_BYTES
 
     def __init__(self, group: Any, ranks: Sequence[int]) -> None:
         self._torch, self._dist = load_torch()
@@ -121,9 +108,6 @@ class TorchCommunicator:
         parts = [self._torch.from_numpy(part) for part in receive.reshape(self.size, -1)]
         own = self._readable(send)
         return TorchRequest([self._dist.all_gather(parts, own, self._group, async_op=True)], own, receive)
-
-    def exchange_init(self, own: Array, everyone: Array) -> Callable[[int], Request]:
-        return lambda _: self.iallgather(own, everyone)
 
     def iallgatherv(self, send: Array, receive: Parts) -> Request:
         parts = receive.views()
