@@ -1,4 +1,4 @@
-"""Control connections: workers are let in, strangers are not, whatever they send; and who counts as stopped."""
+"""The control connection: it admits workers and no strangers, whatever they send, and detects silent workers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def hellos(*machines: str) -> list[Hello]:
 
 @asynccontextmanager
 async def listener(size: int = 2) -> AsyncIterator[Listener]:
-    """Let workers in meanwhile."""
+    """Admit workers inside the block."""
     opened = Listener(hellos(*("here",) * size))
     admitting = asyncio.create_task(opened.admit_all())
     await asyncio.sleep(0)
@@ -70,47 +70,42 @@ async def listener(size: int = 2) -> AsyncIterator[Listener]:
 
 
 class Stranger:
-    """A stranger's connection, and what it is sent first."""
+    """A connection to worker 0 that follows no protocol, and the challenge that it has received."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, challenge: bytes) -> None:
-        self.read, self._writer, self.challenge = reader.readexactly, writer, challenge
-        self._to_end = reader.read
+        self.reader, self._writer, self.challenge = reader, writer, challenge
+        self.send = writer.write
 
     @classmethod
     async def at(cls, address: Address) -> Stranger:
         reader, writer = await asyncio.open_connection(address.host, address.port)
         return cls(reader, writer, await reader.readexactly(36))
 
-    def send(self, data: bytes) -> None:
-        self._writer.write(data)
-
-    async def is_turned_away(self) -> None:
+    async def is_rejected(self) -> None:
         with suppress(ConnectionError):
-            assert await self._to_end() == b""
+            assert await self.reader.read() == b""
         self._writer.close()
         with suppress(ConnectionError):
             await self._writer.wait_closed()
 
 
-async def let_in(opened: Listener) -> None:
-    """Wait until somebody is."""
-    while not opened.admitted:  # noqa: ASYNC110  (the listener itself waits for the event)
+async def first_admission(opened: Listener) -> None:
+    while not opened.admitted:  # noqa: ASYNC110  (the listener sets an event only when all are there)
         await asyncio.sleep(0)
 
 
-async def admitted(opened: Listener) -> None:
-    """Let worker 1 in, beside whatever strangers there are."""
+async def worker_1_is_admitted(opened: Listener) -> None:
     ((_, writer),) = (await connect(opened.address, 1)).values()
     writer.close()
-    await let_in(opened)
+    await first_admission(opened)
     assert list(opened.admitted) == [1]
 
 
-# Where the first worker listens.
+# Where worker 0 listens.
 
 
 @pytest.mark.anyio
-async def test_star_is_made_at_the_address_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_listener_at_a_configured_address_connects_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIODIST_CONTROL_ADDRESS", "localhost")
     opened = Listener(hellos("a", "b", "c"))
     admitting = asyncio.create_task(opened.admit_all())
@@ -119,7 +114,7 @@ async def test_star_is_made_at_the_address_that_is_set(monkeypatch: pytest.Monke
     assert sorted(connections) == [1, 2]
     for _, writer in [*connections.values(), *others]:
         writer.transport.abort()
-    with pytest.raises(ConnectionRefusedError):  # nobody listens any more
+    with pytest.raises(ConnectionRefusedError):  # it listens no more
         socket.create_connection((opened.address.host, opened.address.port))
 
 
@@ -128,7 +123,7 @@ async def test_star_is_made_at_the_address_that_is_set(monkeypatch: pytest.Monke
     ("machines", "expected"),
     [(("one", "one"), {"127.0.0.1"}), (("one", "other"), {own_address()})],
 )
-async def test_workers_on_one_machine_use_loopback_alone(
+async def test_listener_uses_one_interface_and_loopback_if_all_workers_are_on_one_machine(
     machines: Sequence[str], expected: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_module, "CONNECT_SECONDS", 0.0)
@@ -139,7 +134,7 @@ async def test_workers_on_one_machine_use_loopback_alone(
         await opened.admit_all()
 
 
-def test_address_that_is_none_of_this_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listener_at_an_address_of_another_machine_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIODIST_CONTROL_ADDRESS", "192.0.2.7")
     with pytest.raises(OSError, match=r"cannot listen at 192\.0\.2\.7 .*set AIODIST_CONTROL_ADDRESS"):
         Listener(hellos("one", "other"))
@@ -148,7 +143,7 @@ def test_address_that_is_none_of_this_machine_is_refused(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("soft", "hard", "most"), [(256, -1, 612), (256, 4096, 612), (256, 400, 400), (1024, 4096, None), (-1, -1, None)]
 )
-def test_open_files_are_limited_no_less_than_needed_where_the_system_allows_it(
+def test_limit_of_open_files_is_raised_as_far_as_needed_and_permitted(
     monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, most: int | None
 ) -> None:
     resource = pytest.importorskip("resource")
@@ -159,22 +154,19 @@ def test_open_files_are_limited_no_less_than_needed_where_the_system_allows_it(
     assert limits == ([] if most is None else [(most, hard)])
 
 
-# What workers say of themselves.
-
-
-def test_other_version_of_aiodist_is_refused() -> None:
-    told = hellos("a", "a", "a")
-    assert layout_of(told).replicas == 3
-    told[1] = told[1]._replace(version="2.0")
+def test_workers_with_different_versions_of_aiodist_are_refused() -> None:
+    introduced = hellos("a", "a", "a")
+    assert layout_of(introduced).replicas == 3
+    introduced[1] = introduced[1]._replace(version="2.0")
     with pytest.raises(RuntimeError, match=r"different versions of aiodist: 1, 2\.0, 1, by rank"):
-        layout_of(told)
+        layout_of(introduced)
 
 
 # Strangers.
 
 
-def claim(secret: bytes, challenge: bytes) -> bytes:
-    """What a worker answers that knows this secret."""
+def response(secret: bytes, challenge: bytes) -> bytes:
+    """Return what worker 1 answers if it knows this secret."""
     own = struct.pack("<I", 1) + b"n" * 32
     return own + proof(secret, own, challenge)
 
@@ -186,84 +178,85 @@ def claim(secret: bytes, challenge: bytes) -> bytes:
         lambda _: b"GET / HTTP/1.1\r\nHost: here\r\n" + b"x" * 4096,
         lambda _: b"\xff" * 68,
         lambda _: bytes(4 << 20),
-        lambda challenge: claim(b"guessed", challenge),
+        lambda challenge: response(b"guessed", challenge),
     ],
     ids=["http", "ones", "oversized", "forged"],
 )
-async def test_garbage_is_turned_away(sent: Callable[[bytes], bytes]) -> None:
+async def test_garbage_and_guessed_proofs_are_rejected(sent: Callable[[bytes], bytes]) -> None:
     async with listener() as opened:
         stranger = await Stranger.at(opened.address)
         stranger.send(sent(stranger.challenge))
-        await stranger.is_turned_away()
+        await stranger.is_rejected()
         assert not opened.admitted
-        await admitted(opened)
+        await worker_1_is_admitted(opened)
 
 
 @pytest.mark.anyio
-async def test_captured_handshake_is_worth_nothing_the_second_time() -> None:
+async def test_replayed_and_echoed_handshakes_are_rejected() -> None:
     async with listener(3) as opened:
         worker = await Stranger.at(opened.address)
-        captured = claim(opened.address.secret, worker.challenge)
+        captured = response(opened.address.secret, worker.challenge)
         worker.send(captured)
-        await worker.read(32)
-        await let_in(opened)
-        stranger = await Stranger.at(opened.address)
-        stranger.send(captured)
-        await stranger.is_turned_away()
-        mirror = await Stranger.at(opened.address)  # nor is what worker 0 itself says a proof
-        mirror.send(mirror.challenge + proof(opened.address.secret, mirror.challenge, mirror.challenge))
-        await mirror.is_turned_away()
+        await worker.reader.readexactly(32)
+        await first_admission(opened)
+        replay = await Stranger.at(opened.address)
+        replay.send(captured)
+        await replay.is_rejected()
+        echo = await Stranger.at(opened.address)
+        echo.send(echo.challenge + proof(opened.address.secret, echo.challenge, echo.challenge))
+        await echo.is_rejected()
         assert list(opened.admitted) == [1]
         opened.admitted[1][1].transport.abort()
-        await worker.is_turned_away()
+        await worker.is_rejected()
 
 
 @pytest.mark.anyio
-async def test_worker_does_not_believe_who_listens_without_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_listener_without_the_secret_is_rejected_by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = Address("127.0.0.1", server.getsockname()[1], b"s" * 32)
         monkeypatch.setattr(control_module, "CONNECT_SECONDS", 0.0)
-        coming = asyncio.create_task(connect(address, 1))
+        connecting = asyncio.create_task(connect(address, 1))
         with (await asyncio.to_thread(server.accept))[0] as impostor:
             impostor.sendall(bytes(36) + b"p" * 32)
             with pytest.raises(ConnectionError, match="does not know the secret"):
-                await coming
+                await connecting
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("said", [b"", b"half"], ids=["nothing", "half a proof"])
-async def test_many_half_open_connections_are_few_at_a_time_and_keep_nobody_out(
-    said: bytes, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("sent", [b"", b"half"], ids=["nothing", "half a proof"])
+async def test_pending_handshakes_are_limited_and_keep_no_worker_out(
+    sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with listener() as opened:
         strangers = []
         for _ in range(3 * MAX_PENDING):
             strangers.append(await Stranger.at(opened.address))
-            strangers[-1].send(said)
+            strangers[-1].send(sent)
             assert len(opened.pending) <= MAX_PENDING
-        await admitted(opened)
+        await worker_1_is_admitted(opened)
     for stranger in strangers:
-        await stranger.is_turned_away()
+        await stranger.is_rejected()
     assert caplog.records == []
 
 
 @pytest.mark.anyio
-async def test_worker_that_must_make_room_before_its_proof_has_come_does_not_take_itself_for_let_in() -> None:
+async def test_worker_whose_pending_handshake_is_dropped_receives_no_proof() -> None:
+    """Otherwise it would believe that it has been admitted; now `connect` tries again."""
     async with listener() as opened:
         worker = await Stranger.at(opened.address)
-        worker.send(claim(opened.address.secret, worker.challenge)[:36])
+        worker.send(response(opened.address.secret, worker.challenge)[:36])
         strangers = [await Stranger.at(opened.address) for _ in range(MAX_PENDING)]
-        await worker.is_turned_away()  # without a proof of worker 0's, and so `connect` tries again
+        await worker.is_rejected()
     for stranger in strangers:
-        await stranger.is_turned_away()
+        await stranger.is_rejected()
 
 
 @pytest.mark.anyio
-async def test_who_says_nothing_is_turned_away_after_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_stranger_is_rejected_after_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_module, "HANDSHAKE_SECONDS", 0.01)
     async with listener() as opened:
         stranger = await Stranger.at(opened.address)
-        await stranger.is_turned_away()
+        await stranger.is_rejected()
         assert not opened.pending
 
 
@@ -271,7 +264,7 @@ async def test_who_says_nothing_is_turned_away_after_some_seconds(monkeypatch: p
 
 
 def received(data: bytes, rank: int = 1) -> list[Message]:
-    """Return what is made of these bytes of a worker's."""
+    """Return the messages in what a worker has sent."""
     found: list[Message] = []
 
     async def read() -> None:
@@ -309,71 +302,68 @@ def framed(text: bytes) -> bytes:
     ],
     ids=["oversized", "bomb", "plain", "pickle", "fields", "name", "types", "empty", "deep", "worker 0's"],
 )
-def test_what_is_no_message_is_an_error_of_that_connection(data: bytes) -> None:
+def test_data_that_is_no_message_of_a_worker_is_an_error(data: bytes) -> None:
     with pytest.raises((ValueError, zlib.error)):
         received(data)
 
 
-def test_heartbeats_and_truncated_messages_are_no_messages() -> None:
+def test_heartbeats_and_truncated_messages_are_skipped() -> None:
     whole, beat = packed(Lost(1, "is gone")), bytes(4)
     assert received(beat + whole + beat + beat + whole[:-1]) == [Lost(1, "is gone")]
     assert received(packed(Query(3)), rank=0) == [Query(3)]
 
 
 class Worker:
-    """Stands for a `Team`: keeps what the control connection passes on."""
+    """Stands for a `Team`: keeps the messages that the control connection delivers."""
 
     def __init__(self, rank: int) -> None:
         self.layout = Layout(rank, [("CPU:0",), ("CPU:0",)])
-        self.heard: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.post = self.heard.put
+        self.delivered: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.post = self.delivered.put
         self.driver = SimpleNamespace(ask_loop=lambda _: False)
 
 
-def both(opened: Listener) -> list[tuple[Worker, Any]]:
-    """Connect two workers by TCP; return each, and its control connection or why it has none."""
-    teams = [Worker(0), Worker(1)]
+def connected_workers() -> list[tuple[Worker, TcpControl]]:
+    """Return two workers connected by TCP."""
+    opened, teams = Listener(hellos("here", "here")), [Worker(0), Worker(1)]
 
-    def connected(team: Any) -> Any:
-        try:
-            return TcpControl(team, hellos("here", "here"), opened if team.layout.rank == 0 else opened.address)
-        except Exception as error:  # noqa: BLE001  (it is the outcome)
-            return error
+    def connected(team: Any) -> TcpControl:
+        return TcpControl(team, hellos("here", "here"), opened if team.layout.rank == 0 else opened.address)
 
     with ThreadPoolExecutor() as threads:
         return list(zip(teams, threads.map(connected, teams), strict=True))
 
 
-def test_error_of_the_coordinator_ends_the_strategy_and_is_raised_as_its_own(
+def test_coordinator_with_an_error_of_its_own_ends_the_strategy_of_all_workers(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ending, "losses", [])
-    (first, its_control), (second, control) = both(Listener(hellos("here", "here")))
-    broken = Snapshot(OrderCheck.CALL_SITE, (), ())  # without the run's own group
-    for each in (control, its_control):
-        each.send(Trouble(0, broken))
-    while not isinstance(told := second.heard.get(timeout=60), Lost):
-        assert isinstance(told, Ask)
-    assert told == Lost(0, "has given up: IndexError: tuple index out of range")
+    workers = connected_workers()
+    without_root = Snapshot(OrderCheck.CALL_SITE, (), ())  # lacks the run's own group
+    for _, control in workers:
+        control.send(Trouble(0, without_root))
+    for worker, _ in workers:
+        while not isinstance(message := worker.delivered.get(timeout=60), Lost):
+            assert isinstance(message, Ask)
+        assert message == Lost(0, "has given up: IndexError: tuple index out of range")
     assert "the coordinator has failed" in caplog.text
-    assert not first.heard.empty()
-    for each in (its_control, control):
-        each.close()
+    for _, control in workers:
+        control.close()
 
 
-def test_strategy_that_nobody_has_any_more_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_whose_program_drops_the_strategy_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "losses", [])
-    (first, its_control), (second, _) = both(Listener(hellos("here", "here")))
+    (first, control), (second, _) = connected_workers()
     dropped = weakref.ref(second)
     del second
     gc.collect()
     assert dropped() is None
-    assert first.heard.get(timeout=60) == Lost(1, "has ended")
-    its_control.close()
+    assert first.delivered.get(timeout=60) == Lost(1, "has ended")
+    control.close()
 
 
-def test_a_replica_that_has_finished_with_a_group_and_ended_is_not_taken_for_one_that_never_made_it() -> None:
-    """Worker 1 has completed the group's collective, and dropped the group; worker 0 does not know of that yet."""
+def test_coordinator_that_hears_of_an_ended_replica_knows_that_it_made_a_group_before() -> None:
+    """Worker 1 has completed the group's collective and dropped the group; worker 0 does not know that yet."""
     here, call = Place("train.py", 3, 4, "train"), Call("barrier")
     snapshots = []
     for rank in (0, 1):
@@ -388,13 +378,13 @@ def test_a_replica_that_has_finished_with_a_group_and_ended_is_not_taken_for_one
     coordinator = Coordinator(Layout(0, [["CPU:0"], ["CPU:0"]]))
     assert list(coordinator.take(0, Waiting(0, snapshots[0]))) == [((1,), Query(0))]
     assert not list(coordinator.take(1, Waiting(0, snapshots[1], is_answer=True)))
-    without = replace(snapshots[1], groups=snapshots[1].groups[:1])  # as if it had never made the group
-    assert list(coordinator.take(1, Waiting(0, without, is_answer=True))) == [((0, 1), Ask(0))]
+    never_made = replace(snapshots[1], groups=snapshots[1].groups[:1])
+    assert list(coordinator.take(1, Waiting(0, never_made, is_answer=True))) == [((0, 1), Ask(0))]
 
 
 @pytest.mark.parametrize("name", ["../../../../etc/passwd", "/etc/passwd"])
-def test_names_with_path_separators_lead_nowhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert resolved(name) == name  # as it was sent, and not as a file that stands here
+def test_names_with_path_separators_name_no_file(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolved(name) == name  # as it was sent, and not a file of this machine
     monkeypatch.setenv("AIODIST_TRACE", "trace.json")
     monkeypatch.setenv("AIODIST_WORKERS", "2")
     for variable in ("OMPI_COMM_WORLD_RANK", "PMI_RANK"):
@@ -403,30 +393,32 @@ def test_names_with_path_separators_lead_nowhere(name: str, monkeypatch: pytest.
 
 
 @pytest.mark.anyio
-async def test_other_users_see_no_secret_in_arguments_or_variables() -> None:
+async def test_secret_is_in_no_argument_or_environment_variable() -> None:
     async with listener() as opened:
-        everything = "".join([*environment.with_workers(2, "folder").values(), *sys.argv])
-        assert opened.address.secret.hex() not in everything
+        visible = "".join([*environment.with_workers(2, "folder").values(), *sys.argv])
+        assert opened.address.secret.hex() not in visible
 
 
 # Silent workers.
 
 
 @pytest.mark.parametrize(
-    ("silent", "told"),
+    ("silent", "reason"),
     [
         (SUSPICIOUS_SECONDS / 2, None),
         (SILENT_SECONDS - 1, None),
         (SILENT_SECONDS + 1, "has been silent for 61 s, though its system answers: it is stopped"),
     ],
 )
-def test_worker_on_another_machine_has_a_minute_or_what_the_user_says(silent: float, told: str | None) -> None:
+def test_worker_on_another_machine_may_be_silent_for_a_minute_or_as_configured(
+    silent: float, reason: str | None
+) -> None:
     hello = Hello("1", ("CPU:0",), "host", "a machine that is not this one", 1)
-    assert reason_stopped(hello, silent, 0.0) == told
+    assert reason_stopped(hello, silent, 0.0) == reason
     assert reason_stopped(hello, silent, 90.0) is None
 
 
-def test_pulse_tells_for_how_long_a_loop_is_silent_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_of_a_silent_loop_tells_for_how_long_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 50.0
     monkeypatch.setattr("aiodist._workers.control.time.monotonic", lambda: now)
     questions: list[Callable[[], Any]] = []
@@ -435,22 +427,22 @@ def test_pulse_tells_for_how_long_a_loop_is_silent_and_where(monkeypatch: pytest
         questions.append(answer)
         return True
 
-    pulse = LoopProbe(ask)
+    probe = LoopProbe(ask)
     now = 50.6
-    pulse.probe(now)
-    pulse.probe(now)
+    probe.probe(now)
+    probe.probe(now)
     (answer,) = questions
-    assert pulse.silent_seconds < 1
+    assert probe.silent_seconds < 1
     now = 52.0
-    assert pulse.silent_seconds > 1
+    assert probe.silent_seconds > 1
     with monkeypatch.context() as unlocked:
         unlocked.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
-        assert pulse.describe() == ("its event loop has been silent for 2.0 s: something blocks it", "", 0)
+        assert probe.describe() == ("its event loop has been silent for 2.0 s: something blocks it", "", 0)
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
-    told, file, _ = pulse.describe()
+    text, file, _ = probe.describe()
     assert file.endswith("control.py")
-    assert told.startswith("its event loop has been silent for 2.0 s: something blocks it. Its thread:\n")
-    assert re.search(r"test_control\.py\", line \d+, in test_pulse_tells_for_how_long", told)
+    assert text.startswith("its event loop has been silent for 2.0 s: something blocks it. Its thread:\n")
+    assert re.search(r"test_control\.py\", line \d+, in test_probe_of_a_silent_loop", text)
     answer()
     now = 53.5
-    assert pulse.silent_seconds < 1
+    assert probe.silent_seconds < 1
