@@ -1,6 +1,6 @@
-"""A program that ends in one way or another, for jobs of `aiodist run`: python endings.py NAME ARGUMENT...
+"""A program for jobs of `aiodist run` that ends in various ways: python endings.py NAME ARGUMENT...
 
-Every worker prints its process and its agent's first; then it calls the function of that name.
+Every worker first prints its process id and its agent's, then calls the function of that name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def one_ends(code: str, path: str) -> None:
 
 
 def one_raises_while_another_spins(path: str) -> None:
-    mpi = importlib.import_module("mpi4py.MPI")  # which finalises itself, when Python is gone already
+    mpi = importlib.import_module("mpi4py.MPI")  # which finalises MPI when Python has ended
     importlib.import_module("aiodist")
     if first(path):
         raise ValueError("bad batch")
@@ -61,7 +61,7 @@ def has_memory() -> None:
     lines = Path("/proc/self/maps").read_text().splitlines()
     for path in sorted({line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/" in line}):
         print(f"memory {path}")
-    print("all told")  # of several workers this is seen at once, though it goes through a pipe
+    print("all printed")  # which several workers do not buffer, although they write to pipes
     time.sleep(60)
 
 
@@ -76,7 +76,7 @@ def first(path: str) -> bool:
 
 if __name__ == "__main__":
     name, *arguments = sys.argv[1:]
-    for number in (signal.SIGTERM, signal.SIGINT) if name in HANDLERS else ():  # before the line that tests wait for
+    for number in (signal.SIGTERM, signal.SIGINT) if name in HANDLERS else ():  # before the line that tests await
         signal.signal(number, HANDLERS[name])
     print(f"worker {os.getpid()} of agent {os.getppid()} {tuple(arguments)}", flush=True)
     globals()[name](*arguments)

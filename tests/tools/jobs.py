@@ -1,4 +1,4 @@
-"""Jobs of `aiodist run`, watched from outside: what they print, how they end, and what they leave behind."""
+"""Jobs of `aiodist run`, seen from outside: what they print, how they end, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LIMIT_SECONDS = 150
 
 @dataclass
 class Job:
-    """A job that runs.
+    """A running job.
 
     Attributes:
         process: the launcher.
-        mark: stands in the environment of all its processes.
-        output: what has been read of it so far.
+        mark: a text in the environment of all its processes.
+        output: what has been read so far.
     """
 
     process: subprocess.Popen[bytes]
@@ -33,7 +33,7 @@ class Job:
     output: str = ""
 
     def read_until(self, pattern: str, count: int = 1) -> list[tuple[str, ...]]:
-        """Read on until a pattern has been found so often; return what it has found."""
+        """Read until the output contains this many matches of a pattern; return them."""
         assert self.process.stdout is not None
         while len(found := re.findall(pattern, self.output)) < count:
             chunk = os.read(self.process.stdout.fileno(), 1 << 16)
@@ -42,22 +42,22 @@ class Job:
         return found
 
     def workers(self, count: int) -> list[tuple[int, int]]:
-        """Wait until so many workers of `endings` have started; return their agents and processes."""
+        """Wait until this many workers of `endings` have started; return the ids of their agents and processes."""
         return [(int(agent), int(worker)) for worker, agent in self.read_until(r"worker (\d+) of agent (\d+)", count)]
 
     def end(self) -> int:
-        """Wait for the end, after which nothing is left; return the exit code."""
+        """Wait for the end; check that no process is left; return the exit code."""
         self.output += (self.process.communicate(timeout=LIMIT_SECONDS)[0] or b"").decode(errors="replace")
         assert [name for process, name in marked(self.mark) if not _ends(process)] == []
         return self.process.returncode
 
 
 def marked(mark: str) -> list[tuple[int, str]]:
-    """List the processes that have inherited a mark, as Linux shows them."""
+    """Return the ids and names of the processes that have inherited a mark, on Linux."""
     found = []
     for entry in Path("/proc").glob("[0-9]*") if sys.platform == "linux" else ():
         try:
-            if mark.encode() in (entry / "environ").read_bytes():  # which a dead one has no more
+            if mark.encode() in (entry / "environ").read_bytes():  # empty for a dead process
                 name = (entry / "cmdline").read_bytes().replace(bytes(1), b" ").decode()
                 found.append((int(entry.name), name))
         except OSError:
@@ -66,7 +66,7 @@ def marked(mark: str) -> list[tuple[int, str]]:
 
 
 def _ends(process: int) -> bool:
-    """Wait for the end of a process that may have been killed already; return whether it has come."""
+    """Wait for the end of a process that may have been killed already; return whether it has ended."""
     try:
         opened = os.pidfd_open(process)
     except ProcessLookupError:
@@ -78,13 +78,13 @@ def _ends(process: int) -> bool:
 
 
 class Jobs:
-    """Starts jobs, and ends each by its own process."""
+    """Starts jobs, and ends those that still run."""
 
     def __init__(self) -> None:
         self._jobs: list[Job] = []
 
     def start(self, arguments: Sequence[str], python: str = sys.executable, **variables: str) -> Job:
-        """Start `aiodist run` with these arguments, by this interpreter."""
+        """Start `aiodist run` with these arguments, under this interpreter."""
         mark = variables.setdefault("AIODIST_MARK", uuid.uuid4().hex)
         process = subprocess.Popen(
             [python, "-m", "aiodist", "run", *arguments],
@@ -97,7 +97,7 @@ class Jobs:
         return self._jobs[-1]
 
     def close(self) -> None:
-        """End what still runs."""
+        """End the jobs that still run."""
         for job in self._jobs:
             if job.process.poll() is None:
                 job.process.send_signal(signal.SIGTERM)

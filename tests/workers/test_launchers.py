@@ -1,4 +1,4 @@
-"""What workers take from launchers, and what `aiodist run` hears of its workers."""
+"""What workers read from launchers' variables, and the journal from which `aiodist run` learns of its workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VARIABLES = ("AIODIST_WORKERS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nothing around the tests count as a launcher."""
+    """Hide the launcher of the tests, if any."""
     for name in (*VARIABLES, "MASTER_ADDR", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
 
@@ -38,7 +38,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ("WORLD_SIZE=8 RANK=6 MASTER_ADDR=here", "torchrun", 8, 6),
     ],
 )
-def test_launchers_are_told_apart(
+def test_launcher_is_recognised_by_its_variables(
     variables: str, by: str, workers: int, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in variables.split():
@@ -49,14 +49,14 @@ def test_launchers_are_told_apart(
 
 
 @pytest.mark.parametrize("variables", ["", "WORLD_SIZE=4", "SLURM_NTASKS=4 SLURM_PROCID=0", "PMI_SIZE=many"])
-def test_what_no_launcher_has_set_counts_for_none(variables: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_variables_are_no_launcher(variables: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in variables.split():
         monkeypatch.setenv(*variable.split("="))
     assert environment.launched() is None
 
 
 def cluster(workers: int, index: int, task: str = "worker", **jobs: Any) -> str:
-    """Return what stands in TF_CONFIG."""
+    """Return a value of TF_CONFIG."""
     spec = {"worker": [f"host{i}:80" for i in range(workers)], **jobs}
     return json.dumps({"cluster": spec, "task": {"type": task, "index": index}})
 
@@ -91,7 +91,7 @@ def cluster(workers: int, index: int, task: str = "worker", **jobs: Any) -> str:
         (None, (0, 1), "{}", ""),
     ],
 )
-def test_what_was_started_is_what_is_seen_or_an_error_says_what_to_type(
+def test_engine_that_sees_other_workers_than_were_started_is_an_error_with_the_command_to_type(
     by: str | None, seen: tuple[int, int], config: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TF_CONFIG", config)
@@ -101,7 +101,7 @@ def test_what_was_started_is_what_is_seen_or_an_error_says_what_to_type(
         check(found, launched)
 
 
-def test_cluster_of_tf_config_is_the_strategys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_of_tf_config_is_the_resolvers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", cluster(1, 0, evaluator=["other:80"]))
     strategy = MultiWorkerMirroredStrategy()
     resolver = strategy.cluster_resolver
@@ -129,19 +129,21 @@ def journal(folder: Path, *lines: str) -> Journal:
         (["ended 7 0", "ended 8 1", "ended 10 5", "ended 9 6"], 5),
     ],
 )
-def test_exit_code_is_that_of_the_first_that_has_failed_by_itself(tmp_path: Path, lines: list[str], code: int) -> None:
+def test_exit_code_of_a_job_is_that_of_the_first_worker_that_failed_by_itself(
+    tmp_path: Path, lines: list[str], code: int
+) -> None:
     assert journal(tmp_path, *lines).failure() == code
 
 
-def test_workers_run_until_their_agents_say_that_they_have_ended(tmp_path: Path) -> None:
+def test_workers_that_do_not_wait_are_missing_from_a_rendezvous(tmp_path: Path) -> None:
     started = "started 7 0", "started 8 1"
     found = journal(tmp_path, *started, "waits 7 1", "waits 8 1", "waits 8 0", "ended 7 0")
     assert found.missing().startswith("; worker 1 (process 8 on ")
     assert journal(tmp_path, "started 7 0", "waits 7 1").missing() == ""
 
 
-def test_workers_note_their_rendezvous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with noted_rendezvous():  # where there is no launcher, nobody is to know
+def test_rendezvous_is_noted_in_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with noted_rendezvous():  # without a launcher there is no journal
         pass
     monkeypatch.setenv("AIODIST_NOTES", str(tmp_path))
     with noted_rendezvous():
