@@ -129,9 +129,7 @@ def journal(folder: Path, *lines: str) -> Journal:
         (["ended 7 0", "ended 8 1", "ended 10 5", "ended 9 6"], 5),
     ],
 )
-def test_exit_code_of_a_job_is_that_of_the_first_worker_that_failed_by_itself(
-    tmp_path: Path, lines: list[str], code: int
-) -> None:
+def test_exit_code_is_that_of_the_first_worker_to_fail_by_itself(tmp_path: Path, lines: list[str], code: int) -> None:
     assert journal(tmp_path, *lines).failure() == code
 
 
