@@ -118,8 +118,9 @@ class SimulatedCommunicator(Communicator):
 
     def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> SimulatedRequest:
         """Reduce buffers over the workers in the order of their ranks."""
-        if not all(buffer.flags.c_contiguous and buffer.flags.aligned for buffer in (send, receive)):
-            raise ValueError("expected contiguous, aligned buffers")
+        for flags in (send.flags, receive.flags):
+            if not (flags.c_contiguous and flags.aligned):
+                raise ValueError("expected contiguous, aligned buffers")
         return self._begin(("allreduce", op, send.dtype, send.size), (send, receive), partial(_reduce, op))
 
     def iallgather(self, send: Array, receive: Array) -> SimulatedRequest:
@@ -250,18 +251,16 @@ class SimulatedCluster:
 
 
 class SimulatedControl:
-    """A worker's connection to the coordinator: calls."""
+    """A worker's connection to the coordinator, by calls."""
 
     def __init__(self, cluster: SimulatedCluster, team: Team) -> None:
         self._cluster = cluster
         self._rank = team.layout.rank
 
     def send(self, message: Message) -> None:
-        """Send a message to the coordinator."""
         self._cluster.take(self._rank, message)
 
     def close(self) -> None:
-        """Leave the others."""
         self._cluster.lose(self._rank, "has ended")
 
 
