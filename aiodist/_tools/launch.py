@@ -121,7 +121,7 @@ def launch(workers: int, program: Sequence[str], *, launcher: str | None = None)
         ) as process:
             code = _follow(process, folder, received, begun)
         if not received and not Journal(folder).started:
-            raise UsageError(f"{' '.join(start)} has started no worker; --launcher names the mpiexec of mpi4py's MPI")
+            raise UsageError(f"{' '.join(start)} has started no worker; name the mpiexec of mpi4py's MPI by --launcher")
         return code
 
 

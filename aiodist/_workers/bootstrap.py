@@ -124,7 +124,7 @@ def check(found: Communicator, launched: Launched | None) -> None:
         to_type = _TO_TYPE.get(launched.by, _MPIEXEC).format(workers=launched.workers)
         raise RuntimeError(
             f"{launched.by} has started {launched.workers} workers ({launched.variable}), and {found.library} knows of "
-            f"{found.size}: launcher and library do not belong together. Type {to_type}"
+            f"{found.size}: launcher and library do not match. Type {to_type}"
         )
     config = environment.tf_config()
     if config is None:
@@ -172,7 +172,7 @@ def _warn_of_absent(worker: str, waited: float) -> None:
     missing = Journal(environment.notes()).missing()
     warn_of_stall(
         f"{worker} has waited {waited:.3g} s to make a strategy at {shown_file(here.file)}:{here.line}, which every "
-        f"worker is to make{missing} (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
+        f"worker must make{missing} (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
         here.file,
         here.line,
     )

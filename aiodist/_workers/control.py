@@ -128,8 +128,8 @@ class Listener:
         except OSError as error:
             raise OSError(
                 error.errno,
-                f"worker 0 cannot listen at {host} ({error}); set AIODIST_CONTROL_ADDRESS there to a name or number of "
-                "its machine by which the other workers reach it",
+                f"worker 0 cannot listen at {host} ({error}); set AIODIST_CONTROL_ADDRESS there to a name or address by "
+                "which the other workers reach its machine",
             ) from error
         self.address = Address(host, self._socket.getsockname()[1], secrets.token_bytes(_SECRET_BYTES))
 
@@ -146,7 +146,7 @@ class Listener:
                 missing = sorted(set(range(1, self._size)) - set(self.admitted))
                 raise ConnectionError(
                     f"workers {missing} have not connected to worker 0 at {self.address.host} within "
-                    f"{CONNECT_SECONDS:.0f} s; if that is the wrong network, set AIODIST_CONTROL_ADDRESS"
+                    f"{CONNECT_SECONDS:.0f} s; if that is the wrong network, set AIODIST_CONTROL_ADDRESS on worker 0"
                 ) from None
             finally:
                 server.close()
@@ -200,8 +200,8 @@ async def connect(address: Address, rank: int) -> dict[int, Streams]:
         except (OSError, EOFError) as error:
             if time.monotonic() > give_up:
                 raise ConnectionError(
-                    f"worker 0 cannot be reached at {address.host}, port {address.port} ({error}); where that is the "
-                    "wrong network, set AIODIST_CONTROL_ADDRESS there"
+                    f"worker 0 cannot be reached at {address.host}, port {address.port} ({error}); if that is the wrong "
+                    "network, set AIODIST_CONTROL_ADDRESS on worker 0"
                 ) from error
         await asyncio.sleep(_RETRY_SECONDS)
 
@@ -225,7 +225,7 @@ MAX_BYTES: Final = 1 << 26
 
 _LEAVE_POLL_SECONDS: Final = 0.005
 _MAX_FRAMES: Final = 6
-_NOTHING_HEARD: Final = "nothing is heard of it: it is stopped or cut off, or a long call holds the interpreter lock"
+_NOTHING_HEARD: Final = "it sends nothing: it is stopped or cut off, or a long call holds the interpreter lock"
 _LENGTH: Final = struct.Struct("<I")
 BEAT: Final = _LENGTH.pack(0)
 
@@ -267,10 +267,10 @@ class Peer:
         inflater = zlib.decompressobj()
         data = inflater.decompress(await self._reader.readexactly(length), MAX_BYTES)
         if not inflater.eof:
-            raise ValueError("a message that is longer than it may be, or cut short")
+            raise ValueError("a message that is too long or truncated")
         message = messages.decode(data)
         if not isinstance(message, messages.ToWorker if self.rank == 0 else messages.ToCoordinator):
-            raise ValueError(f"worker {self.rank} does not send a {type(message).__name__}")  # noqa: TRY004
+            raise ValueError(f"worker {self.rank} must not send a {type(message).__name__}")  # noqa: TRY004
         return message
 
 

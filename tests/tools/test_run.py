@@ -159,7 +159,7 @@ def test_launcher_that_starts_no_worker_is_an_error(jobs: Jobs, tmp_path: Path, 
     launcher.chmod(0o755)
     job = jobs.start(["-n", "2", "--launcher", str(launcher), PROGRAM])
     assert job.end() == 2
-    assert f"{launcher} -n 2 has started no worker; --launcher names the mpiexec of mpi4py's MPI" in job.output
+    assert f"{launcher} -n 2 has started no worker; name the mpiexec of mpi4py's MPI by --launcher" in job.output
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import numpy as np
 from aiodist._workers.transport import Array, Communicator, Parts, Request, Serial, Steps, abandoned, in_thread
 from aiodist_kernels import ReduceOp
 
-INSTALL: Final = "torchrun has started this process, and its workers meet by PyTorch: pip install 'aiodist[torch]'"
+INSTALL: Final = "torchrun has started this process, so its workers need PyTorch: pip install 'aiodist[torch]'"
 _HOLD_SECONDS: Final = 2.0
 """How long an error of the engine is held back: if a worker has died, the control connection says so meanwhile."""
 
@@ -29,7 +29,7 @@ def load_torch() -> tuple[ModuleType, ModuleType]:
     except ImportError as error:
         raise ImportError(INSTALL) from error
     if not dist.is_available() or not dist.is_gloo_available():
-        raise ImportError("this PyTorch is built without torch.distributed, or without gloo, by which workers meet")
+        raise ImportError("this PyTorch is built without torch.distributed or without gloo, which workers need")
     return torch, dist
 
 
