@@ -128,8 +128,8 @@ class Listener:
         except OSError as error:
             raise OSError(
                 error.errno,
-                f"worker 0 cannot listen at {host} ({error}); set AIODIST_CONTROL_ADDRESS there to a name or address by "
-                "which the other workers reach its machine",
+                f"worker 0 cannot listen at {host} ({error}); set AIODIST_CONTROL_ADDRESS there to a name or address "
+                "by which the other workers reach its machine",
             ) from error
         self.address = Address(host, self._socket.getsockname()[1], secrets.token_bytes(_SECRET_BYTES))
 
@@ -200,8 +200,8 @@ async def connect(address: Address, rank: int) -> dict[int, Streams]:
         except (OSError, EOFError) as error:
             if time.monotonic() > give_up:
                 raise ConnectionError(
-                    f"worker 0 cannot be reached at {address.host}, port {address.port} ({error}); if that is the wrong "
-                    "network, set AIODIST_CONTROL_ADDRESS on worker 0"
+                    f"worker 0 cannot be reached at {address.host}, port {address.port} ({error}); if that is the "
+                    "wrong network, set AIODIST_CONTROL_ADDRESS on worker 0"
                 ) from error
         await asyncio.sleep(_RETRY_SECONDS)
 
