@@ -28,7 +28,6 @@ import asyncio
 import atexit
 import hmac
 import logging
-import os
 import secrets
 import socket
 import struct
@@ -252,12 +251,7 @@ class Peer:
         self.writer = writer
 
     async def receive(self) -> Message:
-        """Return the next message.
-
-        Raises:
-            EOFError, OSError: the connection has ended.
-            ValueError, zlib.error: what was received is not a message that this worker may send.
-        """
+        """Return the next message. A ValueError or zlib.error means that the worker has sent something else."""
         length = 0
         while not length:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
@@ -278,10 +272,7 @@ class Peer:
 
 
 def reason_stopped(hello: Hello, silent: float, allowed: float) -> str | None:
-    """Return why a worker that has been silent for so many seconds counts as stopped; None if it does not.
-
-    ``allowed`` is how long the user lets workers be stopped, or 0 for the default.
-    """
+    """Return why a worker silent for some seconds counts as stopped, if it does; the user allows more than usual."""
     if hello.machine != this_machine():
         if silent > max(SILENT_SECONDS, allowed):
             return f"has been silent for {silent:.0f} s, though its system answers: it is stopped"
@@ -356,7 +347,6 @@ class TcpControl:
         self._stalled: set[int] = set()
         self._beat_seconds = max(BEAT_SECONDS, layout.workers / MAX_BEATS)
         self._has_failed = False  # the farewell names an error
-        self._process = os.getpid()
         self._loop = asyncio.SelectorEventLoop()
         self._leaving = asyncio.Event()
         ending.shorten_reports(self._rank)
@@ -376,7 +366,7 @@ class TcpControl:
     def close(self) -> None:
         """Leave the others, giving them time to receive an error that ends this worker's program."""
         atexit.unregister(self.close)
-        if os.getpid() == self._process:  # a child that the program has forked has no part in it
+        if self._thread.is_alive():  # which it is not in a child that the program has forked
             self._call_soon(self._say_farewell, ending.farewell())
             self._thread.join(LEAVE_SECONDS + BEAT_SECONDS)
 
