@@ -47,7 +47,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from aiodist._arrays import environment
 from aiodist._runtime.stacks import is_plumbing, other_threads_can_be_looked_at
 from aiodist._workers import ending, messages
-from aiodist._workers.coordinator import PATIENCE_SECONDS, Coordinator, Sent
+from aiodist._workers.coordinator import PATIENCE_SECONDS, Coordinator, Relay, Sent
 from aiodist._workers.layout import Hello, this_machine
 from aiodist._workers.messages import Ask, Farewell, Lost, Message, Report, Stalled
 from aiodist._workers.record import portable
@@ -340,7 +340,7 @@ class TcpControl:
         self._team = weakref.ref(team)
         self._rank = layout.rank
         self._hellos = hellos
-        self._coordinator = Coordinator(layout) if self._rank == 0 else None
+        self._coordinator = Coordinator(layout) if self._rank == 0 else Relay(layout)
         self._probe = LoopProbe(self._ask_loop)
         self._peers: dict[int, Peer] = {}
         self._allowed, self._stall = environment.lost_seconds() or 0.0, environment.stall_seconds()
@@ -361,7 +361,7 @@ class TcpControl:
 
     def send(self, message: Message) -> None:
         """Send a message to the coordinator."""
-        self._call_soon(self._send_to_coordinator, self._rank, message)
+        self._call_soon(self._take, self._rank, message)
 
     def close(self) -> None:
         """Leave the others, giving them time to receive an error that ends this worker's program."""
@@ -407,9 +407,8 @@ class TcpControl:
     def _may_leave(self) -> bool:
         if all(peer.farewell is not None for peer in self._peers.values()):
             return True
-        is_analysing = self._coordinator is not None and self._coordinator.is_analysing
         is_sending = any(peer.writer.transport.get_write_buffer_size() for peer in self._peers.values())
-        return not (self._has_failed or is_analysing or is_sending)
+        return not (self._has_failed or self._coordinator.is_analysing or is_sending)
 
     def _say_farewell(self, why: str) -> None:
         if not self._leaving.is_set():
@@ -426,10 +425,8 @@ class TcpControl:
                 if isinstance(message, Farewell):
                     peer.farewell = message.why
                     self._loop.call_later(FAREWELL_SECONDS, self._lose, peer.rank, message.why)
-                elif self._coordinator is not None:
-                    self._send_to_coordinator(peer.rank, message)
                 else:
-                    self._deliver(message)
+                    self._take(peer.rank, message)
         except (EOFError, ConnectionError):
             why = "has died: its connection was closed without a farewell"
         except (OSError, ValueError, zlib.error) as error:
@@ -460,6 +457,10 @@ class TcpControl:
         if self._team() is None:  # the program has dropped the strategy
             self._say_farewell(ending.ENDED)
 
+    def _ask_loop(self, fn: Callable[[], object]) -> bool:
+        team = self._team()
+        return team is not None and team.driver.ask_loop(fn)
+
     def _warn_once(self, rank: int, silent: float) -> None:
         """Tell the others that a worker is silent, once it has been for long enough."""
         if silent < self._stall or not self._stall:
@@ -469,26 +470,36 @@ class TcpControl:
             hello = self._hellos[rank]
             what, file, line = self._probe.describe() if rank == self._rank else (_NOTHING_HEARD, "", 0)
             text = f"worker {rank} of {len(self._hellos)}, process {hello.pid} on {hello.host}: {what}"
-            message = Stalled(text, portable(file), line)
-            if self._rank != 0 and rank == 0:  # it is the coordinator that is silent
-                self._deliver(message)
-            else:
-                self._send_to_coordinator(rank, message)
+            self._take(rank, Stalled(text, portable(file), line))
 
     def _lose(self, rank: int, why: str) -> None:
         """Note that a worker is lost, if that is news."""
         if rank in self._peers:
             self._peers.pop(rank).writer.transport.abort()
-        if self._coordinator is not None:
-            self._coordinate(self._coordinator.lose, rank, why)
-        else:
-            self._deliver(Lost(rank, why))
+        self._route(self._coordinator.lose(rank, why))
 
-    # This worker.
+    # Messages.
 
-    def _ask_loop(self, fn: Callable[[], object]) -> bool:
-        team = self._team()
-        return team is not None and team.driver.ask_loop(fn)
+    def _take(self, rank: int, message: Message) -> None:
+        """Take a message from a worker, or about it."""
+        self._route(self._coordinator.take(rank, message))
+
+    def _route(self, sent: Sent) -> None:
+        """Send the coordinator's messages to the workers; an error of its own ends the strategy for all."""
+        try:
+            outgoing = list(sent)
+        except Exception as error:
+            logging.getLogger("aiodist").exception("the coordinator has failed")
+            outgoing = list(self._coordinator.give_up(error))
+        for ranks, message in outgoing:
+            if isinstance(message, Ask):
+                self._loop.call_later(PATIENCE_SECONDS, self._route, self._coordinator.conclude(message.run))
+            if self._rank in ranks:
+                self._deliver(message)
+            peers = [self._peers[rank] for rank in ranks if rank in self._peers]
+            data = packed(message) if peers else b""
+            for peer in peers:
+                peer.writer.write(data)
 
     def _deliver(self, message: Message) -> None:
         """Give this worker a message from the coordinator."""
@@ -512,30 +523,3 @@ class TcpControl:
             self._loop.call_later(ANSWER_SECONDS, partial(self._answer, run, may_wait=False))
         elif team is not None:
             team.answer_for(run, self._probe.describe()[0] if is_blocked else "")
-
-    # The coordinator.
-
-    def _send_to_coordinator(self, rank: int, message: Message) -> None:
-        """Send a message from a worker, or about it, to the coordinator."""
-        if self._coordinator is not None:
-            self._coordinate(self._coordinator.take, rank, message)
-        elif 0 in self._peers:
-            self._peers[0].writer.write(packed(message))
-
-    def _coordinate(self, step: Callable[..., Sent], *arguments: Any) -> None:
-        """Let the coordinator take a step, and send its messages; an error of its own ends the strategy for all."""
-        assert self._coordinator is not None
-        try:
-            sent = list(step(*arguments))
-        except Exception as error:
-            logging.getLogger("aiodist").exception("the coordinator has failed")
-            sent = list(self._coordinator.give_up(error))
-        for ranks, message in sent:
-            if isinstance(message, Ask):
-                self._loop.call_later(PATIENCE_SECONDS, self._coordinate, self._coordinator.conclude, message.run)
-            data = packed(message)
-            for rank in ranks:
-                if rank == 0:
-                    self._deliver(message)
-                elif rank in self._peers:
-                    self._peers[rank].writer.write(data)

@@ -133,6 +133,18 @@ class Coordinator:
         yield self._everyone, outcome
 
 
+class Relay(Coordinator):
+    """Takes the coordinator's place on the other workers: it passes messages between worker 0 and this one."""
+
+    def take(self, rank: int, message: Message) -> Sent:
+        """Pass to this worker what comes from worker 0 or concerns it, and anything else to worker 0."""
+        yield (self._layout.rank if rank == 0 else 0,), message
+
+    def lose(self, rank: int, why: str) -> Sent:
+        """Tell this worker that worker 0 is gone."""
+        yield (self._layout.rank,), Lost(rank, why)
+
+
 def report_of(troubles: Mapping[int, Trouble], layout: Layout) -> CollectiveReport:
     """Return the report on a run, from what the workers have reported on it by rank."""
     ranks, names = sorted(troubles), layout.names
