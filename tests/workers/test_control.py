@@ -44,7 +44,7 @@ from aiodist._workers.control import (
     proof,
     reason_stopped,
 )
-from aiodist._workers.coordinator import Coordinator
+from aiodist._workers.coordinator import Coordinator, Relay
 from aiodist._workers.layout import Hello, Layout, layout_of
 from aiodist._workers.messages import Ask, Lost, Message, Query, Trouble, Waiting
 from aiodist._workers.record import resolved
@@ -380,6 +380,13 @@ def test_coordinator_that_hears_of_an_ended_replica_knows_that_it_made_a_group_b
     assert not list(coordinator.take(1, Waiting(0, snapshots[1], is_answer=True)))
     never_made = replace(snapshots[1], groups=snapshots[1].groups[:1])
     assert list(coordinator.take(1, Waiting(0, never_made, is_answer=True))) == [((0, 1), Ask(0))]
+
+
+def test_relay_passes_messages_between_worker_0_and_its_own_worker() -> None:
+    relay = Relay(Layout(1, [["CPU:0"]] * 3))
+    assert list(relay.take(1, Lost(1, "has given up"))) == [((0,), Lost(1, "has given up"))]
+    assert list(relay.take(0, Query(0))) == [((1,), Query(0))]
+    assert list(relay.lose(0, "has died")) == [((1,), Lost(0, "has died"))]
 
 
 @pytest.mark.parametrize("name", ["../../../../etc/passwd", "/etc/passwd"])
