@@ -1,20 +1,20 @@
-"""The driver: waits for requests on the event loop. Nothing else in this package knows that there is one.
+"""The driver waits for requests on the event loop. Nothing else in this package knows about the loop.
 
-The driver runs `Steps`: generators that yield requests. An engine makes progress only when it is asked whether a
-request is complete, so the driver polls:
+The driver runs `Steps`, generators that yield requests. An engine makes progress only while a request is tested, so the
+driver polls:
 
-1. When steps are started, it polls for some microseconds at once. Mostly the other workers reach a step at the same
-   moment, and then the step is over before the last replica awaits its handle.
-2. After that, one of the tasks that await something of the strategy (`Driver.until`) polls for all steps: at every turn
-   of the loop, and between two turns in which no other task had anything to do. It does this for 0.2 ms, since most
-   steps are that short; while values are being moved, for 20 ms, since engines move them only when they are polled.
-3. Then it sleeps between polls, longer and longer. Event loops round their timers up to a millisecond, so on Linux the
-   sleep uses a timer of the system (timerfd) that the loop reads.
+1. When steps are started, it polls for some microseconds at once. Workers usually reach a step at about the same time,
+   and then the step is complete before the last replica awaits its handle.
+2. After that, one of the tasks that wait for the strategy (`Driver.until`) polls for all steps: at every turn of the
+   loop, and between turns if the loop is idle. It does so for 0.2 ms, which is enough for most steps, or for 20 ms
+   while values are being moved, because engines move them only while they are polled.
+3. Then it sleeps between polls, longer and longer. Event loops round timers up to a millisecond, so on Linux the sleep
+   uses a timerfd.
 
 A request that announces its completion is not polled.
 
-What was rejected: a thread that blocks in the engine (it uses a whole core, and takes the interpreter lock at each
-wake-up); timers of the event loop (2 ms a wake-up, where a step takes 0.02 ms).
+Rejected: a thread that blocks in the engine (it occupies a core and takes the interpreter lock at each wake-up); the
+event loop's timers (2 ms a wake-up, for steps of 0.02 ms).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from typing import Any, Final
 
 import anyio
 from anyio import wait_readable
+from anyio.lowlevel import checkpoint
 
 from aiodist._runtime.loop import current_loop, running_on_trio
 from aiodist._workers.transport import Request, Steps
@@ -49,15 +50,15 @@ _LONGEST_NAP: Final = 4e-3
 
 @dataclass(slots=True, eq=False)
 class _Process:
-    """Steps that are under way."""
+    """Steps in progress."""
 
     steps: Steps[Any]
-    request: Request | None = None  # what they wait for; None before the first
-    announced: bool = False  # the request tells when it is complete
+    request: Request | None = None  # what they wait for; None before the first request
+    announced: bool = False  # the request announces its completion
 
 
 class _Waiter:
-    """A task that awaits something, in its own event loop."""
+    """A task that waits, in its own event loop."""
 
     def __init__(self, done: Callable[[], bool]) -> None:
         self.done = done
@@ -69,25 +70,16 @@ class _Waiter:
         if get_ident() == self.thread:
             self.event.set()
         else:
-            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
-                self.call_soon_threadsafe(self._set)
-
-    def _set(self) -> None:
-        self.event.set()
+            with suppress(RuntimeError):  # the loop is closed, so nobody waits any more
+                self.call_soon_threadsafe(self.wake)
 
     async def wait(self) -> None:
         await self.event.wait()
-        self.renew()
-
-    def renew(self) -> None:
-        if isinstance(self.event, asyncio.Event):
-            self.event.clear()
-        else:  # trio's are for once
-            self.event = _new_event()
+        self.event = _new_event()  # trio's events cannot be cleared
 
 
 def _new_event() -> Any:
-    """Return an event of the loop that runs; anyio's own takes three times the time."""
+    """Return an event of the running loop, three times as fast as anyio's."""
     if not running_on_trio():
         return asyncio.Event()
     import trio
@@ -96,13 +88,13 @@ def _new_event() -> Any:
 
 
 class Driver:
-    """Carries out the steps of one strategy.
+    """Runs the steps of one strategy.
 
     Args:
-        failed: is called with an error that steps raise.
+        failed: called with any error that steps raise.
 
     Attributes:
-        moving: how many steps move values that all workers have come to.
+        moving: how many steps are moving values.
     """
 
     def __init__(self, failed: Callable[[Exception], object]) -> None:
@@ -116,7 +108,7 @@ class Driver:
         self._started = 0.0
 
     def start(self, steps: Steps[Any]) -> None:
-        """Run steps as far as they go at once; the rest runs while a task waits in `until`."""
+        """Start steps; what does not complete at once continues while a task waits in `until`."""
         process = _Process(steps)
         if not self._advance(process, _AT_ONCE_SECONDS):
             self._processes.append(process)
@@ -125,35 +117,35 @@ class Driver:
                 self.notify()
 
     def notify(self) -> None:
-        """Wake the task that polls, from any thread: something may be complete."""
-        timer = self._timer  # which another thread may just give back
+        """Wake the polling task, from any thread, because something may be complete."""
+        timer = self._timer
         if timer is not None:
             timer.cut_short()
         for waiter in self._waiters[:1]:
             waiter.wake()
 
     def call(self, fn: Callable[[], object]) -> None:
-        """Call a function, from any thread, where steps run: while a task waits there, or at the next use."""
+        """Schedule a function, from any thread: it runs while a task waits, or at the strategy's next use."""
         self._calls.append(fn)
         self.notify()
 
     def carry_out_calls(self) -> None:
-        """Make the calls that `call` was given; in the thread that uses the strategy."""
+        """Run the functions scheduled by `call`."""
         while self._calls:
             self._calls.popleft()()
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a task waits, so that calls and steps are carried out."""
+        """Whether a task waits, so that calls and steps make progress."""
         return bool(self._waiters)
 
     @property
     def waiting_seconds(self) -> float:
-        """How long a task has waited for other workers without any progress."""
+        """For how long a task has waited for other workers without progress."""
         return perf_counter() - self._started if self._waiters and self._processes else 0.0
 
     def ask_loop(self, fn: Callable[[], object]) -> bool:
-        """Have the event loop that was last used call a function, from any thread; return whether it is open."""
+        """Schedule a function on the last event loop, from any thread; return whether that loop is open."""
         try:
             if self._loop is None:
                 return False
@@ -163,7 +155,7 @@ class Driver:
         return True
 
     async def until(self, done: Callable[[], bool]) -> None:
-        """Wait until a condition holds, and run steps meanwhile. It is checked after each step and each `notify`."""
+        """Wait until a condition holds, and run steps meanwhile; check it after each step and each `notify`."""
         if done():
             return
         waiter = _Waiter(done)
@@ -173,58 +165,58 @@ class Driver:
             while not done():
                 self.carry_out_calls()
                 if self._waiters[0] is waiter:
-                    await self._go_on(waiter)
+                    await self._poll(waiter)
                 else:
                     await waiter.wait()
         finally:
             self._waiters.remove(waiter)
             if self._waiters:
-                self._waiters[0].wake()  # the next waiter polls from now on
+                self._waiters[0].wake()  # which polls from now on
 
-    async def _go_on(self, waiter: _Waiter) -> None:
-        """Poll once and give the loop a turn; or wait for an announcement, or sleep."""
-        gone_on = self._advance_all()
+    async def _poll(self, waiter: _Waiter) -> None:
+        """Poll once; then give the loop a turn, wait for an announcement, or sleep."""
+        progressed = self._advance_all()
         for other in self._waiters[1:]:
             if other.done():
                 other.wake()
-        if gone_on and waiter.done():
+        if progressed and waiter.done():
             return
-        if not [process for process in self._processes if not process.announced]:
+        if all(process.announced for process in self._processes):
             await waiter.wait()
             return
         now = perf_counter()
         elapsed = now - self._started
-        if not gone_on and elapsed >= (_MOVING_SPIN_SECONDS if self.moving else _SPIN_SECONDS):
-            await self._nap(min(_LONGEST_NAP, max(_SHORTEST_NAP, elapsed / 8)))
+        if not progressed and elapsed >= (_MOVING_SPIN_SECONDS if self.moving else _SPIN_SECONDS):
+            self._timer = self._timer or Timer()
+            await self._timer.sleep(min(_LONGEST_NAP, max(_SHORTEST_NAP, elapsed / 8)))
         else:
-            await _next_turn()
+            await checkpoint()
             if perf_counter() - now < _IDLE_TURN_SECONDS:
                 self._advance_all(_BETWEEN_TURNS_SECONDS)
         if waiter.event.is_set():
-            waiter.renew()
+            waiter.event = _new_event()
 
     def _advance_all(self, seconds: float = 0.0) -> bool:
-        """Poll every request once, or repeatedly for so long; return whether any steps made progress."""
-        gone_on = False
+        """Poll every request once, or repeatedly for some time; return whether any steps made progress."""
+        progressed = False
         seconds /= len(self._processes) or 1
         for process in list(self._processes):
-            if process not in self._processes:  # another, by what it did, has
+            if process not in self._processes:  # a call from another process has advanced it
                 continue
             before = process.request
-            if self._advance(process, seconds):
+            is_over = self._advance(process, seconds)
+            if is_over:
                 self._processes.remove(process)
-                gone_on = True
-            elif process.request is not before:
-                gone_on = True
-        if gone_on:
+            progressed = progressed or is_over or process.request is not before
+        if progressed:
             self._started = perf_counter()
-        return gone_on
+        return progressed
 
-    def _advance(self, process: _Process, seconds: float = 0.0) -> bool:  # noqa: C901  (the way of every step)
-        """Run steps as far as they go; return whether they are over.
+    def _advance(self, process: _Process, seconds: float = 0.0) -> bool:  # noqa: C901  (the hot path, in one frame)
+        """Run steps as far as possible; return whether they are over.
 
-        A request is polled for the given time, counted from the first one, or for longer while values are being moved:
-        the other workers are moving them, too.
+        Requests are polled for the given time in all, or for longer while values are being moved, because then the
+        other workers are polling, too.
         """
         steps = process.steps
         begun = perf_counter() if process.request is not None else 0.0
@@ -238,7 +230,7 @@ class Driver:
                                 return False
                             if perf_counter() - begun > (_MOVING_SECONDS if self.moving else seconds):
                                 return False
-                except Exception as error:  # noqa: BLE001  (of the engine, for the steps)
+                except Exception as error:  # noqa: BLE001  (the engine's; the steps may handle it)
                     process.request = steps.throw(error)
                 else:
                     process.request = next(steps)
@@ -249,31 +241,16 @@ class Driver:
                 now = perf_counter()
                 begun = begun or now
                 if now - begun > _MOVING_SECONDS:
-                    return False  # the loop's other tasks have their turn
+                    return False  # the loop's other tasks need a turn
         except StopIteration:
             return True
-        except Exception as error:  # noqa: BLE001  (whatever it is)
+        except Exception as error:  # noqa: BLE001  (any error ends the strategy)
             self._failed(error)
             return True
 
-    async def _nap(self, seconds: float) -> None:
-        if self._timer is None:
-            self._timer = Timer()
-        await self._timer.sleep(seconds)
-
-
-async def _next_turn() -> None:
-    """Let the loop's other tasks run; anyio's checkpoint does the same, in three times the time."""
-    if running_on_trio():
-        from trio.lowlevel import checkpoint
-
-        await checkpoint()
-    else:
-        await asyncio.sleep(0)
-
 
 class Timer:
-    """Short sleeps on a timer of the system's, read by the event loop; on the loop's own where there is none."""
+    """Short sleeps by a timerfd that the event loop reads; by the loop's own timers on other systems."""
 
     _CLOCK_MONOTONIC: Final = 1
     _NONBLOCK_CLOEXEC: Final = 0o4000 | 0o2000000
@@ -297,15 +274,15 @@ class Timer:
             os.read(self._fd, 8)
 
     def cut_short(self) -> None:
-        """Wake who sleeps; from any thread."""
+        """Wake the sleeping task, from any thread."""
         if self._asleep:
             self._set(1e-9)
 
     def _set(self, seconds: float) -> None:
-        spec = (ctypes.c_long * 4)(0, 0, 0, max(1, int(seconds * 1e9)))  # no interval, then the first expiry
+        spec = (ctypes.c_long * 4)(0, 0, 0, max(1, int(seconds * 1e9)))  # the interval, none, and the first expiry
         self._libc.timerfd_settime(self._fd, 0, spec, None)
 
     def __del__(self) -> None:
-        """Give it back."""
+        """Close the timer."""
         if self._fd >= 0:
             os.close(self._fd)

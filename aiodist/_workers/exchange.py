@@ -1,17 +1,17 @@
 """Exchange: how a collective's values move between workers.
 
-Small values travel in the records by which the workers agree on the step: then every worker has the values of all
-replicas, and computes the result as one machine would (`Small`). Larger ones follow a plan (`_collectives.workers`), in
-segments of 1 MiB: while one segment is in flight, the next is folded and the last is finished, so no operation holds up
-the event loop for long. Long computations run in worker threads. Values on GPUs go through the host.
+Small values travel in the records by which the workers agree on a step. Every worker then has the values of all
+replicas, and computes the result as one machine would (`Small`). Larger values follow a plan (`_collectives.workers`),
+in segments of 1 MiB: while one segment is in flight, the next is folded and the last is finished, so no operation holds
+up the event loop for long. Long computations run in worker threads. Values on GPUs go through the host.
 
-The engine reduces a segment if it gives the result that aiodist defines. Otherwise each worker receives its share of
+The engine reduces a segment if its result is the one that aiodist defines. Otherwise each worker receives its share of
 the segment from all others and folds it, and all gather the shares. A row that needs no folding is sent without a copy.
 
-If replicas have joined, each worker tells all others what each of its replicas contributes, and computes the result as
-one machine would with the replicas that are left. A worker whose replicas have all joined need not know what the step
-is. Only the last steps of uneven data are like that. What was rejected: neutral values in the engine's reduction (MIN
-has none, and adding 0 changes -0.0).
+If replicas have joined, the workers gather the contributions of all replicas, and each computes the result as one
+machine would with the replicas that are left. A worker whose replicas have all joined need not know what the step is.
+This happens only in the last steps of uneven data. Rejected: neutral values in the engine's reduction (MIN has none,
+and adding 0 changes -0.0).
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from aiodist._arrays.device import DeviceType
-from aiodist._arrays.host import HostType
 from aiodist._arrays.leaves import LeafType, Spec
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._collectives.execution import executor
@@ -60,27 +59,26 @@ if TYPE_CHECKING:
 
 SEGMENT: Final = 1 << 20
 _IN_FLIGHT: Final = 2
-_FARTHEST: Final = 2**31 - 1
-"""How far from the beginning of a buffer MPI 3 can put something, in bytes."""
+_LARGEST_DISPLACEMENT: Final = 2**31 - 1
+"""The largest displacement in a buffer that MPI 3 supports, in bytes."""
 _MOST_KEPT: Final = 1024
 _ALIGNED: Final = 16
 
 
-# What travels in the record.
+# Values in the record.
 
 
 class Small:
-    """Values that fit into the record of every worker: where they lie in the records of a communicator.
+    """Moves the values of one collective that fit into the records of a communicator.
 
-    A Python int stands there as an int64, and behind it whether it fits.
+    A Python int is stored as an int64, followed by 1 if it fits and else 0.
     """
 
-    def __init__(self, collective: Collective, members: Members, records: RecordBuffers) -> None:
-        spec = collective.spec
+    def __init__(self, plan: WorkerPlan, records: RecordBuffers) -> None:
+        spec, members = plan.collective.spec, plan.members
         assert spec is not None
-        self._collective, self._members = collective, members
+        self._plan = plan
         self._single, self._marks = spec.single, spec.marks
-        self.shared = collective.kind.shared and not any(isinstance(mark, HostType) for mark in spec.marks)
         own = [_views(spec, records.payload, i) for i in range(len(members.own))]
         self._own = list(zip(chain.from_iterable(own), cycle(dtype is int for dtype in spec.dtypes), strict=False))
         self._nbytes = len(members.own) * sum(nbytes for *_, nbytes in _fields(spec))
@@ -91,25 +89,24 @@ class Small:
         }
         rows = [views[position] for position in range(members.replicas)]
         self._all: list[Any] = [row[0] for row in rows] if spec.single else rows
-        self._has_scalars = any(mark in (LeafType.PYTHON_NUMBER, LeafType.NUMPY_SCALAR) for mark in spec.marks)
+        self._has_scalars = any(mark in _SCALARS for mark in spec.marks)
         self._executors: dict[Any, Any] = {}
 
     @staticmethod
-    def fits(collective: Collective, members: Members, records: RecordBuffers) -> bool:
-        """Return whether the values have a size that is known, and small enough on every worker."""
-        spec = collective.spec
-        if spec is None or collective.kind is ALL_TO_ALL:
+    def fits(plan: WorkerPlan, records: RecordBuffers) -> bool:
+        """Return whether the values' size is known, and small enough on every worker."""
+        spec = plan.collective.spec
+        if spec is None or plan.collective.kind is ALL_TO_ALL or not records.in_full:
             return False
         for shape, dtype, mark in zip(*spec[:3], strict=True):
             known = None not in shape and (isinstance(dtype, type) or dtype.kind not in "USO")
             if not known or mark == LeafType.INDEXED_SLICES or isinstance(mark, DeviceType):
                 return False
-        return (
-            max(map(len, members.ids)) * sum(_padded(nbytes) for _, _, nbytes in _fields(spec)) <= records.payload.size
-        )
+        most_replicas = max(map(len, plan.members.ids))
+        return most_replicas * sum(nbytes for *_, nbytes in _fields(spec)) <= records.payload.size
 
     def write(self, values: Sequence[Any]) -> int:
-        """Put what the local replicas contribute into this worker's record; return how many bytes that is."""
+        """Write the local replicas' contributions into this worker's record; return how many bytes they take."""
         leaves: Iterable[Any] = values if self._single else chain.from_iterable(values)
         for (view, is_int), leaf in zip(self._own, leaves, strict=True):
             if is_int:
@@ -119,27 +116,27 @@ class Small:
         return self._nbytes
 
     def take(self, slot: Rendezvous, found: Found) -> Any:
-        """Return what comes of the values in all records on one machine, for the local replicas.
+        """Return the local replicas' results of the values in all records.
 
         Raises:
             OverflowError: a Python int that a replica contributed, or that is the result, does not fit int64.
         """
         made = self._executors.get(found.flags)
         if made is None:
-            made = executor(self._collective, self._members.replicas, (), accumulate_of(found))
+            made = executor(self._plan.collective, self._plan.members.replicas, (), accumulate_of(found))
             self._executors[found.flags] = made
-        own = self._members.own
-        values = list(map(self._as_contributed, self._all)) if self._has_scalars else self._all
+        own = self._plan.members.own
+        values = list(map(self._with_scalars, self._all)) if self._has_scalars else self._all
         result: Any = made.run_into(values, _buffers(slot, own)) if slot.outs else made.run(values)
-        if self._has_scalars:  # all results: what one worker raises, all do
-            check_integers(result)
-        slot.shared = self.shared
-        if not self.shared:
+        if self._has_scalars:
+            check_integers(result)  # all results, so that every worker raises the error
+        slot.shared = self._plan.shared
+        if not slot.shared:
             result = [result[position] for position in own]
         over = slot.request.over_workers
         return result if over is None else over.finish(slot.values, result)
 
-    def _as_contributed(self, row: Any) -> Any:
+    def _with_scalars(self, row: Any) -> Any:
         leaves = zip((row,) if self._single else row, self._marks, strict=True)
         found = [view if mark not in _SCALARS else _scalar(view, mark) for view, mark in leaves]
         return found[0] if self._single else found
@@ -149,7 +146,7 @@ _SCALARS: Final = (LeafType.PYTHON_NUMBER, LeafType.NUMPY_SCALAR)
 
 
 def _scalar(view: Array, mark: Any) -> Any:
-    """Return the number that stands in a record."""
+    """Return a number from a record."""
     if mark == LeafType.NUMPY_SCALAR:
         return view[()]
     if not view.ndim:
@@ -161,7 +158,7 @@ def _scalar(view: Array, mark: Any) -> Any:
 
 
 def _fields(spec: Spec) -> Iterator[tuple[Any, Any, int]]:
-    """Yield shape, dtype and padded bytes of each leaf of a value as it stands in a record."""
+    """Yield the shape, dtype and padded size in bytes of each leaf as it is stored in a record."""
     for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True):
         native = np.dtype(dtype).newbyteorder("=")
         known: Any = (2,) if dtype is int else shape
@@ -169,7 +166,7 @@ def _fields(spec: Spec) -> Iterator[tuple[Any, Any, int]]:
 
 
 def _views(spec: Spec, payload: Array, index: int) -> list[Array]:
-    """Return the places of a replica's leaves in a payload, each aligned."""
+    """Return views of a replica's leaves in a payload, each aligned."""
     fields = list(_fields(spec))
     sizes = [nbytes for *_, nbytes in fields]
     begins = accumulate(sizes, initial=index * sum(sizes))
@@ -181,7 +178,7 @@ def _padded(nbytes: int) -> int:
 
 
 class Moving:
-    """Moves the values of a strategy's collectives; plans are kept, since most calls come again."""
+    """Moves the values of a strategy's collectives; plans are cached, since most calls are repeated."""
 
     def __init__(self, layout: Layout, *, ordered: bool) -> None:
         self._layout = layout
@@ -191,7 +188,7 @@ class Moving:
         self._plan_of = lru_cache(maxsize=_MOST_KEPT)(partial(WorkerPlan, ordered=ordered))
 
     def _members_of_group(self, replica_ids: tuple[int, ...]) -> Members:
-        """Return the members of a group by worker, by their ids in the group."""
+        """Return the members of a group by worker, as positions in the group."""
         layout = self._layout
         ranks: dict[int, list[int]] = {worker: [] for worker in layout.workers_of(replica_ids)}
         for rank, replica_id in enumerate(replica_ids):
@@ -204,24 +201,23 @@ class Moving:
         return self._plan_of(_collective(slot), members, accumulate_in)
 
     def ways(self, session: Session, slot: Rendezvous) -> tuple[Small | None, WorkerPlan | None]:
-        """Return how a slot's values travel in the records; or how they are probably moved behind them.
+        """Return what moves a slot's values in the records, or the plan that probably moves them afterwards.
 
-        Neither where there are none. Those on GPUs are to be fetched first.
+        Both are None if there are no values, or if they are on GPUs.
         """
         if slot.request.collective.spec is None or slot.request.on_devices:
             return None, None
         plan = self._plan(slot, slot.options.accumulate)
-        several = plan.reductions and max(map(len, plan.members.ids)) > 1  # summed on each worker, unless ordered
-        if (
-            session.records.in_full
-            and Small.fits(plan.collective, plan.members, session.records)
-            and (self._ordered or not several)
-        ):
-            return Small(plan.collective, plan.members, session.records), None
+        folds_first = plan.reductions and max(map(len, plan.members.ids)) > 1  # on each worker
+        if (self._ordered or not folds_first) and Small.fits(plan, session.records):
+            return Small(plan, session.records), None
         return None, plan
 
     def move(self, session: Session, slot: Rendezvous, found: Found, transfer: Transfer | None) -> Steps[Any]:
-        """Move the values of a slot that all workers have agreed on, and may have begun; return the result."""
+        """Move the values of a slot that all workers have agreed on; return the result.
+
+        ``transfer`` may have been prepared before the agreement.
+        """
         request, accumulate_in = slot.request, accumulate_of(found)
         slot.shared = True
         if request.collective.spec is None:
@@ -239,9 +235,9 @@ class Moving:
         return (yield from self._handed_out(slot, result))
 
     def gather(self, session: Session, slot: Rendezvous | None) -> Steps[Any]:
-        """Tell all workers what each replica contributes that is there; return what comes of it.
+        """Gather the contributions of all replicas that have not joined; return the result.
 
-        The slot is None where all of this worker's replicas have joined.
+        The slot is None if all of this worker's replicas have joined.
         """
         own: dict[int, Any] = {}
         accumulate_in = ""
@@ -249,13 +245,13 @@ class Moving:
             accumulate_in = slot.options.accumulate
             values = yield from self._on_host(slot)
             has_value = slot.request.collective.spec is not None
-            there = [member for member in slot.group.members if member.position not in slot.absent]
-            own = {m.replica_id: in_native_order(values[m.position]) if has_value else None for m in there}
-        told = yield from gather_objects(session.communicator, (accumulate_in, own))
+            present = [member for member in slot.group.members if member.position not in slot.absent]
+            own = {m.replica_id: in_native_order(values[m.position]) if has_value else None for m in present}
+        gathered = yield from gather_objects(session.communicator, (accumulate_in, own))
         if slot is None:
             return None
         ids, collective = slot.group.key[0], _collective(slot)
-        by_id = {replica_id: value for _, values in told for replica_id, value in values.items()}
+        by_id = {replica_id: value for _, values in gathered for replica_id, value in values.items()}
         absent = tuple(position for position, replica_id in enumerate(ids) if replica_id not in by_id)
         slot.shared = True
         collective.check_present(absent)
@@ -263,7 +259,7 @@ class Moving:
             return None
         if slot.request.on_devices:
             collective = on_host(collective)
-        made: Any = executor(collective, len(ids), absent, next(found for found, _ in told if found))
+        made: Any = executor(collective, len(ids), absent, next(first for first, _ in gathered if first))
         outs = {} if slot.request.on_devices else _buffers(slot, [member.rank for member in slot.group.members])
         result = yield from _on_one_machine(made, [by_id.get(replica_id) for replica_id in ids], outs)
         if slot.request.over_workers is None:
@@ -273,7 +269,7 @@ class Moving:
         return (yield from self._handed_out(slot, result))
 
     def _handed_out(self, slot: Rendezvous, result: Any) -> Steps[Any]:
-        """Return a result as this worker's replicas get it."""
+        """Return a result in the form that this worker's replicas get."""
         request = slot.request
         if request.over_workers is not None:
             return request.over_workers.finish(slot.values, result)
@@ -287,7 +283,7 @@ class Moving:
         return (yield from in_thread(work.carry_out))
 
     def _on_host(self, slot: Rendezvous) -> Steps[Any]:
-        """Return what the local replicas contribute; values on GPUs as they are on the host, each by itself."""
+        """Return the local replicas' contributions, on the host."""
         if not slot.request.on_devices:
             return contributed(slot)
         from aiodist._collectives.device import to_host  # loaded where there are arrays on GPUs
@@ -300,23 +296,23 @@ class Moving:
         return tuple(devices[own.index(member.replica_id)] for member in group.members)
 
     def begin_for_all(self, collective: Collective, accumulate_in: Any, values: Sequence[Any]) -> Transfer:
-        """Take values that all replicas contribute."""
+        """Return the transfer of values to which all replicas contribute."""
         return Transfer(self._plan_of(collective, self._all, accumulate_in), values)
 
 
 class Agreed(NamedTuple):
-    """A call outside of replicas that all workers make: what moves its values."""
+    """Moves the values of a call outside of replicas that all workers make."""
 
     communicator: Communicator
-    accumulate: Any  # what the first worker says
+    accumulate: Any  # as worker 0 has it
     moving: Moving
 
     def move(self, collective: Collective, values: Sequence[Any]) -> Steps[Any]:
-        """Move values that all replicas contribute, by local position; return the result, on the host."""
+        """Move the local replicas' contributions; return the result, on the host."""
         return carry_out(self.moving.begin_for_all(collective, self.accumulate, values), self.communicator)
 
     def gather(self, own: Any) -> Steps[list[Any]]:
-        """Return what each worker has, by rank."""
+        """Gather an object from each worker, by rank."""
         return gather_objects(self.communicator, own)
 
 
@@ -326,31 +322,31 @@ def _collective(slot: Rendezvous) -> Collective:
 
 
 def contributed(slot: Rendezvous) -> Sequence[Any]:
-    """Return what the local replicas contribute to a slot."""
+    """Return the local replicas' contributions to a slot."""
     over = slot.request.over_workers
     return slot.values if over is None else over.bring(slot.values)
 
 
-def _buffers(slot: Rendezvous, places: Sequence[int]) -> dict[int, Any]:
-    """Return the replicas' own buffers for the result, where there are any; by the places of local positions."""
-    return {places[position]: out.leaves for position, out in (slot.outs or {}).items()}
+def _buffers(slot: Rendezvous, keys: Sequence[int]) -> dict[int, Any]:
+    """Return the replicas' own buffers for the result, if any; ``keys`` has a key for each local position."""
+    return {keys[position]: out.leaves for position, out in (slot.outs or {}).items()}
 
 
 def flags_of(options: CommunicationOptions) -> int:
-    """Return what the record says of a step's options."""
+    """Return a step's options as flags of its record."""
     return FLOAT64 if options.accumulate == "float64" else NO_FLAGS
 
 
 def accumulate_of(found: Found) -> Any:
-    """Return the accumulator that the records have said."""
+    """Return the accumulator from the flags of the records."""
     return "float64" if found.flags & FLOAT64 else "native"
 
 
-# What is moved.
+# Transfers.
 
 
 def carry_out(transfer: Transfer, communicator: Communicator) -> Steps[Any]:
-    """Move the values of a step; return the result, on the host."""
+    """Carry out a transfer; return the result, on the host."""
     for rows in transfer.rows:
         yield from _reduce(rows, communicator)
     if transfer.plan.pieces:
@@ -364,10 +360,10 @@ def carry_out(transfer: Transfer, communicator: Communicator) -> Steps[Any]:
 
 
 def _on_one_machine(made: HostExecutor, values: Sequence[Any], outs: Mapping[int, Any] = NO_OUTS) -> Steps[Any]:
-    """Return what comes of the values of all replicas, by position, on one machine.
+    """Return the result of all replicas' values, by position, as one machine computes it.
 
     Raises:
-        OverflowError: a Python int among them, or of what comes out, does not fit int64; every worker finds that.
+        OverflowError: a Python int in the values or the result does not fit int64; every worker raises it.
     """
     check_integers(values)
     result: Any = made.run_into(values, outs)
@@ -378,7 +374,7 @@ def _on_one_machine(made: HostExecutor, values: Sequence[Any], outs: Mapping[int
 
 
 def _reduce(rows: Rows, communicator: Communicator) -> Steps[None]:
-    """Reduce segment by segment, of which a few are on their way."""
+    """Reduce segment by segment, with a few in flight."""
     size, step = rows.reduction.size, SEGMENT // rows.reduction.dtype.itemsize
     if 0 < size <= step:
         yield from _reduce_segment(rows, communicator, 0, size)
@@ -416,15 +412,15 @@ def _shares(size: int, workers: int) -> list[int]:
 
 
 def _fold(rows: Rows, begin: int, shares: Sequence[int], out: Array) -> None:
-    """Fold this worker's rows; of several, each worker's share behind the other."""
+    """Fold this worker's rows, one receiver's share after the other."""
     count = rows.reduction.own_rows
     for low, high in pairwise(accumulate(shares, initial=begin)):
         rows.fold(low, high, out[(low - begin) * count : (high - begin) * count])
 
 
 def _exchange(transfer: Transfer, communicator: Communicator) -> Steps[Array]:
-    """Return the bytes for this worker, of all by rank."""
-    counts = transfer.plan.counts  # of what goes, and of what comes
+    """Exchange the parts of an all_to_all; return those for this worker, by rank, as bytes."""
+    counts = transfer.plan.counts  # the same in both directions
     send = yield from _by_cost(2 * sum(counts), transfer.parts)
     whole = np.empty(sum(counts), np.uint8)
     step = max(1, SEGMENT // communicator.size)
@@ -436,11 +432,11 @@ def _exchange(transfer: Transfer, communicator: Communicator) -> Steps[Array]:
 
 
 def _gather_bytes(communicator: Communicator, own: Array, sizes: Sequence[int]) -> Steps[list[Array]]:
-    """Return the bytes of all workers, by rank, who have so many each."""
-    givers = [rank for rank, size in enumerate(sizes) if size]
-    if len(givers) == 1 < len(sizes) or sum(sizes) > _FARTHEST:
+    """Gather the bytes of all workers, whose sizes are given by rank."""
+    roots = [rank for rank, size in enumerate(sizes) if size]
+    if len(roots) == 1 < len(sizes) or sum(sizes) > _LARGEST_DISPLACEMENT:
         parts = [own if rank == communicator.rank else np.empty(size, np.uint8) for rank, size in enumerate(sizes)]
-        for root in givers:
+        for root in roots:
             segments = (parts[root][at : at + SEGMENT] for at in range(0, sizes[root], SEGMENT))
             yield from _in_turns(_waiting(communicator.ibcast(segment, root)) for segment in segments)
         return parts
@@ -453,9 +449,9 @@ def _gather_bytes(communicator: Communicator, own: Array, sizes: Sequence[int]) 
 
 
 def gather_objects(communicator: Communicator, own: Any) -> Steps[list[Any]]:
-    """Return what each worker has, by rank.
+    """Gather an object from each worker, by rank.
 
-    It is pickled, without its arrays, which are moved from where they lie and read where they come to.
+    Objects are pickled without their arrays, which are sent and received in place.
     """
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(own, 5, buffer_callback=buffers.append)
@@ -474,35 +470,35 @@ def gather_objects(communicator: Communicator, own: Any) -> Steps[list[Any]]:
 
 
 def _unpickled(head: Array, body: Array) -> Any:
-    """Return what another worker has pickled; its arrays are views of the bytes that have come."""
+    """Return another worker's object; its arrays are views of the received bytes."""
     pickled, sizes = pickle.loads(head.data)  # noqa: S301  (the engine's data path is trusted)
     begins = accumulate(map(_padded, sizes), initial=0)
     return pickle.loads(pickled, buffers=[body[at : at + size] for at, size in zip(begins, sizes, strict=False)])  # noqa: S301
 
 
 def _by_cost(nbytes: int, fn: Callable[..., Any], *args: Any) -> Steps[Any]:
-    """Call a function that takes as long as moving so many bytes, in a thread where that would hold up the loop."""
+    """Call a function that costs as much as moving so many bytes, in a thread if that would hold up the loop."""
     return (yield from in_thread(fn, *args)) if policy.blocks(nbytes) else fn(*args)
 
 
 def _segment(whole: Array, sizes: Sequence[int], at: int, step: int) -> Parts:
-    """Return how much of each part is in a segment, and where that begins."""
-    places = [begin + min(at, size) for begin, size in zip(Parts(whole, sizes).begins, sizes, strict=True)]
-    return Parts(whole, [min(step, max(0, size - at)) for size in sizes], places)
+    """Return the segment of each part that begins at an offset in it."""
+    begins = [begin + min(at, size) for begin, size in zip(Parts(whole, sizes).begins, sizes, strict=True)]
+    return Parts(whole, [min(step, max(0, size - at)) for size in sizes], begins)
 
 
 def _in_turns(all_steps: Iterator[Steps[None]], most: int = _IN_FLIGHT) -> Steps[None]:
-    """Take steps of which a few are under way, always the oldest first: so every worker begins them in one order."""
-    under_way: deque[tuple[Steps[None], Request]] = deque()
+    """Run steps with a few in flight, the oldest first, so that every worker begins operations in the same order."""
+    in_flight: deque[tuple[Steps[None], Request]] = deque()
     while True:
-        steps = next(all_steps, None) if len(under_way) < most else None
+        steps = next(all_steps, None) if len(in_flight) < most else None
         if steps is None:
-            if not under_way:
+            if not in_flight:
                 return
-            steps, request = under_way.popleft()
+            steps, request = in_flight.popleft()
             yield request
         with suppress(StopIteration):
-            under_way.append((steps, next(steps)))
+            in_flight.append((steps, next(steps)))
 
 
 def _waiting(request: Request) -> Steps[None]:

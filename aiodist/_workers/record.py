@@ -1,26 +1,24 @@
 """The record that opens every step, and the digests in it.
 
-    digest     16 bytes   of all calls of the session so far, this one included
-    callers    16         by which ways this worker has come to calls at this place so far: see `session`
+    digest     16 bytes   of all calls of the session so far, including this one
+    callers    16         two sums over the callers of the calls at this place so far; see `session`
     flags       1         `FLOAT64`
     notice      1         `Notice`
-               14         nothing
-    payload   464         a small value, or nothing; between two workers that MPI connects it may be long
+               14         padding
+    payload   464         small values; longer between two workers that MPI connects
 
-Everything before the payload is the head. Mostly all heads are equal, which is checked without unpacking them.
+The fields before the payload are the head. Usually all heads are equal, which is checked without unpacking them.
 
-Up to 64 workers, every worker receives every record. With more workers that would cost too much, so a bytewise MIN
-all-reduce of 70 bytes takes its place:
+Up to 64 workers, every worker receives every record. More workers reduce 70 bytes with a bytewise MIN instead:
 
-    compared   33 bytes   digest, callers, flags: the least; equal to one's own, and so is the least complement, where
-    complement 33         all are equal
+    compared   33 bytes   digest, callers, flags: their minimum
+    complement 33         the minimum of their complements, hence their maximum; all are equal if both minima match
     least       1         the least notice
     greatest    1         the complement of the greatest notice
-    first       1         the first worker's flags; the others contribute 255
-                1         nothing
+    first       1         the flags of worker 0; the other workers contribute 255
+                1         padding
 
-A worker finds its own digest in both minima only if no other worker has a different one, so all workers see the same
-result. A worker whose replicas have all joined does not know the digest of the step, and contributes 255 throughout.
+A worker whose replicas have all joined does not know the digest of the step; it contributes 255 throughout.
 """
 
 from __future__ import annotations
@@ -43,14 +41,14 @@ from aiodist._workers.transport import RECORD_BYTES, Array, Communicator, Reques
 from aiodist_kernels import ReduceOp
 
 MOST_IN_FULL: Final = 64
-"""Up to how many workers everybody receives every record."""
+"""The largest number of workers of which each receives every record."""
 
 NO_FLAGS: Final = 0
 FLOAT64: Final = 1
-"""A flag: float32 sums accumulate in float64. The first worker's counts."""
+"""Float32 sums accumulate in float64. Worker 0's flags count for all."""
 
 _HEAD: Final = struct.Struct("<16sQQBB")
-_BEGIN: Final = 48  # of the payload: what is in it is aligned
+_PAYLOAD_BEGIN: Final = 48  # a multiple of the alignment of values
 _COMPARED: Final = struct.Struct("<16sQQB")
 _LEAST: Final = struct.Struct("<33s33sBBBx")
 _CALLERS: Final = (slice(16, 24), slice(24, 32))
@@ -58,31 +56,31 @@ _COMPLEMENTS: Final = bytes(range(255, -1, -1))
 _MOST: Final = 255
 
 Callers = tuple[int, int]
-"""Two sums of 64 bits: of the nearest callers, and of the nearest two."""
+"""Two 64-bit sums of hashes: of each call's nearest caller, and of its nearest two."""
 ALIKE: Final[Callers] = (0, 0)
 
 
 class Notice(enum.IntEnum):
-    """What the others must know of a worker's part in a step, beside the call."""
+    """How a worker takes part in a step."""
 
-    NONE = 0  # all its replicas take part
-    ABSENT = 1  # some of them have joined, and take part with nothing
-    JOINED = 2  # all of them have
-    END = 3  # this is no call: all its replicas have ended
+    NONE = 0  # with all its replicas
+    ABSENT = 1  # without those that have joined
+    JOINED = 2  # without any: all have joined
+    END = 3  # it does not: all its replicas have ended
 
 
 class Agreement(enum.Enum):
-    """What the records of all workers say together, and what follows."""
+    """What the records of all workers say together."""
 
-    ALIKE = enum.auto()  # all make the same call, with all their replicas; its values are moved
-    WITHOUT_SOME = enum.auto()  # those that have not joined do: all tell each other what each replica contributes
-    ALL_JOINED = enum.auto()  # all replicas have joined: all tell each other which was the last
+    ALIKE = enum.auto()  # the same call, with all replicas
+    WITHOUT_SOME = enum.auto()  # the same call, without the replicas that have joined
+    ALL_JOINED = enum.auto()  # all replicas have joined
     ENDED = enum.auto()  # all replicas have ended
-    DIFFERENT = enum.auto()  # the workers are at different calls
+    DIFFERENT = enum.auto()  # different calls
 
 
 class Record(NamedTuple):
-    """What a worker contributes, beside the payload."""
+    """A worker's record, without the payload."""
 
     digest: bytes
     flags: int = NO_FLAGS
@@ -93,26 +91,26 @@ class Record(NamedTuple):
 class Found(NamedTuple):
     """What all records say."""
 
-    agreement: Agreement  # whether the workers are at the same call
-    digest: bytes  # that of those who make a call
-    flags: int  # the first worker's
-    apart: Callers = ALIKE  # how far the workers' callers are apart; where not all records come, never the same twice
+    agreement: Agreement
+    digest: bytes  # of the workers that make a call
+    flags: int  # worker 0's
+    apart: Callers = ALIKE  # hashes of the differences between the workers' callers; unique ones if these are unknown
 
 
 def _zeros(number: int, length: int) -> Array:
-    """Return records; long ones take no memory until they are used: there may be thousands of groups of two workers."""
+    """Return records. Long ones take no memory until they are used, as there may be thousands of groups."""
     if length <= RECORD_BYTES:
         return np.zeros((number, length), np.uint8)
     return np.frombuffer(mmap(-1, number * length, access=ACCESS_COPY), np.uint8).reshape(number, length)
 
 
 class RecordBuffers:
-    """The buffers of a communicator's records, used again for every step.
+    """The buffers of a communicator's records, reused for every step.
 
     Attributes:
         in_full: every worker receives every record.
-        payload: that of this worker, to be written before its record is posted.
-        payloads: those of all, by rank, once the exchange is complete; none where not every record is received.
+        payload: this worker's, written before its record is posted.
+        payloads: all workers', by rank, once the exchange is complete; empty unless ``in_full``.
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -123,11 +121,11 @@ class RecordBuffers:
         self._own: Array = rows[0]
         self._all = rows[1:]
         self._view = self._own.data
-        self.payload: Array = self._own[_BEGIN:]
+        self.payload: Array = self._own[_PAYLOAD_BEGIN:]
         self.payloads: list[Array] = []
         if self.in_full:
             own = self._rank
-            self.payloads = [self.payload if rank == own else self._all[rank, _BEGIN:] for rank in range(size)]
+            self.payloads = [self.payload if rank == own else self._all[rank, _PAYLOAD_BEGIN:] for rank in range(size)]
             self._others = [self._all[rank, : _HEAD.size].data for rank in range(size) if rank != own]
             self._begin = communicator.exchange_init(self._own, self._all.reshape(-1))
         else:
@@ -137,7 +135,7 @@ class RecordBuffers:
         self._numbers = count(1)
 
     def post(self, record: Record, nbytes: int = 0) -> Request:
-        """Contribute a record, with so many bytes of the payload: begin the exchange."""
+        """Begin the exchange of a record and the first bytes of the payload."""
         self._record = record
         if self.in_full:
             self._head = _HEAD.pack(record.digest, *record.callers, record.flags, record.notice)
@@ -149,10 +147,10 @@ class RecordBuffers:
                 compared = complement = bytes([_MOST]) * _COMPARED.size
             first = record.flags if self._rank == 0 else _MOST
             _LEAST.pack_into(self._view, 0, compared, complement, record.notice, _MOST - record.notice, first)
-        return self._begin(_BEGIN + nbytes)
+        return self._begin(_PAYLOAD_BEGIN + nbytes)
 
     def read(self) -> Found:
-        """Return what all records say; the exchange is complete."""
+        """Return what all records say, once the exchange is complete."""
         own = self._record
         if not self.in_full:
             return self._read_least(self._all.tobytes())
@@ -170,7 +168,7 @@ class RecordBuffers:
     def _read_least(self, whole: bytes) -> Found:
         compared, complement, least, greatest, first = _LEAST.unpack(whole)
         most = complement.translate(_COMPLEMENTS)
-        if compared == most:  # as nearly always
+        if compared == most:  # the usual case
             digests_alike, callers = True, ALIKE
         else:
             digests_alike = compared[:16] == most[:16]
@@ -191,15 +189,15 @@ def _agreement(least: int, greatest: int, digests_alike: bool) -> Agreement:
     return Agreement.ALIKE if greatest == Notice.NONE else Agreement.WITHOUT_SOME
 
 
-# Digests, which are the same on every machine: checkouts may lie in different places.
+# Digests are the same on every machine, even if the program lies in different folders.
 
 
 @functools.lru_cache(maxsize=4096)
 def portable(file: str) -> str:
-    """Return a file's name from the entry of ``sys.path``, or the working directory, that it lies under."""
+    """Return a file's path relative to the entry of ``sys.path``, or the working directory, that contains it."""
     best = ""
-    for entry in (*sys.path, os.getcwd()):  # noqa: PTH109  (a string is all that is needed)
-        prefix = os.path.join(os.path.abspath(entry), "")  # noqa: PTH100, PTH118  (and quick)
+    for entry in (*sys.path, os.getcwd()):  # noqa: PTH109  (faster than Path)
+        prefix = os.path.join(os.path.abspath(entry), "")  # noqa: PTH100, PTH118
         if file.startswith(prefix) and len(prefix) > len(best):
             best = prefix
     return file[len(best) :]
@@ -207,7 +205,7 @@ def portable(file: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def resolved(file: str) -> str:
-    """Return the file of this machine that a portable name means; the name itself where there is none."""
+    """Return this machine's file for a portable name; the name itself if there is none."""
     for entry in (*sys.path, os.getcwd()):  # noqa: PTH109
         path = os.path.join(os.path.abspath(entry), file)  # noqa: PTH100, PTH118
         if os.path.isfile(path) and os.path.normpath(path) == path:  # noqa: PTH113  (none with "..")
@@ -215,9 +213,9 @@ def resolved(file: str) -> str:
     return file
 
 
-@functools.lru_cache(maxsize=4096)  # workers in one process, of which there may be thousands, share it
+@functools.lru_cache(maxsize=4096)  # shared by thousands of simulated workers
 def digest_of(order_check: OrderCheck, post: Post) -> bytes:
-    """Return 16 bytes that differ where the fingerprints of two calls do, on whichever machine they are made."""
+    """Return 16 bytes that stand for a call's fingerprint on every machine."""
     call = post.call
     if call.function is not None:
         call = replace(call, function=call.function._replace(file=portable(call.function.file)))
@@ -227,7 +225,7 @@ def digest_of(order_check: OrderCheck, post: Post) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def callers_of(post: Post) -> Callers:
-    """Return numbers that stand for the nearest caller and the nearest two, on whichever machine; `_core.callers`."""
+    """Return hashes of the nearest caller and of the nearest two, equal on every machine; see `_core.callers`."""
     places = [(portable(place.file), *place[1:3]) for place in post.path[1:3]]
     nearest, two = (blake2b(repr(places[:depth]).encode(), digest_size=8).digest() for depth in (1, 2))
     return int.from_bytes(nearest, "little"), int.from_bytes(two, "little")

@@ -1,29 +1,29 @@
 """A session: one order of steps that several workers take together, over a communicator.
 
-One class serves a run, calls outside of replicas, and a group of replicas on several workers. Its inputs are steps that
-all local replicas have posted, and the news that all local replicas have joined, or ended. Its outputs are records;
-what the records of all workers say together is passed to a `Carrier`. The session is one generator that yields requests
-(`transport.Steps`), so it does not know how a request is waited for.
+One class serves runs, calls outside of replicas, and groups of replicas on several workers. It is told of steps that
+all local replicas have posted, and when all of them have joined or ended. It exchanges records, and passes what the
+records of all workers say to a `Carrier`. The session is one generator of requests (`transport.Steps`), so it does not
+know how requests are waited for.
 
-**The rule.** Workers take steps one at a time. Each contributes a record, whose digest stands for all calls of the
-session up to this one. If the digests are equal, all workers are at the same call and have made the same calls before;
-then values are moved over the same communicator. If they differ, nothing is moved, now or later: every worker sees the
-difference in the same records, and has it analysed.
+**The rule.** Workers take steps one at a time. Each contributes a record whose digest covers all calls of the session
+up to this one. If the digests are equal, all workers are at the same call and have made the same calls before; then
+values are moved over the same communicator. If they differ, nothing is moved, now or later: every worker sees the
+difference in the same records, and it is analysed.
 
-**Callers.** The digest leaves out the callers of the function that contains the call. Beside it the record has a sum of
-hashes of the callers of all calls at that place so far. Workers whose sums differ may be right. If they differ by as
-much as some calls before, the workers went through the same callers in another order, which is a mismatch
-(`_core.callers`).
+**Callers.** The digest leaves out the callers of the function that contains the call. Next to it, the record has sums
+of hashes of the callers of all calls at that place so far. Workers whose sums differ may be right. But if the sums
+differ by as much as at an earlier call, the workers have gone through the same callers in another order, which is a
+mismatch (`_core.callers`).
 
-**Joining.** A worker says in its record that some of its replicas have joined. If all of them have, it contributes no
-call, and takes part in the others' steps, whatever they are. In such a step all workers tell each other which replicas
-take part, and what these contribute. When all replicas of all workers have joined, the join itself is the common step.
+**Joining.** A worker's record says if some of its replicas have joined. If all have, it contributes no call, and takes
+part in whatever steps the others take. In such a step the workers exchange which replicas take part, with what values.
+Once all replicas of all workers have joined, the join itself is the common step.
 
 **The end.** A worker whose replicas have all ended says so in its record. If all workers do, the session is over; if
 one of them makes a call instead, that call can never be complete.
 
-What was rejected: agreeing on how to go on after a difference. Each worker would have to know how far every other one
-has got, only for programs that catch the error and make other calls. The error ends the strategy instead.
+Rejected: agreeing on how to continue after a difference. Each worker would have to know how far every other has come,
+only for programs that catch the error and make other calls. The error ends the strategy instead.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ _WRAP: Final = (1 << 64) - 1
 
 
 class Site:
-    """The ways to the calls at one place so far: their sums, and how far the workers were apart in the last ones."""
+    """The callers of the calls at one place: their sums, and the differences between workers at the latest calls."""
 
     def __init__(self) -> None:
         self.sums = ALIKE
         self.apart: Sequence[deque[int]] = ()
 
     def with_call(self, callers: Callers) -> Callers:
-        """Return the sums, a further call included."""
+        """Return the sums with another call."""
         (a, b), (c, d) = self.sums, callers
         return (a + c) & _WRAP, (b + d) & _WRAP
 
     def came_in_order(self, sums: Callers, apart: Callers) -> bool:
-        """Note a call that all workers have made; return whether they are in order."""
+        """Note a call that all workers have made; return whether their callers came in the same order."""
         self.sums = sums
         if not self.apart:
-            if apart == ALIKE:  # as nearly always
+            if apart == ALIKE:  # the usual case
                 return True
             self.apart = [deque([0], _MOST_CALLS) for _ in ALIKE]
         in_order = True
@@ -72,53 +72,53 @@ class Site:
 
 
 class Route(NamedTuple):
-    """What is the same each time a call comes again."""
+    """What is the same each time a call is repeated."""
 
-    digest: bytes  # 16 bytes that stand for the call
-    site: Site | None = None  # the place of the call; None where callers do not count
-    callers: Callers | None = None  # numbers that stand for the way to it; None where callers do not count
-    small: Any = None  # how its values travel in the record; None where they do not
-    plan: Any = None  # how they are moved otherwise, where that is known before all have agreed
-    held: Any = None  # what is held so that no other has its id
+    digest: bytes  # of the call
+    site: Site | None = None  # its place; None if callers do not count
+    callers: Callers | None = None  # hashes of its callers; None if they do not count
+    small: Any = None  # moves its values in the record; None if they are too large
+    plan: Any = None  # moves its values behind the record, if the plan is known before the workers agree
+    held: Any = None  # objects that must live as long, because their ids are the route's key
 
 
 class Step(NamedTuple):
-    """A call that all local replicas have posted, or all that have not joined."""
+    """A call that all local replicas have posted, apart from those that have joined."""
 
     route: Route
-    what: Any  # the caller's own: a slot
+    slot: Any
     flags: int = NO_FLAGS  # see `record`
-    values: Sequence[Any] | None = ()  # what the local replicas contribute; None where some of them have joined
+    values: Sequence[Any] | None = ()  # the local replicas' contributions; None if some have joined
 
 
 class Carrier(Protocol):
-    """What a session's steps are for."""
+    """Carries out what the workers of a session agree on."""
 
     def move(self, session: Session, step: Step | None, found: Found, prepared: Any) -> Steps[None] | None:
-        """Return what moves the values of a step that all have agreed on; None where there is nothing left to do.
+        """Return the steps that move the values of a call that all workers make; None if it is complete already.
 
-        There is no step where all of this worker's replicas have joined. Where some have, ``found`` says so.
+        ``step`` is None if all of this worker's replicas have joined.
         """
 
     def finish_join(self, session: Session) -> Steps[None]:
-        """Find out which replica was the last to join, and let all go on."""
+        """Find out which replica joined last, and complete the join."""
         ...
 
     def diverged(self, session: Session) -> None:
-        """Hear that the workers are at different calls."""
+        """Handle a difference: the workers are at different calls."""
 
     def over(self) -> None:
-        """Hear that all replicas of all workers have ended."""
+        """Handle the end: all replicas of all workers have ended."""
 
 
 class Session:
-    """One order of steps; its name is the same on every worker, and no other session's over that communicator.
+    """One order of steps. Its name is the same on every worker, and unique among the communicator's sessions.
 
     Attributes:
-        of: what it is a session of, the carrier's own.
-        number: how many steps all have agreed on and carried out.
+        of: the carrier's own data.
+        number: how many steps are complete.
         records: the buffers of the records.
-        is_advancing: steps are under way.
+        is_advancing: steps are in progress.
     """
 
     def __init__(self, name: str, communicator: Communicator, carrier: Carrier, of: Any = None) -> None:
@@ -135,14 +135,12 @@ class Session:
         self._limit = sys.maxsize
         self._sites: defaultdict[Hashable, Site] = defaultdict(Site)
 
-    # What the local replicas do.
-
     def post(self, step: Step) -> None:
-        """Take a step that local replicas have posted."""
+        """Queue a step that the local replicas have posted."""
         self._queue.append(step)
 
     def join(self) -> None:
-        """Note that all local replicas have joined, behind the steps posted so far."""
+        """Note that all local replicas have joined, after the queued steps."""
         self._joined = True
 
     def end(self) -> None:
@@ -150,22 +148,20 @@ class Session:
         self._ended = True
 
     def freeze(self, number: int | None = None) -> None:
-        """Contribute nothing any more from the step of that number on; None: from now on."""
+        """Contribute nothing from the step of that number on; None: from now on."""
         self._limit = min(self._limit, self.number if number is None else number)
 
     def site(self, place: Hashable) -> Site:
-        """Return what is kept of the calls at a place of the program."""
+        """Return what is known of the calls at a place of the program."""
         return self._sites[place]
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way, and nothing wrong."""
+        """Whether no step is in progress, and nothing is wrong."""
         return self._over or not (self.is_advancing or self.number >= self._limit)
 
-    # What is agreed on.
-
-    def advance(self) -> Steps[None]:  # noqa: C901, PLR0912  (the way of every step, in one frame)
-        """Take what steps there are; at once where another call does that already."""
+    def advance(self) -> Steps[None]:  # noqa: C901, PLR0912  (the hot path, in one frame)
+        """Take all steps that are possible now, unless another call is doing so."""
         if self.is_advancing:
             return
         self.is_advancing = True
@@ -185,9 +181,9 @@ class Session:
                     return
                 request = self.records.post(record, nbytes)
                 if step is not None and step.route.plan is not None and step.values is not None:
-                    prepared = Transfer(step.route.plan, step.values)  # while the records are on their way
+                    prepared = Transfer(step.route.plan, step.values)  # while the records are in flight
                 yield request
-                if self.number >= self._limit:  # meanwhile
+                if self.number >= self._limit:  # frozen meanwhile
                     return
                 found = self.records.read()
                 agreement = found.agreement

@@ -1,22 +1,22 @@
-"""The team: this worker's part in a strategy on several workers, in runs and in calls outside of replicas.
+"""The team: this worker's part in a strategy on several workers, in its runs, and in calls outside of replicas.
 
 A `Team` has the strategy's communicator, its connection to the coordinator, and the driver that runs steps. Calls
-outside of replicas (opening a run, reduce, gather, creating a variable) have an order and a `Session` of their own.
-They are checked like replicas' collectives: the caller posts for all local replicas (`Outside`).
+outside of replicas (opening a run, reduce, gather, creating a variable) have an order and a `Session` of their own, and
+are checked like replicas' collectives: the caller posts for all local replicas (`Outside`).
 
-A `Span` connects a run, or the calls outside of replicas, to the other workers. Each run has a channel that no other
-run uses at the same time; when a run is opened, all workers choose the first channel that is free on each of them. The
-run tells its span which slots are matched here and which groups are in trouble; the span completes slots and fails the
-run. A group with members on several workers gets a communicator at its first collective, when the coordinator says that
-all its workers have reached that.
+A `Span` connects a run, or the calls outside of replicas, to the other workers. Each run has a channel, a communicator
+that no other run uses at the same time; when a run is opened, the workers choose the first one that is free on all of
+them. The run tells its span which slots are matched locally and which groups are in trouble; the span completes slots
+and fails the run. A group with members on several workers gets a communicator at its first collective, once the
+coordinator says that all its workers have reached that.
 
-**Trouble.** Whatever goes wrong, here or elsewhere, leads to one message to the coordinator (`Span.tell`), once the
+**Trouble.** Whatever goes wrong, here or elsewhere, leads to one message to the coordinator (`Span.report`), once the
 local replicas have settled. A differing record, a replica's own exception and a timeout are found here; the coordinator
-tells of everything else. From the number that is in trouble on, no more records are contributed. Steps before it are
-carried out as usual, so that every worker's replicas get as far as they would on one machine.
+announces everything else. From the call in trouble on, no more records are contributed. Earlier steps are carried out
+as usual, so that every worker's replicas get as far as they would on one machine.
 
-What ends the strategy (a report, a lost worker, an engine's error) ends everything under way, and is raised by all
-later calls.
+A report, a lost worker or an engine's error ends the strategy: it ends everything in progress, and all later calls
+raise it.
 """
 
 from __future__ import annotations
@@ -79,21 +79,21 @@ class Control(Protocol):
     """The connection to the coordinator."""
 
     def send(self, message: Message) -> None:
-        """Tell the coordinator something; from any thread."""
+        """Send a message to the coordinator; from any thread."""
 
     def close(self) -> None:
-        """Tell the others that this worker ends, and why if by an error; leave."""
+        """Leave the other workers; if an error ends this one, tell them which."""
 
 
 class Team:
-    """This worker's part in a strategy; what comes over the connection, that ``connect`` makes, is passed on to it.
+    """This worker's part in a strategy. ``connect`` makes its connection to the coordinator.
 
     Attributes:
-        order_check: what calls are compared by.
-        driver: carries steps out.
+        order_check: how calls are compared.
+        driver: runs steps.
         moving: moves the values of collectives.
-        outside: what is called outside of replicas.
-        error: what has ended the strategy; None while all is well.
+        outside: the calls outside of replicas.
+        error: what has ended the strategy, if anything.
     """
 
     def __init__(
@@ -112,21 +112,21 @@ class Team:
         self.moving = Moving(layout, ordered=ordered)
         self.error: CollectiveError | None = None
         self._spans: weakref.WeakValueDictionary[int, Span] = weakref.WeakValueDictionary()
-        self._asked: dict[int, Ask] = {}
+        self._asked: dict[int, Ask] = {}  # by run, of runs that have not begun here
         self._channels: dict[int, Communicator] = {}
-        self._free = np.ones(_CHANNELS, np.uint8)  # which channels this worker does not use
+        self._free = np.ones(_CHANNELS, np.uint8)  # 1: this worker does not use the channel
         self._groups: dict[tuple[int, tuple[int, ...], int], Communicator] = {}
         self.outside = Outside(self)
         self.control = connect(self)
 
     def check(self) -> None:
-        """Check that the strategy can be used."""
+        """Raise what has ended the strategy, if anything."""
         self.driver.carry_out_calls()
         if self.error is not None:
             raise _anew(self.error)
 
     async def awaited(self, pending: Pending, seconds: float | None = None) -> Any:
-        """Wait for a call outside of replicas, for which the others have so many seconds; return its result."""
+        """Return the result of a call outside of replicas, which all workers must make within ``seconds``."""
         limits = [(stall_seconds(), self.outside.warn), (seconds or 0.0, self.outside.expire)]
         waited = 0.0
         try:
@@ -143,8 +143,8 @@ class Team:
         return pending.result()
 
     def outcome(self, steps: Steps[Any], done: Callable[[Any, Exception | None], object]) -> Steps[None]:
-        """Move values for which all workers have come; tell the result, or the error that every worker has."""
-        self.driver.moving += 1  # it is worth while to ask again and again
+        """Move values; pass on the result, or an error that every worker gets."""
+        self.driver.moving += 1  # so that the driver polls more
         result, failure = None, None
         try:
             result = yield from steps
@@ -157,7 +157,7 @@ class Team:
     # Runs.
 
     def enter(self, run: int, span: Span) -> None:
-        """Know a run, from its opening on."""
+        """Register a run that has been opened."""
         self._spans[run] = span
         asked = self._asked.pop(run, None)
         if self.error is not None:
@@ -166,42 +166,42 @@ class Team:
             span.receive(asked)
 
     def choose_channel(self) -> Steps[tuple[int, Communicator]]:
-        """Return the first communicator that all workers have free, with its number; make one where there is none."""
+        """Return the first channel that is free on all workers, with its number; make it if it is new."""
         free = np.empty_like(self._free)
         yield self.communicator.iallreduce(ReduceOp.MIN, self._free, free)
         if not free.any():
             raise RuntimeError(f"a strategy has at most {_CHANNELS} runs at a time")
         number = int(free.argmax())
-        if number not in self._channels:  # the same on every worker: channels are made in the order of openings
+        if number not in self._channels:  # the same on every worker, as they open runs in one order
             self._channels[number] = yield from self.communicator.dup()
         self._free[number] = 0
         return number, self._channels[number]
 
     def free_channel(self, number: int) -> None:
-        """Let other runs have a channel: this worker's part of what used it is over."""
+        """Let other runs use a channel."""
         self._free[number] = 1
 
     def communicator_of_group(self, key: tuple[int, tuple[int, ...], int], tag: int) -> Steps[Communicator]:
-        """Return the communicator of a group by its run's channel, its workers, and which of such groups it is."""
+        """Return the communicator of a group; the key is its run's channel, its workers, and its number among such."""
         if key not in self._groups:
             self._groups[key] = yield from self.communicator.create_group(key[1], tag)
         return self._groups[key]
 
     def start(self, session: Session) -> None:
-        """Take what steps a session has."""
+        """Let a session take its steps."""
         if not session.is_advancing:
             self.driver.start(session.advance())
 
-    # What goes wrong.
+    # Trouble.
 
     def _failed(self, error: Exception) -> None:
-        """End the strategy with an error in its steps, which is the engine's and may be one worker's alone."""
+        """End the strategy by an error of the engine, which the other workers may not have."""
         text = f"has given up: {brief(error)}"
         self.control.send(Lost(self.layout.rank, text))
         self.end(lost_worker(self.layout, self.layout.rank, text), error)
 
     def end(self, error: CollectiveError, cause: Exception | None = None) -> None:
-        """End the strategy, with all that is under way."""
+        """End the strategy, and everything in progress."""
         if self.error is None:
             self.error = error
             error.__cause__ = cause
@@ -213,11 +213,11 @@ class Team:
         self.driver.notify()
 
     def post(self, message: Message) -> None:
-        """Take what the coordinator tells; from any thread."""
+        """Handle a message of the coordinator's in the strategy's thread; called from any thread."""
         self.driver.call(partial(self.receive, message))
 
     def receive(self, message: Message) -> None:
-        """Take what the coordinator tells, in the thread that uses the strategy."""
+        """Handle a message of the coordinator's."""
         match message:
             case Report():
                 self.end(error_of(message.report), RuntimeError(message.cause) if message.cause else None)
@@ -236,19 +236,19 @@ class Team:
                 raise ValueError(f"the coordinator does not send a {type(message).__name__}")
 
     def answer_for(self, run: int, note: str = "") -> None:
-        """Tell of a run in trouble whose replicas have not settled, or that is not begun here; from any thread.
+        """Report on a run whose replicas have not settled, or that has not begun here; from any thread.
 
-        A note says why the event loop, which would be asked otherwise, does not answer.
+        A note says why the event loop cannot do it.
         """
-        span = self._spans.get(run)  # once: the run may end meanwhile, in its own thread
-        if self.error is not None or (span is not None and span.told):
+        span = self._spans.get(run)  # read once, as the run may end meanwhile
+        if self.error is not None or (span is not None and span.reported):
             return
         if span is None:
             self.control.send(Trouble(run, not_begun(self.layout, self.layout.rank, self.order_check), note=note))
-        elif run != OUTSIDE and not note and self.driver.is_waited_for:  # the loop turns
-            self.driver.call(span.tell)
+        elif run != OUTSIDE and not note and self.driver.is_waited_for:  # the loop is running
+            self.driver.call(span.report)
         else:
-            span.tell(note=note)
+            span.report(note=note)
 
     def close(self) -> None:
         """Leave the other workers."""
@@ -258,22 +258,22 @@ class Team:
         self.control.close()
 
 
-# What is called.
+# Calls.
 
 
 class Pending(Slot):
-    """A call outside of replicas, until all workers have it."""
+    """A call outside of replicas."""
 
     move: Move  # moves its values, and returns the result
-    value: Any = None  # the result, once it is complete without an error
+    value: Any = None  # the result, once complete
 
     @property
     def has_result(self) -> bool:
-        """Whether the result is there, and no error."""
+        """Whether it is complete without an error."""
         return self.complete and self.error is None
 
     def end(self, value: Any, error: BaseException | None) -> None:
-        """Note that it is complete, with its value, or with an error; unless that is known."""
+        """Complete it with a value or an error, unless it is complete."""
         if not self.complete:
             self.value, self.error = value, error
             self.group.complete(self)
@@ -286,27 +286,27 @@ class Pending(Slot):
 
 
 class Span:
-    """What a run, or what is called outside of replicas, has to do with the other workers.
+    """Connects a run, or the calls outside of replicas, to the other workers.
 
     Attributes:
-        number: the number of the run; `OUTSIDE`.
-        told: trouble has been reported to the coordinator.
+        number: the run's number, or `OUTSIDE`.
+        reported: this worker has reported trouble to the coordinator.
         is_over: all replicas of all workers have ended.
-        error: what has ended it; None while all is well.
+        error: what has ended the strategy, if anything.
     """
 
     def __init__(self, team: Team, number: int, channel: int, communicator: Communicator, run: Run) -> None:
         self.number = number
-        self.told = self.is_over = self._finishing = self._left = False
+        self.reported = self.is_over = self._finishing = self._left = False
         self.error: CollectiveError | None = None
         self._team = team
         self._run = run
         self._ledger = run.ledger
         self._channel = channel
-        self._sessions: dict[GroupKey, Session] = {}  # of the run's own group, and of others that have one
-        self._waiting: dict[GroupKey, list[Rendezvous]] = {}  # of groups that have no session yet
-        self._tagged: Counter[tuple[int, ...]] = Counter()  # by workers, how many of their groups have been given tags
-        self._doomed: dict[GroupKey, int] = {}  # groups that are not made here yet
+        self._sessions: dict[GroupKey, Session] = {}
+        self._waiting: dict[GroupKey, list[Rendezvous]] = {}  # of groups without a session
+        self._tagged: Counter[tuple[int, ...]] = Counter()  # by workers, the number of their groups with tags
+        self._doomed: dict[GroupKey, int] = {}  # of groups that do not exist here yet
         self._routes: dict[Any, Route] = {}
         self._blocked: tuple[int, ...] = ()
         self._seen: Any = None
@@ -320,10 +320,10 @@ class Span:
     def _session_of(self, group: Group) -> Session | None:
         return self._root if group is self._ledger.root else self._sessions.get(group.key)  # a key has all members' ids
 
-    # What the run tells.
+    # Called by the run.
 
     def matched(self, slot: Rendezvous) -> None:
-        """Agree with the other workers on what all local members have posted, move its values, and complete it."""
+        """Agree with the other workers on a slot that is complete here; move its values."""
         session = self._session_of(slot.group)
         if session is not None:
             self._post(session, slot)
@@ -338,13 +338,13 @@ class Span:
         if slot is slot.group.joining:
             session.join()
         else:
-            values = None if slot.absent else contributed(slot)  # now: a run that fails forgets what its slots hold
+            values = None if slot.absent else contributed(slot)  # now, because a run that fails empties its slots
             session.post(Step(self._route(session, slot), slot, flags_of(slot.options), values))
         if not session.is_advancing:
             self._team.driver.start(session.advance())
 
     def call(self, step: Step) -> None:
-        """Agree with the other workers on a call outside of replicas, and carry it out."""
+        """Agree with the other workers on a call outside of replicas; carry it out."""
         self._root.post(step)
         self._team.start(self._root)
 
@@ -367,63 +367,67 @@ class Span:
         return route
 
     def made(self, group: Group) -> None:
-        """Hear of a group with members on other workers, from the first local member that makes it."""
+        """Note a new group with members on other workers."""
         if group.key in self._doomed:
             self._run.doom(group, self._doomed.pop(group.key))
 
     def troubled(self, group: Group, overdue: Overdue | None) -> None:
-        """Have all workers' snapshots analysed: every local member of a doomed group has settled."""
-        self.tell(group=group, overdue=overdue)
+        """Report a group in trouble, once its local members have settled."""
+        self.report(group=group, overdue=overdue)
 
     def stuck(self, replica_ids: Collection[int]) -> None:
-        """Hear which local replicas only wait, again and again; report what is the same the second time."""
+        """Report local replicas that only wait, if nothing has changed since the last call."""
         seen = tuple(sorted(replica_ids)), self._ledger.progress()
         if seen == self._seen:
-            self._tell_waiting(replica_ids)
+            self._report_waiting(replica_ids)
         self._seen = seen
 
     async def finish(self, failures: Mapping[int, BaseException]) -> None:
-        """Meet the other workers at the end of the run; where they have not come to it, the run has failed then."""
+        """Wait for the other workers at the end of the run."""
         self.end(failures)
         await self._team.driver.until(lambda: self.is_settled)
 
     def end(self, failures: Mapping[int, BaseException]) -> None:
-        """Tell the other workers that all local replicas have ended."""
+        """Note that all local replicas have ended."""
         self._finishing = True
         ledger = self._ledger
         if failures or ledger.troubled or any(replica.end != "exited" for replica in ledger.replicas):
-            self.tell(failures=failures)
+            self.report(failures=failures)
         else:
             self._root.end()
             self._team.start(self._root)
 
     @property
     def is_settled(self) -> bool:
-        """Whether there is nothing more to hear of the run from other workers."""
+        """Whether nothing more is to come from other workers."""
         failed = any(replica.end == "failed" for replica in self._ledger.replicas)
-        return self.is_over or self.error is not None or (self.told and self._finishing and failed)
+        return self.is_over or self.error is not None or (self.reported and self._finishing and failed)
 
     def abandon(self) -> None:
-        """Tell the other workers that this one's caller was cancelled: its replicas have ended."""
+        """Report that the run's caller was cancelled, and with it the local replicas."""
         self._finishing = True
         if not self.is_over:
-            self.tell()
+            self.report()
 
     def leave(self) -> None:
-        """Give back what the run has had of the strategy; nobody waits in it any more, and its loop may be gone."""
+        """Free the channel, if possible: nobody waits in the run any more, and its loop may be gone."""
         self._left = True
-        if self.is_over and not (self.told or self._waiting) and all(each.is_idle for each in self._sessions.values()):
+        if (
+            self.is_over
+            and not (self.reported or self._waiting)
+            and all(each.is_idle for each in self._sessions.values())
+        ):
             self._team.free_channel(self._channel)
 
     # Steps.
 
     def move(self, session: Session, step: Step | None, found: Found, prepared: Any) -> Steps[None] | None:
-        """Return what moves the values of a step that all workers have agreed on, and makes its result."""
+        """See `Carrier.move`."""
         moving, run = self._team.moving, self._run
         if step is None:
             return self._team.outcome(moving.gather(session, None), lambda *_: None)
-        slot: Any = step.what
-        if isinstance(step.what, Pending):
+        slot: Any = step.slot
+        if isinstance(slot, Pending):
             steps = slot.move(Agreed(session.communicator, accumulate_of(found), moving))
         elif found.agreement is Agreement.WITHOUT_SOME:
             steps = moving.gather(session, slot)
@@ -441,7 +445,7 @@ class Span:
         return self._team.outcome(steps, partial(run.complete, slot))
 
     def finish_join(self, session: Session) -> Steps[None]:
-        """Find out which replica was the last to join, and let all go on."""
+        """See `Carrier.finish_join`."""
         group = session.of()
         slot = group.joining
         last = slot.values[0] if slot.values else group.members[-1].rank
@@ -452,50 +456,50 @@ class Span:
         self._run.finish_join(slot, number, last)
 
     def _open_session(self, tag: GroupTag) -> Steps[None]:
-        """Make the communicator and the session of a group, as all its workers do now."""
+        """Make a group's communicator and session, as all its workers do now."""
         group = self._waiting[tag.group][0].group
         workers = self._team.layout.workers_of(group.key[0])
         key = self._channel, workers, self._tagged[workers]
         self._tagged[workers] += 1
         communicator = yield from self._team.communicator_of_group(key, tag.tag)
         made = Post(Call("new_group", members=group.key[0], name=group.key[1]), path_of([group.made_at or (None, 0)]))
-        creation = digest_of(self._team.order_check, made)  # all have made it at one place
+        creation = digest_of(self._team.order_check, made)  # the same on all workers, which make it at one place
         session = self._new_session(group, f"run {self.number} group {tag.group} {creation.hex()}", communicator)
-        if self.told:
+        if self.reported:
             session.freeze()
         for slot in self._waiting.pop(tag.group):
             self._post(session, slot)
 
     def over(self) -> None:
-        """Hear that all replicas of all workers have ended."""
+        """See `Carrier.over`."""
         self.is_over = True
 
     # Trouble.
 
     def diverged(self, session: Session) -> None:
-        """Hear that the workers are at different calls: local replicas settle, and then this worker tells."""
+        """See `Carrier.diverged`; the local replicas settle before this worker reports."""
         self._doom(session.of(), session.number)
 
     def receive(self, message: Ask | Query | GroupTag) -> None:
-        """Take what the coordinator asks or tells."""
+        """Handle a message of the coordinator's."""
         match message:
             case Ask():
-                self._asked(message)
+                self._answer(message)
             case Query() if self._is_well:  # else its event loop may be gone
-                self._tell_waiting(self._run.waiting_for_good(), is_answer=True)
+                self._report_waiting(self._run.waiting_for_good(), is_answer=True)
             case GroupTag() if message.group in self._waiting:
                 self._team.driver.start(self._open_session(message))
 
-    def _asked(self, ask: Ask) -> None:
-        """Tell what there is to tell, once the local replicas have settled, as others are in trouble."""
+    def _answer(self, ask: Ask) -> None:
+        """Report on the run, because another worker is in trouble, once the local replicas have settled."""
         group = next((each for each in self._ledger.groups() if each.key == ask.group), None)
         if ask.group is None or ask.number is None or self._finishing:
-            self.tell()
+            self.report()
         elif group is not None:
             self._doom(group, ask.number)
         elif self._ledger.replicas and set(self._team.layout.own).isdisjoint(ask.group[0]):
-            self.tell()
-        else:  # a group that is not made here yet; where it never is, somebody answers in the run's place
+            self.report()
+        else:  # the group does not exist here yet; if it never does, `Team.answer_for` answers
             self._doomed[ask.group] = ask.number
 
     def _doom(self, group: Group, number: int) -> None:
@@ -503,22 +507,22 @@ class Span:
         if session is not None:
             session.freeze(number)
         if self._finishing:
-            self.tell(group=group)
-        elif not self.told:
+            self.report(group=group)
+        elif not self.reported:
             self._run.doom(group, number)
 
     @property
     def _is_well(self) -> bool:
-        """Whether the run goes on, and nothing is wrong here."""
-        return not self.told and not self.is_over and self.error is None
+        """Whether the run continues, and nothing is wrong here."""
+        return not self.reported and not self.is_over and self.error is None
 
-    def _tell_waiting(self, replica_ids: Collection[int], *, is_answer: bool = False) -> None:
-        """Tell the coordinator what local replicas wait in, while nothing is wrong here."""
+    def _report_waiting(self, replica_ids: Collection[int], *, is_answer: bool = False) -> None:
+        """Tell the coordinator which local replicas wait, if nothing is wrong here."""
         self._blocked = tuple(sorted(replica_ids))
         if self._is_well:
             self._team.control.send(Waiting(self.number, self._run.snapshot(blocked=self._blocked), is_answer))
 
-    def tell(
+    def report(
         self,
         *,
         group: Group | None = None,
@@ -526,10 +530,10 @@ class Span:
         failures: Mapping[int, BaseException] | None = None,
         note: str = "",
     ) -> None:
-        """Tell the coordinator this worker's part, once; from any thread."""
-        if self.told or self.error is not None:
+        """Report trouble to the coordinator, once; from any thread."""
+        if self.reported or self.error is not None:
             return
-        self.told = True
+        self.reported = True
         key, number = (None, None) if group is None else (group.key, group.doomed)
         if overdue is not None:
             number = overdue.number
@@ -541,7 +545,7 @@ class Span:
         self._team.control.send(Trouble(self.number, snapshot, key, number, overdue, found, note))
 
     def fail(self, error: CollectiveError) -> None:
-        """End all that is under way: the strategy has ended."""
+        """End everything in progress by the error that has ended the strategy."""
         if not self.is_over and self.error is None:
             self.error = error
             for session in self._sessions.values():
@@ -551,9 +555,9 @@ class Span:
 
 
 class Outside:
-    """What is called outside of replicas, in the order in which all workers call it.
+    """The calls outside of replicas, which all workers make in the same order.
 
-    To its span it is a run, of which it has what is needed where there are neither groups nor merges nor joins.
+    Its span sees it as a run without groups, merges and joins.
     """
 
     def __init__(self, team: Team) -> None:
@@ -565,28 +569,28 @@ class Outside:
     def begin(
         self, call: Call, code: Any, offset: int, path: Path, options: CommunicationOptions, move: Move
     ) -> Pending:
-        """Post a call for all local replicas; the steps that it takes are carried out from now on.
+        """Begin a call: post it for all local replicas.
 
         ``move`` moves its values, once all workers have agreed on it, and returns the result.
         """
         self._team.check()
         group = self.ledger.root
-        slot, *_ = [group.post(member, call, code, offset, path) for member in group.members]  # one for all of them
+        slot, *_ = [group.post(member, call, code, offset, path) for member in group.members]  # the same for all
         assert isinstance(slot, Pending)
         slot.move = move
-        slot.waiters = list(group.members)  # which are all waited for here
+        slot.waiters = list(group.members)
         self._span.call(Step(Route(digest_of(self._team.order_check, slot.post_of(0))), slot, flags_of(options)))
         return slot
 
     def abandon(self, pending: Pending) -> None:
-        """Note that the caller was cancelled out of a call, unless it is complete."""
+        """Abandon a call whose caller was cancelled, unless it is complete."""
         if not pending.complete:
             for member in pending.group.members:
                 pending.group.abandon(member, pending)
             self._span.troubled(pending.group, None)
 
     def warn(self, pending: Pending, seconds: float) -> None:
-        """Warn that the other workers do not come to a call."""
+        """Warn that the other workers have not made a call."""
         layout, post = self._team.layout, pending.first
         warn_of_stall(
             f"worker {layout.rank} of {layout.workers} has waited {seconds:.3g} s for the others to come to "
@@ -596,10 +600,10 @@ class Outside:
         )
 
     def expire(self, pending: Pending, seconds: float) -> None:
-        """Note that the time is up in which the other workers were to make a call."""
+        """Report a call that the other workers have not made in time."""
         self._span.troubled(pending.group, Overdue(pending.group.key, pending.number, seconds))
 
-    # What its span calls.
+    # Called by the span.
 
     def complete(self, slot: Pending, result: Any, error: BaseException | None) -> None:
         """Complete a call."""
@@ -607,19 +611,19 @@ class Outside:
         self.doom(slot.group)
 
     def doom(self, group: Group, number: int | None = None) -> None:
-        """Tell what is called here, once all calls before one that cannot be complete are."""
+        """Doom a call, if a number is given; report trouble once all calls before the doomed one are complete."""
         if number is not None:
             group.doom(number)
         if group.doomed is not None and min(group.open, default=group.members[0].sequence) >= group.doomed:
             self._span.troubled(group, None)
 
     def snapshot(self, **_: Any) -> Snapshot:
-        """Return what is called here."""
+        """Return the snapshot of the calls."""
         names = self._team.layout.names
         return self.ledger.snapshot([ReplicaFacts(each.id, names[each.id]) for each in self.ledger.replicas])
 
     def fail(self, error: CollectiveError) -> None:
-        """End all calls that are under way."""
+        """Fail all calls in progress."""
         for slot in list(self.ledger.root.slots()):
             assert isinstance(slot, Pending)
             slot.end(None, error)
@@ -629,7 +633,7 @@ class Outside:
 
 
 def _anew(error: BaseException) -> BaseException:
-    """Return an error of its own for each caller's traceback."""
+    """Return a new error, so that each caller has a traceback of its own."""
     if not isinstance(error, CollectiveError):
         return error
     found = type(error)(error.report)
@@ -638,15 +642,15 @@ def _anew(error: BaseException) -> BaseException:
 
 
 def warn_of_stall(text: str, file: str, line: int) -> None:
-    """Warn of a wait, at a place."""
+    """Warn of a stall, at a place in the program."""
     try:
         warnings.warn_explicit(text, StallWarning, file or "aiodist", line)
-    except Exception:  # noqa: BLE001  (a filter makes errors of warnings; who waits is not to be ended by that)
-        logging.getLogger("aiodist").error(text)  # noqa: TRY400  (which has no place of its own to show)
+    except Exception:  # noqa: BLE001  (a filter that makes warnings errors must not end the wait)
+        logging.getLogger("aiodist").error(text)  # noqa: TRY400  (the traceback says nothing)
 
 
 def lost_worker(layout: Layout, rank: int, why: str) -> WorkerLostError:
-    """Return the error for a worker that is gone."""
+    """Return the error for a lost worker."""
     gone = layout.ids[rank]
     return _lost(layout, gone, f"worker {rank} of {layout.workers} {why}; it had {ids(gone)}")
 
