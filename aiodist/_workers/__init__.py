@@ -1,20 +1,21 @@
 """Several workers: processes that each run some of the replicas and agree on every collective (floor 6).
 
-Workers exchange one small record before anything else of a step: equal records mean the same collective, and only then
-are values moved. Where records differ, every worker sends a snapshot of its ledger to worker 0, which analyses them as
-one, and all raise the same report. Modules, in order; each imports only from those above it and from lower floors:
+Before anything else of a step, workers exchange one small record each: equal records mean the same collective, and only
+then are values moved. If records differ, every worker sends a snapshot of its ledger to worker 0, which analyses all of
+them as one, and all raise the same report. Modules, in order; each imports only from those above it and from lower
+floors:
 
-- `transport`: the protocol of engines: what moves bytes between workers; calls in worker threads, as requests.
+- `transport`: the protocol of engines, which move bytes between workers; calls in worker threads as requests.
 - `ending`: the journal of a job of `aiodist run`; how this worker ends.
-- `layout`: what each worker says of itself, and which replicas live on which.
+- `layout`: how each worker introduces itself, and which replicas live on which worker.
 - `record`: the record that opens every step, and the digests in it.
-- `messages`: what workers and the coordinator tell each other, as JSON.
-- `session`: one order of steps over a communicator: slots in; records and what follows from them out.
-- `exchange`: what becomes of a collective's values: plan, record or transfers, result.
-- `coordinator`: worker 0's part in trouble, as a state machine: snapshots in, one report out; tags of groups.
-- `driver`: waits for requests on the event loop; nothing else here knows that there is one.
-- `team`: this worker's part in a strategy, in what is called outside of replicas, and in each run.
+- `messages`: messages between workers and the coordinator, as JSON.
+- `session`: one order of steps over a communicator, as a state machine.
+- `exchange`: how a collective's values move: in the record, or by a plan.
+- `coordinator`: worker 0's part in trouble, as a state machine: snapshots in, one report out; groups' communicators.
+- `driver`: waits for requests on the event loop; nothing else here knows about the loop.
+- `team`: this worker's part in a strategy, in its runs, and in calls outside of replicas.
 - `engines`: simulated (many workers in one process, or one alone), mpi, torch.
-- `control`: the connections that carry reports of trouble, and who may connect; heartbeats; a thread of its own.
-- `bootstrap`: the rendezvous of a strategy's workers, and which engine serves them.
+- `control`: the control connection: who may connect, messages, heartbeats; it has a thread of its own.
+- `bootstrap`: the rendezvous of a strategy's workers, and the choice of the engine.
 """

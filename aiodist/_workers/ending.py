@@ -81,7 +81,7 @@ class Journal:
         """Return the workers that have not reached a rendezvous, as the end of a sentence."""
         absent = sorted((rank, process) for process, rank in self.started.items() if process not in self.waiting)
         workers = ", ".join(f"worker {rank} (process {process} on {platform.node()})" for rank, process in absent)
-        return f"; {workers} has not come" if workers else ""
+        return f"; {workers} has not arrived" if workers else ""
 
 
 # How a worker ends: what it tells the others, which worker shows a report, and whether MPI is finalised.

@@ -69,7 +69,7 @@ def test_worker_that_others_wait_for_is_named_by_warnings_of_theirs_and_a_report
     for worker in (0, 1):
         told = "\n".join(re.findall(rf"\[{worker}\] (.*)", output))
         assert re.search(  # on a busy machine another one may not have come yet, either
-            r"StallWarning: .* to make a strategy at .*; .*worker 2 \(process \d+ on .*\) has not come", told
+            r"StallWarning: .* to make a strategy at .*; .*worker 2 \(process \d+ on .*\) has not arrived", told
         )
         assert re.search(r"job\.py:\d+: StallWarning: worker 2 of 3, process \d+ on .*: its event loop has been", told)
         assert re.search(r"job\.py\", line \d+, in replica\n +time\.sleep\(2\)", told)
