@@ -47,7 +47,7 @@ from aiodist._strategy.reductions import (
 )
 from aiodist._strategy.scope import Replicas, Share, require_all_workers
 from aiodist._strategy.strategy import Strategy
-from aiodist._strategy.variable import State, Variable, VariableAggregation, differ, state_of
+from aiodist._strategy.variable import State, Variable, VariableAggregation, state_of, unequal_values
 from aiodist._workers.bootstrap import in_one_thread, rendezvous
 from aiodist._workers.exchange import Agreed
 from aiodist._workers.team import Move, Pending, Span, Team
@@ -258,7 +258,7 @@ def _check_equal(digests: Any, name: str) -> None:
     each = np.asarray(digests).reshape(-1, _DIGEST)
     odd = np.flatnonzero((each != each[0]).any(axis=1))
     if odd.size:
-        raise differ(name, int(odd[0]))
+        raise unequal_values(name, int(odd[0]))
 
 
 def _digests(values: Sequence[Array | None]) -> list[Array | None]:

@@ -51,9 +51,9 @@ class HasReplicas(MakesRuns):
     _replicas: Replicas
 
 
-def replicas_of(strategy: HasReplicas) -> Replicas:
-    """Return a strategy's replicas."""
-    return strategy._replicas  # noqa: SLF001  (declared above, for this module alone)
+def replicas_of(strategy: HasReplicas | None) -> Replicas:
+    """Return the replicas of a strategy; None is the default one."""
+    return Replicas(1) if strategy is None else strategy._replicas  # noqa: SLF001  (declared above, for this module alone)
 
 
 def strategy_in_force(here: Participant | CrossReplica | None) -> Any:
