@@ -41,8 +41,8 @@ from aiodist._strategy.reductions import (
     Operand,
     Operation,
     combine_parts,
-    on_host,
     parts_along,
+    to_host,
     values_of,
 )
 from aiodist._strategy.scope import Replicas, Share, require_all_workers
@@ -140,13 +140,13 @@ class Workers(Replicas):
         plain values.
         """
         bare = 1 in self.team.layout.counts
-        alone = [leaf for leaf in combination.taken if len(leaf.operand.arrays) < local and not bare]
-        together = [leaf for leaf in combination.taken if leaf not in alone]
+        alone = [leaf for leaf in combination.participating if len(leaf.operand.arrays) < local and not bare]
+        together = [leaf for leaf in combination.participating if leaf not in alone]
         operands = [_of_each(leaf.operand, local) for leaf in together]
-        down = on_host(operands, self._extended.devices)
+        down = to_host(operands, self._extended.devices)
         call = _call(kind, operation, [leaf.operand for leaf in together])
         totals = await self._perform(call, site, partial(_move, operation, operands, down))
-        await combination.lift(together, totals)
+        await combination.set_results(together, totals)
         if alone:
             await combination.carry_out(alone)
 
