@@ -365,7 +365,7 @@ async def _combined(strategy: Any, kind: str, operation: Operation, value: Any, 
     if over_workers is None:
         await combination.carry_out(combination.participating)
     else:
-        await over_workers(kind, operation, combination, len(replicas), site)
+        await over_workers(kind, operation, combination, site)
     return combination.results()
 
 
