@@ -20,7 +20,7 @@ import numpy as np
 
 from aiodist._arrays import environment
 from aiodist._arrays.environment import ClusterSettings
-from aiodist._arrays.host import Array, HostType
+from aiodist._arrays.host import Array
 from aiodist._arrays.leaves import Spec
 from aiodist._arrays.options import CommunicationOptions, choice
 from aiodist._collectives.host import frozen
@@ -140,9 +140,12 @@ class Workers(Replicas):
         alone, together = list[Leaf](), list[Leaf]()
         for leaf in combination.participating:
             (together if exchange_all or len(leaf.operand.arrays) == local else alone).append(leaf)
-        operands = [_of_each(leaf.operand, local) for leaf in together]
+        operands = [leaf.operand for leaf in together]
+        call = _call(kind, operation, operands)
+        for index, operand in enumerate(operands):
+            if len(operand.arrays) < local:  # one array stands for all
+                operands[index] = operand._replace(arrays=[operand.arrays[0]] * local)
         copying = to_host(operands, self._extended.devices)
-        call = _call(kind, operation, [leaf.operand for leaf in together])
         results = await self._perform(call, site, partial(_exchange, operation, operands, copying))
         await combination.set_results(together, results)
         if alone:
@@ -222,13 +225,6 @@ _LAST_STEPS: Final = Call("last steps of a dataset")
 
 
 # Reductions and gathers.
-
-
-def _of_each(operand: Operand, count: int) -> Operand:
-    """Return an operand of NumPy arrays, one for each local replica, also if one array stood for all."""
-    mark = None if isinstance(operand.mark, HostType) else operand.mark
-    arrays = operand.arrays if len(operand.arrays) == count else [operand.arrays[0]] * count
-    return operand._replace(arrays=arrays, mark=mark)
 
 
 def _call(kind: str, operation: Operation, operands: Sequence[Operand]) -> Call:

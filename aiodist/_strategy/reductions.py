@@ -399,12 +399,12 @@ def to_host(operands: Sequence[Operand], devices: tuple[str, ...]) -> Work | Non
 
 # Reductions along axes.
 
-Part: TypeAlias = tuple[Array | None, int]
-"""A component reduced along the axes, and the number of elements in each reduction; None if MIN and MAX have none."""
+Part: TypeAlias = tuple[Array, int]
+"""A component reduced along the axes, and the number of elements that each of its numbers is made of."""
 
 
 def parts_along(op: ReduceOp, operand: Operand, accumulate: Accumulate) -> list[Part]:
-    """Reduce each component along the axes; for a MEAN, sum it."""
+    """Reduce each component along the axes, but only sum it for a MEAN, and leave empty ones out for MIN and MAX."""
     axes, result = operand.axes, kernels.result_dtype(op, operand.dtype)
     assert axes is not None
     rule = rule_for(op, result, accumulate)
@@ -412,18 +412,16 @@ def parts_along(op: ReduceOp, operand: Operand, accumulate: Accumulate) -> list[
     parts: list[Part] = []
     for array in operand.arrays:
         count = math.prod(array.shape[axis] for axis in axes)
-        if not count and op in (ReduceOp.MIN, ReduceOp.MAX):
-            parts.append((None, 0))
-            continue
-        with np.errstate(all="ignore"):  # infinities and NaN are ordinary values
-            parts.append((np.asarray(rule.ufunc.reduce(array, axis=axes, dtype=wide), wide), count))
+        if count or op not in (ReduceOp.MIN, ReduceOp.MAX):
+            with np.errstate(all="ignore"):  # infinities and NaN are ordinary values
+                parts.append((np.asarray(rule.ufunc.reduce(array, axis=axes, dtype=wide), wide), count))
     return parts
 
 
 def combine_parts(op: ReduceOp, operand: Operand, parts: Sequence[Part]) -> Array:
     """Fold the parts of all replicas in replica order; a MEAN divides once, by the true count."""
     result = kernels.result_dtype(op, operand.dtype)
-    arrays = [array for array, _ in parts if array is not None]
+    arrays = [array for array, _ in parts]
     if not arrays:
         raise ValueError(
             f"{op.name} along axis {operand.axes} needs at least one element, got empty components on every replica"
