@@ -30,9 +30,9 @@ from aiodist._core.call import LEAF, Call, OrderCheck
 from aiodist._core.ledger import Path
 from aiodist._core.terms import ReplicaState
 from aiodist._data.distributed import without_rows
-from aiodist._runtime import requests as arguments
 from aiodist._runtime.participant import Participant
 from aiodist._runtime.requests import OverWorkers, Request, array_text, dtype_text, function_of
+from aiodist._runtime.scheduler import Call as ReplicaCall
 from aiodist._runtime.scheduler import Run
 from aiodist._runtime.stacks import all_callers
 from aiodist._strategy.extended import StrategyExtended, new_extended
@@ -373,19 +373,17 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     # Runs.
 
-    async def _run(self, fn: Any, args: Any, kwargs: Any, options: Any, site: CallSite) -> Any:
-        calls = self._calls(fn, args, kwargs)
-        run = self._new_run(arguments.options(options, None))
+    async def _carry_out(self, run: Run, calls: Sequence[ReplicaCall], site: CallSite) -> Any:
         team = self._team
         if team.layout.workers == 1:
             team.check()
-            return await self._run_calls(run, calls)
-        span = await self._open(run, fn, site)
+            return await super()._carry_out(run, calls, site)
+        span = await self._open(run, calls[0][0], site)
         failure, result, over = None, None, False
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(team.driver.until, lambda: over)
             try:
-                result = await self._run_calls(run, calls)
+                result = await super()._carry_out(run, calls, site)
             except anyio.get_cancelled_exc_class():
                 span.abandon()
                 raise

@@ -145,9 +145,9 @@ class Strategy(HasReplicas):
         """
         return named("Strategy.run", self._run(fn, args, kwargs, options, self._replicas.caller()))
 
-    async def _run(self, fn: Any, args: Any, kwargs: Any, options: Any, site: Any) -> Any:  # noqa: ARG002  (for workers)
+    async def _run(self, fn: Any, args: Any, kwargs: Any, options: Any, site: Any) -> Any:
         calls = self._calls(fn, args, kwargs)
-        return await self._run_calls(self._new_run(arguments.options(options, None)), calls)
+        return await self._carry_out(self._new_run(arguments.options(options, None)), calls, site)
 
     def _new_run(self, options: CommunicationOptions | None = None) -> Run:
         extended, share = self._extended, self._replicas.share
@@ -158,7 +158,7 @@ class Strategy(HasReplicas):
     def _new_standing_run(self) -> Run:
         return new_standing_run(self._new_run())
 
-    async def _run_calls(self, run: Run, calls: Sequence[Call]) -> Any:
+    async def _carry_out(self, run: Run, calls: Sequence[Call], site: Any) -> Any:  # noqa: ARG002  (for workers)
         self._runs.begin(run.ledger, run.devices)
         try:
             results = await run_replicas(run, calls)
