@@ -1,4 +1,4 @@
-"""What strategies, variables and datasets refuse: with which error, and in which words."""
+"""Errors for bad arguments of strategies, variables and datasets: their types and texts."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ OUTSIDE: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("method", OUTSIDE)
-async def test_what_belongs_outside_of_replicas_and_of_other_strategies(method: str) -> None:
+async def test_method_called_in_a_replica_or_under_another_strategy_is_refused(method: str) -> None:
     async def call(strategy: Any) -> Any:
         made = attrgetter(method)(strategy)(*OUTSIDE[method])
         return made.__enter__() if method == "scope" else await made
