@@ -371,6 +371,7 @@ async def _combined(strategy: Any, kind: str, operation: Operation, value: Any, 
 
 async def finished(work: Work) -> Any:
     """Carry out work in a worker thread and return its result, or be cancelled once it has ended."""
+    result = None
     with CancelScope(shield=True):
         result = await anyio.to_thread.run_sync(work.carry_out)
     await checkpoint_if_cancelled()

@@ -373,7 +373,9 @@ class State:
             self.requests[method, name] = found
         return found
 
-    def _assign_all(self, variable: Variable, method: str, values: list[Array], options: CommunicationOptions) -> Any:
+    def _assign_all(
+        self, variable: Variable, method: str, values: Sequence[Array], options: CommunicationOptions
+    ) -> Any:
         """Assign the aggregate of all replicas' values."""
         spec = self.spec
         if not policy.blocks(values[0].nbytes * (len(values) + 2)):
