@@ -174,11 +174,10 @@ class Workers(Replicas):
 
     def created_outside(self, state: State, value: Array, name: str | None, frame: FrameType) -> None:
         """Create a variable on all workers, under the strategy's scope."""
-        local = self.team.layout.local
 
         def exchange(agreed: Agreed) -> Steps[None]:
-            result = yield from agreed.move(state.spec.collective(BROADCAST, 0), [value] * local)
-            state.put([frozen(result)] * local)
+            first = yield from agreed.move(state.spec.collective(BROADCAST, 0), [value] * self.local)
+            state.fill(frozen(first))
 
         pending = self.begin(state.spec.call("Variable", None, name), self._site_of(frame), exchange)
         state.subject = f"outside {pending.number}"
@@ -189,10 +188,10 @@ class Workers(Replicas):
         """Create a variable in a replica, as all others do."""
         key = "create", name
         if key not in state.requests:
-            member, local = here.member, self.team.layout.local
+            member = here.member
             state.subject = f"run {self.run_numbers[member.group.ledger]} {member.group.key} {member.sequence}"
             collective = state.spec.collective(BROADCAST, 0)
-            over = OverWorkers(collective, list, lambda _, first: state.put([frozen(np.asarray(first))] * local))
+            over = OverWorkers(collective, list, lambda _, first: state.fill(frozen(np.asarray(first))))
             state.requests[key] = Request(collective, state.spec.call("Variable", None, name), over_workers=over)
         here.contribute(frame, state.requests[key], value)
 

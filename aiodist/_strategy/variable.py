@@ -317,6 +317,10 @@ class State:
         """Set the components: read-only arrays whose memory nobody else uses; replicas may share one."""
         self._components = list(components)
 
+    def fill(self, component: Array) -> None:
+        """Set all components to one, as `put` does."""
+        self._components = [component] * self.replicas.local
+
     def present(self) -> list[Array]:
         """Return the components."""
         if not self._components:
@@ -394,7 +398,7 @@ class State:
             new = work.result()
             if self._pending is pending:
                 self._pending = None
-                self.put([new] * len(self._components))
+                self.fill(new)
             return variable
 
         return Work(work.phases, put)
@@ -404,13 +408,12 @@ class State:
         pending, self._pending = self._pending, None
         if pending is not None:
             with suppress(ValueError):  # unequal values: that assignment raises the error itself
-                self.put([pending()] * len(self._components))
+                self.fill(pending())
 
     def _apply(self, variable: Variable, method: str, value: Any) -> Variable:
-        """Assign one value, in one array for all components of a mirrored variable."""
+        """Assign one value to a mirrored variable, whose components are then one array."""
         self.settle()
-        old = self.present()
-        self.put([updated(method, old[0], np.asarray(value))] * len(old))
+        self.fill(updated(method, self.present()[0], np.asarray(value)))
         return variable
 
     def update_own(self, position: int, method: str, value: Array) -> None:
@@ -514,7 +517,7 @@ class Variable(ArrayLike):
             state = state_of(variable)
             workers = state.replicas.sharing
             if workers is None:
-                state.put([value] * state.replicas.local)
+                state.fill(value)
             else:
                 workers.created_outside(state, value, name, frame)
             return variable
@@ -524,7 +527,7 @@ class Variable(ArrayLike):
         state = state_of(variable)
         workers = state.replicas.sharing
         if here.member.replica_id == 0:
-            state.put([value] * state.replicas.local)
+            state.fill(value)
         if workers is not None:
             workers.created_in_replica(state, here, value, name, frame)
         return variable

@@ -181,7 +181,6 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (assigned(np.int8(0), 2**63), OverflowError, "too large"),
     (assigned(np.uint8(0), np.int64(1)), TypeError, "fit uint8, got int64"),
     (assigned(0.0, both(1.0, 2.0)), ValueError, "'w' would get different values: replica 1's is not replica 0's"),
-    (assigned(0.0, PerReplica([1.0] * 3)), ValueError, "2 components, one for each replica, got a PerReplica with 3"),
     (lambda s: under(s, 1.0, synchronization="on_read").read_value(), ValueError, "aggregation NONE"),
     (variable(None), TypeError, "a variable expects an array of numbers, or a number, got"),
     (assigned(np.zeros(2), ["a", "b"]), TypeError, "the variable 'w' expects an array of numbers, or a number, got"),

@@ -153,42 +153,24 @@ def test_repr_names_the_devices() -> None:
 # Arguments and results of runs.
 
 
-class Batch(dict[str, Any]):
-    """A nest because it is a dict, although the class is not registered."""
+async def test_run_and_merge_call_split_and_regroup_nests() -> None:
+    unchanged: Any = [object()]
 
-
-async def test_per_replica_values_at_any_depth_of_arguments() -> None:
-    seen: dict[int, Any] = {}
-
-    def program(*args: Any, **kwargs: Any) -> None:
-        seen[replica()] = args, kwargs
-
-    first, deep = PerReplica([1, 2]), [Batch(a=PerReplica(["x", "y"])), (Mirrored([5, 5]), "bare")]
-    await mirrored(2).run(program, args=(first, deep), kwargs={"k": {"p": PerReplica([None, 3])}, "plain": 7})
-    assert seen == {
-        0: ((1, [{"a": "x"}, (5, "bare")]), {"k": {"p": None}, "plain": 7}),
-        1: ((2, [{"a": "y"}, (5, "bare")]), {"k": {"p": 3}, "plain": 7}),
-    }
-    assert type(seen[1][0][1][0]) is Batch
-
-
-async def test_results_and_arguments_of_merge_functions_are_regrouped() -> None:
-    marker = object()
-
-    async def program() -> Any:
-        mine = Batch(array=np.full(1, replica()), id=replica(), count=7, none=None, marker=marker)
-        found: list[Any] = []
-        await here().merge_call(lambda _, nest: found.append(nest), (mine,))
-        for nest in found:
-            assert type(nest) is Batch
-            assert (nest["id"].values, nest["none"], nest["marker"]) == ((0, 1), None, marker)
+    async def program(x: int, nest: Any, *, k: Any, plain: Any) -> Any:
+        assert plain is unchanged
+        mine = {"x": x, "nest": nest, "k": k, "array": np.full(1, replica()), "seven": 7, "object": unchanged[0]}
+        merged: list[Any] = []
+        await here().merge_call(lambda _, argument: merged.append(argument), (mine,))
+        assert [found["x"].values for found in merged] == [(1, 2)] * len(merged)
         return mine
 
-    result = await mirrored(2).run(program)
-    assert type(result) is Batch
+    first, deep = PerReplica([1, 2]), [PerReplica(["x", "y"]), (Mirrored([5, 5]), None)]
+    kwargs = {"k": {"p": PerReplica([None, 3])}, "plain": unchanged}
+    result = await mirrored(2).run(program, args=(first, deep), kwargs=kwargs)
+    assert (result["nest"][0].values, result["nest"][1][0].values, result["nest"][1][1]) == (("x", "y"), (5, 5), None)
+    assert (result["x"].values, result["k"]["p"].values, result["seven"].values) == ((1, 2), (None, 3), (7, 7))
     assert [one.tolist() for one in result["array"].values] == [[0], [1]]
-    assert (result["id"].values, result["count"].values) == ((0, 1), (7, 7))
-    assert (result["none"], result["marker"]) == (None, marker)
+    assert result["object"] is unchanged[0]
 
 
 async def test_results_of_different_structure_are_in_the_error() -> None:
