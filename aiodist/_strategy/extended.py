@@ -263,7 +263,7 @@ class StrategyExtended:
             raise TypeError(f"extended.update expects a function, got {fn!r}")
         args, kwargs = arguments.call_arguments(args, kwargs)
         await checkpoint()
-        state, workers = state_of(variable), replicas_of(strategy).sharing
+        state, workers = state_of(variable), replicas_of(strategy).several_workers
         state.settle()
         before = variable.values
         components, results = list(before), list[Any]()

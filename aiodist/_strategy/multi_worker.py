@@ -99,7 +99,7 @@ class Workers(Replicas):
         return Share(layout.replicas, layout.own, layout.workers, layout.rank, self._fill_up)
 
     @property
-    def sharing(self) -> Workers | None:
+    def several_workers(self) -> Workers | None:
         """The workers, if variables have components on others; None if this is the only one."""
         return self if self.team.layout.workers > 1 else None
 
@@ -195,7 +195,7 @@ class Workers(Replicas):
             state.requests[key] = Request(collective, state.spec.call("Variable", None, name), over_workers=over)
         here.contribute(frame, state.requests[key], value)
 
-    def over_workers(self, state: State, apply: Callable[[Any], Any]) -> OverWorkers:
+    def assignment(self, state: State, apply: Callable[[Any], Any]) -> OverWorkers:
         """Return how replicas of all workers assign to a mirrored variable; ``apply`` assigns one value."""
         spec = state.spec
         if spec.aggregation is not VariableAggregation.NONE:

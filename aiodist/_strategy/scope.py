@@ -40,7 +40,7 @@ class Replicas:
         return Share(self.local, range(self.local))
 
     @property
-    def sharing(self) -> Any:
+    def several_workers(self) -> Any:
         """The `Workers`, if variables have components on others; None otherwise."""
         return None
 

@@ -239,21 +239,17 @@ class _Creation:
     missing: int  # the number of replicas that have not created it
 
 
-class _Creations(NamedTuple):
-    """The variables that the replicas of one run have created so far."""
+_creations: WeakKeyDictionary[Group, tuple[list[int], dict[int, _Creation]]] = WeakKeyDictionary()
+"""By the group of a run: each replica's number of variables, and by number those that some have not created yet.
 
-    counts: list[int]  # by position in the run
-    unfinished: dict[int, _Creation]  # by number; finished ones are dropped, because the run may be recorded for long
-
-
-_creations: WeakKeyDictionary[Group, _Creations] = WeakKeyDictionary()
-"""By a run's group, which the values must not refer to."""
+Others are dropped, because the group is kept as long as the run is recorded. Nothing here must refer to it.
+"""
 
 
 def _next_creation(member: Member, spec: Spec, at: Place, named: bool, make: Callable[[], Any]) -> Any:
     """Return the next variable of a replica, made here unless another replica has created it already."""
     group, replica = member.group, f"replica {member.replica_id} at {at.location}"
-    counts, unfinished = _creations.setdefault(group, _Creations([0] * len(group.members), {}))
+    counts, unfinished = _creations.setdefault(group, ([0] * len(group.members), {}))
     number = counts[member.position]
     if number not in unfinished:
         unfinished[number] = _Creation(make(), spec, at, replica, len(counts))
@@ -275,14 +271,13 @@ def _next_creation(member: Member, spec: Spec, at: Place, named: bool, make: Cal
 
 def check_created(members: Sequence[Member]) -> None:
     """Check, at the end of a run, that all replicas have created equally many variables."""
-    created = _creations.get(members[0].group)
-    if created is None or len(set(created.counts)) == 1:
+    counts, _ = _creations.get(members[0].group, ([0], {}))
+    if len(set(counts)) == 1:
         return
-    first = created.counts[0]
     each = [
         f"replica {member.replica_id}: {count}"
-        for member, count in zip(members, created.counts, strict=True)
-        if member is members[0] or count != first
+        for member, count in zip(members, counts, strict=True)
+        if member is members[0] or count != counts[0]
     ]
     raise ValueError(
         f"replicas created different numbers of variables: {', '.join(each)}; every replica must create the same "
@@ -336,7 +331,7 @@ class State:
         components = self.present()
         if self.mirrored:
             return components[0]
-        if self.replicas.sharing is not None:
+        if self.replicas.several_workers is not None:
             raise ValueError(
                 f"the sync-on-read variable {self.spec.name!r} has components on other workers, which a read cannot "
                 "wait for; write `await strategy.reduce(op, variable, axis=None)`"
@@ -369,9 +364,9 @@ class State:
         """Return the request for an assignment to a mirrored variable; its result is the variable."""
         found = self.requests.get((method, name))
         if found is None:
-            spec, workers = self.spec, self.replicas.sharing
+            spec, workers = self.spec, self.replicas.several_workers
             call = spec.call(f"{spec.name}.{method}", self.subject, name, spec.op)
-            over = None if workers is None else workers.over_workers(self, partial(self._apply, variable, method))
+            over = None if workers is None else workers.assignment(self, partial(self._apply, variable, method))
             compute = partial(self._assign_all, variable, method)
             found = Request(spec.collective(ALL_REDUCE), call, compute, over_workers=over)
             self.requests[method, name] = found
@@ -426,7 +421,7 @@ class State:
     def assign_outside(self, variable: Variable, method: str, value: Any) -> None:
         """Assign outside of replicas, at once; see `Variable.assign`."""
         spec, size = self.spec, len(self.present())
-        if self.mirrored and self.replicas.sharing is not None:
+        if self.mirrored and self.replicas.several_workers is not None:
             require_all_workers()
             if isinstance(value, PerReplica):
                 raise ValueError(
@@ -515,7 +510,7 @@ class Variable(ArrayLike):
         if not isinstance(here, Participant):
             variable = make()
             state = state_of(variable)
-            workers = state.replicas.sharing
+            workers = state.replicas.several_workers
             if workers is None:
                 state.fill(value)
             else:
@@ -525,7 +520,7 @@ class Variable(ArrayLike):
         here = here.of_run or here
         variable = _next_creation(here.member, spec, place(frame.f_code, frame.f_lasti), name is not None, make)
         state = state_of(variable)
-        workers = state.replicas.sharing
+        workers = state.replicas.several_workers
         if here.member.replica_id == 0:
             state.fill(value)
         if workers is not None:
