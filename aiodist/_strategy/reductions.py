@@ -42,7 +42,7 @@ from aiodist._collectives.kinds import (
 )
 from aiodist._collectives.work import Work
 from aiodist._core.call import leaf_text
-from aiodist._runtime import requests as arguments
+from aiodist._runtime.requests import array_text, check_not_all_none, dtype_text
 from aiodist._strategy.scope import group_here, replicas_here, replicas_of, require_cross_replica
 from aiodist._strategy.variable import Variable, as_distributed
 from aiodist_kernels import Accumulate, ReduceOp, policy
@@ -188,7 +188,7 @@ def _different(described: Sequence[Any], replicas: Sequence[int], axes: tuple[in
     """Return the error for components of different mark, shape or dtype."""
     other = next(position for position, one in enumerate(described) if one != described[0])
     first, second = (
-        leaf_text(shape, arguments.dtype_text(dtype, ALL_REDUCE), arguments.array_text(mark))
+        leaf_text(shape, dtype_text(dtype, ALL_REDUCE), array_text(mark))
         for mark, shape, dtype in (described[0], described[other])
     )
     but = "; to reduce ragged batches, give the axis that they differ along"
@@ -361,7 +361,7 @@ async def _combined(strategy: Any, kind: str, operation: Operation, value: Any, 
     bare = over_workers is not None and len(replicas) == 1
     combination = Combination(operation, value, replicas, strategy.extended.devices, destinations, bare=bare)
     if destinations is None and not combination.participating:
-        arguments.check_not_all_none(value, 3)
+        check_not_all_none(value, 3)
     if over_workers is None:
         await combination.carry_out(combination.participating)
     else:

@@ -27,7 +27,7 @@ import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist._arrays.host import Array, ArrayLike, host_type_of
-from aiodist._arrays.leaves import Spec as ValueSpec
+from aiodist._arrays.leaves import Spec
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, Mirrored, PerReplica, check_unmasked, components_of
 from aiodist._collectives.execution import executor
@@ -37,10 +37,9 @@ from aiodist._collectives.work import Work
 from aiodist._core.call import Call, OrderCheck, Place, leaf_text, place
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.ledger import Group, Member
-from aiodist._runtime import requests as arguments
 from aiodist._runtime.current import current
 from aiodist._runtime.participant import Participant
-from aiodist._runtime.requests import Request
+from aiodist._runtime.requests import Request, checked_name
 from aiodist._strategy.scope import replicas_of, require_all_workers, strategy_in_force
 from aiodist_kernels import Accumulate, ReduceOp, policy, pool
 from aiodist_kernels.pool import empty_like
@@ -173,7 +172,7 @@ def _addends(value: Array, size: int) -> list[Array]:
 # Creation.
 
 
-class Spec(NamedTuple):
+class VariableSpec(NamedTuple):
     """The properties of a variable apart from its value, which must be equal on all replicas."""
 
     name: str
@@ -211,7 +210,7 @@ class Spec(NamedTuple):
     def collective(self, kind: Kind, detail: Any = None) -> Collective:
         """Return a collective on values of the variable."""
         op = self.op if kind is ALL_REDUCE else None
-        return Collective(kind, op, detail, ValueSpec((self.shape,), (self.dtype,), (None,), single=True))
+        return Collective(kind, op, detail, Spec((self.shape,), (self.dtype,), (None,), single=True))
 
     def call(self, kind: str, subject: str | None, name: str | None, op: ReduceOp | None = None) -> Call:
         """Return a call on a value of the variable."""
@@ -233,7 +232,7 @@ class _Creation:
     """A variable that some replicas of a run have created and others have not."""
 
     variable: Any
-    spec: Spec
+    spec: VariableSpec
     place: Place
     replica: str  # who created it first, and where
     missing: int  # the number of replicas that have not created it
@@ -246,7 +245,7 @@ Others are dropped, because the group is kept as long as the run is recorded. No
 """
 
 
-def _next_creation(member: Member, spec: Spec, at: Place, named: bool, make: Callable[[], Any]) -> Any:
+def _next_creation(member: Member, spec: VariableSpec, at: Place, named: bool, make: Callable[[], Any]) -> Any:
     """Return the next variable of a replica, made here unless another replica has created it already."""
     group, replica = member.group, f"replica {member.replica_id} at {at.location}"
     counts, unfinished = _creations.setdefault(group, ([0] * len(group.members), {}))
@@ -298,7 +297,7 @@ class State:
     computed, because the replicas did not await the last one, the event loop's thread computes it, too (`settle`).
     """
 
-    def __init__(self, spec: Spec, strategy: Any) -> None:
+    def __init__(self, spec: VariableSpec, strategy: Any) -> None:
         self.spec = spec
         self.mirrored = spec.mirrored
         self.strategy = strategy  # None: the default one
@@ -341,7 +340,7 @@ class State:
         if self.spec.aggregation is VariableAggregation.NONE:
             raise ValueError(
                 f"the sync-on-read variable {self.spec.name!r} has aggregation NONE, so outside a replica it has no "
-                "one value; read it in a replica, look at variable.values, or give it an aggregation"
+                "single value; read it in a replica, look at variable.values, or give it an aggregation"
             )
         return self.spec.aggregate(components)
 
@@ -495,7 +494,7 @@ class Variable(ArrayLike):
         aggregation: VariableAggregation | str = "none",
     ) -> Self:
         """Return the variable, which another replica may have made already."""
-        name = arguments.checked_name(name)
+        name = checked_name(name)
         value = _initial(initial_value() if callable(initial_value) else initial_value, dtype)
         when, how = VariableSynchronization(synchronization), VariableAggregation(aggregation)
         if when is VariableSynchronization.NONE:
@@ -503,7 +502,7 @@ class Variable(ArrayLike):
         if when is VariableSynchronization.AUTO:
             when = VariableSynchronization.ON_WRITE
         trained = when is not VariableSynchronization.ON_READ if trainable is None else bool(trainable)
-        spec = Spec(name or "Variable", value.shape, value.dtype, trained, when, how)
+        spec = VariableSpec(name or "Variable", value.shape, value.dtype, trained, when, how)
         spec.check()
         here, frame = current.get(), _getframe(1)
         make = partial(cls._with, spec, strategy_in_force(here))
@@ -528,7 +527,7 @@ class Variable(ArrayLike):
         return variable
 
     @classmethod
-    def _with(cls, spec: Spec, strategy: Any) -> Self:
+    def _with(cls, spec: VariableSpec, strategy: Any) -> Self:
         variable = super().__new__(cls)
         variable._state = State(spec, strategy)
         return variable
@@ -648,7 +647,7 @@ class Variable(ArrayLike):
         return self._assign("assign_sub", value, name, _getframe(1))
 
     def _assign(self, method: str, value: Any, name: str | None, frame: FrameType) -> Any:
-        name, state = arguments.checked_name(name), self._state
+        name, state = checked_name(name), self._state
         here = self._replica("assigned to")
         if here is not None:
             here.check(f"variable.{method}")
