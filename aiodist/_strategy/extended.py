@@ -261,14 +261,14 @@ class StrategyExtended:
         self._check_own(variable)
         if not callable(fn):
             raise TypeError(f"extended.update expects a function, got {fn!r}")
-        args, kwargs = arguments.call_arguments(args, kwargs)
+        calls = split_arguments(args, kwargs, replicas_of(strategy).local)
         await checkpoint()
         state, workers = state_of(variable), replicas_of(strategy).several_workers
         state.settle()
         before = variable.values
         components, results = list(before), list[Any]()
         with Scope(strategy):
-            for replica_id, (own_args, own_kwargs) in enumerate(split((list(args), dict(kwargs)), len(before))):
+            for replica_id, (own_args, own_kwargs) in enumerate(calls):
                 result = fn(VariableComponent(variable, components, replica_id), *own_args, **own_kwargs)
                 results.append(await result if inspect.isawaitable(result) else result)
             if state.mirrored and workers is not None:
@@ -341,6 +341,16 @@ def _devices_of(destinations: Any, replicas: tuple[str, ...]) -> tuple[str, ...]
             f"got {destinations!r}"
         )
     return resolve(destinations)
+
+
+def split_arguments(args: Any, kwargs: Any, size: int) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Return each replica's arguments: its components of per-replica values, and everything else unchanged."""
+    args, kwargs = arguments.call_arguments(args, kwargs)
+    of_args, of_kwargs = ([split(value, size) for value in given] for given in (args, kwargs.values()))
+    return [
+        (tuple([each[i] for each in of_args]), dict(zip(kwargs, [each[i] for each in of_kwargs], strict=True)))
+        for i in range(size)
+    ]
 
 
 def new_extended(devices: Any, options: Any, order_check: Any, ops: Any = None) -> StrategyExtended:

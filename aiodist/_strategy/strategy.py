@@ -29,7 +29,7 @@ from aiodist._runtime.context import ReplicaContext, context_of
 from aiodist._runtime.current import CrossReplica, current
 from aiodist._runtime.participant import Participant
 from aiodist._runtime.scheduler import Call, Run, new_standing_run, run_replicas
-from aiodist._strategy.extended import CrossDeviceOps, StrategyExtended, bind, new_extended
+from aiodist._strategy.extended import CrossDeviceOps, StrategyExtended, bind, new_extended, split_arguments
 from aiodist._strategy.reductions import Operation, combine, named
 from aiodist._strategy.scope import (
     HasReplicas,
@@ -178,13 +178,7 @@ class Strategy(HasReplicas):
                 f"strategy.run got the async generator function {fn!r}, which nobody would iterate; "
                 "is `return` missing where it says `yield`?"
             )
-        args, kwargs = arguments.call_arguments(args, kwargs)
-        size = self._replicas.local
-        of_args, of_kwargs = ([split(value, size) for value in given] for given in (args, kwargs.values()))
-        return [
-            (fn, tuple([each[i] for each in of_args]), dict(zip(kwargs, [each[i] for each in of_kwargs], strict=True)))
-            for i in range(size)
-        ]
+        return [(fn, *own) for own in split_arguments(args, kwargs, self._replicas.local)]
 
     async def warmup(self, *specs: Any) -> None:
         """Compile the kernels that reductions will need, in a worker thread.
