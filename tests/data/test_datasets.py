@@ -26,12 +26,14 @@ from aiodist import (
     InputContext,
     NumpyDataset,
     PerReplica,
+    ReplicaContext,
     ReplicaContextError,
     ValueContext,
 )
 from aiodist._data.prefetch import Prefetched
 from tests.collectives.kinds_of_values import Pair
 from tests.runtime.programs import mirrored
+from tests.workers.simulated import Job
 
 pytestmark = pytest.mark.anyio
 
@@ -284,6 +286,20 @@ async def test_aclose_closes_the_source() -> None:
         await iterator.aclose()
         assert await anext(iterator, None) is None
     assert ended == ["plain", "asynchronous"]
+
+
+async def test_dataset_iterated_in_the_merge_function_of_a_group_is_refused() -> None:
+    job = Job(2, 1)
+    first, second = (s.distribute_datasets_from_function(lambda _: BATCHES) for s in job.strategies)
+
+    async def merge(strategy: Any) -> Any:
+        return await anext(aiter(first if strategy is job.strategies[0] else second))
+
+    async def program(ctx: ReplicaContext) -> Any:
+        return await ctx.new_group([0, 2]).merge_call(merge) if ctx.replica_id_in_sync_group != 1 else None
+
+    for outcome in await job.run(program):
+        assert "an operation of all workers cannot be called in the merge function of the group" in str(outcome)
 
 
 async def test_values_of_a_value_function_are_per_replica() -> None:

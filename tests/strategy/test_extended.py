@@ -78,8 +78,11 @@ async def test_update_calls_the_function_on_each_component() -> None:
     strategy = mirrored(2)
     v = under(strategy, [1.0, 2.0], name="w", synchronization="on_read", aggregation="sum")
 
-    async def fn(component: Any, x: float, *, scale: float) -> float:
+    unchanged: list[Any] = []
+
+    async def fn(component: Any, x: float, nest: Any, *, scale: float) -> float:
         await checkpoint()
+        assert nest is unchanged
         assert aiodist.get_strategy() is strategy
         assert (component.name, component.shape, component.dtype) == ("w", (2,), np.float64)
         assert strategy.extended.value_container(component) is v
@@ -87,7 +90,7 @@ async def test_update_calls_the_function_on_each_component() -> None:
         assert component.assign_sub(component * x).assign_add([scale, scale]).assign(component + 1) is component
         return x
 
-    result = await strategy.extended.update(v, fn, args=(PerReplica([1.0, 2.0]),), kwargs={"scale": 10.0})
+    result = await strategy.extended.update(v, fn, (PerReplica([1.0, 2.0]), unchanged), {"scale": 10.0})
     assert result.values == (1.0, 2.0)
     assert [c.tolist() for c in v.values] == [[11, 11], [10, 9]]
     assert await strategy.extended.update(v, lambda c: c.shape, group=False) == ((2,), (2,))
