@@ -58,7 +58,7 @@ _INTERNAL: Final = ("aiodist._strategy", "aiodist._runtime", "aiodist._data")
 
 
 class CallSite(NamedTuple):
-    """The place of a call outside of replicas, noted at the call because the caller's frame goes on."""
+    """The place of a call outside of replicas, noted at the call because the caller's frame continues."""
 
     code: CodeType  # the caller's
     offset: int  # of the call in it
@@ -122,7 +122,7 @@ class Workers(Replicas):
         return CallSite(frame.f_code, frame.f_lasti, path)
 
     def begin(self, call: Call, site: CallSite, move: Move) -> Pending:
-        """Post a call that all workers make. ``move`` exchanges values once all have, even if nobody awaits it."""
+        """Post a call that all workers make; once all have, ``move`` exchanges its values, awaited or not."""
         require_all_workers()
         return self.team.outside.begin(call, *site, self._extended.communication_options, move)
 
@@ -133,8 +133,8 @@ class Workers(Replicas):
     async def combine(self, kind: str, operation: Operation, combination: Combination, site: CallSite) -> None:
         """Compute the results of an operation over the replicas of all workers.
 
-        A plain value belongs to every replica, so each worker computes its result alone. But a worker with a single
-        replica has plain values as components; if there is one, all values are exchanged.
+        A plain value belongs to every replica, so each worker computes its result alone. But the components of a
+        worker's only replica are plain values, too: if any worker has a single replica, all values are exchanged.
         """
         local, exchange_all = self.local, 1 in self.team.layout.counts
         alone, together = list[Leaf](), list[Leaf]()
@@ -244,7 +244,7 @@ def _call(kind: str, operation: Operation, operands: Sequence[Operand]) -> Call:
 def _exchange(
     operation: Operation, operands: Sequence[Operand], copying: Work | None, agreed: Agreed
 ) -> Steps[Sequence[Any]]:
-    """Return the results of operands, on the host, once all workers have agreed; ``copying`` brings operands there."""
+    """Return the results of operands, on the host, once all workers have agreed; ``copying`` copies operands there."""
     if not operands:
         return []
     if copying is not None:
@@ -297,8 +297,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     worker's components. Reductions and gathered values are those of all replicas, on every worker.
 
     The order of calls outside of replicas (`run`, `reduce`, `gather`, the creation of a variable) must be the same on
-    every worker, and is checked like that of collectives. A disagreement, a lost worker or an engine's error
-    ends the strategy, and every later call raises it; make a new strategy to go on.
+    every worker, and is checked like that of collectives. A disagreement, a lost worker or an engine's error ends the
+    strategy, and every later call raises it; make a new strategy to continue.
 
     Args:
         devices: a device for each local replica; see `MirroredStrategy`.

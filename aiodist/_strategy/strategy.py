@@ -175,7 +175,7 @@ class Strategy(HasReplicas):
             raise TypeError(f"strategy.run expects a function, got {fn!r}{arguments.uncalled(fn)}")
         if inspect.isasyncgenfunction(fn) or inspect.isasyncgenfunction(type(fn).__call__):
             raise TypeError(
-                f"strategy.run got the async generator function {fn!r}, which nobody would iterate; "
+                f"strategy.run got the async generator function {fn!r}, which nothing would iterate; "
                 "is `return` missing where it says `yield`?"
             )
         return [(fn, *own) for own in split_arguments(args, kwargs, self._replicas.local)]

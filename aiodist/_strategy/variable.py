@@ -5,8 +5,8 @@ collective whose kind names the variable and the method, so assignments to diffe
 report says which variable it was. Assigning to a sync-on-read variable changes the replica's own component at once.
 
 The k-th variable that each replica creates is one variable, made once, with replica 0's value. Its creation is not a
-collective and waits for nobody: each replica's arguments are compared with those of the first, and the end of the run
-checks that all replicas have created equally many.
+collective and does not wait: each replica's arguments are compared with those of the first, and at the end of the run
+all replicas must have created equally many.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ class _Creation:
     variable: Any
     spec: VariableSpec
     place: Place
-    replica: str  # who created it first, and where
+    replica: str  # the first to create it, and where
     missing: int  # the number of replicas that have not created it
 
 
@@ -308,7 +308,7 @@ class State:
         self._pending: Callable[[], Array] | None = None  # computes the value of an assignment still in worker threads
 
     def put(self, components: Sequence[Array]) -> None:
-        """Set the components: read-only arrays whose memory nobody else uses; replicas may share one."""
+        """Set the components: read-only arrays with memory of their own, of which replicas may share one."""
         self._components = list(components)
 
     def fill(self, component: Array) -> None:
