@@ -34,6 +34,7 @@ pytestmark = pytest.mark.anyio
 
 A, B = np.arange(6.0).reshape(2, 3), np.arange(6.0).reshape(2, 3) + 10
 ONE, TWO, MASKED = PerReplica([1, 2]), PerReplica([A, B]), np.ma.masked_array([1.0, 2.0], [False, True])
+NUMBERS: Any = NumpyDataset(np.zeros(2))
 COMMUNICATOR: Any = SimpleNamespace(Get_rank=lambda: 0)
 CLUSTER = {"worker": ["a:1", "b:1"]}
 VALUES, DATASET = "experimental_distribute_values_from_function", "experimental_distribute_dataset"
@@ -63,10 +64,6 @@ def variable(initial_value: Any = 0.0, **settings: Any) -> Any:
 
 def assigned(initial: Any, value: Any) -> Any:
     return lambda s: under(s, initial, name="w").assign(value)
-
-
-def numpy_dataset(method: str, *arguments: Any) -> Any:
-    return lambda _: getattr(NumpyDataset(np.zeros(2)), method)(*arguments)
 
 
 def options(**values: Any) -> Any:
@@ -195,12 +192,12 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (on(NUMPY_DATASET, (np.zeros(2), np.zeros(3))), ValueError, r"numpy_input\[0\] has 2, numpy_input\[1\] has 3"),
     (on(NUMPY_DATASET, {"x": [1, 2]}), TypeError, r"numpy_input\['x'\]\[0\] must be an array"),
     (on(NUMPY_DATASET, {}), ValueError, "must hold arrays.* there are none"),
-    (numpy_dataset("shuffle", -1), ValueError, "seed must be at least 0, got -1"),
-    (numpy_dataset("shuffle", None), TypeError, "interpreted as an integer"),
-    (lambda _: NumpyDataset(np.zeros(2)).repeat().batch(2).shuffle(0), ValueError, r"shuffle\(seed\) before \.repeat"),
-    (numpy_dataset("batch", 0), ValueError, "n must be at least 1, got 0"),
-    (numpy_dataset("repeat", -1), ValueError, "k must be at least 0, got -1"),
-    (numpy_dataset("prefetch", 0), ValueError, "k must be at least 1, got 0"),
+    (lambda _: NUMBERS.shuffle(-1), ValueError, "seed must be at least 0, got -1"),
+    (lambda _: NUMBERS.shuffle(None), TypeError, "interpreted as an integer"),
+    (lambda _: NUMBERS.repeat().batch(2).shuffle(0), ValueError, r"shuffle\(seed\) before \.repeat"),
+    (lambda _: NUMBERS.batch(0), ValueError, "n must be at least 1, got 0"),
+    (lambda _: NUMBERS.repeat(-1), ValueError, "k must be at least 0, got -1"),
+    (lambda _: NUMBERS.prefetch(0), ValueError, "k must be at least 1, got 0"),
     (lambda _: IndexedSlices(MASKED, [0, 1]), TypeError, "a MaskedArray as the values of IndexedSlices"),
 ]
 
