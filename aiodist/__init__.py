@@ -54,7 +54,7 @@ if typing.TYPE_CHECKING:
     )
     from aiodist._strategy.variable import Variable, VariableAggregation, VariableSynchronization
 else:
-    _LATER = {
+    _LAZY = {
         name: module
         for module, names in {
             "_arrays.devices": "set_logical_devices",
@@ -74,20 +74,20 @@ else:
     }
 
     def __getattr__(name: str) -> object:
-        """Load what `import aiodist` leaves out, for those who ask for it: strategies, reports, datasets."""
-        if name not in _LATER:
+        """Load a public name that `import aiodist` does not load: strategies, reports and datasets."""
+        if name not in _LAZY:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        found = globals()[name] = getattr(import_module(f"aiodist.{_LATER[name]}"), name)
-        return found
+        value = globals()[name] = getattr(import_module(f"aiodist.{_LAZY[name]}"), name)
+        return value
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})
 
 
 __all__ = [
-    # Strategies: which replicas there are, and how to run a function on them.
+    # Strategies: sets of replicas that run functions.
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "Strategy",
@@ -117,13 +117,13 @@ __all__ = [
     "Variable",
     "VariableSynchronization",
     "VariableAggregation",
-    # Data: batches, and each replica's part of them.
+    # Datasets, and the replicas' parts of their batches.
     "DistributedDataset",
     "DistributedIterator",
     "NumpyDataset",
     "InputContext",
     "ValueContext",
-    # When replicas disagree: errors and their reports.
+    # Errors and their reports.
     "CollectiveError",
     "CollectiveMismatchError",
     "IncompleteCollectiveError",
@@ -142,7 +142,7 @@ __all__ = [
     "Divergence",
     "DivergenceKind",
     "Location",
-    # To see what replicas did, and when.
+    # Records and traces of runs.
     "Recorder",
     "RunRecord",
     "RecordedCall",

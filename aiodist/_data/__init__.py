@@ -1,8 +1,8 @@
-"""Datasets, and how each replica gets its part of a batch (floor 7).
+"""Datasets, and the replicas' parts of their batches (floor 7).
 
 Modules, in order; each imports only from those above it and from lower floors:
 
-- `distributed`: `DistributedDataset`: how a global batch is cut, and how batches are grouped to a step.
-- `prefetch`: a thread that makes elements ahead of time.
-- `dataset`: `NumpyDataset`: arrays in memory, shuffled, batched, repeated, prefetched.
+- `distributed`: `DistributedDataset`, which cuts global batches or groups batches into steps.
+- `prefetch`: iterators, one of which makes elements ahead of time in a thread.
+- `dataset`: `NumpyDataset`, arrays in memory that are shuffled, batched, repeated and prefetched.
 """

@@ -1,12 +1,12 @@
 """Datasets over arrays in memory: shuffled, batched, repeated, prefetched.
 
-Shuffle, batch and repeat are **stages**: pure functions of indices that do not see the data. **Runs** flow through
-them: integer arrays whose first axis counts elements. An element is one example's index before the first `batch`, and
-an array of indices after it; only the indices of an element that is taken are looked up in the data. So a shuffle moves
-eight bytes an example, and a whole epoch passes through a stage in a few array operations.
+Shuffle, batch and repeat are **stages**: pure functions of indices that do not see the data. They pass on **runs**,
+integer arrays whose first axis counts elements. An element is one example's index before the first `batch`, and an
+array of indices after it. The data are indexed only when an element is taken. So a shuffle moves eight bytes for each
+example, and a stage handles a whole epoch in a few array operations.
 
-The order depends only on the seed, the number of the iteration and the repetition within it; the last two are the
-**epoch**. It does not matter what another iteration left unread, or how far a background thread has got.
+The order depends only on the seed and on the **epoch**, which is the number of the iteration and of the repetition
+within it. It does not depend on what other iterations have read, or on the progress of a background thread.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import numpy as np
 
 from aiodist._arrays import nests
 from aiodist._data.distributed import common_size
-from aiodist._data.prefetch import Prefetched, Steps
+from aiodist._data.prefetch import ElementIterator, Prefetched
 
 Run: TypeAlias = np.ndarray[Any, np.dtype[np.intp]]
 Epoch: TypeAlias = tuple[int, ...]
 Upstream: TypeAlias = Callable[[Epoch], Iterator[Run]]
 Stage: TypeAlias = Callable[[Upstream, Epoch], Iterator[Run]]
-"""Yields the runs of one pass, made of those of the stage before it."""
+"""Yields the runs of an epoch, made from those of the previous stage."""
 
 
 def _shuffle(seed: int, upstream: Upstream, epoch: Epoch) -> Iterator[Run]:
@@ -38,7 +38,7 @@ def _shuffle(seed: int, upstream: Upstream, epoch: Epoch) -> Iterator[Run]:
     if len({run.shape[1:] for run in runs}) == 1:
         yield rng.permutation(np.concatenate(runs))
         return
-    elements = [run[k : k + 1] for run in runs for k in range(len(run))]  # a short batch among them
+    elements = [run[k : k + 1] for run in runs for k in range(len(run))]  # one is a short batch
     yield from (elements[k] for k in rng.permutation(len(elements)))
 
 
@@ -65,7 +65,7 @@ def _joined(rest: Run, run: Run) -> Run:
 
 
 def _repeat(count: int | None, upstream: Upstream, epoch: Epoch) -> Iterator[Run]:
-    """Yield the whole again and again; without a count for ever, unless there is nothing to repeat."""
+    """Yield all elements again and again; without a count endlessly, unless there are none."""
     for repetition in itertools.count() if count is None else range(count):
         found = 0
         for run in upstream((*epoch, repetition)):
@@ -79,7 +79,7 @@ class NumpyDataset:
     """A dataset of examples in NumPy arrays; `Strategy.experimental_make_numpy_dataset` makes one.
 
     It is an iterable and an async iterable. Its elements are single examples until `batch` stacks them. Each method
-    returns a new dataset and does not change this one; methods apply in the order in which they are written::
+    returns a new dataset and leaves this one unchanged; methods apply in the order in which they are written::
 
         strategy.experimental_make_numpy_dataset((images, labels)).shuffle(seed=0).batch(32).prefetch(2)
 
@@ -105,7 +105,7 @@ class NumpyDataset:
         self._iterations = itertools.count()
 
     def _with(self, *stages: Stage, **changed: Any) -> NumpyDataset:
-        """Return a dataset with further stages, or with attributes changed, and with iterations of its own."""
+        """Return a copy with further stages and changed attributes, which counts its own iterations."""
         made = copy(self)
         vars(made).update(_stages=(*self._stages, *stages), _iterations=itertools.count(), **changed)
         return made
@@ -113,8 +113,8 @@ class NumpyDataset:
     def shuffle(self, seed: int) -> NumpyDataset:
         """Return a dataset with the elements in random order.
 
-        Each iteration and each repetition has an order of its own. It depends only on the seed, the number of earlier
-        iterations of this dataset, and the repetition.
+        Each iteration and each repetition has an order of its own. It depends only on the seed, on the number of
+        earlier iterations of this dataset, and on the repetition.
 
         Args:
             seed: an int of 0 or more.
@@ -138,7 +138,7 @@ class NumpyDataset:
                 cannot be batched again.
         """
         stage = partial(_batch, _checked("n", n, 1), drop_remainder)
-        return self._with(stage, _ahead=-(-self._ahead // n))  # what was prefetched before, in batches
+        return self._with(stage, _ahead=-(-self._ahead // n))  # elements prefetched so far, in batches
 
     def repeat(self, k: int | None = None) -> NumpyDataset:
         """Return a dataset that repeats this one k times, or endlessly.
@@ -166,9 +166,9 @@ class NumpyDataset:
         """
         return self._with(_ahead=_checked("k", k, 1))
 
-    def __iter__(self) -> Steps:
+    def __iter__(self) -> ElementIterator:
         elements = self._elements(next(self._iterations))
-        return Prefetched(elements, self._ahead) if self._ahead else Steps(elements)
+        return Prefetched(elements, self._ahead) if self._ahead else ElementIterator(elements)
 
     __aiter__ = __iter__
 
@@ -177,7 +177,7 @@ class NumpyDataset:
         for stage in self._stages:
             upstream = partial(stage, upstream)
         for run in upstream((iteration,)):
-            for index in run:  # a number, or an array of them: NumPy copies what stands there, but not a single row
+            for index in run:  # NumPy copies the rows for an array of indices, but not the row for a single one
                 rows = [leaf[index] if index.ndim else leaf[index].copy() for leaf in self._leaves]
                 yield self._structure.unflatten(rows)
 

@@ -1,6 +1,6 @@
-"""Distributed datasets: they give a nest of per-replica values for each step of a training loop.
+"""Distributed datasets, which yield a nest of per-replica values for each step of a training loop.
 
-A step's values are the parts of one global batch, or one batch for each replica.
+A step's values are the parts of one global batch, or a batch for each replica.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _END: Final = object()
 
 
 def cut(batch: Any, num_replicas: int, mine: range) -> Any:
-    """Cut a global batch of m into n consecutive parts of ceil(m/n), the last short or empty; return some replicas'."""
+    """Cut a global batch of m examples into n parts of ceil(m/n), the last short or empty; return those of ``mine``."""
     leaves, structure = nests.flatten_with_none(batch)
     length = -(-common_size(leaves, structure, "batch") // num_replicas)
     if num_replicas == 1:
@@ -36,21 +36,21 @@ def cut(batch: Any, num_replicas: int, mine: range) -> Any:
 
 
 def group(batches: Sequence[Any], num_replicas: int) -> Any:
-    """Group the batches of one step: the k-th is replica k's; replicas that are left without one get no rows."""
+    """Group the batches of a step, of which the k-th is replica k's; the other replicas get one without rows."""
     missing = num_replicas - len(batches)
     return regroup_data([*batches, *[without_rows(batches[0]) for _ in range(missing)]], "batches")
 
 
 def without_rows(batch: Any) -> Any:
-    """Return a batch like this one, of no rows."""
+    """Return a batch like this one without rows."""
     leaves, structure = nests.flatten_with_none(batch)
     common_size(leaves, structure, "batch")
     return structure.unflatten(None if leaf is None else leaf[:0] for leaf in leaves)
 
 
 def common_size(leaves: Sequence[Any], structure: nests.Structure, root: str) -> int:
-    """Return the size along the first axis that all arrays of a nest have in common."""
-    sizes: dict[int, int] = {}  # with the first leaf that has it
+    """Return the common size of a nest's arrays along the first axis."""
+    sizes: dict[int, int] = {}  # the first leaf of each size
     for index, leaf in enumerate(leaves):
         if leaf is None:
             continue
@@ -83,8 +83,8 @@ class InputContext:
     """The argument of a dataset function; see `Strategy.distribute_datasets_from_function`.
 
     Attributes:
-        num_input_pipelines: how many times the function is called, over all workers.
-        input_pipeline_id: which of those calls this is, from 0.
+        num_input_pipelines: the number of calls of the function, over all workers.
+        input_pipeline_id: the number of this call, from 0.
         num_replicas_in_sync: the number of replicas.
     """
 
@@ -124,13 +124,13 @@ class ValueContext:
 class StepRule:
     """How a source's batches become steps."""
 
-    size: int  # how many batches make a step
-    assemble: Callable[[Sequence[Any]], Any]  # makes a step's per-replica values of at most so many batches
-    check: Callable[[], None]  # raises where a step may not be taken: inside a replica
-    fill_up: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]] | None = None
+    size: int  # the number of batches in a step; the last step may have fewer
+    assemble: Callable[[Sequence[Any]], Any]  # makes per-replica values of a step's batches
+    check: Callable[[], None]  # raises inside a replica
+    fill_up: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]] | None = None  # agrees with other workers on the end
 
     def check_plain(self) -> None:
-        """Check that a step may be taken here, without awaiting anything."""
+        """Check that a step may be taken here without awaiting anything."""
         self.check()
         if self.fill_up is not None:
             raise TypeError(
@@ -140,10 +140,10 @@ class StepRule:
 
 
 class DistributedDataset:
-    """A dataset that gives a nest of per-replica values for each step; pass it to `Strategy.run` as an argument.
+    """A dataset of nests of per-replica values, one for each step; pass them to `Strategy.run` as arguments.
 
-    It is an async iterable, and also a plain one if its source is. A plain source runs in the event loop and blocks it.
-    Each iteration starts the source again, so a source that is an iterator can be iterated only once.
+    It is an async iterable, and also a plain one if its source is. A plain source blocks the event loop while it makes
+    a batch. Each iteration starts the source again, so a source that is an iterator can be iterated only once.
 
     `Strategy.experimental_distribute_dataset` and `Strategy.distribute_datasets_from_function` make one.
 
@@ -177,15 +177,15 @@ class DistributedDataset:
 class DistributedIterator:
     """An iterator over a `DistributedDataset`: ``await anext(iterator)``, or ``next(iterator)`` with a plain source.
 
-    A cancellation in the middle of a step loses no batch: the next call goes on there. (An async generator that is
-    cancelled while it waits has ended, as always in Python.) `aclose` ends the source's iterator at once; without it
-    that ends when this one is dropped.
+    A cancellation in the middle of a step loses no batch: the next call continues the step. (But an async generator
+    that is cancelled while it waits has ended, as always in Python.) `aclose` closes the source's iterator at once;
+    otherwise it ends when this one is dropped.
     """
 
     def __init__(self, batches: Any, rule: StepRule) -> None:
         self._batches = batches
         self._rule = rule
-        self._taken: list[Any] = []  # for a step that is not complete yet
+        self._taken: list[Any] = []  # for the next step
 
     def __iter__(self) -> Self:
         return self
@@ -194,7 +194,7 @@ class DistributedIterator:
         self._rule.check_plain()
         if not hasattr(self._batches, "__next__"):
             raise TypeError("this iterator's source is asynchronous: take the next batch with `await anext(iterator)`")
-        taken, self._taken = self._taken, []  # lost, as in `__anext__`, where the source fails
+        taken, self._taken = self._taken, []  # as in `__anext__`, they are lost if the source raises
         batches = list(islice(chain(taken, self._batches), self._rule.size))
         if not batches:
             raise StopIteration

@@ -1,8 +1,8 @@
-"""Iterators, plain and asynchronous: over a plain one, and over what a background thread makes ahead of the consumer.
+"""Iterators that are plain and asynchronous, one of which makes elements ahead of time in a background thread.
 
-The thread knows the elements, never the iterator that the consumer holds: so an iterator that is dropped (a `break`, an
-exception, a cancelled task) is collected, and its thread given back. A consumer has nothing to remember. An element
-stays the next one until it is taken: whoever is cancelled while waiting for it loses nothing.
+The thread refers to the elements, but never to the iterator that the consumer holds. So an iterator that is dropped
+(after a `break`, an exception or a cancellation) is collected, which releases its thread. An element stays the next one
+until it is taken, so a consumer that is cancelled while it waits loses nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from aiodist._runtime.loop import current_loop
 _END: Final = object()
 
 
-class Steps:
-    """An iterator over a plain one, asynchronous too: then each step lets other tasks run, and can be cancelled."""
+class ElementIterator:
+    """A plain and asynchronous iterator over a plain one. An asynchronous step is a checkpoint."""
 
     def __init__(self, elements: Iterator[Any]) -> None:
         self._elements = elements
@@ -46,19 +46,19 @@ class Steps:
         raise StopAsyncIteration
 
 
-class Prefetched(Steps):
-    """Such an iterator over elements that a thread makes, so many of them before they are asked for."""
+class Prefetched(ElementIterator):
+    """An iterator over elements of which a thread makes up to ``ahead`` in advance."""
 
-    # No executor: it takes no work any more once the main thread has ended, and holds up the interpreter's exit until
-    # all is made that was asked for. The threads of the process's cache are daemons.
+    # A ThreadPoolExecutor would refuse work once the main thread has ended, and keep the interpreter from exiting. The
+    # threads of the process-wide cache are daemons.
 
-    def __init__(self, elements: Iterator[Any], ahead: int) -> None:  # which this object itself does not hold
+    def __init__(self, elements: Iterator[Any], ahead: int) -> None:
         self._worker = threads.take("aiodist prefetch")
         self._make = partial(next, elements, _END)
         self._ahead: deque[Future[Any]] = deque()
         for _ in range(ahead):
-            self._ask()
-        self._end = weakref.finalize(self, _end, self._ahead, self._worker)
+            self._request()
+        self._release = weakref.finalize(self, _release, self._ahead, self._worker)
 
     def __next__(self) -> Any:
         wait([*self._ahead][:1])
@@ -72,17 +72,17 @@ class Prefetched(Steps):
             await event.wait()
         return self._take(StopAsyncIteration)
 
-    def _ask(self) -> None:
+    def _request(self) -> None:
         future: Future[Any] = Future()
         self._ahead.append(future)
         self._worker.submit(partial(_carry_out, future, self._make))
 
     def _take(self, at_end: type[Exception]) -> Any:
-        """Return the next element, which has been made; raise what the thread raised, once."""
+        """Return the next element, which is ready, or raise the thread's exception, once."""
         if not self._ahead:
             raise at_end
         future = self._ahead.popleft()
-        self._ask()
+        self._request()
         element = future.result()
         if element is _END:
             self.close()
@@ -90,32 +90,32 @@ class Prefetched(Steps):
         return element
 
     def close(self) -> None:
-        """Give the thread back, and wait for it: at most for the element that it is making."""
-        wait(self._end() or ())
+        """Release the thread, and wait for it to finish the element that it is making."""
+        wait(self._release() or ())
 
 
-def _end(ahead: deque[Future[Any]], worker: threads.Worker) -> list[Future[Any]]:
-    """Have no more elements made; return what is in the making. A garbage collection may call it, in any thread."""
-    left = [future for future in ahead if not future.cancel()]
+def _release(ahead: deque[Future[Any]], worker: threads.Worker) -> list[Future[Any]]:
+    """Cancel elements, release the thread, and return what it is making; called by the collector in any thread."""
+    started = [future for future in ahead if not future.cancel()]
     ahead.clear()
     worker.release()
-    return left
+    return started
 
 
 def _carry_out(future: Future[Any], make: Callable[[], Any]) -> None:
     if future.set_running_or_notify_cancel():
         try:
             future.set_result(make())
-        except BaseException as error:  # noqa: BLE001  (it is the consumer's)
+        except BaseException as error:  # noqa: BLE001  (raised in the consumer)
             future.set_exception(error)
 
 
 def _setter(event: anyio.Event) -> Callable[[object], None]:
-    """Return a function that sets an event of the running loop from any thread."""
+    """Return a callback that sets an event of the running loop from any thread."""
     _, call = current_loop()
 
     def set_event(_: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed
             call(event.set)
 
     return set_event

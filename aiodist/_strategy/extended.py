@@ -1,4 +1,4 @@
-"""StrategyExtended: a strategy's devices and settings, and the methods that libraries use."""
+"""`StrategyExtended`: a strategy's devices and settings, and the methods that libraries use."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from aiodist._strategy.reductions import COPY, Operation, combine
 from aiodist._strategy.scope import HasReplicas, Scope, replicas_here, replicas_of, require_cross_replica
 from aiodist._strategy.variable import Variable, check_equal, state_of, updated
 
-# Cross-device ops by their TensorFlow names. In TensorFlow they choose an algorithm, and with it an order of additions;
-# here every reduction is a left fold in replica-id order, so they are hints, which never change a result.
+# Cross-device ops by their TensorFlow names. In TensorFlow they choose an algorithm, and so the order of additions.
+# Here every reduction is a left fold in replica-id order, so they are hints that never change a result.
 
 CollectiveHints = CommunicationOptions
 
@@ -75,13 +75,12 @@ class NcclAllReduce(HierarchicalCopyAllReduce):
     """A hint by its TensorFlow name; aiodist does not use NCCL. Arguments are those of `HierarchicalCopyAllReduce`."""
 
 
-for _class in (CrossDeviceOps, ReductionToOneDevice, HierarchicalCopyAllReduce, NcclAllReduce):
-    _class.__module__ = "aiodist"
-del _class
+CrossDeviceOps.__module__ = ReductionToOneDevice.__module__ = "aiodist"
+HierarchicalCopyAllReduce.__module__ = NcclAllReduce.__module__ = "aiodist"
 
 
 class VariableComponent(ArrayLike):
-    """One component of a variable, as the function of an update sees it. Assignments to it are not awaited."""
+    """A component of a variable in the function of an update. Assignments to it are not awaited."""
 
     __slots__ = ("_components", "_replica_id", "variable")
 
@@ -101,7 +100,7 @@ class VariableComponent(ArrayLike):
         return self._components[self._replica_id]
 
     def assign(self, value: Any, method: str = "assign") -> VariableComponent:
-        """Assign to the component, like the method of variables with that name."""
+        """Assign to the component, as the variables' method of that name does."""
         new = state_of(self.variable).converted(value)
         self._components[self._replica_id] = updated(method, self.read_value(), new)
         return self
@@ -137,7 +136,7 @@ class StrategyExtended:
         object.__setattr__(self, "order_check", OrderCheck.parse(self.order_check))
 
     def _required(self, what: str) -> Any:
-        """Return the strategy, after checking that the call is in its cross-replica context."""
+        """Return the strategy, after checking that this is its cross-replica context."""
         if self._strategy is None:
             raise ValueError(f"{what} needs a strategy: pass this StrategyExtended to Strategy(extended) first")
         require_cross_replica(self._strategy, what)
@@ -164,10 +163,10 @@ class StrategyExtended:
             reduce_op: SUM, MEAN, MIN, MAX or PRODUCT, or its name.
             value: a nest of per-replica values. MEAN, MIN and MAX return a plain value unchanged.
             destinations: a device, a sequence of devices, a distributed value or a variable.
-            options: how to carry it out.
+            options: the options of the reduction; they override the strategy's.
 
         Returns:
-            The reduced value for one destination; for several a `Mirrored` with a component for each. Dtypes are those
+            The reduced value for one destination; for several, a `Mirrored` with a component for each. Dtypes are those
             of `ReplicaContext.all_reduce`. Values on GPUs are reduced onto GPUs.
 
         Raises:
@@ -182,7 +181,7 @@ class StrategyExtended:
         value_destination_pairs: Iterable[tuple[Any, Any]],
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
-        """Reduce the values of pairs, each onto its destinations, and return a list of the results; see `reduce_to`.
+        """Reduce each value of a pair onto its destinations, and return the results in a list; see `reduce_to`.
 
         Raises:
             Exception: as `reduce_to`.
@@ -209,7 +208,7 @@ class StrategyExtended:
             destinations: a device, a sequence of devices, a distributed value or a variable.
 
         Returns:
-            A copy for one destination; for several a `Mirrored` with a copy for each. Arrays are read-only.
+            A copy for one destination; for several, a `Mirrored` with a copy for each. Arrays are read-only.
 
         Raises:
             TypeError: the value is a per-replica value or a masked array.
@@ -244,13 +243,13 @@ class StrategyExtended:
         Args:
             variable: a variable of this strategy.
             fn: a plain or coroutine function.
-            args: a tuple or list of further arguments; of per-replica values in them each call gets its component.
+            args: a tuple or list of further arguments; each call gets its component of per-replica values in them.
             kwargs: keyword arguments, likewise.
             group: whether to return one regrouped value rather than a tuple.
 
         Returns:
-            What the calls returned, regrouped as the results of `Strategy.run` are; with ``group=False`` a tuple with
-            an entry for each replica.
+            The calls' return values, regrouped like the results of `Strategy.run`; with ``group=False`` a tuple with an
+            entry for each replica.
 
         Raises:
             ReplicaContextError: the variable belongs to another strategy.
@@ -262,18 +261,18 @@ class StrategyExtended:
         self._check_own(variable)
         if not callable(fn):
             raise TypeError(f"extended.update expects a function, got {fn!r}")
-        args, kwargs = arguments.call_arguments(args, kwargs)
+        calls = split_arguments(args, kwargs, replicas_of(strategy).local)
         await checkpoint()
-        state, workers = state_of(variable), replicas_of(strategy).sharing
+        state, workers = state_of(variable), replicas_of(strategy).several_workers
         state.settle()
         before = variable.values
         components, results = list(before), list[Any]()
         with Scope(strategy):
-            for replica_id, (own_args, own_kwargs) in enumerate(split((list(args), dict(kwargs)), len(before))):
+            for replica_id, (own_args, own_kwargs) in enumerate(calls):
                 result = fn(VariableComponent(variable, components, replica_id), *own_args, **own_kwargs)
                 results.append(await result if inspect.isawaitable(result) else result)
             if state.mirrored and workers is not None:
-                await workers.compare_update(variable, components, workers.caller())
+                await workers.compare_update(state, components)
             state.settle()
             if any(now is not then for now, then in zip(variable.values, before, strict=True)):
                 raise RuntimeError(
@@ -305,11 +304,11 @@ class StrategyExtended:
     def colocate_vars_with(self, variable: Variable) -> AbstractContextManager[object]:
         """Return a context manager in which variables are created on the devices of another one.
 
-        Every variable of a strategy is on all of its devices, so this is the strategy's scope; in its replicas, where
-        variables are the strategy's anyway, it does nothing.
+        Every variable of a strategy is on all of its devices, so this is the strategy's scope. In the strategy's
+        replicas it does nothing.
 
         Raises:
-            ReplicaContextError: the variable belongs to another strategy; when entered, this is under another strategy.
+            ReplicaContextError: the variable belongs to another strategy; or, on entry, another strategy is in force.
             TypeError: ``variable`` is not a `Variable`.
         """
         self._check_own(variable)
@@ -324,24 +323,34 @@ class StrategyExtended:
             )
 
 
-def _devices_of(destinations: Any, replicas: Sequence[str]) -> tuple[str, ...]:
-    """Return the devices for a destination."""
+def _devices_of(destinations: Any, replicas: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the devices of a destination, where ``replicas`` are the replicas' devices."""
     if isinstance(destinations, (DistributedValues, Variable)):
         if len(destinations.values) != len(replicas):
             raise ValueError(
                 f"expected as destination a value with {len(replicas)} components, got {len(destinations.values)}"
             )
-        return tuple(replicas)
+        return replicas
     if isinstance(destinations, str):
         return resolve([destinations])
     if len(replicas) == 1 and (isinstance(destinations, np.ndarray) or framework_of(destinations) is not None):
-        return tuple(replicas)
+        return replicas
     if not isinstance(destinations, Sequence):
         raise TypeError(
             "destinations must be a device such as 'CPU:0', a sequence of devices, a distributed value or a variable, "
             f"got {destinations!r}"
         )
     return resolve(destinations)
+
+
+def split_arguments(args: Any, kwargs: Any, size: int) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Return each replica's arguments: its components of per-replica values, and everything else unchanged."""
+    args, kwargs = arguments.call_arguments(args, kwargs)
+    of_args, of_kwargs = ([split(value, size) for value in given] for given in (args, kwargs.values()))
+    return [
+        (tuple([each[i] for each in of_args]), dict(zip(kwargs, [each[i] for each in of_kwargs], strict=True)))
+        for i in range(size)
+    ]
 
 
 def new_extended(devices: Any, options: Any, order_check: Any, ops: Any = None) -> StrategyExtended:

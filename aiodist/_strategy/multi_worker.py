@@ -1,8 +1,8 @@
 """MultiWorkerMirroredStrategy: replicas on the devices of several workers, which are processes that work in step.
 
-A variable starts from replica 0's value, wherever replica 0 is. Its creation is a collective that nobody awaits. In a
-replica it is one of the replica's collectives, so the value is there once a later one has been awaited. Outside of
-replicas the strategy's next awaited call sends it. Values that must be equal are compared by their digests.
+A variable's initial value is replica 0's, on whichever worker that is. Creating a variable is a collective that is
+never awaited: inside a replica it is complete once a later collective of the replica is, outside of replicas with the
+strategy's next awaited call. Values that must be equal on all workers are compared by digest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from aiodist._arrays import environment
 from aiodist._arrays.environment import ClusterSettings
-from aiodist._arrays.host import Array, HostType
+from aiodist._arrays.host import Array
 from aiodist._arrays.leaves import Spec
 from aiodist._arrays.options import CommunicationOptions, choice
 from aiodist._collectives.host import frozen
@@ -30,51 +30,52 @@ from aiodist._core.call import LEAF, Call, OrderCheck
 from aiodist._core.ledger import Path
 from aiodist._core.terms import ReplicaState
 from aiodist._data.distributed import without_rows
-from aiodist._runtime import requests as arguments
 from aiodist._runtime.participant import Participant
 from aiodist._runtime.requests import OverWorkers, Request, array_text, dtype_text, function_of
+from aiodist._runtime.scheduler import Call as ReplicaCall
 from aiodist._runtime.scheduler import Run
 from aiodist._runtime.stacks import all_callers
 from aiodist._strategy.extended import StrategyExtended, new_extended
 from aiodist._strategy.reductions import (
     Combination,
+    Leaf,
     Operand,
     Operation,
     combine_parts,
-    on_host,
     parts_along,
+    to_host,
     values_of,
 )
 from aiodist._strategy.scope import Replicas, Share, require_all_workers
 from aiodist._strategy.strategy import Strategy
-from aiodist._strategy.variable import State, Variable, VariableAggregation, differ, state_of
+from aiodist._strategy.variable import State, VariableAggregation, unequal_values
 from aiodist._workers.bootstrap import in_one_thread, rendezvous
 from aiodist._workers.exchange import Agreed
 from aiodist._workers.team import Move, Pending, Span, Team
 from aiodist._workers.transport import Steps, in_thread
 
-_OWN: Final = ("aiodist._strategy", "aiodist._runtime", "aiodist._data")
+_INTERNAL: Final = ("aiodist._strategy", "aiodist._runtime", "aiodist._data")
 
 
 class CallSite(NamedTuple):
-    """The place of a call outside of replicas at the time of the call. (Its frame continues while it is awaited.)."""
+    """The place of a call outside of replicas, noted at the call because the caller's frame continues."""
 
-    code: CodeType  # the caller's code
-    offset: int  # that of the call in it
-    path: Path  # its callers, where calls are compared by them
+    code: CodeType  # the caller's
+    offset: int  # of the call in it
+    path: Path  # the caller's callers, if the order check compares them
 
 
 class Workers(Replicas):
-    """The replicas of a strategy on several workers, and the workers' operations outside of replicas.
+    """The replicas of a strategy on several workers, and what the workers do together outside of replicas.
 
     Args:
         communicator: as in `MultiWorkerMirroredStrategy`.
         extended: the strategy's devices and settings.
-        ordered: reductions give the same bits for every layout.
+        ordered: whether reductions give the same bits for every layout.
 
     Attributes:
         communicator: connects the workers.
-        run_numbers: by ledger, the number of each run's opening.
+        run_numbers: the number of each run, by its ledger.
     """
 
     def __init__(self, communicator: Any, extended: StrategyExtended, *, ordered: bool) -> None:
@@ -86,33 +87,33 @@ class Workers(Replicas):
 
     @property
     def team(self) -> Team:
-        """The workers. The first use waits for simulated ones."""
+        """The connected workers. If they are simulated, the first use connects them."""
         if self._joined is None:
             self._joined = in_one_thread(self.communicator)
         return self._joined
 
     @property
     def share(self) -> Share:
-        """Which replicas run in this process."""
+        """This process's share of the replicas."""
         layout = self.team.layout
-        return Share(layout.replicas, layout.own, layout.workers, layout.rank, partial(_fill_up, self.team))
+        return Share(layout.replicas, layout.own, layout.workers, layout.rank, self._fill_up)
 
     @property
-    def sharing(self) -> Workers | None:
-        """The workers of variables that have components in other processes, too; None where none have."""
+    def several_workers(self) -> Workers | None:
+        """The workers, if variables have components on others; None if this is the only one."""
         return self if self.team.layout.workers > 1 else None
 
     def close(self) -> None:
-        """Leave the others."""
+        """Leave the other workers."""
         if self._joined is not None:
             self._joined.close()
 
     # Calls that all workers make.
 
     def caller(self) -> CallSite:
-        """Return the place of the innermost frame that is not the strategy's own."""
+        """Return the call site in the innermost frame outside of this package and its helpers."""
         frame: FrameType = _getframe(1)
-        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OWN):
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INTERNAL):
             frame = frame.f_back
         return self._site_of(frame)
 
@@ -121,68 +122,85 @@ class Workers(Replicas):
         return CallSite(frame.f_code, frame.f_lasti, path)
 
     def begin(self, call: Call, site: CallSite, move: Move) -> Pending:
-        """Post a call that all workers make; ``move`` sends its values, and nobody needs to await it."""
+        """Post a call that all workers make; once all have, ``move`` exchanges its values, awaited or not."""
         require_all_workers()
         return self.team.outside.begin(call, *site, self._extended.communication_options, move)
 
     async def _perform(self, call: Call, site: CallSite, move: Move) -> Any:
-        """Carry out a call that all workers make."""
         pending = self.begin(call, site, move)
         return await self.team.awaited(pending, self._extended.communication_options.timeout_seconds)
 
-    async def combine(
-        self, kind: str, operation: Operation, combination: Combination, local: int, site: CallSite
-    ) -> None:
-        """Give the leaves of a nest their results over the replicas of all workers.
+    async def combine(self, kind: str, operation: Operation, combination: Combination, site: CallSite) -> None:
+        """Compute the results of an operation over the replicas of all workers.
 
-        With several local replicas a plain value belongs to each of them, and each worker computes results that are the
-        same everywhere by itself. That is different if some worker has a single replica, whose components look like
-        plain values.
+        A plain value belongs to every replica, so each worker computes its result alone. But the components of a
+        worker's only replica are plain values, too: if any worker has a single replica, all values are exchanged.
         """
-        bare = 1 in self.team.layout.counts
-        alone = [leaf for leaf in combination.taken if len(leaf.operand.arrays) < local and not bare]
-        together = [leaf for leaf in combination.taken if leaf not in alone]
-        operands = [_of_each(leaf.operand, local) for leaf in together]
-        down = on_host(operands, self._extended.devices)
-        call = _call(kind, operation, [leaf.operand for leaf in together])
-        totals = await self._perform(call, site, partial(_move, operation, operands, down))
-        await combination.lift(together, totals)
+        local, exchange_all = self.local, 1 in self.team.layout.counts
+        alone, together = list[Leaf](), list[Leaf]()
+        for leaf in combination.participating:
+            (together if exchange_all or len(leaf.operand.arrays) == local else alone).append(leaf)
+        operands = [leaf.operand for leaf in together]
+        call = _call(kind, operation, operands)
+        for index, operand in enumerate(operands):
+            if len(operand.arrays) < local:  # one array stands for all
+                operands[index] = operand._replace(arrays=[operand.arrays[0]] * local)
+        copying = to_host(operands, self._extended.devices)
+        results = await self._perform(call, site, partial(_exchange, operation, operands, copying))
+        await combination.set_results(together, results)
         if alone:
             await combination.carry_out(alone)
+
+    async def _fill_up(self, batches: Sequence[Any]) -> Sequence[Any]:
+        """Return this worker's batches for a step of a dataset, of which each worker has a pipeline of its own.
+
+        A worker without batches gets one without rows while others still have some.
+        """
+        if self.team.layout.workers == 1:
+            return batches
+
+        def gathered(call: Call, own: Any) -> Awaitable[Any]:
+            site = CallSite(gathered.__code__, 0, ())  # the same wherever a worker iterates
+            pending = self.begin(call, site, lambda agreed: agreed.gather(own))
+            return self.team.awaited(pending)  # however long a pipeline takes
+
+        have = await gathered(_NEXT_STEP, bool(batches))
+        if all(have) or not any(have):
+            return batches
+        patterns = await gathered(_LAST_STEPS, (bool(batches), without_rows(batches[0]) if batches else None))
+        return batches or next([pattern] for has_batch, pattern in patterns if has_batch)
 
     # Variables.
 
     def created_outside(self, state: State, value: Array, name: str | None, frame: FrameType) -> None:
-        """Let all workers create a variable under the strategy's scope."""
-        local = self.team.layout.local
+        """Create a variable on all workers, under the strategy's scope."""
 
-        def create(agreed: Agreed) -> Steps[None]:
-            result = yield from agreed.move(state.spec.collective(BROADCAST, 0), [value] * local)
-            state.put([frozen(result)] * local)
+        def exchange(agreed: Agreed) -> Steps[None]:
+            first = yield from agreed.move(state.spec.collective(BROADCAST, 0), [value] * self.local)
+            state.fill(frozen(first))
 
-        pending = self.begin(state.spec.call("Variable", None, name), self._site_of(frame), create)
+        pending = self.begin(state.spec.call("Variable", None, name), self._site_of(frame), exchange)
         state.subject = f"outside {pending.number}"
 
     def created_in_replica(
         self, state: State, here: Participant, value: Array, name: str | None, frame: FrameType
     ) -> None:
-        """Let a replica create a variable, and all others with it."""
+        """Create a variable in a replica, as all others do."""
         key = "create", name
         if key not in state.requests:
             member = here.member
             state.subject = f"run {self.run_numbers[member.group.ledger]} {member.group.key} {member.sequence}"
-            collective, put = state.spec.collective(BROADCAST, 0), partial(_put, state, self.team.layout.local)
-            over = OverWorkers(collective, list, put)
-            state.requests[key] = Request(collective, state.spec.call("Variable", None, name), put, over_workers=over)
+            collective = state.spec.collective(BROADCAST, 0)
+            over = OverWorkers(collective, list, lambda _, first: state.fill(frozen(np.asarray(first))))
+            state.requests[key] = Request(collective, state.spec.call("Variable", None, name), over_workers=over)
         here.contribute(frame, state.requests[key], value)
 
-    def over_workers(self, state: State, apply: Callable[[Any], Any]) -> OverWorkers:
-        """Return the work over workers that combines what replicas assign to a mirrored variable, and applies it."""
+    def assignment(self, state: State, apply: Callable[[Any], Any]) -> OverWorkers:
+        """Return how replicas of all workers assign to a mirrored variable; ``apply`` assigns one value."""
         spec = state.spec
-        if spec.op is not None:
-            return OverWorkers(spec.collective(ALL_REDUCE), list, lambda _, total: apply(total))
-        if spec.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            return OverWorkers(spec.collective(BROADCAST, 0), list, lambda _, first: apply(first))
+        if spec.aggregation is not VariableAggregation.NONE:
+            collective = spec.collective(BROADCAST, 0) if spec.op is None else spec.collective(ALL_REDUCE)
+            return OverWorkers(collective, list, lambda _, aggregate: apply(aggregate))
 
         def finish(values: Sequence[Array], digests: Any) -> Any:
             _check_equal(digests, spec.name)
@@ -190,75 +208,69 @@ class Workers(Replicas):
 
         return OverWorkers(_OF_DIGESTS, _digests, finish)
 
-    async def compare_update(self, variable: Variable, components: Sequence[Array], site: CallSite) -> None:
-        """Compare the components that an update gives a mirrored variable here with the other workers'."""
-        state = state_of(variable)
+    async def compare_update(self, state: State, components: Sequence[Array]) -> None:
+        """Check that an update gives a mirrored variable equal components on all workers."""
 
-        def move(agreed: Agreed) -> Steps[None]:
+        def exchange(agreed: Agreed) -> Steps[None]:
             _check_equal((yield from agreed.move(_OF_DIGESTS, _digests(components))), state.spec.name)
 
-        await self._perform(state.spec.call("extended.update", state.subject, None), site, move)
+        await self._perform(state.spec.call("extended.update", state.subject, None), self.caller(), exchange)
 
 
-# Reductions, gatherings.
+# Datasets.
+
+_NEXT_STEP: Final = Call("next step of a dataset")
+_LAST_STEPS: Final = Call("last steps of a dataset")
 
 
-def _of_each(operand: Operand, count: int) -> Operand:
-    """Return a NumPy operand with an array for each local replica, even if one array was given for all."""
-    mark = None if isinstance(operand.mark, HostType) else operand.mark
-    arrays = operand.arrays if len(operand.arrays) == count else [operand.arrays[0]] * count
-    return operand._replace(arrays=arrays, mark=mark)
+# Reductions and gathers.
 
 
 def _call(kind: str, operation: Operation, operands: Sequence[Operand]) -> Call:
-    # Several axes, of a reduction, are sent as text: a pair of numbers is an all_to_all's.
+    # A reduction's several axes are sent as text, because a pair of numbers means the axes of an all_to_all.
     axes = [each[0] if len(each) == 1 else str(each) for operand in operands if (each := operand.axes) is not None]
     return Call(
         kind,
         op=None if operation.op is None else operation.op.name,
         axis=tuple(axes) or None,
         structure=f"[{', '.join([LEAF] * len(operands))}]",
-        paths=tuple(f"[{place}]" for place in range(len(operands))),
+        paths=tuple(f"[{index}]" for index in range(len(operands))),
         shapes=tuple(operand.shape for operand in operands),
         dtypes=tuple(dtype_text(operand.dtype, operation.kind) for operand in operands),
         arrays=tuple(array_text(operand.mark) for operand in operands),
     )
 
 
-def _move(operation: Operation, operands: Sequence[Operand], down: Work | None, agreed: Agreed) -> Steps[Sequence[Any]]:
-    """Return the results of operands, on the host, once all workers have agreed; ``down`` copies operands there."""
+def _exchange(
+    operation: Operation, operands: Sequence[Operand], copying: Work | None, agreed: Agreed
+) -> Steps[Sequence[Any]]:
+    """Return the results of operands, on the host, once all workers have agreed; ``copying`` copies operands there."""
     if not operands:
         return []
-    if down is not None:
-        operands = yield from in_thread(down.carry_out)
+    if copying is not None:
+        operands = yield from in_thread(copying.carry_out)
     op = operation.op
-    if op is not None and operands[0].axes is not None:  # an axis holds for every leaf
-        # Each component is reduced along its axes here; what comes of them is folded in the order of all replicas.
+    if op is not None and operands[0].axes is not None:  # an axis applies to every leaf
         own = [parts_along(op, operand, agreed.accumulate) for operand in operands]
-        told = yield from agreed.gather(own)
-        columns = [[part for worker in told for part in worker[i]] for i in range(len(operands))]
-        return [combine_parts(op, operand, column) for operand, column in zip(operands, columns, strict=True)]
+        of_workers = yield from agreed.gather(own)
+        parts = [[part for worker in of_workers for part in worker[index]] for index in range(len(operands))]
+        return [combine_parts(op, operand, each) for operand, each in zip(operands, parts, strict=True)]
     result = yield from agreed.move(operation.collective(operands), values_of(operands))
     return [result] if len(operands) == 1 else result
 
 
-# Variables.
+# Digests of values that must be equal.
 
 _DIGEST: Final = 16
 _DIGESTS: Final = Spec(((_DIGEST,),), (np.dtype(np.uint8),), (None,), single=True)
 _OF_DIGESTS: Final = Collective(ALL_GATHER, None, (0,), _DIGESTS)
 
 
-def _put(state: State, local: int, values: Sequence[Array], result: Any) -> None:
-    first = result if isinstance(result, np.ndarray) else values[0]
-    state.put([frozen(first)] * local)
-
-
 def _check_equal(digests: Any, name: str) -> None:
     each = np.asarray(digests).reshape(-1, _DIGEST)
-    odd = np.flatnonzero((each != each[0]).any(axis=1))
-    if odd.size:
-        raise differ(name, int(odd[0]))
+    different = np.flatnonzero((each != each[0]).any(axis=1))
+    if different.size:
+        raise unequal_values(name, int(different[0]))
 
 
 def _digests(values: Sequence[Array | None]) -> list[Array | None]:
@@ -266,36 +278,12 @@ def _digests(values: Sequence[Array | None]) -> list[Array | None]:
 
 
 def _digest(value: Array) -> Array:
-    """Return a digest that is equal for arrays of one shape with equal values; all NaNs count as equal."""
+    """Return a digest that is equal for arrays of one shape with equal values; all NaNs are equal."""
     known = np.where(value != value, np.asarray(np.nan, value.dtype), value) if value.dtype.kind in "fcV" else value  # noqa: PLR0124
     zero = np.zeros((), value.dtype)
-    plain = np.where(known == zero, zero, known)  # there are two zeros
+    plain = np.where(known == zero, zero, known)  # zeros of either sign are equal
     found = hashlib.blake2b(np.ascontiguousarray(plain).tobytes(), digest_size=_DIGEST).digest()
     return np.frombuffer(found, np.uint8)
-
-
-# Steps of a dataset, of which each worker has a pipeline of its own.
-
-_WHO_HAS_ONE: Final = Call("next step of a dataset")
-_PATTERNS: Final = Call("last steps of a dataset")
-
-
-async def _fill_up(team: Team, batches: Sequence[Any]) -> Sequence[Any]:
-    """Return this worker's batches for a step: one without rows if only other workers have some; none at the end."""
-    if team.layout.workers == 1:
-        return batches
-
-    def gathered(call: Call, own: Any) -> Awaitable[Any]:
-        pending = team.outside.begin(
-            call, _fill_up.__code__, 0, (), CommunicationOptions(), lambda agreed: agreed.gather(own)
-        )
-        return team.awaited(pending)
-
-    have = await gathered(_WHO_HAS_ONE, bool(batches))
-    if all(have) or not any(have):
-        return batches
-    patterns = await gathered(_PATTERNS, (bool(batches), without_rows(batches[0]) if batches else None))
-    return batches or next([found] for has_batch, found in patterns if has_batch)
 
 
 # The strategy.
@@ -309,8 +297,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     worker's components. Reductions and gathered values are those of all replicas, on every worker.
 
     The order of calls outside of replicas (`run`, `reduce`, `gather`, the creation of a variable) must be the same on
-    every worker, and is checked like that of collectives. A disagreement, a lost worker or an engine's error
-    ends the strategy, and every later call raises it; make a new strategy to go on.
+    every worker, and is checked like that of collectives. A disagreement, a lost worker or an engine's error ends the
+    strategy, and every later call raises it; make a new strategy to continue.
 
     Args:
         devices: a device for each local replica; see `MirroredStrategy`.
@@ -358,7 +346,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     @property
     def _team(self) -> Team:
-        """The workers; the first use waits for them."""
+        """The connected workers."""
         return self._workers.team
 
     @property
@@ -372,7 +360,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         return ClusterSettings({"worker": layout.hosts}, "worker", layout.rank)
 
     def _use_cluster(self, settings: ClusterSettings) -> None:
-        """Keep the settings of a cluster, which must be that of the workers."""
+        """Keep a cluster's settings, which must agree with the connected workers."""
         layout = self._team.layout
         tasks = len(settings.spec[settings.task_type])
         if (tasks, settings.task_id) != (layout.workers, layout.rank):
@@ -384,23 +372,21 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     # Runs.
 
-    async def _run(self, fn: Any, args: Any, kwargs: Any, options: Any, site: CallSite) -> Any:
-        calls = self._calls(fn, args, kwargs)
-        run = self._new_run(arguments.options(options, None))
+    async def _carry_out(self, run: Run, calls: Sequence[ReplicaCall], site: CallSite) -> Any:
         team = self._team
         if team.layout.workers == 1:
             team.check()
-            return await self._run_calls(run, calls)
-        span = await self._opened(run, fn, site)
+            return await super()._carry_out(run, calls, site)
+        span = await self._open(run, calls[0][0], site)
         failure, result, over = None, None, False
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(team.driver.until, lambda: over)
             try:
-                result = await self._run_calls(run, calls)
+                result = await super()._carry_out(run, calls, site)
             except anyio.get_cancelled_exc_class():
                 span.abandon()
                 raise
-            except BaseException as error:  # noqa: BLE001  (raised again behind the task group, which would wrap it)
+            except BaseException as error:  # noqa: BLE001  (raised after the task group, which would wrap it)
                 failure = error
             finally:
                 over = True
@@ -410,9 +396,9 @@ class MultiWorkerMirroredStrategy(Strategy):
             raise failure
         return result
 
-    async def _opened(self, run: Run, fn: Any, site: CallSite) -> Span:
-        """Return a run's span, once all workers have reached the run."""
-        team, left = self._team, None
+    async def _open(self, run: Run, fn: Any, site: CallSite) -> Span:
+        """Return the run's span once all workers have reached the run."""
+        team, cancelled = self._team, None
         call = Call("strategy.run", function=function_of(fn))
         pending = self._workers.begin(call, site, lambda _: team.choose_channel())
         try:
@@ -420,15 +406,15 @@ class MultiWorkerMirroredStrategy(Strategy):
         except anyio.get_cancelled_exc_class() as cancellation:
             if not pending.has_result:
                 raise
-            left = cancellation
+            cancelled = cancellation
         channel, communicator = pending.result()
         run.span = span = Span(team, pending.number, channel, communicator, run)
         self._workers.run_numbers[run.ledger] = pending.number
-        if left is not None:  # the others begin the run
+        if cancelled is not None:  # but the other workers begin the run
             for replica in run.ledger.replicas:
                 run.ledger.end(replica, ReplicaState.CANCELLED)
             span.abandon()
-            raise left
+            raise cancelled
         return span
 
     def close(self) -> None:

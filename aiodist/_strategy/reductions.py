@@ -1,11 +1,12 @@
-"""Reducing, gathering and copying values outside of replicas, by the plans and the executors of the collectives.
+"""Reductions, gathers and copies of values outside of replicas, with the plans and executors of the collectives.
 
-A leaf of a per-replica value becomes an `Operand`, which is checked and described before anything else happens.
-Operands with equally many components, on the host or with results on the same GPUs, form one collective. Work that
-would hold up the event loop is done in a worker thread; the devices are always waited for, even after a cancellation.
+Each leaf that takes part is first checked and described as an `Operand`. Operands with equally many components, on the
+host or with results on the same GPUs, form one collective. Work that would hold up the event loop is done in a worker
+thread. Devices are always waited for, even after a cancellation.
 
-Reductions along an axis are NumPy's, whose order of additions no framework's sum has. Values on GPUs go there, and to
-other workers, through page-locked memory (`on_host`), so results have the same bits wherever the values are.
+Reductions along an axis are NumPy's, because no other framework adds in the same order. For them, and to reach other
+workers, values on GPUs are copied to page-locked memory first (`to_host`). So results have the same bits wherever the
+values are.
 """
 
 from __future__ import annotations
@@ -41,51 +42,51 @@ from aiodist._collectives.kinds import (
 )
 from aiodist._collectives.work import Work
 from aiodist._core.call import leaf_text
-from aiodist._runtime import requests as arguments
+from aiodist._runtime.requests import array_text, check_not_all_none, dtype_text
 from aiodist._strategy.scope import group_here, replicas_here, replicas_of, require_cross_replica
 from aiodist._strategy.variable import Variable, as_distributed
 from aiodist_kernels import Accumulate, ReduceOp, policy
 from aiodist_kernels.rules import rule_for
 
-# What takes part.
+# Operands.
 
 
 class Operand(NamedTuple):
-    """A leaf that takes part."""
+    """A leaf that takes part in an operation."""
 
-    arrays: Sequence[Any]  # of its components, in replica order and native byte order; one where that stands for all
-    shape: tuple[int | None, ...]  # that of each, with None along the axes
-    dtype: Any  # that of each; the type of a Python number
-    mark: LeafMark  # see `LeafType`
-    axes: tuple[int, ...] | None = None  # to reduce along, or the one to gather along; None without one
+    arrays: Sequence[Any]  # its components, in replica order and native byte order; or one that stands for all of them
+    shape: tuple[int | None, ...]  # of each component, with None along the axes
+    dtype: Any  # of each component; the type of a Python number
+    mark: LeafMark
+    axes: tuple[int, ...] | None = None  # to reduce along, or the one to gather along
 
     @property
     def on_gpus(self) -> bool:
-        """Whether they are on GPUs."""
+        """Whether the components are on GPUs."""
         return isinstance(self.mark, DeviceType)
 
 
 class Operation(NamedTuple):
-    """The operation on each leaf of a nest: a reduction, a gather, or a copy of a value that is the same for all."""
+    """The operation on each leaf of a nest: a reduction, a gather, or a copy of one value."""
 
     kind: Kind  # ALL_REDUCE, ALL_GATHER or BROADCAST
     op: ReduceOp | None = None
-    axis: Any = None  # as the caller gives it; None: a reduction over the replicas alone
+    axis: Any = None  # as the caller gave it; None: a reduction over the replicas alone
     accumulate: Accumulate = "native"
 
     def collective(self, operands: Sequence[Operand]) -> Collective:
-        """Return the collective for operands."""
+        """Return the collective that combines the operands."""
         shapes, dtypes, marks = zip(*[operand[1:4] for operand in operands], strict=True)
-        marks = tuple([None if isinstance(mark, HostType) else mark for mark in marks])  # NumPy's, until they are given
+        marks = tuple([None if isinstance(mark, HostType) else mark for mark in marks])  # computed by NumPy
         detail: Any = 0 if self.kind is BROADCAST else None
         if self.kind is ALL_GATHER:
             detail = tuple([axis for operand in operands for axis in operand.axes or ()])
         return Collective(self.kind, self.op, detail, Spec(shapes, dtypes, marks, len(operands) == 1))
 
     def operand(self, leaf: Any, replicas: Sequence[int], *, bare: bool) -> Operand | None:
-        """Return the operand of a leaf; None if it stays unchanged.
+        """Return the operand for a leaf; None if the leaf is its own result.
 
-        ``replicas`` are those that have the components; ``bare`` says that a plain value is the only one's component.
+        ``replicas`` have the leaf's components. If ``bare``, a plain value is the component of the only replica.
         """
         if leaf is None:
             return None
@@ -109,7 +110,7 @@ class Operation(NamedTuple):
         return self._described([leaf], replicas)
 
     def _axes(self, dtype: Any, mark: LeafMark, rank: int) -> tuple[int, ...] | None:
-        """Return the axes along which such leaves' sizes may differ; None if none may."""
+        """Return the axes along which sizes may differ between replicas."""
         op, axis = self.op, self.axis
         if op is None:
             if mark == LeafType.INDEXED_SLICES:
@@ -126,7 +127,7 @@ class Operation(NamedTuple):
         return axes
 
     def _described(self, parts: Sequence[Any], replicas: Sequence[int]) -> Operand:
-        """Describe components, in this machine's byte order."""
+        """Return the operand for components."""
         if _are_arrays_alike(parts):
             first = parts[0]
             axes = self._axes(first.dtype, LeafType.NUMPY_ARRAY, first.ndim)
@@ -150,7 +151,7 @@ class Operation(NamedTuple):
 
 
 def _are_arrays_alike(parts: Sequence[Any]) -> bool:
-    """Return whether leaves are NumPy arrays of one shape and native dtype. This common case needs no description."""
+    """Return whether all are NumPy arrays of one shape and native dtype, the common case."""
     first = parts[0]
     if type(first) is not np.ndarray or not first.dtype.isnative:
         return False
@@ -159,7 +160,6 @@ def _are_arrays_alike(parts: Sequence[Any]) -> bool:
 
 
 COPY = Operation(BROADCAST)
-"""A copy of a value that is the same for all; a per-replica value or a masked array is a TypeError."""
 
 
 def _copied(leaf: Any) -> Operand | None:
@@ -180,16 +180,16 @@ def _alike(column: Sequence[Any]) -> bool:
 
 
 def _ragged(shape: tuple[int, ...], axes: tuple[int, ...] | None) -> tuple[int | None, ...]:
-    """Return a shape without its sizes along axes, which may differ between replicas."""
-    return tuple([None if place in axes else size for place, size in enumerate(shape)]) if axes else shape
+    """Return a shape with None for the sizes along axes, which may differ between replicas."""
+    return tuple([None if axis in axes else size for axis, size in enumerate(shape)]) if axes else shape
 
 
-def _different(kinds: Sequence[Any], replicas: Sequence[int], axes: tuple[int, ...] | None) -> ValueError:
-    """Return the error for components whose marks, shapes and dtypes differ."""
-    other = next(place for place, kind in enumerate(kinds) if kind != kinds[0])
+def _different(described: Sequence[Any], replicas: Sequence[int], axes: tuple[int, ...] | None) -> ValueError:
+    """Return the error for components of different mark, shape or dtype."""
+    other = next(position for position, one in enumerate(described) if one != described[0])
     first, second = (
-        leaf_text(shape, arguments.dtype_text(dtype, ALL_REDUCE), arguments.array_text(mark))
-        for mark, shape, dtype in (kinds[0], kinds[other])
+        leaf_text(shape, dtype_text(dtype, ALL_REDUCE), array_text(mark))
+        for mark, shape, dtype in (described[0], described[other])
     )
     but = "; to reduce ragged batches, give the axis that they differ along"
     if axes is not None:
@@ -201,31 +201,32 @@ def _different(kinds: Sequence[Any], replicas: Sequence[int], axes: tuple[int, .
 
 
 def values_of(operands: Sequence[Operand]) -> list[Any]:
-    """Return, by replica, the contributions of operands to their collective."""
+    """Return each replica's contribution to the collective of operands."""
     columns = [operand.arrays for operand in operands]
     return list(columns[0]) if len(columns) == 1 else [list(row) for row in zip(*columns, strict=True)]
 
 
-# Carrying out.
+# Execution.
 
 
 class Leaf:
-    """A leaf of a nest, its operand if it takes part, and its result for each destination.
+    """A leaf of a nest: its operand, if it takes part, and its result for each destination.
 
-    ``targets`` are the GPUs that get a result each; None for an operand on the host.
+    ``targets`` are the GPUs that get a result; None for an operand on the host.
     """
 
     __slots__ = ("_results", "operand", "targets")
 
-    def __init__(self, leaf: Any, operand: Any, goals: Sequence[str] | None) -> None:
+    def __init__(self, leaf: Any, operand: Any, destinations: Sequence[str] | None) -> None:
         self.operand: Any = operand
-        self._results: Sequence[Any] = [leaf] * (1 if goals is None or leaf is None else len(goals))
+        self._results: Sequence[Any] = [leaf] * (1 if destinations is None or leaf is None else len(destinations))
         self.targets: tuple[int, ...] | None = None
         if operand is not None and operand.on_gpus:
-            self.targets = (operand.arrays[0].ordinal,) if goals is None else tuple(map(_gpu, goals))
+            ordinal = operand.arrays[0].ordinal
+            self.targets = (ordinal,) if destinations is None else tuple(map(_gpu, destinations))
 
-    def give(self, result: Any) -> None:
-        """Take the result: NumPy's or, for an operand on GPUs, a list by target."""
+    def set_result(self, result: Any) -> None:
+        """Set the result: NumPy's or, for an operand on GPUs, a list by target."""
         mark, count = self.operand.mark, len(self._results)
         if isinstance(mark, HostType):
             self._results = mark.give_each(result, count)
@@ -244,10 +245,10 @@ def _gpu(name: str) -> int:
 
 
 class Combination:
-    """An operation on a nest, checked and described beforehand; ``taken`` are the leaves that take part.
+    """An operation on a nest whose leaves are checked and described; those in ``operands`` take part.
 
-    With ``destinations`` the value is a list of nests, and they are, for each, the devices that get a result. Without
-    them it is the host, or the GPU of the first component. Arrays may have been made on the streams of ``devices``.
+    If ``destinations`` are given, the value is a list of nests, and there is a sequence of devices for each nest.
+    Otherwise each result stays on the host, or on the GPU of the first component. ``devices`` are the replicas'.
     """
 
     def __init__(
@@ -261,73 +262,67 @@ class Combination:
         bare: bool,
     ) -> None:
         self._operation = operation
-        self._devices = devices
+        self._devices = devices  # whose streams may have made the arrays
         leaves, structure = ([value], None) if isinstance(value, DistributedValues) else nests.flatten_with_none(value)
         self._structure: nests.Structure | None = structure
-        goals: list[Sequence[str] | None] = [None] * len(leaves)
+        by_leaf: list[Sequence[str] | None] = [None] * len(leaves)
         if structure is not None and destinations is not None:
             of_nests = zip(destinations, structure.children(), strict=True)
-            goals = [each for each, nest in of_nests for _ in range(nest.num_leaves)]
+            by_leaf = [each for each, nest in of_nests for _ in range(nest.num_leaves)]
         self._leaves = [
             Leaf(leaf, operation.operand(leaf, replicas, bare=bare), each)
-            for leaf, each in zip(leaves, goals, strict=True)
+            for leaf, each in zip(leaves, by_leaf, strict=True)
         ]
-        self.taken = [leaf for leaf in self._leaves if leaf.operand is not None]
+        self.participating = [leaf for leaf in self._leaves if leaf.operand is not None]
 
     async def carry_out(self, leaves: Sequence[Leaf]) -> None:
-        """Compute the results of these leaves."""
+        """Compute the results of some of the leaves that take part."""
         await checkpoint()
         if self._operation.op is not None and self._operation.axis is not None:
-            await self._reduce_along(leaves)
+            await self._reduce_along_axes(self._operation.op, leaves)
             return
         groups: dict[tuple[int, tuple[int, ...] | None], list[Leaf]] = {}
         for leaf in leaves:
             groups.setdefault((len(leaf.operand.arrays), leaf.targets), []).append(leaf)
-        waited = False
-        for (size, targets), among in groups.items():
-            operands = [leaf.operand for leaf in among]
+        for (size, targets), members in groups.items():
+            operands = [leaf.operand for leaf in members]
             collective, devices = self._operation.collective(operands), () if targets is None else self._devices
             carrier = executor(collective, size, (), self._operation.accumulate, devices, targets)
-            result, give = carrier.run(values_of(operands)), partial(_give, among)
-            waited = waited or type(result) is Work
+            result, distribute = carrier.run(values_of(operands)), partial(_distribute, members)
             if type(result) is not Work:
-                give(result)
-            elif targets is None:  # what NumPy makes is copied for its framework in the worker thread, too
-                await finished(result.then(give))
+                distribute(result)
+            elif targets is None:  # the worker thread also copies NumPy's results for other frameworks
+                await finished(result.then(distribute))
             else:
-                give(await finished(result))
-        if waited:
-            await checkpoint_if_cancelled()
+                distribute(await finished(result))
 
-    async def _reduce_along(self, leaves: Sequence[Leaf]) -> None:
-        op, accumulate = self._operation.op, self._operation.accumulate
-        assert op is not None
+    async def _reduce_along_axes(self, op: ReduceOp, leaves: Sequence[Leaf]) -> None:
         operands: Sequence[Operand] = [leaf.operand for leaf in leaves]
-        down = on_host(operands, self._devices)
-        if down is not None:
-            operands = await finished(down)
+        copying = to_host(operands, self._devices)
+        if copying is not None:
+            operands = await finished(copying)
+        accumulate = self._operation.accumulate
         work = Work((), lambda: [combine_parts(op, each, parts_along(op, each, accumulate)) for each in operands])
         blocks = policy.blocks(sum(array.nbytes for each in operands for array in each.arrays))
-        await self.lift(leaves, await finished(work) if blocks else work.result())
+        await self.set_results(leaves, await finished(work) if blocks else work.result())
 
-    async def lift(self, leaves: Sequence[Leaf], results: Sequence[Any]) -> None:
-        """Give leaves their results, which are on the host; results of operands on GPUs are copied to these."""
-        there = []
+    async def set_results(self, leaves: Sequence[Leaf], results: Sequence[Any]) -> None:
+        """Set the leaves' results, which are on the host, copying them to the GPUs where they belong."""
+        copied = []
         for leaf, result in zip(leaves, results, strict=True):
             if leaf.targets is None:
-                leaf.give(result)
+                leaf.set_result(result)
             else:
-                there.append((leaf, np.asarray(result)))
-        if there:
-            from aiodist._collectives.device import staged, transfer  # loaded where there are arrays on GPUs
+                copied.append((leaf, np.asarray(result)))
+        if copied:
+            from aiodist._collectives.device import staged, transfer  # loaded only for arrays on GPUs
 
-            columns = [[array] for array in await anyio.to_thread.run_sync(staged, [array for _, array in there])]
-            marks: Any = [leaf.operand.mark for leaf, _ in there]
-            targets: Any = [leaf.targets for leaf, _ in there]
-            up = transfer(marks, columns, targets, self._devices).work(list)
-            for (leaf, _), found in zip(there, await finished(up), strict=True):
-                leaf.give(found)
-            await checkpoint_if_cancelled()
+            columns = [[array] for array in await anyio.to_thread.run_sync(staged, [array for _, array in copied])]
+            marks: Any = [leaf.operand.mark for leaf, _ in copied]
+            targets: Any = [leaf.targets for leaf, _ in copied]
+            work = transfer(marks, columns, targets, self._devices).work(list)
+            for (leaf, _), found in zip(copied, await finished(work), strict=True):
+                leaf.set_result(found)
 
     def results(self) -> Any:
         """Return the nest of results."""
@@ -335,81 +330,82 @@ class Combination:
         return results[0] if self._structure is None else self._structure.unflatten(results)
 
 
-def _give(leaves: Sequence[Leaf], result: Any) -> None:
-    """Give leaves the results of their collective."""
+def _distribute(leaves: Sequence[Leaf], result: Any) -> None:
+    """Set the results of leaves that formed one collective."""
     if len(leaves) == 1:
         result = [result]
     elif leaves[0].targets is not None:
         result = map(list, zip(*result, strict=True))
     for leaf, one in zip(leaves, result, strict=True):
-        leaf.give(one)
+        leaf.set_result(one)
 
 
 def combine(
     strategy: Any, kind: str, operation: Operation, value: Any, destinations: Sequence[Sequence[str]] | None = None
 ) -> CoroutineType[Any, Any, Any]:
-    """Return the result of an operation on a nest, over all workers' replicas; for arguments see `Combination`."""
+    """Apply an operation to a nest over the replicas of all workers; for ``destinations`` see `Combination`."""
     return named(kind, _combined(strategy, kind, operation, value, destinations, replicas_of(strategy).caller()))
 
 
-def named(name: str, doing: Any) -> CoroutineType[Any, Any, Any]:
-    """Return a coroutine named like the public method; its type lets checkers find a missing await."""
-    doing.__qualname__ = name
-    return doing  # type: ignore[no-any-return]
+def named(name: str, coroutine: Any) -> CoroutineType[Any, Any, Any]:
+    """Name a coroutine like the public method and return it; its type lets checkers find a missing await."""
+    coroutine.__qualname__ = name
+    return coroutine  # type: ignore[no-any-return]
 
 
 async def _combined(strategy: Any, kind: str, operation: Operation, value: Any, destinations: Any, site: Any) -> Any:
     require_cross_replica(strategy, kind)
-    replicas, over_workers = replicas_here(strategy), replicas_of(strategy).combine
-    group = group_here()
-    if operation is COPY or (group is not None and group.size == len(group.members)):  # all of it is done here
+    replicas, over_workers, group = replicas_here(strategy), replicas_of(strategy).combine, group_here()
+    if operation is COPY or (group is not None and group.size == len(group.members)):  # other workers have no part
         over_workers = None
     bare = over_workers is not None and len(replicas) == 1
     combination = Combination(operation, value, replicas, strategy.extended.devices, destinations, bare=bare)
-    if destinations is None and not combination.taken:
-        arguments.check_not_all_none(value, 3)
+    if destinations is None and not combination.participating:
+        check_not_all_none(value, 3)
     if over_workers is None:
-        await combination.carry_out(combination.taken)
+        await combination.carry_out(combination.participating)
     else:
-        await over_workers(kind, operation, combination, len(replicas), site)
+        await over_workers(kind, operation, combination, site)
     return combination.results()
 
 
 async def finished(work: Work) -> Any:
-    """Return the result of a worker thread or devices, and wait for these even after a cancellation."""
+    """Carry out work in a worker thread and return its result, or be cancelled once it has ended."""
+    result = None
     with CancelScope(shield=True):
-        return await anyio.to_thread.run_sync(work.carry_out)
+        result = await anyio.to_thread.run_sync(work.carry_out)
+    await checkpoint_if_cancelled()
+    return result
 
 
-def on_host(operands: Sequence[Operand], devices: tuple[str, ...]) -> Work | None:
-    """Return the work that copies operands to the host; None if they are there."""
-    there = [operand for operand in operands if operand.on_gpus]
-    if not there:
+def to_host(operands: Sequence[Operand], devices: tuple[str, ...]) -> Work | None:
+    """Return the work that copies operands to the host; None if none is on GPUs."""
+    on_gpus = [operand for operand in operands if operand.on_gpus]
+    if not on_gpus:
         return None
-    from aiodist._collectives.device import transfer  # loaded where there are arrays on GPUs
+    from aiodist._collectives.device import transfer  # loaded only for arrays on GPUs
     from aiodist._gpu.steps import HOST
 
-    def landed(arrays: list[list[Any]]) -> list[Operand]:
-        found = (array for (array,) in arrays)
+    def replaced(columns: list[list[Any]]) -> list[Operand]:
+        copies = (array for (array,) in columns)
         return [
-            operand._replace(arrays=[next(found) for _ in operand.arrays], mark=None) if operand.on_gpus else operand
+            operand._replace(arrays=[next(copies) for _ in operand.arrays], mark=None) if operand.on_gpus else operand
             for operand in operands
         ]
 
-    marks: Any = [operand.mark for operand in there for _ in operand.arrays]
-    columns = [[array] for operand in there for array in operand.arrays]
-    return transfer(marks, columns, [[HOST]] * len(columns), devices).work(landed)
+    marks: Any = [operand.mark for operand in on_gpus for _ in operand.arrays]
+    columns = [[array] for operand in on_gpus for array in operand.arrays]
+    return transfer(marks, columns, [[HOST]] * len(columns), devices).work(replaced)
 
 
-# Along axes.
+# Reductions along axes.
 
-
-Part: TypeAlias = tuple[Array | None, int]
-"""An array, reduced along the axes, and how many elements each of its numbers is made of; None for what has none."""
+Part: TypeAlias = tuple[Array, int]
+"""A component reduced along the axes, and the number of elements that each of its numbers is made of."""
 
 
 def parts_along(op: ReduceOp, operand: Operand, accumulate: Accumulate) -> list[Part]:
-    """Reduce each component along the axes; a MEAN is a sum until it is divided."""
+    """Reduce each component along the axes, but only sum it for a MEAN, and leave empty ones out for MIN and MAX."""
     axes, result = operand.axes, kernels.result_dtype(op, operand.dtype)
     assert axes is not None
     rule = rule_for(op, result, accumulate)
@@ -417,18 +413,16 @@ def parts_along(op: ReduceOp, operand: Operand, accumulate: Accumulate) -> list[
     parts: list[Part] = []
     for array in operand.arrays:
         count = math.prod(array.shape[axis] for axis in axes)
-        if not count and op in (ReduceOp.MIN, ReduceOp.MAX):
-            parts.append((None, 0))
-            continue
-        with np.errstate(all="ignore"):  # infinities and NaN are values like others
-            parts.append((np.asarray(rule.ufunc.reduce(array, axis=axes, dtype=wide), wide), count))
+        if count or op not in (ReduceOp.MIN, ReduceOp.MAX):
+            with np.errstate(all="ignore"):  # infinities and NaN are ordinary values
+                parts.append((np.asarray(rule.ufunc.reduce(array, axis=axes, dtype=wide), wide), count))
     return parts
 
 
 def combine_parts(op: ReduceOp, operand: Operand, parts: Sequence[Part]) -> Array:
-    """Return the fold of all replicas' parts in their order; a MEAN divides once, by the true count."""
+    """Fold the parts of all replicas in replica order; a MEAN divides once, by the true count."""
     result = kernels.result_dtype(op, operand.dtype)
-    arrays = [array for array, _ in parts if array is not None]
+    arrays = [array for array, _ in parts]
     if not arrays:
         raise ValueError(
             f"{op.name} along axis {operand.axes} needs at least one element, got empty components on every replica"

@@ -1,4 +1,4 @@
-"""Scopes: a strategy's cross-replica context, and checks that a call is in it."""
+"""Scopes, which enter a strategy's cross-replica context, and checks that a call is made in the right context."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from aiodist._runtime.participant import Participant
 
 
 class Share(NamedTuple):
-    """Which of a strategy's replicas this process has."""
+    """A process's share of a strategy's replicas."""
 
-    replicas: int  # how many there are over all workers
-    mine: range  # the ids of those that are here
-    workers: int = 1  # how many workers there are
-    rank: int = 0  # which of them this is
-    fill_up: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]] | None = None
+    replicas: int  # the number of replicas of all workers
+    mine: range  # the ids of this process's replicas
+    workers: int = 1
+    rank: int = 0
+    fill_up: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]] | None = None  # see `StepRule`
 
 
 class Replicas:
-    """The replicas of a strategy, in this process and elsewhere; by default those of the default strategy."""
+    """The replicas of a strategy; this base class is for strategies in one process."""
 
-    combine: Any = None  # carries out an operation over all workers, where there may be others
+    combine: Any = None  # carries out an operation over several workers, see `Workers.combine`
 
     def __init__(self, count: int, *, is_default: bool = False) -> None:
         self.local: Final = count
         self.is_default: Final = is_default
 
     def caller(self) -> Any:
-        """Return the place of a call that all workers make; None if there is only one worker."""
+        """Return the call site of a call that all workers make; None for one process."""
         return None
 
     @property
     def share(self) -> Share:
-        """Which replicas run in this process."""
+        """This process's share of the replicas."""
         return Share(self.local, range(self.local))
 
     @property
-    def sharing(self) -> Any:
-        """The workers of variables that have components in other processes, too; None where none have."""
+    def several_workers(self) -> Any:
+        """The `Workers`, if variables have components on others; None otherwise."""
         return None
 
 
@@ -51,13 +51,13 @@ class HasReplicas(MakesRuns):
     _replicas: Replicas
 
 
-def replicas_of(strategy: HasReplicas) -> Replicas:
-    """Return a strategy's replicas."""
-    return strategy._replicas  # noqa: SLF001  (declared above, for this module alone)
+def replicas_of(strategy: HasReplicas | None) -> Replicas:
+    """Return the replicas of a strategy; None is the default one."""
+    return Replicas(1) if strategy is None else strategy._replicas  # noqa: SLF001  (declared above, for this module alone)
 
 
 def strategy_in_force(here: Participant | CrossReplica | None) -> Any:
-    """Return the strategy of a current context; None for the default one."""
+    """Return the strategy of the current context ``here``; None for the default one."""
     return None if here is None or replicas_of(here.strategy).is_default else here.strategy
 
 
@@ -65,9 +65,9 @@ S = TypeVar("S", bound=HasReplicas)
 
 
 class Scope(Generic[S]):
-    """A context manager that enters a strategy's cross-replica context, and gives the strategy.
+    """A context manager that enters a strategy's cross-replica context and returns the strategy.
 
-    It is reusable, and may be entered by several tasks at a time.
+    It may be entered again, and by several tasks at a time.
     """
 
     def __init__(self, strategy: S) -> None:
@@ -78,7 +78,7 @@ class Scope(Generic[S]):
         here, replicas = current.get(), replicas_of(self._strategy)
         if not replicas.is_default:
             require_cross_replica(self._strategy, "strategy.scope()")
-            if not isinstance(here, CrossReplica) or here.lasting:  # in its own scope or merge function all stays
+            if not isinstance(here, CrossReplica) or here.lasting:  # else stay in its scope or merge function
                 here = CrossReplica(self._strategy, replicas.local)
         self._entries.enter(here)
         return self._strategy
@@ -88,13 +88,13 @@ class Scope(Generic[S]):
 
 
 def group_here() -> Group | None:
-    """Return the group whose merge function is running; None elsewhere."""
+    """Return the group whose merge function is running, if one is."""
     here = current.get()
     return here.group if isinstance(here, CrossReplica) else None
 
 
 def replicas_here(strategy: HasReplicas) -> Sequence[int]:
-    """Return the ids, over all workers, of the replicas whose components are here."""
+    """Return the ids of the replicas whose components this context has."""
     here, group = current.get(), group_here()
     if group is not None and here.strategy is strategy:
         return [member.replica_id for member in group.members]
@@ -102,7 +102,7 @@ def replicas_here(strategy: HasReplicas) -> Sequence[int]:
 
 
 def require_cross_replica(strategy: object, what: str) -> None:
-    """Check that a call is made outside of replicas and of other strategies' scopes."""
+    """Check that a call is made outside of replicas and outside of other strategies' scopes."""
     here = current.get()
     if strategy_in_force(here) is None:
         return
@@ -119,7 +119,7 @@ def require_cross_replica(strategy: object, what: str) -> None:
 
 
 def require_all_workers() -> None:
-    """Check that this is not the merge function of a group, which only some workers run."""
+    """Check that this is not a group's merge function, which only some workers run."""
     group = group_here()
     if group is not None:
         raise ReplicaContextError(

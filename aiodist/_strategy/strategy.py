@@ -29,7 +29,7 @@ from aiodist._runtime.context import ReplicaContext, context_of
 from aiodist._runtime.current import CrossReplica, current
 from aiodist._runtime.participant import Participant
 from aiodist._runtime.scheduler import Call, Run, new_standing_run, run_replicas
-from aiodist._strategy.extended import CrossDeviceOps, StrategyExtended, bind, new_extended
+from aiodist._strategy.extended import CrossDeviceOps, StrategyExtended, bind, new_extended, split_arguments
 from aiodist._strategy.reductions import Operation, combine, named
 from aiodist._strategy.scope import (
     HasReplicas,
@@ -52,7 +52,7 @@ class Strategy(HasReplicas):
     """A set of replicas that work in step; the base class of `MirroredStrategy`.
 
     The default strategy, which is in force if no other is, has one replica, on CPU:0. Methods that are awaited or make
-    data are for use outside of replicas: inside one, or under another strategy, they raise `ReplicaContextError`.
+    data are for use outside of replicas. In a replica, or under another strategy, they raise `ReplicaContextError`.
 
     Args:
         extended: the strategy's devices and settings; strategies cannot share one.
@@ -76,7 +76,7 @@ class Strategy(HasReplicas):
         shown = ", ".join(devices) if len(devices) <= 4 else f"{', '.join(devices[:2])}, … {devices[-1]}"
         return f"<{type(self).__name__}: {len(devices)} replica{'s' * (len(devices) > 1)} on {shown}>"
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:  # copies, too, come by here
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:  # `copy` calls it, too
         raise TypeError(
             f"a {type(self).__name__} cannot be copied or pickled, because variables and runs belong to it: "
             "pass it on, or make another strategy of the same devices"
@@ -84,7 +84,7 @@ class Strategy(HasReplicas):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas work in step, over all workers."""
+        """The number of replicas that work in step, over all workers."""
         return self._replicas.share.replicas
 
     @property
@@ -94,7 +94,7 @@ class Strategy(HasReplicas):
 
     @property
     def recorder(self) -> Recorder:
-        """The last collectives of every replica, for the runs in progress and the last one that ended."""
+        """The last collectives of every replica, of the runs in progress and of the last one that ended."""
         return self._recorder
 
     @property
@@ -103,14 +103,14 @@ class Strategy(HasReplicas):
         return None
 
     def scope(self) -> Scope[Self]:
-        """Return a context manager that enters this strategy's cross-replica context, and gives the strategy.
+        """Return a context manager that enters this strategy's cross-replica context and returns the strategy.
 
-        It may be entered again, and raises `ReplicaContextError` inside a replica or in another strategy's scope. The
+        It may be entered again. In a replica or in another strategy's scope it raises `ReplicaContextError`. The
         default strategy's scope does nothing.
         """
         return Scope(self)
 
-    # Runs. What all workers call is a plain function: so the place is known also where another task awaits the call.
+    # Methods that all workers call are plain functions, so the call site is known even if another task awaits them.
 
     def run(
         self,
@@ -125,40 +125,40 @@ class Strategy(HasReplicas):
 
         Args:
             fn: a coroutine function, or a plain function, which runs without interruption.
-            args: a tuple or list of positional arguments. Of per-replica values in them, at any depth, each replica
-                gets its component; everything else is passed unchanged.
+            args: a tuple or list of positional arguments. Each replica gets its component of per-replica values in
+                them, at any depth; everything else is passed unchanged.
             kwargs: keyword arguments, likewise.
             options: the options of this run's collectives; they override the strategy's.
 
         Returns:
-            What the replicas returned, regrouped leaf by leaf. Arrays, numbers, bools, strings and bytes become
-            `PerReplica`, whatever their values. None, or any other object, is returned bare where all replicas returned
+            The replicas' return values, regrouped leaf by leaf. Arrays, numbers, bools, strings and bytes become
+            `PerReplica`, whatever their values. None, or any other object, is returned bare if all replicas returned
             the identical one. With one replica its own value is returned.
 
         Raises:
             CollectiveError: the replicas disagree, or a collective can never be complete; a worker is gone.
             ExceptionGroup: several replicas raised exceptions of several types.
             TypeError: an argument has the wrong type.
-            ValueError: a per-replica value has another number of components; the replicas returned nests of
-                different structure, which the error has in ``.values``, or created different numbers of variables.
+            ValueError: a per-replica value has the wrong number of components; the replicas created different numbers
+                of variables, or returned nests of different structure, which are in the error's ``values``.
             Exception: what a replica raised, with a note that names the replica.
         """
         return named("Strategy.run", self._run(fn, args, kwargs, options, self._replicas.caller()))
 
-    async def _run(self, fn: Any, args: Any, kwargs: Any, options: Any, site: Any) -> Any:  # noqa: ARG002  (see Workers)
+    async def _run(self, fn: Any, args: Any, kwargs: Any, options: Any, site: Any) -> Any:
         calls = self._calls(fn, args, kwargs)
-        return await self._run_calls(self._new_run(arguments.options(options, None)), calls)
+        return await self._carry_out(self._new_run(arguments.options(options, None)), calls, site)
 
     def _new_run(self, options: CommunicationOptions | None = None) -> Run:
         extended, share = self._extended, self._replicas.share
         merged = extended.communication_options.merge(options)
-        total = share.replicas if len(share.mine) < share.replicas else None  # else groups would be kept for others
+        total = share.replicas if len(share.mine) < share.replicas else None  # other workers need finished groups
         return Run(self, extended.devices, extended.order_check, merged, first=share.mine.start, total=total)
 
     def _new_standing_run(self) -> Run:
         return new_standing_run(self._new_run())
 
-    async def _run_calls(self, run: Run, calls: Sequence[Call]) -> Any:
+    async def _carry_out(self, run: Run, calls: Sequence[Call], site: Any) -> Any:  # noqa: ARG002  (for workers)
         self._runs.begin(run.ledger, run.devices)
         try:
             results = await run_replicas(run, calls)
@@ -169,27 +169,21 @@ class Strategy(HasReplicas):
         return regroup(results, replicas=[member.replica_id for member in members])
 
     def _calls(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Call]:
-        """Return the call that each replica of this process makes in a run."""
+        """Return the call that each replica of this process makes."""
         require_cross_replica(self, "strategy.run")
         if not callable(fn):
             raise TypeError(f"strategy.run expects a function, got {fn!r}{arguments.uncalled(fn)}")
         if inspect.isasyncgenfunction(fn) or inspect.isasyncgenfunction(type(fn).__call__):
             raise TypeError(
-                f"strategy.run got the async generator function {fn!r}, which nobody would iterate; "
+                f"strategy.run got the async generator function {fn!r}, which nothing would iterate; "
                 "is `return` missing where it says `yield`?"
             )
-        args, kwargs = arguments.call_arguments(args, kwargs)
-        size = self._replicas.local
-        of_args, of_kwargs = ([split(value, size) for value in given] for given in (args, kwargs.values()))
-        return [
-            (fn, tuple([each[i] for each in of_args]), dict(zip(kwargs, [each[i] for each in of_kwargs], strict=True)))
-            for i in range(size)
-        ]
+        return [(fn, *own) for own in split_arguments(args, kwargs, self._replicas.local)]
 
     async def warmup(self, *specs: Any) -> None:
         """Compile the kernels that reductions will need, in a worker thread.
 
-        Otherwise the first large reduction waits some tenths of a second for its kernel. Results do not change.
+        Otherwise the first large reduction waits some tenths of a second for its kernel. Results are the same.
 
         Args:
             *specs: nests like those that will be reduced with SUM or MEAN; only their dtypes matter. None: float32 and
@@ -197,7 +191,7 @@ class Strategy(HasReplicas):
 
         Raises:
             ImportError: the compiler for the replicas' kind of device is not installed.
-            TypeError: a leaf is no array or number, or one that cannot be summed.
+            TypeError: a leaf is not an array or number, or cannot be summed.
         """
         devices, accumulate = self._extended.devices, self._extended.communication_options.accumulate
         leaves = [leaf for spec in specs for leaf in nests.flatten(spec)[0]] if specs else [np.float32(), np.float64()]
@@ -219,7 +213,7 @@ class Strategy(HasReplicas):
             reduce_op: SUM, MEAN, MIN, MAX or PRODUCT, or its name.
             value: a nest of per-replica values, as `run` returns them. MEAN, MIN and MAX return a plain value
                 unchanged.
-            axis: None, or an axis or a tuple of axes to reduce along, too. Sizes along them may differ between
+            axis: None, or an axis or a tuple of axes to reduce along as well. Sizes along them may differ between
                 replicas; MEAN divides by the true number of elements.
 
         Returns:
@@ -261,8 +255,8 @@ class Strategy(HasReplicas):
         A plain value is repeated. Over several workers the tuple has this worker's components.
 
         Raises:
-            TypeError: the value holds a coroutine, as `run` returns it: `await` is missing.
-            ValueError: the number of a per-replica value's components is not the number of replicas.
+            TypeError: the value holds a coroutine, such as `run` returns: `await` is missing.
+            ValueError: a per-replica value has the wrong number of components.
         """
         check_awaited(value, "value")
         return self._components(value)
@@ -282,8 +276,8 @@ class Strategy(HasReplicas):
         """Return a dataset that gives each replica its part of every global batch.
 
         A global batch of m examples is cut along the first axis into n consecutive parts of ceil(m/n), the last ones
-        short or empty. Over several workers each iterates over the same global batches, and takes the parts of its own
-        replicas.
+        short or empty. Over several workers, each iterates over the same global batches and takes its own replicas'
+        parts.
 
         Args:
             dataset: an iterable or async iterable of global batches: nests of arrays with equal sizes along the first
@@ -291,7 +285,7 @@ class Strategy(HasReplicas):
             options: None.
 
         Raises:
-            ReplicaContextError: while iterating, this is inside a replica.
+            ReplicaContextError: the dataset is iterated inside a replica.
             TypeError: the dataset is not iterable; ``options`` is not None; a leaf of a batch is not an array.
             ValueError: the arrays of a batch have different sizes along the first axis, or one has no axis.
         """
@@ -310,16 +304,16 @@ class Strategy(HasReplicas):
         The k-th batch of a step is replica k's. If fewer than n are left for the last step, the other replicas get
         arrays without rows: nothing is dropped, and a MEAN along the first axis divides by the true count.
 
-        Over several workers the function makes this worker's pipeline, and a step takes a batch for each local replica.
-        All workers end together, when none has a batch left. Iterate asynchronously there.
+        Over several workers, the function makes this worker's pipeline, a step takes a batch for each local replica,
+        and all workers end together, when none has a batch left. The dataset is then only an async iterable.
 
         Args:
-            dataset_fn: called once, at this call, on every worker, with an `InputContext` that says which pipeline to
-                make; returns an iterable or async iterable.
+            dataset_fn: called once on every worker, at this call, with an `InputContext` that says which pipeline to
+                make; it returns an iterable or async iterable.
             options: None.
 
         Raises:
-            ReplicaContextError: while iterating, this is inside a replica.
+            ReplicaContextError: the dataset is iterated inside a replica.
             TypeError: ``dataset_fn`` is not a plain function or does not return an iterable; ``options`` is not None.
             ValueError: while iterating, the batches of a step differ in structure.
         """
@@ -342,9 +336,9 @@ class Strategy(HasReplicas):
         """Return a nest of per-replica values that a function makes, in replica order.
 
         Args:
-            value_fn: called once for each local replica, with a `ValueContext`; returns nests of equal structure. Each
-                leaf becomes a `PerReplica`; None stays None where all replicas have it. With one replica, what the
-                function returned is returned.
+            value_fn: called once for each local replica, with a `ValueContext`; it returns nests of equal structure.
+                Each leaf becomes a `PerReplica`; None stays None if all replicas have it. With one replica, the
+                function's own value is returned.
 
         Raises:
             TypeError: ``value_fn`` is not a plain function.
@@ -358,7 +352,7 @@ class Strategy(HasReplicas):
         return regroup_data(values, "values", mine)
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: None = None) -> NumpyDataset:
-        """Return a dataset of the examples in a nest of NumPy arrays, where row k of each array is example k's.
+        """Return a dataset of the examples in a nest of NumPy arrays, where row k of every array is example k.
 
         Args:
             numpy_input: the arrays, of equal size along the first axis; they are not copied.
@@ -403,7 +397,7 @@ class Strategy(HasReplicas):
         """
         arguments.checked_name(name)
         leaves = nests.flatten_with_none(list(self._components(value)))[0]
-        for leaf in {id(leaf): leaf for leaf in leaves}.values():  # a plain one comes n times
+        for leaf in {id(leaf): leaf for leaf in leaves}.values():  # a plain value is in every component
             if inspect.isawaitable(leaf):
                 await leaf
 
@@ -414,7 +408,7 @@ class Strategy(HasReplicas):
         task_type: str | None = None,
         task_id: int | None = None,
     ) -> None:
-        """Say which worker of a cluster this process is, for strategies over several workers.
+        """Set which worker of a cluster this process is, for strategies over several workers.
 
         Args:
             session_config: ignored; there are no sessions.
@@ -423,13 +417,14 @@ class Strategy(HasReplicas):
             task_id: this process's index in the job.
 
         Raises:
-            TypeError, ValueError: a setting has the wrong type; they contradict each other; this is for one process.
+            TypeError, ValueError: a setting has the wrong type; the settings contradict each other or the workers; the
+                strategy is for one process.
         """
         settings = ClusterSettings.of(cluster_spec, task_type, task_id)
         if settings is not None:
             self._use_cluster(settings)
 
-    def _use_cluster(self, settings: ClusterSettings) -> None:  # noqa: ARG002  (see MultiWorkerMirroredStrategy)
+    def _use_cluster(self, settings: ClusterSettings) -> None:  # noqa: ARG002  (for workers)
         raise ValueError(f"{type(self).__name__} is for one process; MultiWorkerMirroredStrategy is for a cluster")
 
     def update_config_proto(self, config_proto: Mapping[str, Any]) -> dict[str, Any]:
@@ -531,18 +526,12 @@ class MirroredStrategy(Strategy):
         super().__init__(new_extended(devices, communication_options, order_check, cross_device_ops))
 
 
-for _class in (Strategy, MirroredStrategy):
-    _class.__module__ = "aiodist"
-del _class
+Strategy.__module__ = MirroredStrategy.__module__ = "aiodist"
 
 
-# Which strategy is in force.
-
+# The strategy in force.
 
 _default_strategy = functools.cache(_DefaultStrategy)
-"""Returns the strategy that is in force where no other is: one replica, on CPU:0."""
-
-
 _default_context = functools.cache(lambda: ReplicaContext(_default_strategy(), 0))
 
 
@@ -558,7 +547,7 @@ def has_strategy() -> bool:
 
 
 def in_cross_replica_context() -> bool:
-    """Return whether this is in a strategy's scope or in a merge function, and not inside a replica."""
+    """Return whether this is in a strategy's scope or in a merge function, and not in a replica."""
     return isinstance(current.get(), CrossReplica)
 
 
@@ -574,7 +563,7 @@ def get_replica_context() -> ReplicaContext:
 
 
 def experimental_set_strategy(strategy: Strategy | None) -> None:
-    """Enter a strategy's cross-replica context permanently, in this thread or task and in tasks that it starts.
+    """Enter a strategy's cross-replica context permanently, in this thread or task and in the tasks that it starts.
 
     Args:
         strategy: the strategy; None for the default one.

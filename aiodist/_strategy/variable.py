@@ -1,13 +1,12 @@
-"""`Variable`: state with one component for each replica. A collective takes one as an array (`ArrayLike`).
+"""`Variable`: state with one component for each replica, which can be used as an array.
 
-Components are arrays that never change: an assignment replaces them. In replicas, an assignment to a mirrored variable
-is a collective like any other, whose kind belongs to the variable and the method (`Request`): calls for two variables
-never combine, and a report names the variable. An assignment to a sync-on-read variable changes the replica's own
-component, at the call.
+Components are immutable arrays: an assignment replaces them. In a replica, assigning to a mirrored variable is a
+collective whose kind names the variable and the method, so assignments to different variables never combine and a
+report says which variable it was. Assigning to a sync-on-read variable changes the replica's own component at once.
 
-The k-th variable that each replica creates is the same one, made once, with replica 0's value. Creating one is not a
-collective, and nobody waits in it: the arguments for the k-th variable are compared when each replica gets there, and
-the end of the run shows whether all have created equally many.
+The k-th variable that each replica creates is one variable, made once, with replica 0's value. Its creation is not a
+collective and does not wait: each replica's arguments are compared with those of the first, and at the end of the run
+all replicas must have created equally many.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import itertools
 import reprlib
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from sys import _getframe
 from types import FrameType
@@ -28,7 +27,7 @@ import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist._arrays.host import Array, ArrayLike, host_type_of
-from aiodist._arrays.leaves import Spec as ValueSpec
+from aiodist._arrays.leaves import Spec
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, Mirrored, PerReplica, check_unmasked, components_of
 from aiodist._collectives.execution import executor
@@ -38,11 +37,10 @@ from aiodist._collectives.work import Work
 from aiodist._core.call import Call, OrderCheck, Place, leaf_text, place
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.ledger import Group, Member
-from aiodist._runtime import requests as arguments
 from aiodist._runtime.current import current
 from aiodist._runtime.participant import Participant
-from aiodist._runtime.requests import Request
-from aiodist._strategy.scope import Replicas, replicas_of, require_all_workers, strategy_in_force
+from aiodist._runtime.requests import Request, checked_name
+from aiodist._strategy.scope import replicas_of, require_all_workers, strategy_in_force
 from aiodist_kernels import Accumulate, ReduceOp, policy, pool
 from aiodist_kernels.pool import empty_like
 
@@ -62,7 +60,7 @@ class VariableSynchronization(_NamedChoice):
     Attributes:
         AUTO: as ON_WRITE.
         NONE: never; not allowed for a strategy's variables, as in TensorFlow.
-        ON_WRITE: at every assignment, so that all components are equal: a mirrored variable.
+        ON_WRITE: at every assignment, so all components are equal: a mirrored variable.
         ON_READ: when it is read outside of replicas; each replica assigns to its own component.
     """
 
@@ -91,17 +89,17 @@ class VariableAggregation(_NamedChoice):
 _REDUCE_OPS = {VariableAggregation.SUM: ReduceOp.SUM, VariableAggregation.MEAN: ReduceOp.MEAN}
 
 
-# Values of one replica.
+# The value of one replica.
 
-_LADDER = {"b": 0, "i": 1, "u": 1, "f": 2, "V": 2, "c": 3}  # V: bfloat16, as the libraries that have it register it
+_KIND_RANKS = {"b": 0, "i": 1, "u": 1, "f": 2, "V": 2, "c": 3}  # V: bfloat16, as ml_dtypes and others register it
 
 
 def _initial(value: Any, dtype: Any) -> Array:
-    """Return a read-only array of a variable's initial value, which shares no memory with it."""
+    """Return a variable's initial value as a read-only array with memory of its own."""
     given = _as_array("a variable", value)
     wanted = (given.dtype if dtype is None else np.dtype(dtype)).newbyteorder("=")
     if wanted.kind != "b":
-        kernels.result_dtype(ReduceOp.SUM, wanted)  # whatever can be summed can be held
+        kernels.result_dtype(ReduceOp.SUM, wanted)  # a TypeError for what cannot be summed
     return frozen(copied(_cast("a variable", value, given, wanted)))
 
 
@@ -109,23 +107,20 @@ def _as_array(what: str, value: Any) -> Array:
     check_unmasked(value, "for a variable")
     foreign = host_type_of(value)
     array = np.asarray(value if foreign is None else foreign.view(value))
-    if array.dtype.kind not in _LADDER:
+    if array.dtype.kind not in _KIND_RANKS:
         raise TypeError(f"{what} expects an array of numbers, or a number, got {array.dtype}: {reprlib.repr(value)}")
     return array
 
 
 def _cast(what: str, value: Any, given: Array, dtype: np.dtype[Any]) -> Array:
-    """Cast as NumPy does in place; a Python int to an unsigned integer, too, and bfloat16 like other floats."""
+    """Cast as NumPy does in place, but also Python ints to unsigned integers, and bfloat16 like other floats."""
     if given.dtype == dtype and given.dtype.isnative:
         return given
-    rank, wanted = _LADDER[given.dtype.kind], _LADDER.get(dtype.kind, -1)
+    rank, wanted = _KIND_RANKS[given.dtype.kind], _KIND_RANKS.get(dtype.kind, -1)
     is_python = not isinstance(value, (np.ndarray, np.generic))
     if rank > wanted or ((given.dtype.kind, dtype.kind) == ("i", "u") and not is_python):
         raise TypeError(f"{what} expects values that fit {dtype}, got {given.dtype}; cast them: value.astype(...)")
     return np.asarray(value if given.dtype.kind in "iu" and is_python and host_type_of(value) is None else given, dtype)
-
-
-_CHANGES = {"assign_add": np.add, "assign_sub": np.subtract}
 
 
 def updated(method: str, old: Array, value: Array, *, fresh: bool = False) -> Array:
@@ -133,24 +128,25 @@ def updated(method: str, old: Array, value: Array, *, fresh: bool = False) -> Ar
     if method == "assign":
         return frozen(value if fresh else copied(value))
     out = None if value.nbytes < pool.POOLED_FROM else empty_like(value, old.dtype)
-    return frozen(np.asarray(_CHANGES[method](old, value, out=out)))
+    change = np.add if method == "assign_add" else np.subtract
+    return frozen(np.asarray(change(old, value, out=out)))
 
 
-# Values of several.
+# The values of several replicas.
 
 
 def check_equal(name: str, values: Sequence[Array], first: int = 0) -> None:
-    """Check that a variable's replicas get equal values; ``first`` is the first one's id, and all NaNs are equal."""
+    """Check that replicas assign equal values, where all NaNs are equal; ``first`` is the id of the first replica."""
     for position, value in enumerate(values):
         if not _equal(value, values[0]):
-            raise differ(name, first + position, first)
+            raise unequal_values(name, first + position, first)
 
 
 def _equal(a: Array, b: Array) -> bool:
     return a is b or bool((a == b).all()) or bool(((a == b) | ((a != a) & (b != b))).all())  # noqa: PLR0124  (only a NaN is not itself)
 
 
-def differ(name: str, replica_id: int, first: int = 0) -> ValueError:
+def unequal_values(name: str, replica_id: int, first: int = 0) -> ValueError:
     """Return the error for an assignment that would give a mirrored variable different components."""
     return ValueError(
         f"the mirrored variable {name!r} would get different values: replica {replica_id}'s is not replica {first}'s. "
@@ -160,14 +156,12 @@ def differ(name: str, replica_id: int, first: int = 0) -> ValueError:
     )
 
 
-def _parts(aggregation: VariableAggregation, value: Array, size: int) -> list[Array]:
-    """Return components whose aggregate is ``value``; for integers the first ones are larger."""
-    if aggregation is not VariableAggregation.SUM:
-        return [value] * size
-    if value.dtype.kind == "c":  # by component: a complex division makes NaN of infinities
+def _addends(value: Array, size: int) -> list[Array]:
+    """Return components whose sum is ``value``; for integers the first ones are larger."""
+    if value.dtype.kind == "c":  # a complex division would turn infinities into NaN
         part = np.empty_like(value)
-        for of, to in ((value.real, part.real), (value.imag, part.imag)):
-            np.divide(of, size, out=to)
+        np.divide(value.real, size, out=part.real)
+        np.divide(value.imag, size, out=part.imag)
         return [part] * size
     if value.dtype.kind not in "iu":
         return [np.asarray(value / size, value.dtype)] * size
@@ -175,10 +169,10 @@ def _parts(aggregation: VariableAggregation, value: Array, size: int) -> list[Ar
     return [np.asarray(whole + (replica_id < rest), value.dtype) for replica_id in range(size)]
 
 
-# Creating.
+# Creation.
 
 
-class Spec(NamedTuple):
+class VariableSpec(NamedTuple):
     """The properties of a variable apart from its value, which must be equal on all replicas."""
 
     name: str
@@ -190,11 +184,16 @@ class Spec(NamedTuple):
 
     @property
     def mirrored(self) -> bool:
-        """Whether it has the same value on every replica."""
+        """Whether the variable has the same value on every replica."""
         return self.synchronization is VariableSynchronization.ON_WRITE
 
+    @property
+    def op(self) -> ReduceOp | None:
+        """The reduce op of the aggregation; None if it is not a reduction."""
+        return _REDUCE_OPS.get(self.aggregation)
+
     def check(self) -> None:
-        """Check that values of its dtype can be aggregated."""
+        """Check that values of the dtype can be aggregated."""
         if self.op is ReduceOp.MEAN and self.dtype.kind in "iu":
             raise ValueError(
                 f"aggregation MEAN needs a variable of floating-point numbers, got {self.dtype}: pass dtype=..."
@@ -208,24 +207,19 @@ class Spec(NamedTuple):
         trainable = "" if self.trainable else ", not trainable"
         return f"{self.name!r}: {what}, {how}, aggregation {self.aggregation.name}{trainable}"
 
-    @property
-    def op(self) -> ReduceOp | None:
-        """The reduction by which values or components are combined; None where they are not reduced."""
-        return _REDUCE_OPS.get(self.aggregation)
-
     def collective(self, kind: Kind, detail: Any = None) -> Collective:
-        """Return a collective on values of it."""
+        """Return a collective on values of the variable."""
         op = self.op if kind is ALL_REDUCE else None
-        return Collective(kind, op, detail, ValueSpec((self.shape,), (self.dtype,), (None,), single=True))
+        return Collective(kind, op, detail, Spec((self.shape,), (self.dtype,), (None,), single=True))
 
     def call(self, kind: str, subject: str | None, name: str | None, op: ReduceOp | None = None) -> Call:
-        """Return a call of a kind on a value of it."""
+        """Return a call on a value of the variable."""
         op_name = None if op is None else op.name
         shapes, dtypes = (self.shape,), (self.dtype.name,)
         return Call(kind, op=op_name, subject=subject, name=name, shapes=shapes, dtypes=dtypes, arrays=("array",))
 
     def aggregate(self, values: Sequence[Array], accumulate: Accumulate = "native", first: int = 0) -> Array:
-        """Return the aggregate of the replicas' values, which may be one of them. ``first`` is the first one's id."""
+        """Return the aggregate of replicas' values, possibly one of them; ``first`` is the id of the first replica."""
         if self.op is not None:
             return frozen(fold(self.op, values, None, accumulate))
         if self.aggregation is VariableAggregation.NONE:
@@ -234,92 +228,92 @@ class Spec(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Unfinished:
-    """A variable that some replica of a run has not created yet."""
+class _Creation:
+    """A variable that some replicas of a run have created and others have not."""
 
     variable: Any
-    spec: Spec
-    place: Place  # where it has been created first
-    creation: str  # by whom, and where
-    left: int  # how many have not
+    spec: VariableSpec
+    place: Place
+    replica: str  # the first to create it, and where
+    missing: int  # the number of replicas that have not created it
 
 
-class _Creations(NamedTuple):
-    """The variables that the replicas of one run have created so far."""
+_creations: WeakKeyDictionary[Group, tuple[list[int], dict[int, _Creation]]] = WeakKeyDictionary()
+"""By the group of a run: each replica's number of variables, and by number those that some have not created yet.
 
-    counts: list[int]  # by position
-    unfinished: dict[int, _Unfinished]  # by number; a finished one would be kept as long as the run is recorded
-
-
-_creations: WeakKeyDictionary[Group, _Creations] = WeakKeyDictionary()
-"""By the group of a run's replicas, to which they must not refer."""
+Others are dropped, because the group is kept as long as the run is recorded. Nothing here must refer to it.
+"""
 
 
-def _next_creation(member: Member, spec: Spec, at: Place, named: bool, make: Callable[[], Any]) -> Any:
+def _next_creation(member: Member, spec: VariableSpec, at: Place, named: bool, make: Callable[[], Any]) -> Any:
     """Return the next variable of a replica, made here unless another replica has created it already."""
-    group, creation = member.group, f"replica {member.replica_id} at {at.location}"
-    counts, unfinished = _creations.setdefault(group, _Creations([0] * len(group.members), {}))
+    group, replica = member.group, f"replica {member.replica_id} at {at.location}"
+    counts, unfinished = _creations.setdefault(group, ([0] * len(group.members), {}))
     number = counts[member.position]
     if number not in unfinished:
-        unfinished[number] = _Unfinished(make(), spec, at, creation, len(counts))
+        unfinished[number] = _Creation(make(), spec, at, replica, len(counts))
     found = unfinished[number]
-    anywhere = named or group.ledger.order_check is OrderCheck.SIGNATURE  # a name of the user's stands in for the place
+    anywhere = named or group.ledger.order_check is OrderCheck.SIGNATURE  # a name given by the user replaces the place
     if spec != found.spec or not (anywhere or at[:3] == found.place[:3]):
         raise ValueError(
-            f"replicas create different variables as their #{number}: {found.creation} creates {found.spec}; "
-            f"{creation} creates {spec}. Every replica must create the same variables in the same order: create them "
+            f"replicas create different variables as their #{number}: {found.replica} creates {found.spec}; "
+            f"{replica} creates {spec}. Every replica must create the same variables in the same order: create them "
             "under strategy.scope(), or outside of branches on a replica's own data. Where two places are meant to be "
             "one variable, give both the same name"
         )
     counts[member.position] += 1
-    found.left -= 1
-    if not found.left:
+    found.missing -= 1
+    if not found.missing:
         del unfinished[number]
     return found.variable
 
 
 def check_created(members: Sequence[Member]) -> None:
-    """Check, at the end of a run, that every replica has created as many variables as the others."""
-    counts = found.counts if (found := _creations.get(members[0].group)) else [0]
-    if len(set(counts)) > 1:
-        told = zip(members, counts, strict=True)
-        each = [f"replica {one.replica_id}: {count}" for one, count in told if not one.position or count != counts[0]]
-        raise ValueError(
-            f"replicas created different numbers of variables: {', '.join(each)}; every replica must create the same "
-            "variables in the same order"
-        )
+    """Check, at the end of a run, that all replicas have created equally many variables."""
+    counts, _ = _creations.get(members[0].group, ([0], {}))
+    if len(set(counts)) == 1:
+        return
+    each = [
+        f"replica {member.replica_id}: {count}"
+        for member, count in zip(members, counts, strict=True)
+        if member is members[0] or count != counts[0]
+    ]
+    raise ValueError(
+        f"replicas created different numbers of variables: {', '.join(each)}; every replica must create the same "
+        "variables in the same order"
+    )
 
 
-# Components.
+# Components and assignments.
 
 _numbers = itertools.count()
 
 
-@dataclass(slots=True, eq=False)
 class State:
-    """What a variable is, and its components.
+    """A variable's properties and components.
 
-    Worker threads make the new value of a large variable, and the event loop's thread puts it in place. Assignments
-    take effect in the order of their collectives: where a replica has issued the next one without awaiting the last,
-    and its value is still being made, the event loop's thread makes it, too (`settle`).
+    The new value of a large variable is computed in worker threads and put in place by the event loop's thread.
+    Assignments take effect in the order of their collectives: if the next one comes while a value is still being
+    computed, because the replicas did not await the last one, the event loop's thread computes it, too (`settle`).
     """
 
-    spec: Spec
-    strategy: Any  # whose it is; None: the default one's
-    _components: list[Array]
-    subject: str = field(default_factory=lambda: str(next(_numbers)))  # tells it from others of its name
-    requests: dict[Any, Request] = field(default_factory=dict)  # to create it or assign to it, by method and name
-    _change: Callable[[], Array] | None = None  # makes what a large assignment is about to put in place
-    mirrored: bool = field(init=False)
-    _replicas: Replicas = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.mirrored = self.spec.mirrored
-        self._replicas = _replicas_of(self.strategy)
+    def __init__(self, spec: VariableSpec, strategy: Any) -> None:
+        self.spec = spec
+        self.mirrored = spec.mirrored
+        self.strategy = strategy  # None: the default one
+        self.replicas = replicas_of(strategy)
+        self.subject = str(next(_numbers))  # tells it from others of its name in the order check
+        self.requests: dict[Any, Request] = {}  # to create it or assign to it, by method and name
+        self._components: list[Array] = []  # none until replica 0's initial value is there
+        self._pending: Callable[[], Array] | None = None  # computes the value of an assignment still in worker threads
 
     def put(self, components: Sequence[Array]) -> None:
-        """Set the components: read-only arrays whose memory nobody else uses; replicas may share one."""
+        """Set the components: read-only arrays with memory of their own, of which replicas may share one."""
         self._components = list(components)
+
+    def fill(self, component: Array) -> None:
+        """Set all components to one, as `put` does."""
+        self._components = [component] * self.replicas.local
 
     def present(self) -> list[Array]:
         """Return the components."""
@@ -332,19 +326,21 @@ class State:
         return self._components
 
     def total(self) -> Array:
-        """Return the value outside of replicas; it may be a component."""
+        """Return the value outside of replicas, possibly a component."""
         components = self.present()
-        if not self.mirrored and self._replicas.sharing is not None:
+        if self.mirrored:
+            return components[0]
+        if self.replicas.several_workers is not None:
             raise ValueError(
                 f"the sync-on-read variable {self.spec.name!r} has components on other workers, which a read cannot "
                 "wait for; write `await strategy.reduce(op, variable, axis=None)`"
             )
-        if self.mirrored or len(components) == 1:
+        if len(components) == 1:
             return components[0]
         if self.spec.aggregation is VariableAggregation.NONE:
             raise ValueError(
                 f"the sync-on-read variable {self.spec.name!r} has aggregation NONE, so outside a replica it has no "
-                "one value; read it in a replica, look at variable.values, or give it an aggregation"
+                "single value; read it in a replica, look at variable.values, or give it an aggregation"
             )
         return self.spec.aggregate(components)
 
@@ -361,22 +357,24 @@ class State:
             )
         return _cast(what, value, given, dtype)
 
-    # Assignments in replicas.
+    # In replicas.
 
     def request(self, variable: Variable, method: str, name: str | None) -> Request:
-        """Return the request for an assignment of replicas to a mirrored variable, which gives the variable."""
+        """Return the request for an assignment to a mirrored variable; its result is the variable."""
         found = self.requests.get((method, name))
         if found is None:
-            spec, workers = self.spec, self._replicas.sharing
+            spec, workers = self.spec, self.replicas.several_workers
             call = spec.call(f"{spec.name}.{method}", self.subject, name, spec.op)
-            over = None if workers is None else workers.over_workers(self, partial(self._apply, variable, method))
-            meet = partial(self._meet, variable, method)
-            found = Request(spec.collective(ALL_REDUCE), call, meet, over_workers=over)
+            over = None if workers is None else workers.assignment(self, partial(self._apply, variable, method))
+            compute = partial(self._assign_all, variable, method)
+            found = Request(spec.collective(ALL_REDUCE), call, compute, over_workers=over)
             self.requests[method, name] = found
         return found
 
-    def _meet(self, variable: Variable, method: str, values: Sequence[Array], options: CommunicationOptions) -> Any:
-        """Apply what all replicas assign."""
+    def _assign_all(
+        self, variable: Variable, method: str, values: Sequence[Array], options: CommunicationOptions
+    ) -> Any:
+        """Assign the aggregate of all replicas' values."""
         spec = self.spec
         if not policy.blocks(values[0].nbytes * (len(values) + 2)):
             return self._apply(variable, method, spec.aggregate(values, options.accumulate))
@@ -388,29 +386,28 @@ class State:
             if type(total) is not Work:
                 total = Work([], partial(np.asarray, total))
         work = total.then(lambda value: updated(method, old, value, fresh=spec.op is not None))
-        self._change = change = lambda: updated(method, old, aggregated())
+        self._pending = pending = lambda: updated(method, old, aggregated())
 
         def put() -> Variable:
             new = work.result()
-            if self._change is change:
-                self._change = None
-                self.put([new] * len(self._components))
+            if self._pending is pending:
+                self._pending = None
+                self.fill(new)
             return variable
 
         return Work(work.phases, put)
 
     def settle(self) -> None:
-        """Apply the last assignment, even if a thread is still computing its value."""
-        make, self._change = self._change, None
-        if make is not None:
-            with suppress(ValueError):  # of replicas that assign different values, which it tells them by itself
-                self.put([make()] * len(self._components))
+        """Apply the last assignment, even if worker threads are still computing its value."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            with suppress(ValueError):  # unequal values: that assignment raises the error itself
+                self.fill(pending())
 
     def _apply(self, variable: Variable, method: str, value: Any) -> Variable:
-        """Assign one value to all components of a mirrored variable: one array serves all."""
+        """Assign one value to a mirrored variable, whose components are then one array."""
         self.settle()
-        old = self.present()
-        self.put([updated(method, old[0], np.asarray(value))] * len(old))
+        self.fill(updated(method, self.present()[0], np.asarray(value)))
         return variable
 
     def update_own(self, position: int, method: str, value: Array) -> None:
@@ -418,12 +415,12 @@ class State:
         components = self.present()
         components[position] = updated(method, components[position], value)
 
-    # Assignments from outside.
+    # Outside of replicas.
 
     def assign_outside(self, variable: Variable, method: str, value: Any) -> None:
         """Assign outside of replicas, at once; see `Variable.assign`."""
-        spec, size, share = self.spec, len(self.present()), self._replicas.share
-        if self.mirrored and self._replicas.sharing is not None:
+        spec, size = self.spec, len(self.present())
+        if self.mirrored and self.replicas.several_workers is not None:
             require_all_workers()
             if isinstance(value, PerReplica):
                 raise ValueError(
@@ -435,25 +432,22 @@ class State:
         is_one = isinstance(value, Mirrored) or not isinstance(value, DistributedValues)
         if is_one:  # a Mirrored is a copy for each replica of one value, not what each of them would assign
             given = given[:1]
-        each = [self.converted(one) for one in given]
+        each, mine = [self.converted(one) for one in given], self.replicas.share.mine
         if self.mirrored:
-            self._apply(variable, method, each[0] if is_one else spec.aggregate(each, first=share.mine.start))
+            self._apply(variable, method, each[0] if is_one else spec.aggregate(each, first=mine.start))
             return
-        if method != "assign" and spec.aggregation is VariableAggregation.SUM and self.strategy is not None:
+        is_sum = spec.aggregation is VariableAggregation.SUM
+        if method != "assign" and is_sum and self.strategy is not None:
             raise ValueError(
                 f"{method} outside a replica is not for the sync-on-read variable {spec.name!r}, whose aggregation is "
                 f"SUM: it is not clear whether the value counts once or for each component. Call {method} in a "
                 "replica, or assign(variable.read_value() ± value)"
             )
-        if is_one and method == "assign":
-            each = _parts(spec.aggregation, each[0], share.replicas)[share.mine.start : share.mine.stop]
+        if is_one and method == "assign" and is_sum:
+            each = _addends(each[0], self.replicas.share.replicas)[mine.start : mine.stop]
         elif is_one:
             each *= size
         self.put([updated(method, *pair) for pair in zip(self.present(), each, strict=True)])
-
-
-def _replicas_of(strategy: Any) -> Replicas:
-    return Replicas(1) if strategy is None else replicas_of(strategy)
 
 
 class Variable(ArrayLike):
@@ -466,14 +460,14 @@ class Variable(ArrayLike):
         await variable.assign_add(x)      # in a replica; for a mirrored variable a collective
         variable.assign_add(x)            # anywhere else
 
-    A variable belongs to the strategy under whose scope it is created. In a replica function every replica creates the
-    same variables in the same order; each is made once, with replica 0's initial value, for all replicas.
+    A variable belongs to the strategy under whose scope it is created. In a replica function, every replica must create
+    the same variables in the same order; each is made once for all replicas, with replica 0's initial value.
 
     Args:
         initial_value: an array or number, or a function that returns one. It is copied.
         trainable: whether an optimiser should change it; None: True, unless it is sync-on-read.
-        name: the name in errors and reports; None: "Variable". If several places of a replica function create one
-            variable, the name replaces the place.
+        name: the name in errors and reports; None: "Variable". If replicas create one variable in different places of
+            the function, they must give it the same name.
         dtype: the components' dtype; None: that of ``np.asarray(initial_value)``.
         synchronization: a `VariableSynchronization`, or its name.
         aggregation: a `VariableAggregation`, or its name.
@@ -500,39 +494,42 @@ class Variable(ArrayLike):
         aggregation: VariableAggregation | str = "none",
     ) -> Self:
         """Return the variable, which another replica may have made already."""
-        name = arguments.checked_name(name)
+        name = checked_name(name)
         value = _initial(initial_value() if callable(initial_value) else initial_value, dtype)
-        how, combined = VariableSynchronization(synchronization), VariableAggregation(aggregation)
-        if how is VariableSynchronization.NONE:
+        when, how = VariableSynchronization(synchronization), VariableAggregation(aggregation)
+        if when is VariableSynchronization.NONE:
             raise ValueError("synchronization NONE is for variables without a strategy; use 'on_write' or 'on_read'")
-        if how is VariableSynchronization.AUTO:
-            how = VariableSynchronization.ON_WRITE
-        trained = how is not VariableSynchronization.ON_READ if trainable is None else bool(trainable)
-        spec = Spec(name or "Variable", value.shape, value.dtype, trained, how, combined)
+        if when is VariableSynchronization.AUTO:
+            when = VariableSynchronization.ON_WRITE
+        trained = when is not VariableSynchronization.ON_READ if trainable is None else bool(trainable)
+        spec = VariableSpec(name or "Variable", value.shape, value.dtype, trained, when, how)
         spec.check()
         here, frame = current.get(), _getframe(1)
-        strategy = strategy_in_force(here)
-        replicas = _replicas_of(strategy)
-        local, workers = replicas.local, replicas.sharing
+        make = partial(cls._with, spec, strategy_in_force(here))
         if not isinstance(here, Participant):
-            variable = cls._made(State(spec, strategy, [value] * local if workers is None else []))
-            if workers is not None:
-                workers.created_outside(state_of(variable), value, name, frame)
+            variable = make()
+            state = state_of(variable)
+            workers = state.replicas.several_workers
+            if workers is None:
+                state.fill(value)
+            else:
+                workers.created_outside(state, value, name, frame)
             return variable
         here.check("Variable(…)")
         here = here.of_run or here
-        at, make = place(frame.f_code, frame.f_lasti), lambda: cls._made(State(spec, strategy, []))
-        variable = _next_creation(here.member, spec, at, name is not None, make)
+        variable = _next_creation(here.member, spec, place(frame.f_code, frame.f_lasti), name is not None, make)
+        state = state_of(variable)
+        workers = state.replicas.several_workers
         if here.member.replica_id == 0:
-            state_of(variable).put([value] * local)
+            state.fill(value)
         if workers is not None:
-            workers.created_in_replica(state_of(variable), here, value, name, frame)
+            workers.created_in_replica(state, here, value, name, frame)
         return variable
 
     @classmethod
-    def _made(cls, state: State) -> Self:
+    def _with(cls, spec: VariableSpec, strategy: Any) -> Self:
         variable = super().__new__(cls)
-        variable._state = state
+        variable._state = State(spec, strategy)
         return variable
 
     def __repr__(self) -> str:
@@ -579,8 +576,8 @@ class Variable(ArrayLike):
         """Return the value as a read-only array: in a replica its own component, elsewhere the aggregate.
 
         Raises:
-            ReplicaContextError: the variable belongs to another strategy than the one in force; replica 0, which gives
-                the initial value, has not created it yet.
+            ReplicaContextError: the variable belongs to another strategy than the one in force, or replica 0 has not
+                created it yet, which gives the initial value.
             ValueError: it is sync-on-read with aggregation NONE, and read outside of replicas.
         """
         state = self._state
@@ -592,7 +589,7 @@ class Variable(ArrayLike):
         return state.total()
 
     def _replica(self, verb: str) -> Participant | None:
-        """Return the current replica; None outside of replicas."""
+        """Return the current replica, None outside of replicas, after checking that the strategies agree."""
         here, owner = current.get(), self._state.strategy
         in_replica = isinstance(here, Participant)
         if here is not None and here.strategy is not owner:
@@ -611,9 +608,9 @@ class Variable(ArrayLike):
     def assign(self, value: Any, *, name: str | None = None) -> Any:
         """Assign a value.
 
-        In a replica the call returns an awaitable, which gives the variable. For a mirrored variable it is a collective
-        that aggregates the replicas' values; with aggregation NONE they must be equal. For a sync-on-read variable the
-        call changes the replica's own component at once.
+        In a replica the call returns an awaitable of the variable. For a mirrored variable it is a collective that
+        aggregates the replicas' values; with aggregation NONE they must be equal. For a sync-on-read variable the call
+        changes the replica's own component at once.
 
         Outside of replicas the call takes effect at once and returns the variable, which may be awaited. A sync-on-read
         variable with SUM gets components that add up to the value. A `Mirrored` is one value; a `PerReplica` stands for
@@ -650,7 +647,7 @@ class Variable(ArrayLike):
         return self._assign("assign_sub", value, name, _getframe(1))
 
     def _assign(self, method: str, value: Any, name: str | None, frame: FrameType) -> Any:
-        name, state = arguments.checked_name(name), self._state
+        name, state = checked_name(name), self._state
         here = self._replica("assigned to")
         if here is not None:
             here.check(f"variable.{method}")
@@ -663,7 +660,7 @@ class Variable(ArrayLike):
         return self
 
     def __await__(self) -> Generator[Any, Any, Self]:
-        """Return the variable at once, so that the result of an assignment without waiting can be awaited, too."""
+        """Return the variable at once, so that an assignment that does not wait can be awaited, too."""
         yield from ()
         return self
 
@@ -678,7 +675,9 @@ class Variable(ArrayLike):
                 f"the variable {self.name!r} was copied in a replica, where each would make a variable of its own; "
                 "copy it outside, or write Variable(variable.read_value()), which replicas make together"
             )
-        return self._made(State(self._state.spec, self._state.strategy, list(self._state.present())))
+        variable = self._with(self._state.spec, self._state.strategy)
+        state_of(variable).put(self._state.present())
+        return variable
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self.__copy__()
@@ -702,6 +701,4 @@ def as_distributed(leaf: Any) -> Any:
     return Mirrored(leaf.values) if state_of(leaf).mirrored else PerReplica(leaf.values)
 
 
-for _class in (VariableSynchronization, VariableAggregation, Variable):
-    _class.__module__ = "aiodist"
-del _class
+VariableSynchronization.__module__ = VariableAggregation.__module__ = Variable.__module__ = "aiodist"

@@ -1,4 +1,4 @@
-"""Datasets: over arrays in memory, prefetched by a thread, and distributed."""
+"""Datasets: distributed ones, those of arrays in memory, and prefetching."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ from aiodist import (
     InputContext,
     NumpyDataset,
     PerReplica,
+    ReplicaContext,
     ReplicaContextError,
     ValueContext,
 )
 from aiodist._data.prefetch import Prefetched
 from tests.collectives.kinds_of_values import Pair
 from tests.runtime.programs import mirrored
+from tests.workers.simulated import Job
 
 pytestmark = pytest.mark.anyio
 
@@ -51,7 +53,7 @@ class Plain:
 
 
 class Asynchronous:
-    """An async iterable that can be iterated again, and waits before each batch. Its iterators are no generators."""
+    """An async iterable that can be iterated again; its iterators are not generators, and wait before each batch."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self.batches = list(batches)
@@ -76,11 +78,11 @@ def lists(value: Any) -> list[Any]:
     return [component.tolist() for component in value.values]
 
 
-# What a batch becomes.
+# Distributed datasets.
 
 
 class Rows:
-    """As much of another library's array as a dataset needs: a shape, and slices along the first axis."""
+    """Another library's array as far as a dataset needs it: a shape, and slices along the first axis."""
 
     def __init__(self, rows: list[Any]) -> None:
         self.rows, self.shape = rows, (len(rows),)
@@ -90,7 +92,7 @@ class Rows:
 
 
 @given(st.integers(0, 40), st.integers(2, 12))
-def test_parts_are_consecutive_and_full_until_the_rows_run_out(m: int, n: int) -> None:
+def test_parts_of_a_batch_are_consecutive_and_full_until_the_rows_run_out(m: int, n: int) -> None:
     batch: Any = {"x": [np.arange(2 * m).reshape(m, 2)], "y": Pair(np.arange(m), None), "z": Rows([*range(m)])}
     (parts,), full = mirrored(n).experimental_distribute_dataset([batch]), math.ceil(m / n)
     assert parts["y"].right is None
@@ -115,12 +117,12 @@ def test_parts_are_consecutive_and_full_until_the_rows_run_out(m: int, n: int) -
         (IndexedSlices(np.zeros((1, 2)), [0]), TypeError, "batch must be an array.*IndexedSlices"),
     ],
 )
-def test_what_cannot_be_cut_is_named(n: int, batch: Any, error: type[Exception], text: str) -> None:
+def test_batch_that_cannot_be_cut_is_refused(n: int, batch: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         list(mirrored(n).experimental_distribute_dataset([batch]))
 
 
-def test_batches_of_a_step_must_be_alike_and_only_arrays_are_filled_up() -> None:
+def test_batches_of_a_step_must_be_alike_and_only_arrays_complete_one() -> None:
     def steps(*batches: Any) -> list[Any]:
         return list(mirrored(2).distribute_datasets_from_function(lambda _: batches))
 
@@ -131,18 +133,15 @@ def test_batches_of_a_step_must_be_alike_and_only_arrays_are_filled_up() -> None
         steps({"x": np.arange(2)}, {"y": np.arange(2)})
 
 
-# Iterating.
-
-
 @pytest.mark.parametrize("source", [Plain, Asynchronous, list, iter])
-async def test_batches_are_cut_at_each_iteration(source: Callable[[Any], Any]) -> None:
+async def test_dataset_is_iterated_again_if_its_source_can_be(source: Callable[[Any], Any]) -> None:
     dataset = mirrored(2).experimental_distribute_dataset(source(BATCHES))
     assert isinstance(dataset, DistributedDataset)
     assert [lists(batch) for batch in await collected(dataset)] == PARTS
     assert [lists(batch) for batch in await collected(dataset)] == ([] if source is iter else PARTS)
 
 
-async def test_only_a_plain_source_is_iterated_plainly_too() -> None:
+async def test_plain_iteration_needs_a_plain_source() -> None:
     plain, waiting = (mirrored(2).experimental_distribute_dataset(source(BATCHES)) for source in (Plain, Asynchronous))
     assert [lists(batch) for batch in plain] == PARTS
     iterator = iter(plain)
@@ -154,7 +153,7 @@ async def test_only_a_plain_source_is_iterated_plainly_too() -> None:
         next(aiter(waiting))
 
 
-async def test_one_replica_gets_everything_bare() -> None:
+async def test_single_replica_gets_batches_bare() -> None:
     for strategy in (mirrored(1), aiodist.get_strategy()):
         assert await collected(strategy.experimental_distribute_dataset(BATCHES)) == BATCHES
         assert await collected(strategy.distribute_datasets_from_function(lambda _: BATCHES)) == BATCHES
@@ -175,7 +174,7 @@ async def broken_later(kind: type[BaseException]) -> AsyncIterator[Any]:
 @pytest.mark.parametrize(
     ("source", "step"), [(broken, anext), (broken_later, anext), (Prefetched, anext), (Prefetched, next)]
 )
-async def test_error_of_the_source_arrives_once_in_its_place_with_its_traceback(
+async def test_error_of_the_source_is_raised_once_in_its_place_with_its_traceback(
     source: Any, step: Callable[..., Any], kind: type[BaseException]
 ) -> None:
     distribute = mirrored(2).experimental_distribute_dataset
@@ -192,7 +191,7 @@ async def test_error_of_the_source_arrives_once_in_its_place_with_its_traceback(
 
 
 @pytest.mark.parametrize("step", [iter, aiter, next, anext])
-async def test_iterating_inside_a_replica_is_refused_with_the_reason(step: Callable[[Any], Any]) -> None:
+async def test_iteration_inside_a_replica_is_refused(step: Callable[[Any], Any]) -> None:
     strategy = mirrored(2)
     dataset = strategy.experimental_distribute_dataset(BATCHES)
     subject = dataset if step in (iter, aiter) else iter(dataset)
@@ -224,7 +223,7 @@ async def test_dataset_function_is_called_once_and_n_batches_make_a_step(prefix:
 
 
 @pytest.mark.parametrize("source", [Plain, Asynchronous])
-async def test_incomplete_last_step_is_filled_with_batches_without_rows(source: Callable[[Any], Any]) -> None:
+async def test_incomplete_last_step_is_completed_by_batches_without_rows(source: Callable[[Any], Any]) -> None:
     strategy = mirrored(3)
     dataset = strategy.distribute_datasets_from_function(lambda _: source([np.full(2, k) for k in range(4)]))
     steps = await collected(dataset)
@@ -248,7 +247,7 @@ async def test_cancellation_within_a_step_loses_no_batch() -> None:
     receive.close()
 
 
-async def test_plain_step_goes_on_where_a_cancelled_one_stopped() -> None:
+async def test_plain_step_continues_a_cancelled_one() -> None:
     def batch(k: int) -> Any:
         scope.cancel()
         return np.full(1, 6 // k)
@@ -265,7 +264,7 @@ async def test_plain_step_goes_on_where_a_cancelled_one_stopped() -> None:
     assert lists(next(iterator)) == [[6], []]
 
 
-async def test_closing_ends_the_source() -> None:
+async def test_aclose_closes_the_source() -> None:
     ended = []
 
     def plain() -> Iterator[Any]:
@@ -289,7 +288,21 @@ async def test_closing_ends_the_source() -> None:
     assert ended == ["plain", "asynchronous"]
 
 
-async def test_values_from_a_function_are_per_replica() -> None:
+async def test_dataset_iterated_in_the_merge_function_of_a_group_is_refused() -> None:
+    job = Job(2, 1)
+    first, second = (s.distribute_datasets_from_function(lambda _: BATCHES) for s in job.strategies)
+
+    async def merge(strategy: Any) -> Any:
+        return await anext(aiter(first if strategy is job.strategies[0] else second))
+
+    async def program(ctx: ReplicaContext) -> Any:
+        return await ctx.new_group([0, 2]).merge_call(merge) if ctx.replica_id_in_sync_group != 1 else None
+
+    for outcome in await job.run(program):
+        assert "an operation of all workers cannot be called in the merge function of the group" in str(outcome)
+
+
+async def test_values_of_a_value_function_are_per_replica() -> None:
     strategy = mirrored(3)
     with strategy.scope():
         made = strategy.experimental_distribute_values_from_function(lambda each: {"c": each, "s": "x", "n": None})
@@ -297,7 +310,7 @@ async def test_values_from_a_function_are_per_replica() -> None:
     assert (type(made["s"]), made["s"].values, made["n"]) == (PerReplica, ("x",) * 3, None)
 
 
-# Datasets over arrays: what each method makes of the elements, in the order in which they are written.
+# Datasets of arrays.
 
 
 def dataset(size: int = 10) -> NumpyDataset:
@@ -308,7 +321,7 @@ def values(of: NumpyDataset) -> list[Any]:
     return [element.tolist() for element in of]
 
 
-def test_what_is_prefetched_before_a_batch_counts_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetch_before_batch_counts_elements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiodist._data.dataset.Prefetched", lambda _, ahead: repeat(ahead))
     assert [next(iter(of)) for of in (dataset().prefetch(5).batch(2), dataset().batch(2).prefetch(5))] == [3, 5]
 
@@ -335,7 +348,7 @@ STAGES = st.one_of(
 
 
 @given(st.integers(1, 20), st.lists(STAGES, max_size=4))
-def test_batch_and_repeat_are_those_of_a_list(size: int, stages: list[Any]) -> None:
+def test_batch_and_repeat_agree_with_a_list(size: int, stages: list[Any]) -> None:
     made, wanted, text = dataset(size), list[Any](range(size)), None
     try:
         for stage, *arguments in stages:
@@ -351,9 +364,9 @@ def test_batch_and_repeat_are_those_of_a_list(size: int, stages: list[Any]) -> N
             values(made)
 
 
-def test_shuffle_is_anew_at_each_iteration_and_the_same_from_the_same_seed() -> None:
+def test_shuffle_has_a_new_order_at_each_iteration_determined_by_the_seed() -> None:
     one, other = dataset(50).shuffle(7), dataset(50).shuffle(7)
-    next(iter(one))  # what an iteration leaves unread makes no difference
+    next(iter(one))  # elements left unread make no difference
     next(iter(other))
     first, second = values(one), values(one)
     assert first != second
@@ -361,7 +374,7 @@ def test_shuffle_is_anew_at_each_iteration_and_the_same_from_the_same_seed() -> 
     assert values(dataset(50).shuffle(8)) != values(dataset(50).shuffle(7)) == values(one.batch(50))[0]
 
 
-def test_shuffle_is_anew_in_each_repetition_and_mixes_what_is_before_it() -> None:
+def test_shuffle_with_repeat_and_batch_before_and_after_it() -> None:
     twice = values(dataset(50).shuffle(7).repeat(2))
     assert sorted(twice[:50]) == sorted(twice[50:])
     assert twice[:50] != twice[50:]
@@ -372,21 +385,20 @@ def test_shuffle_is_anew_in_each_repetition_and_mixes_what_is_before_it() -> Non
     assert batches != sorted(batches) == values(dataset(50).batch(4))
 
 
-def test_endless_repeat_goes_on_unless_there_is_nothing() -> None:
+def test_endless_repeat_ends_only_without_elements() -> None:
     elements = iter(dataset(3).repeat())
     assert [next(elements) for _ in range(8)] == [0, 1, 2, 0, 1, 2, 0, 1]
     assert values(dataset(0).repeat()) == []
     assert values(dataset(3).batch(4, drop_remainder=True).repeat()) == []
 
 
-# Prefetching: ahead but bounded, the same elements, and nothing left when the consumer is gone.
-
+# Prefetching.
 
 LONG = 20.0
 
 
 class Source:
-    """Numbers that tell how far they have come, and wait before ``stop_at`` until they may leave."""
+    """Numbers with an event for each that has been made; before ``stop_at`` it waits for ``leave``."""
 
     def __init__(self, size: int, stop_at: int | None = None) -> None:
         self.size, self.stop_at = size, stop_at
@@ -403,14 +415,14 @@ class Source:
             self.ended.set()
 
 
-def await_threads_given_back() -> None:
-    """Wait until no thread makes elements any more: they are renamed in the process's cache."""
+def await_released_threads() -> None:
+    """Wait until no thread makes elements: released ones are renamed."""
     while any(thread.name.startswith("aiodist prefetch") for thread in threading.enumerate()):
         threading.Event().wait(0.001)
 
 
 @given(st.integers(0, 20), st.integers(1, 8), st.integers(1, 8))
-def test_elements_are_the_same_as_without(size: int, n: int, ahead: int) -> None:
+def test_prefetched_elements_are_the_same(size: int, n: int, ahead: int) -> None:
     def made() -> NumpyDataset:
         return NumpyDataset(np.arange(size)).shuffle(3).batch(n).repeat(2)
 
@@ -418,10 +430,10 @@ def test_elements_are_the_same_as_without(size: int, n: int, ahead: int) -> None
     elements = iter(made().prefetch(ahead))
     assert [batch.tolist() for batch in elements] == expected
     assert next(elements, None) is None
-    await_threads_given_back()
+    await_released_threads()
 
 
-def test_thread_is_ahead_but_not_farther_than_allowed() -> None:
+def test_thread_is_ahead_by_the_given_number_of_elements() -> None:
     source = Source(20)
     elements = Prefetched(iter(source), 3)
     assert source.made[2].wait(LONG)
@@ -432,13 +444,13 @@ def test_thread_is_ahead_but_not_farther_than_allowed() -> None:
     elements.close()
 
 
-def test_dropped_iterator_ends_its_thread_and_the_source() -> None:
+def test_dropped_iterator_releases_its_thread_and_closes_the_source() -> None:
     source = Source(1000)
     for element in Prefetched(iter(source), 2):
         if element == 3:
             break
     gc.collect()
-    # Without the interpreter lock, the thread that has made a generator ends it, too, when it next runs.
+    # Without the interpreter lock, a generator is closed by the thread that made it, when that runs next.
     assert any(source.ended.wait(LONG / 1000) for _ in range(1000))
     assert not source.made[6].is_set()
 
@@ -455,18 +467,18 @@ async def test_cancelled_wait_loses_no_element() -> None:
     assert await collected(elements) == [1, 2]
 
 
-async def test_closing_a_distributed_iterator_ends_the_thread() -> None:
+async def test_aclose_of_a_distributed_iterator_releases_the_thread() -> None:
     strategy = mirrored(2)
     data = strategy.experimental_make_numpy_dataset(np.arange(100)).batch(2).repeat().prefetch(2)
     iterator = aiter(strategy.experimental_distribute_dataset(data))
     assert lists(await anext(iterator)) == [[0], [1]]
     await iterator.aclose()
-    await_threads_given_back()
+    await_released_threads()
     assert await anext(iterator, None) is None
 
 
-def test_exit_does_not_wait_for_elements_that_nobody_takes() -> None:
-    """The source never gives its second element, so a thread that is waited for would keep the process."""
+def test_exit_does_not_wait_for_elements() -> None:
+    """The source never makes its second element, so a process that waited for its thread would not end."""
     program = """
 import threading
 from aiodist._data.prefetch import Prefetched

@@ -1,4 +1,4 @@
-"""What strategies, variables and datasets refuse: with which error, and in which words."""
+"""Errors for bad arguments of strategies, variables and datasets: their types and texts."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ pytestmark = pytest.mark.anyio
 
 A, B = np.arange(6.0).reshape(2, 3), np.arange(6.0).reshape(2, 3) + 10
 ONE, TWO, MASKED = PerReplica([1, 2]), PerReplica([A, B]), np.ma.masked_array([1.0, 2.0], [False, True])
+NUMBERS: Any = NumpyDataset(np.zeros(2))
 COMMUNICATOR: Any = SimpleNamespace(Get_rank=lambda: 0)
 CLUSTER = {"worker": ["a:1", "b:1"]}
 VALUES, DATASET = "experimental_distribute_values_from_function", "experimental_distribute_dataset"
@@ -63,10 +64,6 @@ def variable(initial_value: Any = 0.0, **settings: Any) -> Any:
 
 def assigned(initial: Any, value: Any) -> Any:
     return lambda s: under(s, initial, name="w").assign(value)
-
-
-def numpy_dataset(method: str, *arguments: Any) -> Any:
-    return lambda _: getattr(NumpyDataset(np.zeros(2)), method)(*arguments)
 
 
 def options(**values: Any) -> Any:
@@ -181,7 +178,6 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (assigned(np.int8(0), 2**63), OverflowError, "too large"),
     (assigned(np.uint8(0), np.int64(1)), TypeError, "fit uint8, got int64"),
     (assigned(0.0, both(1.0, 2.0)), ValueError, "'w' would get different values: replica 1's is not replica 0's"),
-    (assigned(0.0, PerReplica([1.0] * 3)), ValueError, "2 components, one for each replica, got a PerReplica with 3"),
     (lambda s: under(s, 1.0, synchronization="on_read").read_value(), ValueError, "aggregation NONE"),
     (variable(None), TypeError, "a variable expects an array of numbers, or a number, got"),
     (assigned(np.zeros(2), ["a", "b"]), TypeError, "the variable 'w' expects an array of numbers, or a number, got"),
@@ -196,12 +192,12 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (on(NUMPY_DATASET, (np.zeros(2), np.zeros(3))), ValueError, r"numpy_input\[0\] has 2, numpy_input\[1\] has 3"),
     (on(NUMPY_DATASET, {"x": [1, 2]}), TypeError, r"numpy_input\['x'\]\[0\] must be an array"),
     (on(NUMPY_DATASET, {}), ValueError, "must hold arrays.* there are none"),
-    (numpy_dataset("shuffle", -1), ValueError, "seed must be at least 0, got -1"),
-    (numpy_dataset("shuffle", None), TypeError, "interpreted as an integer"),
-    (lambda _: NumpyDataset(np.zeros(2)).repeat().batch(2).shuffle(0), ValueError, r"shuffle\(seed\) before \.repeat"),
-    (numpy_dataset("batch", 0), ValueError, "n must be at least 1, got 0"),
-    (numpy_dataset("repeat", -1), ValueError, "k must be at least 0, got -1"),
-    (numpy_dataset("prefetch", 0), ValueError, "k must be at least 1, got 0"),
+    (lambda _: NUMBERS.shuffle(-1), ValueError, "seed must be at least 0, got -1"),
+    (lambda _: NUMBERS.shuffle(None), TypeError, "interpreted as an integer"),
+    (lambda _: NUMBERS.repeat().batch(2).shuffle(0), ValueError, r"shuffle\(seed\) before \.repeat"),
+    (lambda _: NUMBERS.batch(0), ValueError, "n must be at least 1, got 0"),
+    (lambda _: NUMBERS.repeat(-1), ValueError, "k must be at least 0, got -1"),
+    (lambda _: NUMBERS.prefetch(0), ValueError, "k must be at least 1, got 0"),
     (lambda _: IndexedSlices(MASKED, [0, 1]), TypeError, "a MaskedArray as the values of IndexedSlices"),
 ]
 
@@ -236,7 +232,7 @@ OUTSIDE: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("method", OUTSIDE)
-async def test_what_belongs_outside_of_replicas_and_of_other_strategies(method: str) -> None:
+async def test_method_called_in_a_replica_or_under_another_strategy_is_refused(method: str) -> None:
     async def call(strategy: Any) -> Any:
         made = attrgetter(method)(strategy)(*OUTSIDE[method])
         return made.__enter__() if method == "scope" else await made

@@ -1,4 +1,4 @@
-"""strategy.extended: what libraries do with a strategy, and the cross-device ops that it accepts."""
+"""`StrategyExtended` and the cross-device ops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from aiodist import (
     NcclAllReduce,
     PerReplica,
     ReductionToOneDevice,
-    ReplicaContextError,
     Variable,
 )
 from tests.runtime.programs import here, mirrored, replica
@@ -28,10 +27,7 @@ from tests.workers.simulated import Job
 pytestmark = pytest.mark.anyio
 
 
-# Reducing and copying onto devices.
-
-
-async def test_reduce_to_gives_a_component_for_each_destination() -> None:
+async def test_reduce_to_returns_a_component_for_each_destination() -> None:
     strategy, value = mirrored(3), PerReplica([1.0, 2.0, 3.0])
     v, extended = under(strategy, 0.0, synchronization="on_read"), strategy.extended
     for one in ("CPU:0", ["cpu:7"], ("/job:localhost/replica:0/task:0/device:CPU:0",)):
@@ -56,7 +52,7 @@ async def test_batch_reduce_to_keeps_the_order_of_the_pairs() -> None:
     assert await extended.batch_reduce_to("sum", []) == []
 
 
-async def test_broadcast_to_gives_read_only_copies() -> None:
+async def test_broadcast_to_returns_read_only_copies() -> None:
     extended = mirrored(2).extended
     given = np.arange(3)
     alone = await extended.broadcast_to(given, "CPU:1")
@@ -67,26 +63,26 @@ async def test_broadcast_to_gives_read_only_copies() -> None:
     assert [c.tolist() for c in several["x"].values] == [[0, 1, 2]] * 3
     assert several["n"].values == (5, 5, 5)
     assert (await extended.broadcast_to(Variable([1.0]), "CPU:0")).tolist() == [1]
-    alone_too = Job(1, 2).strategies[1].extended  # nobody else is asked
+    alone_too = Job(1, 2).strategies[1].extended  # without the other worker
     assert (await alone_too.broadcast_to(given, "CPU:0")).tolist() == [9, 9, 9]
 
 
-async def test_merge_functions_use_it() -> None:
+async def test_reduce_to_in_a_merge_function() -> None:
     async def merge(strategy: Any, x: Any) -> Any:
         return await strategy.extended.reduce_to("sum", x, x)
 
     assert (await mirrored(2).run(lambda: here().merge_call(merge, args=(replica() + 1,)))).values == (3, 3)
 
 
-# Updating variables.
-
-
 async def test_update_calls_the_function_on_each_component() -> None:
     strategy = mirrored(2)
     v = under(strategy, [1.0, 2.0], name="w", synchronization="on_read", aggregation="sum")
 
-    async def fn(component: Any, x: float, *, scale: float) -> float:
+    unchanged: list[Any] = []
+
+    async def fn(component: Any, x: float, nest: Any, *, scale: float) -> float:
         await checkpoint()
+        assert nest is unchanged
         assert aiodist.get_strategy() is strategy
         assert (component.name, component.shape, component.dtype) == ("w", (2,), np.float64)
         assert strategy.extended.value_container(component) is v
@@ -94,7 +90,7 @@ async def test_update_calls_the_function_on_each_component() -> None:
         assert component.assign_sub(component * x).assign_add([scale, scale]).assign(component + 1) is component
         return x
 
-    result = await strategy.extended.update(v, fn, args=(PerReplica([1.0, 2.0]),), kwargs={"scale": 10.0})
+    result = await strategy.extended.update(v, fn, (PerReplica([1.0, 2.0]), unchanged), {"scale": 10.0})
     assert result.values == (1.0, 2.0)
     assert [c.tolist() for c in v.values] == [[11, 11], [10, 9]]
     assert await strategy.extended.update(v, lambda c: c.shape, group=False) == ((2,), (2,))
@@ -125,7 +121,7 @@ async def test_update_that_raises_changes_nothing() -> None:
         assert [float(c) for c in v.values] == [1, 1]
 
 
-def test_variables_know_their_strategy() -> None:
+def test_variables_belong_to_a_strategy() -> None:
     strategy, other = MirroredStrategy(["cpu:1", "/cpu:0"]), mirrored(2)
     v, plain = under(strategy, 1.0), Variable(1.0)
     extended = strategy.extended
@@ -138,11 +134,6 @@ def test_variables_know_their_strategy() -> None:
     assert extended.value_container(3) == 3
     with extended.colocate_vars_with(v):
         assert extended.variable_created_in_scope(Variable(1.0))
-    with pytest.raises(ReplicaContextError, match="was not created under"):
-        other.extended.colocate_vars_with(v)
-
-
-# Cross-device ops.
 
 
 class Own(CrossDeviceOps):

@@ -1,4 +1,4 @@
-"""Strategies: which is in force, what goes into run and comes out of it, what is recorded, and the older names."""
+"""Strategies: the one in force, arguments and results of runs, the recorder, and the names of TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ pytestmark = pytest.mark.anyio
 
 
 def situation() -> tuple[Any, bool, bool, bool]:
-    """Return what the four functions say: the strategy, and three answers."""
+    """Return the answers of the four functions about the current context."""
     return get_strategy(), has_strategy(), in_cross_replica_context(), get_replica_context() is None
 
 
-async def test_outside_any_strategy_the_default_one_is_in_force_and_its_scope_changes_nothing() -> None:
+def test_default_strategy_is_in_force_outside_of_scopes() -> None:
     default, *answers = situation()
     assert answers == [False, False, False]
     assert isinstance(default, Strategy)
@@ -54,32 +54,22 @@ async def test_outside_any_strategy_the_default_one_is_in_force_and_its_scope_ch
         assert get_strategy() is strategy
 
 
-async def test_scope_is_cross_replica_context_and_may_be_entered_again() -> None:
+def test_scope_is_cross_replica_context_and_reusable() -> None:
     strategy = mirrored(2)
-    scope = strategy.scope()
+    scope, other = strategy.scope(), mirrored(3).scope()
     with scope as given, scope, strategy.scope():
         assert given is strategy
         assert situation() == (strategy, True, True, True)
+        with pytest.raises(ReplicaContextError, match="under another strategy"):
+            other.__enter__()
+        assert get_strategy() is strategy
     assert situation()[1:] == (False, False, False)
-    with pytest.raises(KeyError), scope:
+    with pytest.raises(KeyError), other:
         raise KeyError
     assert not has_strategy()
 
 
-async def test_scope_that_was_refused_may_be_entered_later() -> None:
-    strategy, other = mirrored(2), mirrored(3)
-    scope = other.scope()
-    with strategy.scope():
-        with pytest.raises(ReplicaContextError, match="under another strategy"):
-            scope.__enter__()
-        assert get_strategy() is strategy
-    with pytest.raises(ReplicaContextError, match="cannot be set inside replica"):
-        await strategy.run(experimental_set_strategy, (None,))
-    with scope:
-        assert get_strategy() is other
-
-
-async def test_one_scope_in_several_tasks() -> None:
+async def test_scope_entered_by_several_tasks() -> None:
     scope, seen = mirrored(2).scope(), []
 
     async def task(count: int) -> None:
@@ -94,7 +84,7 @@ async def test_one_scope_in_several_tasks() -> None:
     assert seen == [True, False] * 3
 
 
-async def test_experimental_set_strategy() -> None:
+async def test_experimental_set_strategy_lasts_until_the_next() -> None:
     def program() -> None:
         strategy, other = mirrored(2), mirrored(3)
         experimental_set_strategy(strategy)
@@ -108,12 +98,14 @@ async def test_experimental_set_strategy() -> None:
         assert situation()[1:] == (False, False, False)
 
     contextvars.copy_context().run(program)
+    with pytest.raises(ReplicaContextError, match="cannot be set inside replica"):
+        await mirrored(2).run(experimental_set_strategy, (None,))
 
 
 # The default context.
 
 
-async def test_every_collective_works_in_the_default_context() -> None:
+async def test_collectives_in_the_default_context() -> None:
     context, x, out = get_replica_context(), np.arange(6).reshape(2, 3), np.zeros((2, 3), int)
     assert context is get_replica_context()
     assert (context.devices, context.strategy) == (("CPU:0",), get_strategy())
@@ -143,7 +135,7 @@ async def test_every_collective_works_in_the_default_context() -> None:
     assert not in_cross_replica_context()
 
 
-async def test_default_context_belongs_to_no_other_strategy() -> None:
+async def test_default_context_under_another_strategy() -> None:
     context = get_replica_context()
     with mirrored(2).scope(), pytest.raises(ReplicaContextError, match="cross-replica context"):
         context.barrier()
@@ -152,55 +144,36 @@ async def test_default_context_belongs_to_no_other_strategy() -> None:
     assert await context.all_reduce("SUM", 1) == 1
 
 
-def test_repr_of_strategies() -> None:
-    assert repr(mirrored(1)) == "<MirroredStrategy: 1 replica on CPU:0>"
+def test_repr_names_the_devices() -> None:
     assert repr(mirrored(2)) == "<MirroredStrategy: 2 replicas on CPU:0, CPU:1>"
     assert repr(mirrored(9)) == "<MirroredStrategy: 9 replicas on CPU:0, CPU:1, … CPU:8>"
     assert repr(get_strategy()) == "<_DefaultStrategy: 1 replica on CPU:0>"
 
 
-# What goes into run, and what comes out: nests of any kind.
+# Arguments and results of runs.
 
 
-class Batch(dict[str, Any]):
-    """A nest by its class alone: nobody has registered it."""
+async def test_run_and_merge_call_split_and_regroup_nests() -> None:
+    unchanged: Any = [object()]
 
-
-async def test_per_replica_arguments_at_any_depth() -> None:
-    seen: dict[int, Any] = {}
-
-    def program(*args: Any, **kwargs: Any) -> None:
-        seen[replica()] = args, kwargs
-
-    first, deep = PerReplica([1, 2]), [Batch(a=PerReplica(["x", "y"])), (Mirrored([5, 5]), "bare")]
-    await mirrored(2).run(program, args=(first, deep), kwargs={"k": {"p": PerReplica([None, 3])}, "plain": 7})
-    assert seen == {
-        0: ((1, [{"a": "x"}, (5, "bare")]), {"k": {"p": None}, "plain": 7}),
-        1: ((2, [{"a": "y"}, (5, "bare")]), {"k": {"p": 3}, "plain": 7}),
-    }
-    assert type(seen[1][0][1][0]) is Batch
-
-
-async def test_regrouped_results_and_arguments_of_merge_functions() -> None:
-    marker = object()
-
-    async def program() -> Any:
-        mine = Batch(array=np.full(1, replica()), id=replica(), count=7, none=None, marker=marker)
-        found: list[Any] = []
-        await here().merge_call(lambda _, nest: found.append(nest), (mine,))
-        for nest in found:
-            assert type(nest) is Batch
-            assert (nest["id"].values, nest["none"], nest["marker"]) == ((0, 1), None, marker)
+    async def program(x: int, nest: Any, *, k: Any, plain: Any) -> Any:
+        assert plain is unchanged
+        mine = {"x": x, "nest": nest, "k": k, "array": np.full(1, replica()), "seven": 7, "object": unchanged[0]}
+        merged: list[Any] = []
+        await here().merge_call(lambda _, argument: merged.append(argument), (mine,))
+        assert [found["x"].values for found in merged] == [(1, 2)] * len(merged)
         return mine
 
-    result = await mirrored(2).run(program)
-    assert type(result) is Batch
+    first, deep = PerReplica([1, 2]), [PerReplica(["x", "y"]), (Mirrored([5, 5]), None)]
+    kwargs = {"k": {"p": PerReplica([None, 3])}, "plain": unchanged}
+    result = await mirrored(2).run(program, args=(first, deep), kwargs=kwargs)
+    assert (result["nest"][0].values, result["nest"][1][0].values, result["nest"][1][1]) == (("x", "y"), (5, 5), None)
+    assert (result["x"].values, result["k"]["p"].values, result["seven"].values) == ((1, 2), (None, 3), (7, 7))
     assert [one.tolist() for one in result["array"].values] == [[0], [1]]
-    assert (result["id"].values, result["count"].values) == ((0, 1), (7, 7))
-    assert (result["none"], result["marker"]) == (None, marker)
+    assert result["object"] is unchanged[0]
 
 
-async def test_results_of_different_structure() -> None:
+async def test_results_of_different_structure_are_in_the_error() -> None:
     strategy, results = mirrored(3), (1, 2, [3])
     with pytest.raises(ValueError, match="the replicas' results must have the same structure") as caught:
         await strategy.run(lambda: results[replica()])
@@ -225,18 +198,18 @@ async def test_forgotten_await_and_swapped_arguments(forgets: Callable[[], Any],
     async def coroutine_function() -> Any:
         return forgets()
 
-    with warned() as told:
+    with warned() as warnings:
         for fn in (forgets, coroutine_function):
             with pytest.raises((TypeError, ValueError), match=text if fn is forgets else "missing|swapped"):
                 await mirrored(2).run(fn)
-    assert told == []
+    assert warnings == []
 
 
 async def step() -> int:
     return 1
 
 
-async def test_strategy_asks_for_a_missing_await() -> None:
+async def test_missing_await_of_run_is_named_by_the_next_call() -> None:
     strategy = mirrored(2)
 
     async def generator() -> Any:
@@ -255,7 +228,7 @@ async def test_strategy_asks_for_a_missing_await() -> None:
         await strategy.run(generator)
 
 
-async def test_value_of_nothing_but_none_is_warned_of() -> None:
+async def test_value_whose_leaves_are_all_none_is_warned_of() -> None:
     async def program() -> Any:
         await here().broadcast([None])
         return await here().all_reduce("SUM", {"w": None, "b": [None]})
@@ -265,31 +238,22 @@ async def test_value_of_nothing_but_none_is_warned_of() -> None:
         await strategy.gather([None], 0)
 
     strategy = mirrored(2)
-    with warned() as told:
+    with warned() as warnings:
         assert await strategy.run(program) == {"w": None, "b": [None]}
         await both(strategy)
         await strategy.reduce("SUM", [], None)
         await Job(1, 1).everywhere(both)
-    assert [(one.category, one.file) for one in told] == [(RuntimeWarning, __file__)] * 10
+    assert [(one.category, one.file) for one in warnings] == [(RuntimeWarning, __file__)] * 10
 
 
-def test_local_results() -> None:
-    strategy, value = mirrored(2), PerReplica([1, 2])
-    assert strategy.experimental_local_results(value) == (1, 2)
-    assert strategy.experimental_local_results({"a": value, "b": 3}) == ({"a": 1, "b": 3}, {"a": 2, "b": 3})
-    assert strategy.experimental_local_results("plain") == ("plain", "plain")
-    with pytest.raises(ValueError, match="2 components, one for each replica, got a PerReplica with 3"):
-        strategy.experimental_local_results([value, PerReplica([1, 2, 3])])
+# The recorder.
 
 
-# The recorder: what each replica did last, while runs go on and after any end, on every event loop.
-
-
-def told(calls: tuple[RecordedCall, ...]) -> list[tuple[int, str, bool, str | None]]:
+def fields(calls: tuple[RecordedCall, ...]) -> list[tuple[int, str, bool, str | None]]:
     return [(call.sequence_number, call.call, call.complete, call.group) for call in calls]
 
 
-async def test_every_replicas_calls_are_recorded_while_the_run_is_in_progress_and_after_its_end() -> None:
+async def test_calls_are_recorded_during_a_run_and_after_its_end() -> None:
     recorder = (strategy := mirrored(3)).recorder
     assert (recorder.running, recorder.last, str(recorder)) == ((), None, "no run yet")
     seen: list[Any] = []
@@ -301,7 +265,7 @@ async def test_every_replicas_calls_are_recorded_while_the_run_is_in_progress_an
         if replica() == 1:
             (record,) = recorder.running
             assert record.in_progress
-            seen.extend([told(record.calls(0)), told(record.calls(1))])
+            seen.extend([fields(record.calls(0)), fields(record.calls(1))])
         await ctx.all_reduce("SUM", np.ones(3, np.float32))
 
     await run(strategy, program)
@@ -311,13 +275,13 @@ async def test_every_replicas_calls_are_recorded_while_the_run_is_in_progress_an
     assert record is not None
     assert (record.devices, record.in_progress, recorder.running) == (("CPU:0", "CPU:1", "CPU:2"), False, ())
     made = [first, (1, second, True, None)]
-    assert [told(record.calls(i)) for i in range(3)] == [[*made, in_the_group], made, [*made, in_the_group]]
+    assert [fields(record.calls(i)) for i in range(3)] == [[*made, in_the_group], made, [*made, in_the_group]]
     assert record.calls(0)[0].location.function == "program"
     with pytest.raises(IndexError, match="replica_id must be from 0 to 2, got 3"):
         record.calls(3)
 
 
-async def test_record_of_a_failed_run_is_written_for_a_person_and_keeps_no_value_alive() -> None:
+async def test_record_of_a_failed_run_has_a_text_and_keeps_no_value_alive() -> None:
     strategy, kept = mirrored(4), list[weakref.ref[np.ndarray]]()
 
     async def program(ctx: ReplicaContext) -> None:
@@ -340,7 +304,7 @@ async def test_record_of_a_failed_run_is_written_for_a_person_and_keeps_no_value
     assert lines[4].startswith("  replica 3")
 
 
-# The names of TensorFlow 1 do what those that took their place do.
+# The names of TensorFlow 1.
 
 
 async def batches() -> AsyncIterator[Any]:
@@ -365,7 +329,7 @@ async def test_experimental_run_takes_the_next_element() -> None:
         await strategy.experimental_run(program, [1])
 
 
-async def test_older_names() -> None:
+async def test_names_of_tensorflow_1_call_their_successors() -> None:
     def program(x: int, y: int) -> int:
         return x + y + replica()
 
@@ -378,7 +342,7 @@ async def test_older_names() -> None:
         pass
 
 
-async def test_group_waits_for_all_there_is_to_await() -> None:
+async def test_group_awaits_every_awaitable_of_a_nest() -> None:
     done = []
 
     async def work(k: int) -> None:
@@ -387,9 +351,8 @@ async def test_group_waits_for_all_there_is_to_await() -> None:
 
     strategy = mirrored(2)
     assert await strategy.group({"a": PerReplica([work(1), work(2)]), "b": 5}, name="step") is None  # type: ignore[func-returns-value]
-    assert done == [1, 2]
-    assert await strategy.group(3) is None  # type: ignore[func-returns-value]
-    assert await strategy.group([work(3), None]) is None  # type: ignore[func-returns-value]
+    await strategy.group(3)
+    await strategy.group([work(3), None])
     assert done == [1, 2, 3]
 
 

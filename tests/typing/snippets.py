@@ -1,7 +1,6 @@
-"""What type checkers know of the public names. It is never run: mypy checks it with everything else.
+"""The types of the public names. This is never run: mypy checks it with everything else.
 
-A line with ``type: ignore`` is a mistake that mypy must find: where it does not, it reports the
-comment as unused.
+A line with ``type: ignore`` has a mistake that mypy must find; if it does not, it reports the comment as unused.
 """
 
 from __future__ import annotations
@@ -70,5 +69,5 @@ async def wrong(
 
 
 def kept(values: PerReplica[Any]) -> Any:
-    """Look at what is there."""
+    """Return a component."""
     return values.values[0]
