@@ -42,13 +42,17 @@ class Spec(NamedTuple):
     marks: tuple[LeafMark, ...]
     single: bool = False  # the value is its only leaf, and no nest
 
-    def of(self, places: Sequence[int]) -> Spec:
+    def of(self, indices: Sequence[int]) -> Spec:
         """Return the spec of some of the leaves, as a nest."""
         return Spec(
-            tuple([self.shapes[place] for place in places]),
-            tuple([self.dtypes[place] for place in places]),
-            tuple([self.marks[place] for place in places]),
+            tuple([self.shapes[index] for index in indices]),
+            tuple([self.dtypes[index] for index in indices]),
+            tuple([self.marks[index] for index in indices]),
         )
+
+    def columns(self, values: Sequence[Any]) -> list[Sequence[Any]]:
+        """Return values of this spec, one for each replica, leaf by leaf."""
+        return [values] if self.single else list(zip(*values, strict=True))
 
 
 def describe(value: Any) -> tuple[nests.Structure | None, Spec, Any]:

@@ -89,9 +89,7 @@ def made(result: Result, arrays: Sequence[Any] | Mapping[int, Any], inputs: int)
 
 def part(array: Array, cut: Cut) -> Array:
     """Return one of the equal parts of an array, a view."""
-    step = array.shape[cut.axis] // cut.parts
-    where = (slice(None),) * cut.axis
-    return array[(*where, slice(cut.place * step, (cut.place + 1) * step))]
+    return array[(*(slice(None),) * cut.axis, slice(*cut.bounds(array.shape[cut.axis])))]
 
 
 def copied(leaf: Any) -> Any:

@@ -37,8 +37,13 @@ class Cut(NamedTuple):
     """One of several equal parts of an array along an axis."""
 
     axis: int
-    place: int
+    number: int
     parts: int
+
+    def bounds(self, size: int) -> tuple[int, int]:
+        """Return where the part begins and ends on an axis of that size."""
+        step = size // self.parts
+        return self.number * step, (self.number + 1) * step
 
 
 class Result(NamedTuple):
