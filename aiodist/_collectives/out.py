@@ -2,7 +2,7 @@
 
 Each replica's buffers are checked at its call: there is one for each leaf, and no two share memory. On the host,
 results are made in reused memory and then copied. On GPUs they are written directly into the buffers, unless that could
-change the input of another result; to find out, the bounds of all contributions are compared once all have arrived.
+change the input of another result; this is decided by the bounds of all contributions once all replicas have posted.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def checked(collective: Collective, leaves: Sequence[Any], buffers: Sequence[Any
 
 
 def _share(one: Array, other: Array) -> bool:
-    """Return whether arrays share an element (columns of a matrix do not), or finding out would take too long."""
-    return np.may_share_memory(one, other, max_work=1000)  # type: ignore[arg-type]  # any number does
+    """Return whether arrays share an element (columns of a matrix do not), or the proof would take too long."""
+    return np.may_share_memory(one, other, max_work=1000)  # type: ignore[arg-type]  # any number is accepted
 
 
 def _may_overlap_itself(array: Array) -> bool:
-    """Return whether two elements may share memory. They cannot if each axis steps over everything inside it."""
+    """Return whether two elements may share memory: they cannot if each axis steps over everything inside it."""
     reach = array.itemsize
     for step, size in sorted((abs(step), size) for size, step in zip(array.shape, array.strides, strict=True)):
         if size > 1 and step < reach:
@@ -91,7 +91,7 @@ def _buffer(out: Any, leaf: Any, shape: tuple[int | None, ...], dtype: Any, mark
     return buffer
 
 
-# What may be written while what is read.
+# Which memory may be written while other memory is read.
 
 
 class Span(NamedTuple):
@@ -110,13 +110,13 @@ def span(array: Array | DeviceArray, leaf: int) -> Span:
 
 
 def entangled(inputs: Iterable[Span], outs: Iterable[Span]) -> bool:
-    """Return whether writing results may change the inputs of others, or other results.
+    """Return whether writing results may change the inputs of other results, or other results.
 
-    A result may be at the same address as its own source, if that is not an input.
+    A result may lie where its own input does, if that is not among ``inputs``.
     """
-    read = written = 0  # how far what is read, and what is written, has reached so far
+    read = written = 0  # the ends of the memory that is read, and written, so far
     for begin, end, _, is_written in sorted([(*each, False) for each in inputs] + [(*each, True) for each in outs]):
-        if begin >= end:  # it is empty
+        if begin >= end:  # empty
             continue
         if begin < written or (is_written and begin < read):
             return True
