@@ -18,8 +18,8 @@ here calls a function that has to be compiled separately, not even `min`, becaus
 device only.
 
 Operations on lanes are the CPU kernels' own LLVM code. Only memory and one operation differ: vectors are loaded and
-stored as 32- or 64-bit words, which the compiler combines into one 128-bit access for any lanes; and the complex product
-says how each of its operations is rounded, because otherwise the compiler would fuse multiplications with additions.
+stored as 32- or 64-bit words, which the compiler combines into one 128-bit access for any lanes; and each operation of
+the complex product is rounded explicitly, because otherwise the compiler would fuse multiplications with additions.
 
 numba-cuda compiles without a GPU if libNVVM is installed. (numba-cuda-mlir, its successor, makes no PTX without a
 driver, and its intrinsics are not written in LLVM code.)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels for a rule, and how work is distributed over their threads.
 
-Each rule has two forms. A **direct** kernel takes the addresses of one leaf's buffers as arguments, so nothing has to be
-uploaded; it is compiled for 2, 3, 4, 8 and 16 buffers. A **tabled** kernel reads addresses from a table in device
+Each rule has two forms. A **direct** kernel takes the addresses of one leaf's buffers as arguments, so that nothing has
+to be uploaded; it is compiled for 2, 3, 4, 8 and 16 buffers. A **tabled** kernel reads addresses from a table in device
 memory, for many leaves in one launch, and for any number of buffers.
 
-Every thread takes 16 bytes of each buffer at a time, the widest access, if all addresses are multiples of 16, and single
-elements otherwise and at the end of a leaf.
+Every thread takes 16 bytes of each buffer at a time, the widest access, if all addresses are multiples of 16. It takes
+single elements otherwise, and at the end of a leaf.
 
 A tabled kernel reads 64-bit words from two tables:
 
