@@ -185,10 +185,10 @@ def refuse_gradient(leaf: Any) -> NoReturn:
 def bfloat16() -> np.dtype[Any]:
     """Return NumPy's dtype for bfloat16, if ml_dtypes is installed."""
     try:
-        kind: Any = importlib.import_module("ml_dtypes").bfloat16
+        found: np.dtype[Any] = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
     except ImportError:
         raise ImportError("bfloat16 arrays need the package ml_dtypes: pip install ml_dtypes") from None
-    return np.dtype(kind)
+    return found
 
 
 def _writeable(array: Array) -> Array:
