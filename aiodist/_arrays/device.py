@@ -221,8 +221,9 @@ class Numba(DeviceType):
 @cache
 def _numba_default_stream() -> int:
     """Return the default stream, which NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM=1 makes each thread's own."""
-    configs = [sys.modules[name] for name in ("numba.cuda.core.config", "numba.core.config") if name in sys.modules]
-    own = any(getattr(config, "CUDA_PER_THREAD_DEFAULT_STREAM", 0) for config in configs[:1])
+    names = ("numba.cuda.core.config", "numba.core.config")
+    config = next((sys.modules[name] for name in names if name in sys.modules), None)
+    own = getattr(config, "CUDA_PER_THREAD_DEFAULT_STREAM", 0)
     return PER_THREAD_DEFAULT_STREAM if own else LEGACY_DEFAULT_STREAM
 
 

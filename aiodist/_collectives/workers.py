@@ -348,19 +348,18 @@ class Transfer:
         plan, shared, single = self.plan, self.plan.collective.kind.shared, self.plan.spec.single
         for (_, indices), rows in zip(plan.reductions, self.rows, strict=True):
             for index, total in zip(indices, rows.results(), strict=True):
-                self._results[index] = self._of_total(index, total)
+                size = plan.plans[index].size
+                if shared:
+                    self._results[index] = [total[()] if plan.spec.marks[index] == LeafType.NUMPY_SCALAR else total]
+                else:
+                    made = [host.made(each, {size: total}, size) for each in plan.own_results(index)]
+                    self._results[index] = list(map(frozen, made))
         if single and shared:
             return self._results[0][0]
         found = [[column[i] for column in self._results] for i in range(1 if shared else len(plan.members.own))]
         if shared:
             return found[0]
         return [row[0] for row in found] if single else found
-
-    def _of_total(self, index: int, total: Array) -> list[Any]:
-        plan, mark = self.plan.plans[index], self.plan.spec.marks[index]
-        if self.plan.collective.kind.shared:
-            return [total[()] if mark == LeafType.NUMPY_SCALAR else total]
-        return [frozen(host.made(each, {plan.size: total}, plan.size)) for each in self.plan.own_results(index)]
 
 
 def on_host(collective: Collective) -> Collective:

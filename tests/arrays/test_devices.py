@@ -44,7 +44,7 @@ def test_misspelled_device(spelling: str) -> None:
         canonical(spelling)
 
 
-def test_what_a_strategy_takes() -> None:
+def test_resolve() -> None:
     assert resolve(3) == ("CPU:0", "CPU:1", "CPU:2")
     assert resolve(("cpu:2", "CPU:99999")) == ("CPU:2", "CPU:99999")
     assert resolve(None) == (tuple(name for name in available() if name.startswith("GPU")) or ("CPU:0",))
@@ -105,7 +105,7 @@ def test_driver_without_gpus(machine: Any, error: int, why: str) -> None:
         resolve(["GPU:0"])
 
 
-def test_logical_devices_are_numbered_through(machine: Any) -> None:
+def test_logical_devices_are_numbered_consecutively(machine: Any) -> None:
     machine(b"A", b"B")
     set_logical_devices("cuda:0", 3)
     assert available() == ("CPU:0", "GPU:0", "GPU:1", "GPU:2", "GPU:3")
@@ -128,7 +128,7 @@ def test_logical_devices_are_numbered_through(machine: Any) -> None:
         ("GPU:0", 0, ValueError, "at least 1"),
     ],
 )
-def test_bad_splits(machine: Any, device: Any, count: Any, kind: type[Exception], message: str) -> None:
+def test_invalid_splits(machine: Any, device: Any, count: Any, kind: type[Exception], message: str) -> None:
     machine(b"A")
     with pytest.raises(kind, match=message):
         set_logical_devices(device, count)

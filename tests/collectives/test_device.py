@@ -71,7 +71,7 @@ def column_of(machine: Machine, values: list[np.ndarray], ordinals: list[int]) -
     return mark, [mark.view(array) for array in put]
 
 
-def test_what_has_been_worked_out_serves_again(plant: Plant) -> None:
+def test_plan_is_cached(plant: Plant) -> None:
     machine = plant(2)
     values = arrays.buffers(1, 3, (50,), SINGLE)
     mark, column = column_of(machine, values, [0, 0, 1])
@@ -82,7 +82,7 @@ def test_what_has_been_worked_out_serves_again(plant: Plant) -> None:
     assert len(enqueue.queue().known) == 1
 
 
-def test_what_a_device_gets_crosses_once(plant: Plant) -> None:
+def test_result_moves_to_each_device_once(plant: Plant) -> None:
     machine = plant(2)
     mark, column = column_of(machine, [np.ones(4, SINGLE)] * 4, [0, 1, 1, 1])
     asked = Collective(kinds.BROADCAST, None, 0, Spec(((4,),), (SINGLE,), (mark,), True))
@@ -91,7 +91,7 @@ def test_what_a_device_gets_crosses_once(plant: Plant) -> None:
     assert copies == [("copy", 0, 0), ("copy", 1, 0), ("copy", 1, 1), ("copy", 1, 1)]
 
 
-def test_replicas_that_have_joined_bring_nothing(plant: Plant) -> None:
+def test_replicas_that_have_joined_contribute_nothing(plant: Plant) -> None:
     machine = plant(3)
     mark, column = column_of(machine, [np.full(2, i, SINGLE) for i in range(3)], [0, 1, 2])
     spec = Spec(((2,),), (SINGLE,), (mark,), True)

@@ -63,7 +63,7 @@ def test_every_kind(case: Case, size: int, layout: str, seed: int, *, large: boo
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_work_is_made_only_for_what_is_large(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_large_values_become_work(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 4 << 20)
     small, large = case.inputs(2, SINGLE), [np.tile(array, (64, 64, 16)) for array in case.inputs(2, SINGLE, seed=1)]
     assert not isinstance(HostExecutor(case.collective(small[0], 2), 2).run(small), Work)
@@ -88,7 +88,7 @@ def test_scalars_numbers_and_slices_in_one_nest(as_work: bool) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_large_results_lie_in_blocks_that_are_used_again(case: Case, made: list[int]) -> None:
+def test_large_results_reuse_blocks(case: Case, made: list[int]) -> None:
     values = case.inputs(3, SINGLE)
     found = HostExecutor(case.collective(values[0], 3), 3)
     kept: list[Any] = []
@@ -167,7 +167,7 @@ def test_rows_are_added_in_the_order_of_replicas(dtype: str, parts: list[list[tu
 @pytest.mark.parametrize("accumulate", ["native", "float64"])
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN])
 @pytest.mark.parametrize("dtype", [*arrays.FLOATS, *arrays.COMPLEX], ids=str)
-def test_rows_that_all_have_are_reduced_as_arrays(op: ReduceOp, dtype: np.dtype, accumulate: Any) -> None:
+def test_rows_with_equal_indices_are_reduced_like_arrays(op: ReduceOp, dtype: np.dtype, accumulate: Any) -> None:
     values = arrays.buffers(3, 5, (60, 4), dtype)  # infinities and NaN among them, of which nobody is warned
     slices = [IndexedSlices(array, np.arange(60)) for array in values]
     result = host.fold(op, slices, LeafType.INDEXED_SLICES, accumulate)
@@ -199,7 +199,7 @@ def asked(value: Any, op: ReduceOp = ReduceOp.SUM) -> Collective:
         *("an axis", "an axis with gaps", "any strides"),
     ],
 )
-def test_each_element_has_memory_of_its_own(buffers: list[np.ndarray], match: str | None) -> None:
+def test_overlapping_buffers_are_refused(buffers: list[np.ndarray], match: str | None) -> None:
     value = [np.ones(4), np.ones(4)] if buffers[0].ndim == 1 else [np.ones(buffers[0].shape)] * 2
     if match is None:
         assert out.checked(asked(value), value, buffers) == buffers
@@ -219,12 +219,12 @@ def test_each_element_has_memory_of_its_own(buffers: list[np.ndarray], match: st
         (np.ones(3), np.broadcast_to(np.zeros(()), 3), ValueError, "out must be writeable"),
     ],
 )
-def test_what_is_no_buffer_for_the_result(value: Any, buffer: Any, error: type[Exception], match: str) -> None:
+def test_invalid_buffers_are_refused(value: Any, buffer: Any, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         out.checked(asked(value), [value], [buffer])
 
 
-def test_what_is_entangled() -> None:
+def test_entangled_memory() -> None:
     memory = np.zeros(20)
     a, b, c = memory[:5], memory[5:10], memory[10:15]
 

@@ -91,13 +91,13 @@ KINDS = [
 
 @pytest.mark.parametrize("case", KINDS, ids=str)
 @given(data=st.data(), count=counts)
-def test_arrays_that_are_gathered_exchanged_and_cut(case: Case, data: st.DataObject, count: int) -> None:
+def test_gather_exchange_scatter_and_scan(case: Case, data: st.DataObject, count: int) -> None:
     make = data.draw(makers(True, DTYPES[:-1] if case.op else DTYPES))  # bool is not summed
     check(make, count, lambda value: case.call(here(), value), lambda column, me: case.wanted(column)[me])
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-async def test_same_object_passed_by_all_is_counted_for_each(count: int) -> None:
+async def test_same_object_counts_once_per_replica(count: int) -> None:
     shared = np.ones(3)
 
     async def program() -> Any:
@@ -115,7 +115,7 @@ async def test_same_object_passed_by_all_is_counted_for_each(count: int) -> None
     assert shared.tolist() == [1, 1, 1]
 
 
-async def test_host_result_is_shared_and_nothing_makes_it_writeable() -> None:
+async def test_host_result_is_shared_and_read_only() -> None:
     async def program() -> Any:
         result = await here().all_reduce("SUM", np.ones(2))
         with pytest.raises(ValueError, match="read-only"):
@@ -127,7 +127,7 @@ async def test_host_result_is_shared_and_nothing_makes_it_writeable() -> None:
     assert len({one for (one,) in await on_each(3, program)}) == 1
 
 
-async def test_dicts_that_were_filled_in_another_order_are_the_same_nest() -> None:
+async def test_dicts_in_another_order_are_the_same_nest() -> None:
     for value in (1, np.float32(1), np.ones(())):
         found = await results(
             2,
@@ -160,7 +160,7 @@ async def test_byte_orders_may_differ_between_replicas() -> None:
 
 @pytest.mark.parametrize("off_loop", [False, True])
 @pytest.mark.parametrize("passed", [(0, 1, 2), (1,)])
-async def test_out_gets_the_result_and_is_what_the_await_gives(
+async def test_out_is_filled_and_returned(
     passed: tuple[int, ...], off_loop: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 1 if off_loop else 1 << 40)

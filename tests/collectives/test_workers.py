@@ -64,7 +64,7 @@ def test_every_kind(case: Case, workers: list[int], layout: str, segment: int, *
     size=st.sampled_from([5, 500]),
     segment=segments,
 )
-def test_bits_are_those_of_one_machine_when_ordered_or_with_one_replica_a_worker(
+def test_bits_of_one_machine_when_ordered_or_with_one_replica_per_worker(
     dtype: np.dtype, accumulate: Any, workers: list[int], op: ReduceOp, size: int, segment: int
 ) -> None:
     columns = [arrays.buffers(k, len(workers), (size, 4), dtype) for k in range(2)]
@@ -78,7 +78,7 @@ def test_bits_are_those_of_one_machine_when_ordered_or_with_one_replica_a_worker
             assert_same_bits(np.asarray(result), expected)
 
 
-def test_nothing_is_copied_that_can_be_moved_from_where_it_lies() -> None:
+def test_reduction_is_sent_without_a_copy() -> None:
     array = np.arange(40_000.0).reshape(4, 10_000)
     spec = spec_of(array)
     members = Members(0, ((0,), (1,)))
@@ -88,7 +88,7 @@ def test_nothing_is_copied_that_can_be_moved_from_where_it_lies() -> None:
     assert np.shares_memory(own, array)
 
 
-def test_nothing_is_copied_that_can_stay_where_it_comes_to() -> None:
+def test_all_gather_result_stays_where_it_was_received() -> None:
     array = np.arange(40_000.0).reshape(4, 10_000)
     come = np.stack([array, array])
     plan = WorkerPlan(

@@ -68,14 +68,14 @@ async def test_all_reduce_on_several_gpus(plant: Plant, op: ReduceOp, dtype: np.
         await all_reduced(machine, op, dtype, [0, 0, 1], shape)
 
 
-async def test_work_that_is_soon_done_wakes_no_thread(plant: Plant) -> None:
+async def test_work_that_is_done_at_once_needs_no_thread(plant: Plant) -> None:
     machine = plant(2)
     machine.driver.eager = True
     await all_reduced(machine, ReduceOp.SUM, SINGLE, [0, 1], (6,))
     assert machine.driver.host_waits == 0
 
 
-async def test_streams_of_the_framework_and_of_replicas_that_used_theirs_are_ordered(plant: Plant) -> None:
+async def test_work_is_ordered_with_framework_and_replica_streams(plant: Plant) -> None:
     machine = plant(2)
     frameworks = {("foreign", 0, 7), ("foreign", 1, 7)}
     for theirs in (frameworks, frameworks | {("replica", "GPU:0", 0), ("replica", "GPU:1", 1)}):
@@ -87,7 +87,7 @@ async def test_streams_of_the_framework_and_of_replicas_that_used_theirs_are_ord
             machine.driver.stream(k, f"GPU:{k}")  # as `run_sync` does
 
 
-async def test_streams_that_threads_have_of_their_own_are_met_in_the_loops_thread(
+async def test_per_thread_streams_are_used_in_the_loops_thread_only(
     plant: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = plant(2, unloaded=True)
@@ -113,14 +113,14 @@ def summing(machine: Machine) -> Callable[[], Awaitable[None]]:
     return step
 
 
-async def test_cancelled_run_is_held_back_until_the_device_is_done(plant: Plant) -> None:
+async def test_cancelled_run_waits_for_the_device(plant: Plant) -> None:
     machine = plant(2)
     strategy = MirroredStrategy()
     await cancelled_and_held_back(machine, lambda: strategy.run(summing(machine)))
     await all_reduced(machine, ReduceOp.SUM, SINGLE, [0, 1], (6,))
 
 
-async def test_what_fails_on_the_device_comes_out_of_the_run(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_device_error_is_raised_by_the_run(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = plant(2)
 
     def fail(event: Any) -> bool:
@@ -132,7 +132,7 @@ async def test_what_fails_on_the_device_comes_out_of_the_run(plant: Plant, monke
             await MirroredStrategy().run(summing(machine))
 
 
-async def test_arrays_on_the_host_and_on_gpus_do_not_meet(plant: Plant) -> None:
+async def test_host_and_device_arrays_mismatch(plant: Plant) -> None:
     machine = plant(2)
     strategy = MirroredStrategy()
 
@@ -149,7 +149,7 @@ async def test_arrays_on_the_host_and_on_gpus_do_not_meet(plant: Plant) -> None:
     assert "all_reduce(SUM, float32[3])" in str(caught.value)
 
 
-async def test_no_collective_has_to_compile_afterwards(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_warmup_loads_all_kernels(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = plant(2, unloaded=True)
     set_logical_devices("GPU:0", 2)
     strategy = MirroredStrategy()
@@ -179,7 +179,7 @@ async def test_no_collective_has_to_compile_afterwards(plant: Plant, monkeypatch
     await strategy.run(step)
 
 
-async def test_replicas_on_cpus_need_no_gpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_warmup_of_cpu_replicas_loads_no_gpu_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     warmed: list[kernels.Plan] = []
     monkeypatch.setattr(strategies, "warm", warmed.extend)
     monkeypatch.setattr(enqueue, "queue", lambda: pytest.fail("there is no replica on a GPU"))

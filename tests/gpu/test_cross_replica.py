@@ -61,7 +61,7 @@ CALLS: dict[str, tuple[Callable[[MirroredStrategy, ReduceOp, Any], Awaitable[Any
     [("SUM", SINGLE, set(), False), ("MEAN", BFLOAT16, {frozenset({0, 1})}, True), ("MEAN", INTEGER, set(), True)],
 )
 @pytest.mark.parametrize("name", CALLS)
-async def test_bits_of_the_host(
+async def test_results_have_the_bits_of_the_host(
     plant: Plant, name: str, op: str, dtype: np.dtype, walls: set[frozenset[int]], *, unloaded: bool
 ) -> None:
     machine, strategy = planted(plant, walls=walls, unloaded=unloaded)
@@ -89,7 +89,7 @@ async def test_bits_of_the_host(
             assert [part.ordinal for part in parts] == ordinals
 
 
-async def test_reduce_of_what_is_the_same_everywhere(plant: Plant) -> None:
+async def test_reduce_plain_and_mirrored_values(plant: Plant) -> None:
     machine, strategy = planted(plant)
     values = arrays.values(1, (7,), SINGLE)
     plain = machine.put(values, 1)
@@ -103,7 +103,7 @@ async def test_reduce_of_what_is_the_same_everywhere(plant: Plant) -> None:
         await strategy.reduce("SUM", plain, axis=None)
 
 
-async def test_reduce_waits_for_what_replicas_streams_were_given(plant: Plant) -> None:
+async def test_reduce_is_ordered_after_replica_streams(plant: Plant) -> None:
     machine, strategy = planted(plant)
     value = per_replica(machine, [np.zeros(4, SINGLE)] * 3)
     for k, part in enumerate(value.values):
@@ -112,7 +112,7 @@ async def test_reduce_waits_for_what_replicas_streams_were_given(plant: Plant) -
     assert (await strategy.reduce("SUM", value, axis=None)).numpy().tolist() == [6.0] * 4
 
 
-async def test_plain_values_are_gathered_as_they_are(plant: Plant) -> None:
+async def test_gather_of_a_plain_value_is_that_value(plant: Plant) -> None:
     machine, strategy = planted(plant)
     value = machine.put(np.ones((2, 3), SINGLE), 1)
     gathered = await strategy.gather({"x": value, "host": np.ones(2)}, 0)
@@ -148,7 +148,7 @@ async def test_broadcast_to(plant: Plant) -> None:
     assert_same_bits((await strategy.extended.broadcast_to(value, "GPU:1")).numpy(), values)
 
 
-async def test_what_cannot_be_is_refused(plant: Plant) -> None:
+async def test_invalid_calls_are_refused(plant: Plant) -> None:
     machine, strategy = planted(plant)
     value = per_replica(machine, [np.ones(4, SINGLE)] * 3)
     mixed = PerReplica([value.values[0], np.ones(4, SINGLE), np.ones(4, SINGLE)])
@@ -165,15 +165,13 @@ async def test_what_cannot_be_is_refused(plant: Plant) -> None:
 
 
 @pytest.mark.parametrize("axis", [None, 0])
-async def test_cancelled_reduce_is_held_back_until_the_device_is_done(plant: Plant, axis: int | None) -> None:
+async def test_cancelled_reduce_waits_for_the_device(plant: Plant, axis: int | None) -> None:
     machine, strategy = planted(plant)
     value = per_replica(machine, [np.ones(4, SINGLE)] * 3)
     await cancelled_and_held_back(machine, lambda: strategy.reduce("SUM", value, axis))
 
 
-async def test_memory_of_work_that_nobody_waits_for_is_kept_until_it_is_done(
-    plant: Plant, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_abandoned_work_keeps_its_memory_until_it_is_done(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when asyncio cancels a task itself, before a thread waits for the work: no shield keeps that out."""
     machine, strategy = planted(plant)
     value = per_replica(machine, [np.ones(4, SINGLE)] * 3)

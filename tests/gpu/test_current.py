@@ -53,9 +53,7 @@ def log(plant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("device", ["GPU:1", "CPU:0"])
-async def test_function_runs_on_the_replicas_device_and_stream_in_order_with_its_callers(
-    log: list[Any], device: str
-) -> None:
+async def test_run_sync_uses_the_replicas_device_and_stream_in_order(log: list[Any], device: str) -> None:
     async def step() -> None:
         await get_replica_context().run_sync(log.append, "the function")
 

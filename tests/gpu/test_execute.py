@@ -61,7 +61,7 @@ def made(driver: FakeDriver, devices: list[int], sizes: list[int]) -> Problem:
     shards=st.booleans(),
     times=st.integers(1, 2),
 )
-def test_bits_in_any_order(
+def test_bits_in_any_order_of_streams(
     seed: int,
     op: ReduceOp,
     dtype: np.dtype,
@@ -91,7 +91,7 @@ def test_bits_in_any_order(
                 assert_same_bits(got, wanted)
 
 
-def test_what_the_work_uses_lives_until_it_is_done() -> None:
+def test_memory_lives_until_the_work_is_done() -> None:
     driver = FakeDriver(3, {frozenset({0, 1})})
     problem = made(driver, [0, 1, 1], [500, 20])
     results = problem.results
@@ -104,7 +104,7 @@ def test_what_the_work_uses_lives_until_it_is_done() -> None:
 
 
 @pytest.mark.parametrize("walls", [set(), {frozenset({0, 1})}], ids=["peers", "no peers"])
-def test_what_needs_no_scratch_memory_is_kept_with_its_addresses(walls: set[frozenset[int]]) -> None:
+def test_schedule_without_scratch_memory_is_cached_with_addresses(walls: set[frozenset[int]]) -> None:
     driver = FakeDriver(5, walls)
     problem, queue = made(driver, [0, 0, 0, 0, 1], [10, 20]), Queue(driver)
     for _ in range(3):

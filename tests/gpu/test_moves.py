@@ -87,7 +87,7 @@ def planned(*moves: Move) -> tuple[list[steps.Step], list[tuple[int, int]]]:
     return steps.move_steps(moves, allocate), allocated
 
 
-def test_arrays_without_gaps_cross_in_one_copy() -> None:
+def test_contiguous_arrays_move_in_one_copy() -> None:
     made, allocated = planned(Move(HERE, THERE), Move(HERE.part(0, 1, 3), THERE.part(0, 0, 2)))
     assert made == [
         Copy(0, HERE.place, THERE.place, 480),
@@ -96,7 +96,7 @@ def test_arrays_without_gaps_cross_in_one_copy() -> None:
     assert not allocated
 
 
-def test_gaps_are_closed_before_a_crossing_and_opened_behind_it() -> None:
+def test_strided_arrays_are_packed_and_unpacked_on_their_devices() -> None:
     made, allocated = planned(Move(HERE.part(1, 1, 3), THERE.part(1, 0, 2)))
     assert made == [
         Copy(1, Place(1, 1 << 50), THERE.place, 48, 4, 48, 120),
@@ -107,7 +107,7 @@ def test_gaps_are_closed_before_a_crossing_and_opened_behind_it() -> None:
     assert allocated == [(1, 192), (0, 192)]
 
 
-def test_rows_are_the_axis_with_most_of_them() -> None:
+def test_longest_axis_becomes_the_rows_of_a_copy() -> None:
     array = whole(Place(0, 1 << 40), (1000, 3, 8), SINGLE).part(1, 0, 2)
     made, _ = planned(Move(array.part(2, 0, 4), array.part(2, 4, 8)))
     assert [step.rows for step in made if isinstance(step, Copy)] == [1000, 1000]

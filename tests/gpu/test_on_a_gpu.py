@@ -42,7 +42,7 @@ def lab() -> Gpu:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_bits_of_the_cpu(lab: Gpu, case: Case) -> None:
+def test_kernels_have_the_bits_of_the_cpu(lab: Gpu, case: Case) -> None:
     for count, sizes in ((2, [100_003]), (3, [5]), (4, [4097, 1, 70_000]), (8, [33]), (16, [1000]), (21, [5000, 3])):
         problem = Problem(lambda _, values: lab.put(values), case.op, case.dtype, [0] * count, sizes, case.accumulate)
         problem.run(Queue(lab.driver), [lab.driver.stream(0)]).wait()
@@ -215,7 +215,7 @@ async def test_run_sync_is_ordered_with_what_its_caller_enqueues(
 
 
 @pytest.mark.anyio
-async def test_cancelled_replica_is_held_back_while_the_device_reads(torch: Any, strategy: MirroredStrategy) -> None:
+async def test_cancelled_replica_waits_for_the_device(torch: Any, strategy: MirroredStrategy) -> None:
     made: list[Any] = []
     value = [torch.zeros(1 << 20, device="cuda") for _ in range(2)]
 
@@ -247,7 +247,7 @@ async def test_cancelled_replica_is_held_back_while_the_device_reads(torch: Any,
 
 
 @pytest.mark.anyio
-async def test_memory_goes_back(framework: Any, strategy: MirroredStrategy) -> None:
+async def test_memory_is_released(framework: Any, strategy: MirroredStrategy) -> None:
     driver: Any = importlib.import_module("cuda.bindings.driver")
 
     async def step(rounds: int) -> None:

@@ -82,7 +82,7 @@ def test_buffers_that_overlap_inputs(
 
 
 @pytest.mark.anyio
-async def test_result_is_written_straight_into_the_buffers(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_result_is_written_directly_into_buffers(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = plant(2)
     outs = [machine.put(np.zeros(8, SINGLE), k) for k in range(2)]
     inputs = [machine.put(np.full(8, k + 1, SINGLE), k) for k in range(2)]
@@ -97,7 +97,7 @@ async def test_result_is_written_straight_into_the_buffers(plant: Plant, monkeyp
 
 
 @pytest.mark.anyio
-async def test_buffers_on_devices_and_of_the_host_in_one_nest(plant: Plant) -> None:
+async def test_host_and_device_buffers_in_one_nest(plant: Plant) -> None:
     machine = plant(2)
     kept: dict[int, dict[str, Any]] = {}
 
@@ -120,7 +120,7 @@ async def test_buffers_on_devices_and_of_the_host_in_one_nest(plant: Plant) -> N
 
 
 @pytest.mark.anyio
-async def test_what_is_no_buffer_for_the_result_is_refused(plant: Plant) -> None:
+async def test_invalid_buffers_are_refused(plant: Plant) -> None:
     machine = plant(2)
 
     async def step() -> None:

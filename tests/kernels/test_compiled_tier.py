@@ -130,7 +130,7 @@ def test_kernel_serves_once_it_is_ready(served: list[int]) -> None:
 
 
 @pytest.mark.parametrize("layout", arrays.LAYOUTS)
-def test_layouts_that_a_kernel_takes(served: list[int], layout: str) -> None:
+def test_layouts_served_by_a_kernel(served: list[int], layout: str) -> None:
     warm([plan_for(MEAN, SINGLE, 3, "native"), plan_for(MEAN, SINGLE.newbyteorder(">"), 3, "native")])
     buffers = arrays.buffers(4, 3, (300, 500), SINGLE)
     laid_out = [arrays.laid_out(buffer, layout, index) for index, buffer in enumerate(buffers)]
@@ -157,7 +157,7 @@ def test_kernel_with_other_bits_is_refused(monkeypatch: pytest.MonkeyPatch, serv
     assert served == []
 
 
-def test_numpy_goes_on_serving_where_no_compiler_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_serves_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("aiodist_kernels.kernels_cpu")
     monkeypatch.setitem(sys.modules, "aiodist_kernels.kernels_cpu", None)
     plan = plan_for(SUM, HALF, 11, "native")

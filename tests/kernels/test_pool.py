@@ -89,7 +89,7 @@ class Holding(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), derive=st.sampled_from(DERIVED))
-    def make_something_else_of_it(self, data: st.DataObject, derive: Callable[[Any], Any]) -> None:
+    def derive(self, data: st.DataObject, derive: Callable[[Any], Any]) -> None:
         look, holder, wanted = self.drawn(data)
         if type(holder) is np.ndarray and holder.dtype == SINGLE and holder.flags.c_contiguous:
             holder = derive(holder)
@@ -105,12 +105,12 @@ class Holding(RuleBasedStateMachine):
             thread.join()
 
     @invariant()
-    def all_that_is_held_is_as_it_was(self) -> None:
+    def held_memory_is_unchanged(self) -> None:
         for look, _, wanted in self.held:
             assert look.tobytes() == wanted
 
     @invariant()
-    def little_lies_idle(self) -> None:
+    def idle_bytes_are_bounded(self) -> None:
         assert 0 <= self.pool.idle_bytes <= MOST_IDLE
 
 
@@ -125,7 +125,7 @@ TestHolding = Holding.TestCase
 TestHolding.settings = settings(max_examples=8, stateful_step_count=30, deadline=None)
 
 
-def test_thousands_of_steps_make_a_few_blocks(made: list[int]) -> None:
+def test_repeated_steps_reuse_a_few_blocks(made: list[int]) -> None:
     """The results of three steps are held, as by a program that compares them."""
     buffers = [np.full(MIB // 4, index, np.float32) for index in (1, 2)]
     kept: deque[np.ndarray] = deque(maxlen=3)
@@ -163,7 +163,7 @@ def test_kernels_write_into_blocks(made: list[int]) -> None:
     assert made == [10_000]
 
 
-def test_results_that_come_and_go_together_lie_in_blocks_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_a_nest_use_blocks_from_a_smaller_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "POOLED_AMONG_FROM", LEAST // 4)
     buffers = [np.ones(LEAST // 8, SINGLE)] * 2
     for among in (False, True):
@@ -171,7 +171,7 @@ def test_results_that_come_and_go_together_lie_in_blocks_earlier(monkeypatch: py
         assert reduced(buffers).flags.owndata is not among
 
 
-def test_lease_that_the_collector_has_ended_shows_its_block_to_nobody() -> None:
+def test_finalised_lease_exports_no_memory() -> None:
     blocks = Pool()
     saved: list[Any] = []
     Cycle(blocks.empty((LEAST,), np.dtype(np.uint8)).base.base, saved)  # type: ignore[union-attr]
@@ -204,7 +204,7 @@ def test_threads_never_share_a_block() -> None:
     assert blocks.idle_bytes <= 8 * LEAST  # each thread drops its array when it has the next one
 
 
-def test_blocks_that_come_back_while_the_pool_is_looked_through() -> None:
+def test_leases_that_die_within_the_pools_own_code() -> None:
     """The collector may run, and end many leases, wherever the interpreter makes an object."""
     blocks, kind, before = Pool(64 * LEAST), np.dtype(np.uint8), gc.get_threshold()
     try:

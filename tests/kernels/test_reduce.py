@@ -166,7 +166,7 @@ def test_out_may_be_the_first_buffer(op: ReduceOp, dtype: np.dtype, nbytes: int)
         assert_same_bits(buffers[0], wanted)
 
 
-def test_what_a_reduction_costs() -> None:
+def test_cost_of_a_reduction() -> None:
     assert plan_for(SUM, SINGLE, 3, "native").cost(1000) == 16_000
     assert plan_for(MEAN, np.dtype(np.int8), 3, "native").cost(1000) == 11_000 * policy.SLOWNESS_OF_WIDE_FOLDS
     assert [policy.blocks(moved * MIB) for moved in (60, 70)] == [False, True]
@@ -175,7 +175,7 @@ def test_what_a_reduction_costs() -> None:
 
 
 @pytest.mark.parametrize(("op", "dtype"), DEFINED, ids=arrays.name)
-def test_number_alone_has_the_bits_that_it_has_among_others(op: ReduceOp, dtype: np.dtype) -> None:
+def test_single_number_has_the_bits_of_an_element(op: ReduceOp, dtype: np.dtype) -> None:
     for count, accumulate in itertools.product((1, 3, 6, 7, 12, 13, 64), ACCUMULATE):
         buffers = arrays.buffers(5, count, (6,), dtype)
         wanted = reduce(op, buffers, accumulate=accumulate)

@@ -250,7 +250,7 @@ def test_lanes_are_counted_in_64_bits(count: int) -> None:
     check_reduction(form_for(SUM.rule, count, leaves=2), SUM, count, [(30, 0)], far=1 << 33)
 
 
-def test_text_asks_for_no_newer_ptx_than_it_needs() -> None:
+def test_ptx_version_is_the_oldest_needed() -> None:
     text = compiled(form_for(SUM.rule, 2)).ptx
     assert re.findall(r"^\.version.*", text, re.MULTILINE) == [f".version {compiling.PTX_VERSION}"]
 
@@ -267,14 +267,14 @@ SUM = Case(ReduceOp.SUM, np.dtype(np.float32), "native")
         (r"add\.f32(\s+)(%\w+), (%\w+),", r"mul.f32 \3, \3, \3;\nadd.f32\1\2, \3,"),  # which may be fused
     ],
 )
-def test_text_with_a_planted_mistake_is_refused(pattern: str, other: str) -> None:
+def test_text_check_finds_planted_mistakes(pattern: str, other: str) -> None:
     form = form_for(SUM.rule, 3)
     wrong = re.sub(pattern, other, compiled(form).ptx)
     with pytest.raises(AssertionError):
         check_text(form, wrong, (9, 0))
 
 
-def test_library_that_is_missing_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_is_named_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError("libNVVM cannot be found\n  listdir('/somewhere')")
 
@@ -315,7 +315,7 @@ def test_every_lane_is_in_one_chunk(case: Case, fields: list[tuple[int, list[int
 
 
 @given(work=st.integers(0, 1 << 50))
-def test_grid_has_a_thread_for_each_as_far_as_it_reaches(work: int) -> None:
+def test_grid_has_a_thread_per_item_up_to_its_limit(work: int) -> None:
     count = blocks(work)
     assert 1 <= count < 1 << 31
     assert count == (1 << 31) - 1 or (count - 1) * THREADS < max(work, 1) <= count * THREADS
