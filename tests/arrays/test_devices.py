@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,6 @@ from aiodist import DeviceNotFoundError, MirroredStrategy, set_logical_devices
 from aiodist._arrays import devices
 from aiodist._arrays.devices import available, canonical, resolve
 from tests.project.paths import run_python
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(

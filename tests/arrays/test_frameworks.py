@@ -17,8 +17,7 @@ import pytest
 from aiodist._arrays import device as frameworks
 from aiodist._arrays.device import CUDA, CuPy, Exported, Jax, Numba, Torch, address_in, device_type_of
 from aiodist._arrays.host import CPU
-
-SINGLE = np.dtype(np.float32)
+from tests.kernels.arrays import SINGLE
 
 
 @pytest.fixture

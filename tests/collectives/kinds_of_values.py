@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict, defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import optree
 from hypothesis import strategies as st
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 NAMESPACE = "aiodist"
 

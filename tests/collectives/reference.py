@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,9 +14,6 @@ from aiodist._collectives import kinds
 from aiodist._collectives.kinds import Collective, Kind
 from aiodist_kernels import ReduceOp
 from tests.kernels import arrays
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class Case(NamedTuple):

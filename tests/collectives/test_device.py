@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,16 +15,10 @@ from aiodist._collectives.work import Work
 from aiodist._gpu import enqueue, steps
 from aiodist_kernels import ReduceOp, reduce
 from tests.collectives.reference import CASES, Case, spec_of
-from tests.gpu.conftest import Machine, PlantedArray
+from tests.gpu.conftest import Machine, Plant, PlantedArray
 from tests.kernels import arrays
-from tests.kernels.arrays import assert_same_bits
+from tests.kernels.arrays import SINGLE, assert_same_bits
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Plant = Callable[..., Machine]
-
-SINGLE = np.dtype(np.float32)
 ORDINALS = {1: [0], 2: [0, 1], 3: [0, 0, 1], 5: [1, 0, 1, 2, 0]}
 WALLS = {frozenset({0, 1})}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import ml_dtypes
 import numpy as np
@@ -15,9 +15,6 @@ import aiodist_kernels as kernels
 from aiodist_kernels import ReduceOp, plan_for, policy
 from tests.project.paths import ROOT
 from tests.runtime.programs import Relay, here, on_each, replica
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 GOLDEN = ROOT / "tests" / "collectives" / "golden_bits.txt"
 COUNT = 3

@@ -22,9 +22,7 @@ from aiodist._collectives.work import Work
 from aiodist_kernels import ReduceOp, plan_for, policy, reduce
 from tests.collectives.reference import CASES, Case, spec_of
 from tests.kernels import arrays
-from tests.kernels.arrays import assert_same_bits
-
-SINGLE = np.dtype(np.float32)
+from tests.kernels.arrays import SINGLE, assert_same_bits
 
 
 def results(found: Any, values: list[Any]) -> list[Any]:

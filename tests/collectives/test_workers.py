@@ -18,10 +18,9 @@ from aiodist._workers import exchange
 from aiodist_kernels import ReduceOp, reduce
 from tests.collectives.reference import CASES, Case, spec_of
 from tests.kernels import arrays
-from tests.kernels.arrays import BFLOAT16, assert_same_bits
+from tests.kernels.arrays import BFLOAT16, SINGLE, assert_same_bits
 from tests.workers.simulated import Job
 
-SINGLE = np.dtype(np.float32)
 EXACT: list[np.dtype] = [np.dtype(np.int16), np.dtype(np.uint8)]  # of which any order of a fold gives the same bits
 homes = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 segments = st.sampled_from([64, 1 << 20])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import anyio
 import numpy as np
@@ -21,24 +22,17 @@ from aiodist import (
 from aiodist._gpu import enqueue
 from aiodist._strategy import strategy as strategies
 from aiodist_kernels import reduce
-from tests.gpu.conftest import Machine, PlantedArray, cancelled_and_held_back
+from tests.gpu.conftest import Machine, Plant, PlantedArray, cancelled_while_devices_work
 from tests.kernels import arrays
-from tests.kernels.arrays import BFLOAT16, assert_same_bits
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    Plant = Callable[..., Machine]
+from tests.kernels.arrays import BFLOAT16, SINGLE, assert_same_bits
 
 pytestmark = pytest.mark.anyio
-
-SINGLE = np.dtype(np.float32)
 
 
 async def all_reduced(
     machine: Machine, op: ReduceOp, dtype: np.dtype, ordinals: list[int], shape: tuple[int, ...]
 ) -> None:
-    """Let replicas on these GPUs reduce a nest, and check what each gets."""
+    """Reduce a nest of replicas on these GPUs, and check the results."""
     strategy = MirroredStrategy()
     assert strategy.num_replicas_in_sync == len(ordinals)
     buffers = arrays.buffers(5, len(ordinals), shape, dtype)
@@ -116,7 +110,7 @@ def summing(machine: Machine) -> Callable[[], Awaitable[None]]:
 async def test_cancelled_run_waits_for_the_device(plant: Plant) -> None:
     machine = plant(2)
     strategy = MirroredStrategy()
-    await cancelled_and_held_back(machine, lambda: strategy.run(summing(machine)))
+    await cancelled_while_devices_work(machine, lambda: strategy.run(summing(machine)))
     await all_reduced(machine, ReduceOp.SUM, SINGLE, [0, 1], (6,))
 
 
@@ -165,7 +159,7 @@ async def test_warmup_loads_all_kernels(plant: Plant, monkeypatch: pytest.Monkey
     await strategy.warmup({"w": np.zeros(3, SINGLE), "b": [machine.put(np.zeros(2, BFLOAT16), 0)]})
     assert {device for device, _ in machine.driver.loaded} == {0, 1}
     assert threading.get_ident() not in threads
-    monkeypatch.setattr(machine.driver, "load", lambda *_: pytest.fail("it was to be there"))
+    monkeypatch.setattr(machine.driver, "load", lambda *_: pytest.fail("it should be loaded"))
 
     async def step() -> None:
         me = get_replica_context().replica_id_in_sync_group

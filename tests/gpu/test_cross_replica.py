@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,18 +14,12 @@ import pytest
 from aiodist import Mirrored, MirroredStrategy, PerReplica, ReduceOp, set_logical_devices
 from aiodist._gpu.steps import HOST
 from aiodist_kernels import reduce
-from tests.gpu.conftest import Machine, PlantedArray, cancelled_and_held_back
+from tests.gpu.conftest import Machine, Plant, PlantedArray, cancelled_while_devices_work
 from tests.kernels import arrays
-from tests.kernels.arrays import BFLOAT16, assert_same_bits
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    Plant = Callable[..., Machine]
+from tests.kernels.arrays import BFLOAT16, SINGLE, assert_same_bits
 
 pytestmark = pytest.mark.anyio
 
-SINGLE = np.dtype(np.float32)
 INTEGER = np.dtype(np.int32)
 ORDINALS = [0, 0, 1]
 
@@ -53,7 +48,7 @@ CALLS: dict[str, tuple[Callable[[MirroredStrategy, ReduceOp, Any], Awaitable[Any
         for axis in (0, 1)
     },
 }
-"""What is called, and the GPUs that get a result."""
+"""The calls, and the GPUs of their results."""
 
 
 @pytest.mark.parametrize(
@@ -168,11 +163,11 @@ async def test_invalid_calls_are_refused(plant: Plant) -> None:
 async def test_cancelled_reduce_waits_for_the_device(plant: Plant, axis: int | None) -> None:
     machine, strategy = planted(plant)
     value = per_replica(machine, [np.ones(4, SINGLE)] * 3)
-    await cancelled_and_held_back(machine, lambda: strategy.reduce("SUM", value, axis))
+    await cancelled_while_devices_work(machine, lambda: strategy.reduce("SUM", value, axis))
 
 
 async def test_abandoned_work_keeps_its_memory_until_it_is_done(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when asyncio cancels a task itself, before a thread waits for the work: no shield keeps that out."""
+    """asyncio may cancel a task before a thread waits for its work, and no shield prevents that."""
     machine, strategy = planted(plant)
     value = per_replica(machine, [np.ones(4, SINGLE)] * 3)
 

@@ -1,4 +1,4 @@
-"""The driver without a GPU: on a library that stands in for CUDA's, and what is missing."""
+"""The driver without a GPU: on a stand-in for CUDA's library, and without its packages."""
 
 from __future__ import annotations
 

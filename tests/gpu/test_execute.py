@@ -1,4 +1,4 @@
-"""Reductions on one device and several: right bits in any order that streams and events allow, and no host waits."""
+"""Reductions on one or several devices: right bits in any order of streams, without blocking the host."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ DTYPES = [np.dtype(np.float32), BFLOAT16, np.dtype(np.int16), np.dtype(np.comple
 
 
 def contributed(driver: FakeDriver, problem: Problem, streams: list[Any]) -> None:
-    """Let the replicas' streams write what they contribute, which is not there before."""
+    """Let the replicas' streams write their inputs, which are poisoned before."""
     for i, (memory, values) in enumerate(problem.inputs):
         memory.array[...] = POISON
         driver.enqueue(streams[i % len(streams)], partial(np.copyto, memory.array, np.frombuffer(values, np.uint8)))
 
 
 def used(driver: FakeDriver, problem: Problem, streams: list[Any]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Let the replicas' streams look at their results, and write to what they contributed; return what they see."""
+    """Let the replicas' streams read their results, and then overwrite their inputs; return what they read."""
     seen: list[tuple[np.ndarray, np.ndarray]] = []
 
     def see(memory: Any, wanted: np.ndarray) -> None:
@@ -114,7 +114,7 @@ def test_schedule_without_scratch_memory_is_cached_with_addresses(walls: set[fro
     assert uploads == (2 * (1 + 3) if walls else 3 * 2), "heads and rows, of sums and of copies"
 
 
-# What is planned: kernels and copies by device, the scratch memory of each device, and how much is copied.
+# Plans: kernels and copies by device, scratch memory, and the bytes that are copied.
 
 LAUNCHES, FETCHES = [(Launch, k) for k in range(4)], [(Copy, k) for k in range(4) for _ in range(3)]
 

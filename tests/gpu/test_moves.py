@@ -1,4 +1,4 @@
-"""Moves between parts of arrays: right bytes in any order that streams allow, in as few copies as can be."""
+"""Moves between parts of arrays: right bytes in any order of streams, in as few copies as possible."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from aiodist._gpu.steps import Copy, Meet, Move, Place, View, whole
 from tests.gpu.fake_driver import FakeDriver, placed
 from tests.gpu.problem import POISON
 from tests.kernels import arrays
+from tests.kernels.arrays import SINGLE
 
-SINGLE = np.dtype(np.float32)
 HERE, THERE = (whole(Place(k, 1 << 40), (4, 5, 6), SINGLE) for k in range(2))
 
 
 @st.composite
 def parts(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[slice, ...]]:
-    """The shape of an array with up to three axes, and a part of it."""
+    """Return the shape of an array with up to three axes, and a part of it."""
     shape = tuple(draw(st.lists(st.integers(0, 5), min_size=0, max_size=3)))
     lows = [draw(st.integers(0, size)) for size in shape]
     return shape, tuple(slice(low, draw(st.integers(low, size))) for low, size in zip(lows, shape, strict=True))
@@ -77,7 +77,7 @@ def test_any_part_to_any_part(
 
 
 def planned(*moves: Move) -> tuple[list[steps.Step], list[tuple[int, int]]]:
-    """Return the steps, and the scratch memory that they need."""
+    """Return the steps and their scratch memory."""
     allocated: list[tuple[int, int]] = []
 
     def allocate(device: int, nbytes: int) -> int:

@@ -1,8 +1,8 @@
-"""``out=`` of arrays on planted GPUs: the caller's own buffers, whatever they overlap, straight where that can be."""
+"""``out=`` of arrays on planted GPUs: buffers that may overlap inputs, written directly if possible."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import numpy as np
@@ -12,16 +12,10 @@ from hypothesis import strategies as st
 
 from aiodist import MirroredStrategy, ReduceOp, get_replica_context, set_logical_devices
 from aiodist_kernels import reduce
-from tests.gpu.conftest import Machine, PlantedArray, planted_machine
+from tests.gpu.conftest import Plant, PlantedArray, planted_machine
 from tests.kernels import arrays
-from tests.kernels.arrays import assert_same_bits
+from tests.kernels.arrays import SINGLE, assert_same_bits
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Plant = Callable[..., Machine]
-
-SINGLE = np.dtype(np.float32)
 LENGTH, ARENA = 6, 60
 ORDINALS = [0, 0, 1]
 places = st.integers(0, ARENA - LENGTH)
@@ -29,7 +23,7 @@ places = st.integers(0, ARENA - LENGTH)
 
 @st.composite
 def disjoint(draw: st.DrawFn) -> list[int]:
-    """Return places of six buffers that do not overlap each other."""
+    """Return the offsets of six buffers that do not overlap each other."""
     gaps = draw(st.lists(st.integers(0, 4), min_size=6, max_size=6))
     starts = [sum(gaps[: i + 1]) + i * LENGTH for i in range(6)]
     order = draw(st.permutations(range(6)))

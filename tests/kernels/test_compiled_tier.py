@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels give the bits of the NumPy tier, and serve exactly when they are ready and pay."""
+"""Kernels give the bits of the NumPy tier, and are used exactly when they are compiled and pay."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from aiodist_kernels.numpy_tier import fold_for, quietly
 from aiodist_kernels.policy import MOST_BUFFERS, NEVER
 from aiodist_kernels.pool import KIB, MIB
 from tests.kernels import arrays
-from tests.kernels.arrays import BFLOAT16, COMPLEX, FLOATS, assert_same_bits
+from tests.kernels.arrays import BFLOAT16, COMPLEX, FLOATS, SINGLE, assert_same_bits
 from tests.kernels.test_reduce import COMPILED
 
-SINGLE = np.dtype(np.float32)
 HALF = np.dtype(np.float16)
 SUM, MEAN, MIN, MAX, PRODUCT = ReduceOp
 
@@ -43,7 +42,7 @@ def numpys(op: ReduceOp, buffers: list[np.ndarray], accumulate: Accumulate = "na
 
 
 def compiled(op: ReduceOp, buffers: list[np.ndarray], out: np.ndarray, accumulate: Accumulate = "native") -> Any:
-    """Return what reduces a range of elements on the compiled tier, whatever pays."""
+    """Return a function that reduces a range of elements on the compiled tier, for any size."""
     plan = plan_for(op, buffers[0].dtype, len(buffers), accumulate)
     warm([plan])
     assert plan.kernel is not None
@@ -94,7 +93,7 @@ def test_every_half_precision_number(dtype: np.dtype, op: ReduceOp) -> None:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that grows by the number of buffers each time a kernel serves."""
+    """Return a list to which each use of a kernel adds the number of its buffers."""
     calls: list[int] = []
     plain = policy.bind
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import llvmlite.binding as llvm
@@ -18,11 +19,7 @@ import numpy as np
 from numba.cuda.cudadrv import nvvm
 
 from aiodist_kernels.cuda.compiled import compile_form
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from aiodist_kernels.cuda.forms import Form
+from aiodist_kernels.cuda.forms import Form
 
 _PLACE = (ctypes.c_int32 * 4)()
 """Where the thread that runs stands, in the order of `_SPECIAL`."""

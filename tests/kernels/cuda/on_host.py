@@ -4,20 +4,17 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from aiodist_kernels import ReduceOp
+from aiodist_kernels.cuda.forms import Form
 from aiodist_kernels.numpy_tier import fold_for, quietly
 from aiodist_kernels.rules import Rule, components, later_zero_wins
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from aiodist_kernels.cuda.forms import Form
-
-    Check = Callable[[int, int], object]
+Check = Callable[[int, int], object]
 
 
 def launch(form: Form, arguments: Sequence[int], reads_table: Check, touches: Check) -> None:
