@@ -1,4 +1,4 @@
-"""Devices: every spelling, one canonical form; what a driver says of GPUs, and the logical devices made of them."""
+"""Devices: the spellings of names, the GPUs that a driver reports, and logical devices."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_resolve() -> None:
 
 
 class PlantedDriver:
-    """A driver's library: it says what it was told to."""
+    """A driver's library with given answers."""
 
     def __init__(self, names: list[bytes], error: int = 0) -> None:
         self.names = names
@@ -76,7 +76,7 @@ class PlantedDriver:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that gives this machine GPUs of these names, or an error of the driver's."""
+    """Return a function that gives this machine GPUs with these names, or a driver error."""
     monkeypatch.setattr(devices, "logical", devices.LogicalGpus())
 
     def plant(*names: bytes, error: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Frameworks' arrays as collectives see them; host memory stands in for a GPU's where a framework is installed."""
+"""The views of frameworks' arrays; host memory stands in for GPU memory if a framework is installed."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_jax_arrays(jax: Any) -> None:
 
 
 def planted(module: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str = "<f4", **parts: Any) -> Any:
-    """Return an object with what a framework's arrays have."""
+    """Return an object with the attributes of a framework's arrays."""
     kind = type("Array", (SimpleNamespace,), {"__module__": module, "__cuda_array_interface__": {}})
     return kind(shape=shape, strides=strides, dtype=np.dtype(dtype), **parts)
 
@@ -156,14 +156,14 @@ DTYPES = [np.dtype(kind) for kind in (np.float32, np.float64, np.int8, np.bool_,
 
 
 def exported(array: np.ndarray, freed: list[int]) -> Exported:
-    """Return an array's memory; its owner's end is noted."""
+    """Return an array's memory; the end of its owner is added to ``freed``."""
     owner = array[...]
     weakref.finalize(owner, freed.append, 1)
     return Exported(array.__array_interface__["data"][0], array.shape, array.dtype, (CPU, 0), owner)
 
 
 def settled(freed: list[int]) -> list[int]:
-    """Return it when there is something in it; JAX lets go in a thread of its own."""
+    """Wait for an item, and return the list; JAX releases memory in a thread of its own."""
     deadline = time.monotonic() + 60
     while not freed and time.monotonic() < deadline:
         gc.collect()

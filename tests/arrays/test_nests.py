@@ -1,4 +1,4 @@
-"""Nests: structures, their leaves' paths, and where two of them differ."""
+"""Nests: structures, the paths of their leaves, and differences."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def test_difference(a: Any, b: Any, text: str) -> None:
     assert nests.difference(nests.flatten(a)[1], nests.flatten(b)[1], "value", "here", "there").startswith(text)
 
 
-# Subclasses of dict, which nobody has registered.
+# Subclasses of dict that are not registered.
 
 
 def same(nest: Any) -> Any:
-    """Take a nest apart, and put it together again."""
+    """Flatten and rebuild a nest."""
     leaves, structure = nests.flatten_with_none(nest)
     return structure.unflatten(leaves)
 
 
 class Counts(defaultdict[str, Any]):
-    """A subclass of another dict, which is made with a factory first."""
+    """A subclass of defaultdict."""
 
 
 @pytest.mark.parametrize("nest", [Fields(z=1, a=[2]), Ordered(z=1, a=[2]), Counts(int, z=1, a=2), Fields()], ids=repr)
@@ -83,7 +83,7 @@ def test_values_come_from_the_subclass() -> None:
     assert list(again.items()) == [("b", 2), ("a", 1)]
 
 
-# Templates take apart exactly the nests that are like the one that they were made for.
+# Templates match exactly the nests that are like their own.
 
 X, Y, Z = np.zeros(3, np.float32), np.ones((2, 2)), np.full((), 5, np.int8)
 

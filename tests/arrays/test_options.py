@@ -1,4 +1,4 @@
-"""CommunicationOptions and order_check; what they refuse is in tests/strategy/test_bad_arguments.py."""
+"""CommunicationOptions and order_check; tests/strategy/test_bad_arguments.py has the values that they refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Per-replica values: what they refuse, and how nests are taken apart and put together."""
+"""Distributed values: the uses that they refuse, and how nests are split and regrouped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans on devices: every kind of collective gives NumPy's bits, whatever order streams and events allow."""
+"""Plans on devices: every kind of collective has NumPy's bits, in any order that streams and events allow."""
 
 from __future__ import annotations
 

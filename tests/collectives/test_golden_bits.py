@@ -1,4 +1,4 @@
-"""The same inputs give the same bits: on every tier, in any pieces, whoever comes first, from release to release."""
+"""The same inputs give the same bits: on every tier, in any pieces, in any order of arrival, in every release."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CASES = [
 
 
 def part(index: int, dtype: np.dtype) -> np.ndarray:
-    """Return numbers that need no library's generator: they are the same everywhere."""
+    """Return numbers that do not depend on a library's generator."""
     mixed = (np.arange(SIZE, dtype=np.int64) * 2654435761 + 40503 * index) % 65521 - 32760
     if dtype.kind in "iu":
         return mixed.astype(dtype)
@@ -55,7 +55,7 @@ def parts(dtype: np.dtype) -> list[np.ndarray]:
     return [part(index, dtype) for index in range(COUNT)]
 
 
-# Tests of kernels compare all of them with NumPy; here each op and each dtype is compiled once.
+# The tests of kernels compare all of them with NumPy; here each op and each dtype is compiled once.
 COMPILED = [case for case in CASES if (DTYPES.index(case[1]) + list(ReduceOp).index(case[0])) % len(ReduceOp) == 4]
 
 

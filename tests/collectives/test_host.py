@@ -1,4 +1,4 @@
-"""Plans on the host: every kind of collective gives what NumPy gives, at once and as work, in memory of its own."""
+"""Plans on the host: every kind of collective has NumPy's results, at once and as work, in memory of their own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.kernels.arrays import SINGLE, assert_same_bits
 
 
 def results(found: Any, values: list[Any]) -> list[Any]:
-    """Run it, off the loop too, and return the result of each position."""
+    """Run an executor, also as work, and return the result of each position."""
     result = found.run(values)
     if isinstance(result, Work):
         result = result.carry_out()
@@ -35,7 +35,7 @@ def results(found: Any, values: list[Any]) -> list[Any]:
 
 @contextmanager
 def work_for_threads(*, always: bool) -> Iterator[None]:
-    """Have worker threads make results that are small, too."""
+    """If ``always``, make work for worker threads of small results, too."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("BLOCKING_FROM_MOVED", "LEAST_MOVED_BY_A_THREAD") if always else ():
             patch.setattr(policy, name, 1)
@@ -126,7 +126,7 @@ def test_first_large_reduction_waits_for_its_kernel_once(
         return HostExecutor(Collective(kinds.ALL_REDUCE, op, None, spec_of(values[0])), 5)
 
     work = maximum().run(values)
-    assert not asked, "the event loop's thread compiles nothing"
+    assert not asked, "compiled in the event loop's thread"
     assert all((leaf == 4).all() for leaf in work.carry_out())
     for again in (maximum(), maximum()):
         found = again.run(values)
@@ -166,13 +166,13 @@ def test_rows_are_added_in_the_order_of_replicas(dtype: str, parts: list[list[tu
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN])
 @pytest.mark.parametrize("dtype", [*arrays.FLOATS, *arrays.COMPLEX], ids=str)
 def test_rows_with_equal_indices_are_reduced_like_arrays(op: ReduceOp, dtype: np.dtype, accumulate: Any) -> None:
-    values = arrays.buffers(3, 5, (60, 4), dtype)  # infinities and NaN among them, of which nobody is warned
+    values = arrays.buffers(3, 5, (60, 4), dtype)  # with infinities and NaN, which must not warn
     slices = [IndexedSlices(array, np.arange(60)) for array in values]
     result = host.fold(op, slices, LeafType.INDEXED_SLICES, accumulate)
     assert_same_bits(result.values, reduce(op, values, accumulate=accumulate))
 
 
-# Callers' own buffers.
+# Callers' buffers.
 
 
 def asked(value: Any, op: ReduceOp = ReduceOp.SUM) -> Collective:

@@ -1,4 +1,4 @@
-"""IndexedSlices: rows combined by index in all_reduce, reduce and reduce_to, and never made an array of."""
+"""IndexedSlices: rows combined by index in all_reduce, reduce and reduce_to, and never turned into an array."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectives over workers: what one machine gives, wherever the replicas live, in segments of any size."""
+"""Collectives over workers have one machine's results for any layout of replicas, in segments of any size."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, SINGLE, assert_same_bits
 from tests.workers.simulated import Job
 
-EXACT: list[np.dtype] = [np.dtype(np.int16), np.dtype(np.uint8)]  # of which any order of a fold gives the same bits
+EXACT: list[np.dtype] = [np.dtype(np.int16), np.dtype(np.uint8)]  # folds in any order give the same bits
 homes = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 segments = st.sampled_from([64, 1 << 20])
 
 
 def in_a_group(call: Any, rows: list[Any], workers: list[int], segment: int, **options: Any) -> list[Any]:
-    """Return what each member of a group gets of a call with its row; the worker of each is given."""
-    counts = [1 + workers.count(worker) for worker in range(3)]  # the first replica of each is no member
+    """Return each group member's result of a call with its row; ``workers`` are the members' workers."""
+    counts = [1 + workers.count(worker) for worker in range(3)]  # the first replica of each worker is no member
     order = [sum(counts[:worker]) + 1 + workers[:i].count(worker) for i, worker in enumerate(workers)]
 
     found: dict[int, Any] = {}

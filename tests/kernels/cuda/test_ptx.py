@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels, compiled for two generations of GPUs: their text is read, and their code run on the CPU, bit by bit."""
+"""Kernels compiled for two generations of GPUs: their PTX is checked, and their code is run on the CPU."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ GRID = 2, 3  # blocks, threads of each
 POISON = 0xA5
 
 
-# What kernels must look like, as text and to the assembler.
+# Checks of PTX.
 
 
 def blocks_of(ptx: str) -> list[list[str]]:
-    """Cut a program's text into stretches without a jump in or out."""
+    """Cut a program's text into basic blocks."""
     found: list[list[str]] = [[]]
     for line in map(str.strip, ptx.splitlines()):
         if line.startswith("$") or re.match(r"(@!?%p\d+ )?bra", line):
@@ -54,7 +54,7 @@ def blocks_of(ptx: str) -> list[list[str]]:
 
 
 def check_text(form: Form, ptx: str, capability: tuple[int, int]) -> None:
-    """Vectors move 128 bits at a time and nothing else; no local memory, no calls, nothing fused that must not be."""
+    """Check that vectors move 128 bits at a time; and that there is no local memory, call or wrong fusion."""
     assert f".target sm_{capability[0]}{capability[1]}" in ptx
     assert "ftz" not in ptx
     assert "approx" not in ptx
@@ -75,21 +75,21 @@ def _is_wide(line: str) -> bool:
 
 
 def _is_whole(line: str, form: Form) -> bool:
-    """Whether an access moves a whole vector; one of results that are narrower than the buffers has fewer bits."""
+    """Whether an access moves a whole vector; results narrower than the buffers have vectors of fewer bits."""
     narrow = form.width * lane(form.rule.result).itemsize
     found = re.match(r"st\.global(?:\.v(\d))?\.[bfus](\d+)\s", line)
     return _is_wide(line) or (found is not None and narrow < 16 and int(found[1] or 1) * int(found[2]) == 8 * narrow)
 
 
 def may_be_fused(ptx: str) -> bool:
-    """Whether a sum takes a product where neither says how it is rounded: an assembler may fuse the two."""
+    """Whether an assembler may fuse a sum with a product, because neither has explicit rounding."""
     products = set(re.findall(r"mul\.f\d+x?2?\s+(%\w+)", ptx))
     sums = re.findall(r"(?:add|sub)\.f\d+x?2?\s+%\w+, (%\w+), (%\w+)", ptx)
     return any(products & set(operands) for operands in sums)
 
 
 def assemble(ptx: str, capability: tuple[int, int]) -> None:
-    """Make machine code of a program, as a driver would, where there is an assembler; its registers must suffice."""
+    """Assemble a program as a driver would, if there is an assembler, and check that it spills no registers."""
     architecture = f"sm_{capability[0]}{capability[1]}"
     if not importlib.util.find_spec("cuda"):
         return
@@ -111,10 +111,7 @@ def _link(ptx: str, architecture: str) -> str:
 
 
 def some_kernels() -> list[tuple[Case, Form, int, tuple[int, int]]]:
-    """List one kernel for each rule, and for one rule of each layout two that read a table.
-
-    Forms, numbers of buffers and capabilities take turns.
-    """
+    """Return one kernel for each rule, with alternating forms and capabilities; and two tabled ones per layout."""
     turns = itertools.cycle([(turn, CAPABILITIES[turn % 2]) for turn in range(11)])
     found: dict[Rule, tuple[Case, Form, int, tuple[int, int]]] = {}
     for case, (turn, capability) in zip(SOME_CASES, turns, strict=False):
@@ -130,7 +127,7 @@ def name(kernel: tuple[Case, Form, int, tuple[int, int]]) -> str:
 
 
 def compiled(form: Form, capability: tuple[int, int] = (9, 0)) -> Any:
-    """Compile a kernel, and check its text and what an assembler makes of it."""
+    """Compile a kernel, check its PTX, and assemble it."""
     try:
         kernel = on_cpu.compiled(form, capability)
     except ImportError as error:
@@ -140,11 +137,11 @@ def compiled(form: Form, capability: tuple[int, int] = (9, 0)) -> Any:
     return kernel
 
 
-# Memory: leaves with a guard around each buffer and each result, which is poisoned.
+# Memory: leaves with poisoned guards around each buffer and result.
 
 
 def placed(values: np.ndarray, offset: int = 0) -> np.ndarray:
-    """Return a copy of `values` that begins `offset` bytes behind a multiple of 16."""
+    """Return a copy of `values` at an address that is `offset` beyond a multiple of 16."""
     raw = np.full(values.nbytes + 128, POISON, np.uint8)
     start = 64 - raw.ctypes.data % 16 + offset
     memory = raw[start : start + values.nbytes].view(values.dtype)
@@ -160,7 +157,7 @@ def guard_of(memory: np.ndarray) -> np.ndarray:
 
 
 def tables(form: Form, addresses: list[list[int]], lanes: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return heads and rows, given for each leaf where result and buffers lie, and how many lanes it has."""
+    """Return heads and rows, from each leaf's addresses (result first) and number of lanes."""
     layout = Layout(form, lanes, len(addresses[0]) - 1)
     return layout.heads, layout.rows(np.array(addresses, np.int64))
 
@@ -174,7 +171,7 @@ def check(
 ) -> None:
     """Run a kernel on leaves, each with its buffers and its result, and compare results bit by bit.
 
-    `far` is the number of the first lane, with which every address is that much lower.
+    `far` is the number of the first lane; every address is lowered accordingly.
     """
     kernel, lane_size = compiled(form, capability), lane(form.rule.dtype).itemsize
     addresses = [[array.ctypes.data for array in (out, *buffers)] for buffers, out in leaves]
@@ -202,7 +199,7 @@ def check_reduction(
     in_place: int | None = None,
     far: int = 0,
 ) -> None:
-    """Check a kernel on leaves of random values, of these sizes and offsets; the result may take a buffer's place."""
+    """Check a kernel on leaves of random values with these sizes and offsets; `in_place` is the result's buffer."""
     leaves, wanted = [], []
     for size, offset in sizes:
         values = arrays.buffers(size, count, (size,), case.dtype)
@@ -286,7 +283,7 @@ def test_missing_library_is_named_with_the_install_command(monkeypatch: pytest.M
     assert compiling.INSTALL in str(e.value)
 
 
-# The table deals every lane of every leaf out to exactly one chunk, and vectors only where addresses allow them.
+# Tables assign every lane of every leaf to exactly one chunk, and vectors only if addresses allow them.
 
 fields = st.lists(
     st.tuples(st.integers(0, 40_000), st.lists(st.integers(1, 1 << 40), min_size=5, max_size=5)), min_size=1, max_size=6
