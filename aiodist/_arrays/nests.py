@@ -131,15 +131,10 @@ class Template(NamedTuple):
     """Code for nests of NumPy arrays in plain dicts, lists and tuples that equal one in everything but the numbers.
 
     A training step reduces the same few nests again and again, and this takes a tenth of optree's time.
-
-    Attributes:
-        match: returns the leaves of a nest in optree's order; None if it differs in a type, a key, the order of keys,
-            a shape or a dtype.
-        build: makes such a nest from leaves in that order.
     """
 
-    match: Callable[[Any], list[Any] | None]
-    build: Build
+    match: Callable[[Any], list[Any] | None]  # returns a nest's leaves in optree's order; None if it differs
+    build: Build  # makes a nest from leaves in that order
 
 
 def template(nest: Any) -> Template | None:

@@ -100,13 +100,6 @@ class DevicePlan:
 
     Arrays are numbered: first the inputs, then the buffers, then the arrays to be made. With ``direct`` results may be
     written into buffers while inputs are read.
-
-    Attributes:
-        makes: by framework and GPU, the shapes and dtypes of the arrays to be made, and their indices among all of
-            these.
-        total: the number of arrays to be made.
-        results: by leaf and receiver, the index of the array made for it; None if it passed a buffer.
-        schedule: what is enqueued.
     """
 
     def __init__(
@@ -118,9 +111,10 @@ class DevicePlan:
         *,
         direct: bool,
     ) -> None:
+        # By framework and GPU, the arrays to be made: shapes and dtypes, and indices among all that are made.
         self.makes: dict[tuple[DeviceType, int], tuple[list[Spec], list[int]]] = {}
-        self.total = 0
-        self.results: list[list[int | None]] = []
+        self.total = 0  # of the arrays to be made
+        self.results: list[list[int | None]] = []  # by leaf and receiver, an index of these; None if it has a buffer
         self._group, self._direct = group, direct
         numbers = itertools.count()
         inputs = [[self._view(next(numbers), array) for array in column] for column in columns]

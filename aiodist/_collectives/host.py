@@ -226,26 +226,10 @@ class _Leaf:
 
 
 class HostExecutor:
-    """Carries out the plan of one collective, any number of times.
-
-    Args:
-        collective: a collective that has been checked.
-        size: the number of positions.
-        absent: positions that contribute nothing.
-        accumulate: as in `aiodist_kernels.reduce`.
-
-    Attributes:
-        shared: one result serves all; otherwise there is a list of results by position, with None for positions that
-            are absent or passed buffers.
-        run: carries it out without buffers for the results; see `HostExecutor.run_into`.
-    """
+    """Carries out the plan of one collective, any number of times; see `execution.executor` for the arguments."""
 
     def __init__(
-        self,
-        collective: Collective,
-        size: int,
-        absent: Sequence[int] = (),
-        accumulate: Accumulate = "native",
+        self, collective: Collective, size: int, absent: Sequence[int] = (), accumulate: Accumulate = "native"
     ) -> None:
         kind, spec = collective.kind, collective.spec
         self._size = size
@@ -254,6 +238,7 @@ class HostExecutor:
         self._single = spec is not None and spec.single
         plans = enumerate(collective.without(absent).plans(len(self._positions)))
         leaves = self._leaves = [_Leaf(collective, place, plan, accumulate) for place, plan in plans]
+        # One result serves all; otherwise there is a list of results by position.
         self.shared = kind.shared and not any(isinstance(leaf.mark, HostType) for leaf in leaves)
         self._is_small = sum([leaf.nbytes for leaf in leaves]) * len(self._positions) < LOOK_FROM
         self._varies = any(leaf.nbytes == math.inf for leaf in leaves)
@@ -262,7 +247,7 @@ class HostExecutor:
         if not self._is_small:
             self._due = list(dict.fromkeys(plan for leaf in leaves if (plan := leaf.due()) is not None))
         self._straight: Callable[[Sequence[Any]], Any] | None = None  # the shortest way to the result
-        self.run: Callable[[Sequence[Any]], Any] = self.run_into
+        self.run: Callable[[Sequence[Any]], Any] = self.run_into  # without buffers for the results
         if not leaves:
             nothing: Any = None if spec is None else []
             self.run = lambda _: nothing if self.shared else [list(nothing) for _ in range(size)]
@@ -272,15 +257,15 @@ class HostExecutor:
                 self.run = self._straight
 
     def run_into(self, values: Sequence[Any], outs: Outs = NO_OUTS) -> Any:
-        """Carry it out.
+        """Carry it out, and return the result, or the `Work` that computes it if it would hold up the event loop.
 
         Args:
             values: by position, each replica's contribution: a leaf or a list of leaves; anything if it is absent.
             outs: buffers for the results, from `out.checked`.
 
         Returns:
-            The result: a leaf or a list of leaves for all, or a list of these by position, see ``shared``. Or, if it
-            would hold up the event loop, the `Work` that computes it.
+            A leaf or a list of leaves for all; or, unless ``shared``, a list of these by position, with None for
+            positions that are absent or passed buffers.
         """
         if len(self._positions) < self._size:
             values = [values[position] for position in self._positions]

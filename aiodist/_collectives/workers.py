@@ -67,35 +67,24 @@ class Members:
 
 
 class Reduction:
-    """Rows to reduce over the workers: consecutive leaves with the same accumulator and the same result dtype.
-
-    Attributes:
-        op: SUM, PRODUCT, MIN or MAX.
-        rule: the rule; the leaves' rules differ at most in the dtype of the inputs.
-        dtype: the accumulator.
-        shapes, sizes: by leaf, its shape and its number of elements.
-        size: the number of elements of a row.
-        ordered: rows belong to replicas and are folded in replica order; otherwise the engine decides the order.
-        own_rows: the number of rows that this worker contributes.
-        order: the order in which rows, by rank, are folded.
-        finishes: the result is not the total as it is.
-        cost: about how many bytes could be moved in the time that it takes to fold this worker's rows.
-    """
+    """Rows to reduce over the workers: consecutive leaves with the same accumulator and the same result dtype."""
 
     def __init__(
         self, op: ReduceOp, rules: Sequence[Rule], shapes: Sequence[Any], members: Members, *, ordered: bool = False
     ) -> None:
         self.op = ReduceOp.SUM if op is ReduceOp.MEAN else op
-        self.rule, self.shapes, self.replicas, self.ordered = rules[0], shapes, members.replicas, ordered
+        self.rule = rules[0]  # the others differ at most in the dtype of the inputs
         self.dtype = self.rule.accumulator
         self.finishes = self.rule.finish is not Finish.NOTHING or self.rule.result != self.dtype
-        self.sizes = list(map(math.prod, shapes))
-        self.size = sum(self.sizes)
+        self.shapes, self.sizes = shapes, list(map(math.prod, shapes))
+        self.size = sum(self.sizes)  # elements in a row
         plans = [plan_for(self.op, rule.dtype, len(members.own), "native") for rule in rules]
+        # About how many bytes could be moved in the time that it takes to fold this worker's rows.
         self.cost = sum(plan.cost(size) for plan, size in zip(plans, self.sizes, strict=True))
-        self._ids = members.ids
+        self.replicas, self._ids = members.replicas, members.ids
+        self.ordered = ordered  # one row per replica, folded in replica order; else one per worker, in any order
         self.own_rows = self.rows_of(members.rank)
-        self.order: Sequence[int] = range(len(members.ids))
+        self.order: Sequence[int] = range(len(members.ids))  # in which rows, by rank, are folded
         if ordered:
             positions = list(chain(*members.ids))
             self.order = sorted(range(len(positions)), key=positions.__getitem__)
@@ -191,15 +180,6 @@ class WorkerPlan:
         members: the replicas that take part.
         accumulate: as in `aiodist_kernels.reduce`.
         ordered: reductions give the same bits for every layout of replicas over workers.
-
-    Attributes:
-        shared: one result serves all local replicas; otherwise there is a list of results by local position.
-        plans: the leaves' plans.
-        reductions: the leaves that are reduced, by accumulator, with their indices.
-        pieces: for each leaf of which parts are exchanged, its index, and a part's shape, dtype and bytes.
-        gathered: the indices of the leaves whose values are gathered.
-        on_one_machine: computes the results of the gathered leaves, as one machine would.
-        sources: by rank, the positions of the replicas whose values are gathered.
     """
 
     def __init__(
@@ -210,9 +190,10 @@ class WorkerPlan:
         self.collective, self.members, self.spec = collective, members, spec
         self.accumulate: Accumulate = accumulate
         self.plans = collective.plans(members.replicas)
+        # One result serves all local replicas; otherwise there is a list of results by local position.
         self.shared = collective.kind.shared and not any(isinstance(mark, HostType) for mark in spec.marks)
-        self.pieces: list[tuple[int, Sequence[int], DType, int]] = []
-        self.gathered: list[int] = []
+        self.pieces: list[tuple[int, Sequence[int], DType, int]] = []  # exchanged leaves; shape, dtype, bytes of parts
+        self.gathered: list[int] = []  # leaves whose values are gathered
         alike: dict[Any, dict[int, Rule]] = {}
         for index, (plan, mark) in enumerate(zip(self.plans, spec.marks, strict=True)):
             shape: Any = spec.shapes[index]
@@ -228,17 +209,17 @@ class WorkerPlan:
             else:
                 self.gathered.append(index)
         self._nbytes = sum(nbytes for *_, nbytes in self.pieces)
-        self.reductions: list[tuple[Reduction, list[int]]] = []
+        self.reductions: list[tuple[Reduction, list[int]]] = []  # with the indices of their leaves
         for rules in alike.values():
             assert op is not None
             reduction = Reduction(op, list(rules.values()), spec.of(list(rules)).shapes, members, ordered=ordered)
             self.reductions.append((reduction, list(rules)))
-        self.sources: Sequence[Sequence[int]] = members.ids
+        self.sources: Sequence[Sequence[int]] = members.ids  # by rank, the positions whose values are gathered
         needed = self.plans[0].inputs if self.plans else range(members.replicas)
         if len(needed) < members.replicas:
             self.sources = [[position for position in ids if position in needed] for ids in members.ids]
         self._host = HostExecutor(collective, len(members.own))
-        self.on_one_machine: HostExecutor | None = None
+        self.on_one_machine: HostExecutor | None = None  # computes the results of gathered leaves
         if self.gathered:
             of_gathered = on_host(collective.of(self.gathered))
             self.on_one_machine = HostExecutor(of_gathered, members.replicas, (), accumulate)
@@ -269,13 +250,7 @@ class WorkerPlan:
 
 
 class Transfer:
-    """One exchange of a collective's values, from the local replicas' contributions on the host, in order.
-
-    Attributes:
-        plan: the plan that it follows.
-        rows: the values to be reduced.
-        given: the gathered leaves of the local replicas whose values all workers need.
-    """
+    """One exchange of a collective's values, from the local replicas' contributions on the host, in order."""
 
     def __init__(self, plan: WorkerPlan, values: Sequence[Any]) -> None:
         self.plan = plan
@@ -285,7 +260,7 @@ class Transfer:
             for reduction, indices in plan.reductions
         ]
         own, sources = plan.members.own, plan.sources[plan.members.rank]
-        self.given: list[list[Any]] = [
+        self.given: list[list[Any]] = [  # the gathered leaves of the local replicas whose values all workers need
             [_plain(self._columns[index][own.index(position)]) for index in plan.gathered] for position in sources
         ]
         self._results: list[Sequence[Any]] = [()] * len(plan.plans)

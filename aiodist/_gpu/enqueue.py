@@ -66,13 +66,7 @@ class Bound(NamedTuple):
 
 
 class Schedule:
-    """Reductions of numbered arrays, followed by moves, ready for addresses.
-
-    Attributes:
-        devices: the devices on whose streams it is enqueued.
-        kernels: pairs of a device and a kernel that it launches.
-        has_scratch: whether it uses scratch memory, which is allocated for each run.
-    """
+    """Reductions of numbered arrays, followed by moves, ready for addresses."""
 
     def __init__(self, driver: CudaCore, batches: Sequence[Batch], then: Sequence[Move], arrays: int) -> None:
         self._driver = driver
@@ -82,13 +76,13 @@ class Schedule:
         self._tables: dict[int, tuple[forms.Layout, DeviceMemory, NDArray[np.int64]]] = {}  # by index of the step
         self._loaded = False
         devices = {place.device for batch in batches for place in (*batch.jobs[0].inputs, *batch.jobs[0].outputs)}
-        self.devices = tuple(sorted(devices | steps.devices_of(then)))
+        self.devices = tuple(sorted(devices | steps.devices_of(then)))  # on whose streams it is enqueued
         found = [s for b in batches for s in steps.reduce_steps(b.rule, b.jobs, driver.reaches, self._allocate)]
         if batches and then and len(self.devices) > 1:
             found.append(Meet(self.devices))
         self._steps = [*found, *steps.move_steps(then, self._allocate)]
         self.kernels = dict.fromkeys((step.device, step.form) for step in self._steps if isinstance(step, Launch))
-        self.has_scratch = bool(self._scratch)
+        self.has_scratch = bool(self._scratch)  # it is allocated for each run
 
     def is_loaded(self) -> bool:
         """Return whether all its kernels are loaded."""

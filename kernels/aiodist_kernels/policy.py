@@ -87,21 +87,13 @@ def parts(moved: int, workers: int) -> int:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Plan:
-    """How a number of buffers of one dtype are reduced by one op.
-
-    Attributes:
-        rule: what the reduction means.
-        count: the number of buffers.
-        pays_from: bytes of one buffer from which a kernel beats NumPy; `NEVER` if there can be none.
-        kernel: the kernel, once it is compiled.
-        settled: the kernel is compiled, or cannot be used.
-    """
+    """How a number of buffers of one dtype are reduced by one op."""
 
     rule: Rule
-    count: int
-    pays_from: int
-    kernel: "Kernel | None" = None
-    settled: bool = False
+    count: int  # of buffers
+    pays_from: int  # bytes of one buffer from which a kernel beats NumPy; `NEVER` if there can be none
+    kernel: "Kernel | None" = None  # once it is compiled
+    settled: bool = False  # the kernel is compiled, or cannot be used
 
     def kernel_for(self, nbytes: int) -> "Kernel | None":
         """Return the kernel that should reduce buffers of that many bytes; None for NumPy."""

@@ -29,11 +29,7 @@ Reduction = Callable[[Sequence[Array]], Array]
 
 
 def reduce(
-    op: ReduceOp,
-    buffers: Sequence[Array],
-    *,
-    out: Array | None = None,
-    accumulate: Accumulate = "native",
+    op: ReduceOp, buffers: Sequence[Array], *, out: Array | None = None, accumulate: Accumulate = "native"
 ) -> Array:
     """Reduce n buffers to one by a left fold in their order; see `rules` for what each op means.
 
@@ -133,15 +129,10 @@ def _reduce(plan: Plan, buffers: Sequence[Array], out: Array | None, among: bool
 
 
 class Pieces(NamedTuple):
-    """One reduction, ready to be run.
+    """One reduction, ready to be run."""
 
-    Attributes:
-        result: the result, complete when all calls have returned.
-        calls: functions to call once each, in any order and in any threads.
-    """
-
-    result: Array
-    calls: tuple[Callable[[], object], ...]
+    result: Array  # complete when all calls have returned
+    calls: tuple[Callable[[], object], ...]  # to be called once each, in any order and in any threads
 
 
 def cut(op: ReduceOp, buffers: Sequence[Array], *, accumulate: Accumulate = "native", parts: int = 1) -> Pieces:

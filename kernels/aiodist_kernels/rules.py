@@ -75,25 +75,16 @@ class Finish(enum.Enum):
 
 
 class Rule(NamedTuple):
-    """How buffers of one dtype are reduced by one op.
-
-    Attributes:
-        op: the reduce op.
-        dtype: the buffers' dtype, in native byte order.
-        accumulator: the dtype in which the fold runs.
-        result: the result's dtype.
-        ufunc: one step of the fold.
-        finish: the last step before rounding.
-        contiguous: whether operands must be contiguous to always give the same bits. NumPy's complex product fuses a
-            multiplication and an addition in its vector loops, but not in the scalar loop for some strides.
-    """
+    """How buffers of one dtype are reduced by one op."""
 
     op: ReduceOp
-    dtype: DType
-    accumulator: DType
+    dtype: DType  # the buffers', in native byte order
+    accumulator: DType  # in which the fold runs
     result: DType
-    ufunc: np.ufunc
-    finish: Finish
+    ufunc: np.ufunc  # one step of the fold
+    finish: Finish  # the last step before rounding
+    # Whether operands must be contiguous to always give the same bits. NumPy's complex product fuses a multiplication
+    # and an addition in its vector loops, but not in the scalar loop for some strides.
     contiguous: bool
 
     @property

@@ -43,17 +43,11 @@ UNROLLED: Final = 8
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Form:
-    """One kernel.
-
-    Attributes:
-        rule: what it computes.
-        count: the number of buffers; 0 stands for any number, and 1 makes it a copy.
-        tabled: whether addresses come from a table rather than from arguments.
-    """
+    """One kernel."""
 
     rule: Rule
-    count: int
-    tabled: bool
+    count: int  # of buffers; 0 stands for any number, and 1 makes it a copy
+    tabled: bool  # addresses come from a table rather than from arguments
 
     @property
     def width(self) -> int:
@@ -118,18 +112,13 @@ def allow_vectors(addresses: Iterable[int]) -> bool:
 
 
 class Layout:
-    """The tables for leaves with given numbers of lanes and one number of buffers, without the addresses.
-
-    Attributes:
-        chunks: the number of chunks; empty leaves have none.
-        heads: the table of heads.
-    """
+    """The tables for leaves with given numbers of lanes and one number of buffers, without the addresses."""
 
     def __init__(self, form: Form, lanes: Sequence[int], count: int) -> None:
         sizes = np.array(lanes, np.int64)
         counts = -(-sizes // form.chunk)
         leaf_of = np.repeat(np.arange(len(lanes)), counts)
-        self.chunks = int(counts.sum())
+        self.chunks = int(counts.sum())  # none of empty leaves
         self.heads = np.empty((self.chunks, ENTRY), np.int64)
         row, low, middle, high = self.heads.T
         row[:] = (FIRST + count) * leaf_of
