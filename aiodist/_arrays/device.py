@@ -339,12 +339,8 @@ class Exported:
     must not be a Python function. Therefore the capsule is NumPy's own, of an array over the address, which is never
     read; then device and dtype are overwritten. NumPy's deleter drops that array, and with it the owner.
 
-    Args:
-        address: the address of the first element.
-        shape: the shape; elements are contiguous in C order.
-        dtype: NumPy's or ml_dtypes' dtype, in native byte order.
-        device: DLPack's type and number of the device.
-        owner: keeps the memory until the last consumer drops it.
+    Elements are contiguous in C order and native byte order. ``device`` is DLPack's type and number of the device.
+    ``owner`` keeps the memory until the last consumer drops it.
     """
 
     def __init__(self, address: int, shape: tuple[int, ...], dtype: DType, device: tuple[int, int], owner: Any) -> None:

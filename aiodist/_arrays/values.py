@@ -262,14 +262,8 @@ def regroup(
     type never depends on them. None, a leaf here, and any other object come back bare if every replica has the
     identical one. The value of a single replica comes back as it is.
 
-    Args:
-        values: a nest per replica.
-        what: what the values are, for the error.
-        replicas: the replicas' ids, for the error; None if they count from 0.
-        of_leaf: makes one leaf of the replicas'.
-
-    Raises:
-        ValueError: the nests differ in structure; it has the nests as ``values``.
+    If the nests differ in structure, there is a ValueError that has them as ``values``, and names the replicas, by
+    default from 0, and ``what`` they are.
     """
     first = values[0]
     if len(values) == 1 or (first is None and all(value is None for value in values)):

@@ -222,11 +222,8 @@ def _allocate(ordinal: int, nbytes: int) -> Any:
 class DeviceRun:
     """One execution of a device plan.
 
-    Args:
-        group: the leaves.
-        columns: by leaf, the inputs.
-        receivers: by leaf, the GPU, or the host, of each receiver of a result; None: where the inputs are.
-        outs: by leaf and receiver, a buffer for the result, or None if the receiver passed none.
+    There are, by leaf, the inputs, and the GPU, or the host, of each receiver of a result (None: where the inputs are);
+    and by leaf and receiver a buffer for the result, or None if the receiver passed none.
     """
 
     def __init__(
@@ -407,14 +404,10 @@ def transfer(
     devices: Sequence[str] = (),
     outs: Sequence[Sequence[DeviceArray | None]] = (),
 ) -> DeviceRun:
-    """Copy arrays from devices to the host, or from the host to devices.
+    """Copy arrays from devices to the host, or from the host to devices, as arrays of the given frameworks.
 
-    Args:
-        marks: by leaf, the framework of the results.
-        columns: by leaf, one array for all receivers, or one for each.
-        receivers: by leaf, the GPU, or `HOST`, of each receiver.
-        devices: logical devices on whose streams arrays may have been made.
-        outs: see `DeviceRun`.
+    By leaf, there is one array for all receivers, or one for each. ``devices`` are logical devices on whose streams
+    arrays may have been made. See `DeviceRun`.
     """
     return DeviceRun(_moves(tuple(marks), tuple(map(len, columns)), tuple(devices)), columns, receivers, outs)
 

@@ -23,15 +23,11 @@ def executor(
     devices: tuple[str, ...] = (),
     targets: tuple[int, ...] | None = None,
 ) -> HostExecutor | DeviceExecutor:
-    """Return the executor of a collective that has been checked; see `HostExecutor`.
+    """Return the executor of a collective that has been checked, for a number of positions.
 
-    Args:
-        collective: the collective.
-        size: the number of positions.
-        absent: the positions of replicas that have joined, and contribute nothing.
-        accumulate: as in `aiodist_kernels.reduce`.
-        devices: by position, the replicas' logical devices, on whose streams arrays may have been made.
-        targets: the GPUs that get a result each, instead of those of the inputs, for arrays on GPUs.
+    Replicas at absent positions have joined, and contribute nothing. ``devices`` are the replicas' logical devices, on
+    whose streams arrays may have been made. ``targets`` are the GPUs that get a result each instead of the inputs'
+    GPUs.
     """
     if collective.spec is not None and any(isinstance(mark, DeviceType) for mark in collective.spec.marks):
         from aiodist._collectives.device import DeviceExecutor  # loaded if there are arrays on GPUs

@@ -66,11 +66,7 @@ class DeviceMemory:
 
 
 class CudaCore:
-    """Enqueues work; devices are the driver's ordinals. Only `wait_for` blocks the calling thread.
-
-    Raises:
-        ImportError: cuda.core is not installed, is too old, or does not fit cuda.bindings.
-    """
+    """Enqueues work; devices are the driver's ordinals. Only `wait_for` blocks the calling thread."""
 
     def __init__(self) -> None:
         self._core, self._driver = _imported()
@@ -204,11 +200,7 @@ class CudaCore:
         return (device, form) in self._kernels
 
     def load(self, device: int, form: Form) -> None:
-        """Compile a kernel for a device and load it, in any thread; it takes a few tenths of a second.
-
-        Raises:
-            ImportError: the compiler is not installed.
-        """
+        """Compile a kernel for a device and load it, in a few tenths of a second, in any thread."""
         # Nothing here needs a current device, so other threads may enqueue meanwhile.
         if self.is_loaded(device, form):
             return

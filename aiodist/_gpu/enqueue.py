@@ -213,13 +213,9 @@ class Queue:
     def run(
         self, schedule: Schedule, streams: Iterable[DeviceStream], keeps: list[Any], begins: tuple[int, ...] = (0,)
     ) -> Completion:
-        """Enqueue a schedule whose kernels are loaded, within `CudaCore.using`.
+        """Enqueue a schedule whose kernels are loaded, for arrays at some addresses; within `CudaCore.using`.
 
-        Args:
-            schedule: the schedule.
-            streams: the streams on which inputs were made, and results will be used.
-            keeps: the owners of the arrays.
-            begins: the addresses at which the arrays begin.
+        Inputs were made, and results will be used, on ``streams``; ``keeps`` are the owners of the arrays.
         """
         driver = self.driver
         # Addresses are usually the same as before: frameworks reuse the memory of the previous step's arrays.
@@ -248,11 +244,7 @@ enqueuing: Final = RLock()
 
 @cache
 def queue() -> Queue:
-    """Return the process's queue, which all runs share: streams, kernels and tables live as long as the process.
-
-    Raises:
-        ImportError: cuda.core is not installed, or does not fit.
-    """
+    """Return the process's queue, which all runs share; an ImportError if cuda.core is missing, or does not fit."""
     return Queue(CudaCore())
 
 

@@ -113,11 +113,7 @@ class Plan:
 
 @functools.cache
 def plan_for(op: ReduceOp, dtype: DType, count: int, accumulate: Accumulate) -> Plan:
-    """Return the plan of a reduction.
-
-    Raises:
-        TypeError: `op` is not defined for `dtype`.
-    """
+    """Return the plan of a reduction; raise a TypeError if `op` is not defined for `dtype`."""
     rule = rule_for(op, dtype, accumulate)
     if not 2 <= count <= MOST_BUFFERS or dtype != rule.dtype or rule.contiguous or not has_kernels(rule):
         return Plan(rule, count, NEVER)
@@ -135,10 +131,7 @@ def warm(plans: Iterable[Plan], *, required: bool = True) -> None:
     """Compile the kernels of plans in this thread: some tenths of a second each, and a second more for the first.
 
     Call it in a worker thread; meanwhile NumPy does reductions, with the same bits. Kernels that exist already cost
-    nothing. If Numba is missing and not `required`, NumPy remains in use for good.
-
-    Raises:
-        ImportError: Numba is not installed, or does not load.
+    nothing. If Numba does not load, there is an ImportError, or, if not `required`, NumPy remains in use for good.
     """
     for plan in plans:
         with _compiling:

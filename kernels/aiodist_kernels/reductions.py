@@ -170,11 +170,7 @@ def _flat(arrays: Sequence[Array]) -> list[Array] | None:
 
 
 def result_dtype(op: ReduceOp, dtype: DType | type) -> DType:
-    """Return the dtype, in native byte order, of reductions of buffers of `dtype`, or of numbers of a Python type.
-
-    Raises:
-        TypeError: `op` is not defined for `dtype`.
-    """
+    """Return the dtype of a reduction of buffers of `dtype`, or of numbers of a Python type; see `rule_for`."""
     return rule_for(op, np.dtype(dtype)).result
 
 
@@ -187,12 +183,9 @@ Number = int | float | complex
 def reduce_numbers(op: ReduceOp, numbers: Sequence[Number]) -> Number:
     """Reduce Python numbers of one type, which `result_dtype` accepts, by a left fold in their order.
 
-    Returns:
-        SUM and PRODUCT: exact for int, rounded at each step for float and complex. MEAN: the sum divided by the count
-        (by component for complex), a float for int. MIN and MAX: the first NaN if there is one; all and any for bool.
-
-    Raises:
-        OverflowError: the MEAN of ints is beyond the range of float.
+    SUM and PRODUCT are exact for int, and rounded at each step for float and complex. MEAN is the sum divided by the
+    count (by component for complex), a float for int; beyond the range of float it is an OverflowError. MIN and MAX
+    return the first NaN if there is one; for bool they are all and any.
     """
     return _FOLDS[op](numbers)  # type: ignore[no-any-return]
 

@@ -67,7 +67,7 @@ ReduceOp.__module__ = "aiodist_kernels"
 
 
 class Finish(enum.Enum):
-    """What happens to the accumulator after the last buffer."""
+    """The last step, before rounding."""
 
     NOTHING = "nothing"
     SCALE = "multiply by 1/n"
@@ -82,7 +82,7 @@ class Rule(NamedTuple):
     accumulator: DType  # in which the fold runs
     result: DType
     ufunc: np.ufunc  # one step of the fold
-    finish: Finish  # the last step before rounding
+    finish: Finish
     # Whether operands must be contiguous to always give the same bits. NumPy's complex product fuses a multiplication
     # and an addition in its vector loops, but not in the scalar loop for some strides.
     contiguous: bool
@@ -124,11 +124,7 @@ def is_half(dtype: DType) -> bool:
 
 @functools.cache
 def rule_for(op: ReduceOp, dtype: DType, accumulate: Accumulate = "native") -> Rule:
-    """Return the rule for buffers of `dtype`.
-
-    Raises:
-        TypeError: `op` is not defined for `dtype`.
-    """
+    """Return the rule for buffers of `dtype`; raise a TypeError if `op` is not defined for it."""
     native = np.dtype(dtype.type) if dtype.kind in "iufc" else dtype  # the one object that NumPy has for it
     _check_defined(op, native)
     accumulator = _accumulator(op, native, accumulate)

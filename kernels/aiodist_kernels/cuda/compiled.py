@@ -40,7 +40,6 @@ from aiodist_kernels.lanes import Builder, Value
 from aiodist_kernels.rules import DType, lane, product_is_fused
 
 INSTALL: Final = "pip install 'aiodist[cuda]'"
-"""The command that installs the compiler for CUDA, its libraries, and the launcher of kernels."""
 
 PTX_VERSION: Final = "7.8"
 """The oldest for compute capability 9.0. Compilers write their own version, which older linkers and drivers refuse."""
@@ -73,20 +72,11 @@ _GLOBAL: Final = 1  # the address space of device memory
 
 
 class _Lanes:
-    """Emits the instructions of a fold for some lanes.
-
-    Args:
-        builder: LLVM's builder.
-        form: the kernel.
-        vector: take a vector of 16 bytes of each buffer, at a multiple of 16; otherwise one element.
-    """
+    """Emits the instructions of a fold: for an aligned vector of 16 bytes of each buffer, or for one element."""
 
     def __init__(self, builder: Builder, form: Form, *, vector: bool) -> None:
-        self.builder = builder
-        self.form = form
-        self.rule = form.rule
+        self.builder, self.rule, self.vector = builder, form.rule, vector
         self.width = form.width if vector else form.rule.grain
-        self.vector = vector
 
     def fold_all(self, addresses: Sequence[Value], index: Value, total: Value | None = None) -> Value:
         """Fold the same lanes of all buffers in their order, starting from `total` if there is one."""
@@ -330,11 +320,7 @@ class Program(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def compile_form(form: Form, capability: tuple[int, int]) -> Program:
-    """Compile a kernel; it takes a few tenths of a second, and twice as long the first time.
-
-    Raises:
-        ImportError: no compiler for CUDA is installed.
-    """
+    """Compile a kernel, in a few tenths of a second; an ImportError if no compiler for CUDA is installed."""
     make, arguments = _tabled, (types.int64,) * 4
     if not form.tabled:
         make, arguments = _direct, (types.int64, types.UniTuple(types.int64, form.count), types.int64, types.int64)

@@ -62,11 +62,7 @@ class Form:
 
 @functools.lru_cache(maxsize=1024)
 def form_for(rule: Rule, count: int, *, leaves: int = 1) -> Form:
-    """Return the kernel that reduces `leaves` leaves of `count` buffers each.
-
-    Raises:
-        TypeError: no kernel knows the dtype (long double).
-    """
+    """Return the kernel that reduces `leaves` leaves of `count` buffers each; a TypeError for long double."""
     if not has_kernels(rule):
         raise TypeError(f"{rule.op.name} of {rule.dtype}: GPUs do not support this dtype; cast first, e.g. to float64")
     if count not in DIRECT_COUNTS:
