@@ -127,8 +127,9 @@ class Torch(DeviceType):
         return DeviceArray(leaf.data_ptr(), tuple(leaf.shape), dtype, ordinal, self.stream(ordinal), leaf)
 
     def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
-        empty, device = sys.modules["torch"].empty, _torch_device(ordinal)
-        made = [empty(shape, dtype=_to_torch(dtype), device=device) for shape, dtype in specs]
+        torch = sys.modules["torch"]
+        device = torch.device("cuda", ordinal)
+        made = [torch.empty(shape, dtype=_to_torch(dtype), device=device) for shape, dtype in specs]
         return [(tensor, tensor.data_ptr()) for tensor in made]
 
     def stream(self, ordinal: int) -> int:
@@ -150,11 +151,6 @@ def _of_torch(dtype: Any) -> DType:
 @cache
 def _to_torch(dtype: DType) -> Any:
     return getattr(sys.modules["torch"], dtype.name)
-
-
-@cache
-def _torch_device(ordinal: int) -> Any:
-    return sys.modules["torch"].device("cuda", ordinal)
 
 
 @cache

@@ -36,7 +36,7 @@ from aiodist._arrays.device import (
     Spec,
 )
 from aiodist._arrays.leaves import Spec as ValueSpec
-from aiodist._collectives.host import HostExecutor, given
+from aiodist._collectives.host import HostExecutor, in_framework
 from aiodist._collectives.kinds import Collective, LeafPlan, Result
 from aiodist._collectives.out import NO_OUTS, Outs, entangled, span
 from aiodist._collectives.work import Work
@@ -464,7 +464,7 @@ def from_host(
         made = dict(zip(on_devices, by_leaf, strict=True))
         for index, column in enumerate(columns):
             if index not in made:
-                leaves = given(spec.marks[index], column[0] if shared else column, len(present), shared=shared)
+                leaves = in_framework(spec.marks[index], column[0] if shared else column, len(present), shared=shared)
                 made[index] = list(leaves)
                 for leaf, each in zip(leaves, passed, strict=True):
                     if each is not None:

@@ -32,7 +32,7 @@ Array = np.ndarray[Any, Any]
 Column = Sequence[Any]
 """One leaf of every replica that takes part, in replica order."""
 
-LOOK_FROM: Final = 256 * 1024
+COST_FROM: Final = 256 * 1024
 """Bytes contributed by all replicas from which a collective may hold up the event loop, so its cost is computed."""
 
 
@@ -76,14 +76,14 @@ def fold_slices(op: ReduceOp, column: Sequence[IndexedSlices], accumulate: Accum
     return IndexedSlices(frozen(total), frozen(indices), column[0].dense_shape)
 
 
-def made(result: Result, arrays: Sequence[Any] | Mapping[int, Any], inputs: int) -> Any:
+def assembled(result: Result, arrays: Sequence[Any] | Mapping[int, Any], inputs: int) -> Any:
     """Return a result in memory of its own, made from inputs followed by totals that nothing else uses."""
     parts = [arrays[source] for source in result.sources]
     if result.cut is not None:
         parts = [part(array, result.cut) for array in parts]
     if len(parts) > 1:
         assert result.axis is not None
-        return put_together(parts, result.axis)
+        return concatenated(parts, result.axis)
     return parts[0] if result.sources[0] >= inputs else copied(parts[0])
 
 
@@ -104,7 +104,7 @@ def copied(leaf: Any) -> Any:
     return copy
 
 
-def put_together(arrays: Sequence[Array], axis: int) -> Array:
+def concatenated(arrays: Sequence[Array], axis: int) -> Array:
     """Return arrays concatenated along an axis, in native byte order; strings get the widest width."""
     dtypes = [array.dtype for array in arrays]
     native = dtypes[0]
@@ -137,7 +137,7 @@ def in_native_order(value: Any) -> Any:
     return value
 
 
-def given(mark: LeafMark, result: Any, count: int, *, shared: bool) -> Sequence[Any]:
+def in_framework(mark: LeafMark, result: Any, count: int, *, shared: bool) -> Sequence[Any]:
     """Return a leaf's result, one for all or a list with one for each replica, in its own framework."""
     if isinstance(mark, HostType):
         return mark.give_each(result, count) if shared else list(map(mark.give, result))
@@ -167,10 +167,10 @@ class _Leaf:
         if op is not None:
             among = not spec.single
             self.folds = [_folding(op, self._dtype, shape, len(f), self.mark, accumulate, among) for f in plan.folds]
-        self.made: Callable[[Column], Any] = lambda column: self.results(column, self._totals(column))
+        self.compute: Callable[[Column], Any] = lambda column: self.results(column, self._totals(column))
         if self.shared and self.whole and not isinstance(self.mark, HostType):  # the commonest, in the fewest calls
             total_of = self.folds[0]
-            self.made = (lambda column: frozen(total_of(column))) if self.is_array else total_of
+            self.compute = (lambda column: frozen(total_of(column))) if self.is_array else total_of
 
     def due(self) -> Plan | None:
         """Return the plan whose kernel must be compiled before the fold; None if there is none."""
@@ -216,7 +216,7 @@ class _Leaf:
         """Return the results made from inputs and totals: one for all replicas, or a list with one for each."""
         if not self.whole:
             arrays = [*column, *totals]
-            totals = [made(result, arrays, len(column)) for result in self.plan.results]
+            totals = [assembled(result, arrays, len(column)) for result in self.plan.results]
         if not isinstance(self.mark, HostType):  # another framework takes over writeable memory
             totals = [frozen(total) if isinstance(total, np.ndarray) else total for total in totals]
         return totals[0] if self.shared else totals
@@ -240,7 +240,7 @@ class HostExecutor:
         leaves = self._leaves = [_Leaf(collective, place, plan, accumulate) for place, plan in plans]
         # One result serves all; otherwise there is a list of results by position.
         self.shared = kind.shared and not any(isinstance(leaf.mark, HostType) for leaf in leaves)
-        self._is_small = sum([leaf.nbytes for leaf in leaves]) * len(self._positions) < LOOK_FROM
+        self._is_small = sum([leaf.nbytes for leaf in leaves]) * len(self._positions) < COST_FROM
         self._varies = any(leaf.nbytes == math.inf for leaf in leaves)
         self._cost: int | None = None  # once it is known, if it is the same each time
         self._due: list[Plan] = []  # plans whose kernels must be compiled first
@@ -252,7 +252,7 @@ class HostExecutor:
             nothing: Any = None if spec is None else []
             self.run = lambda _: nothing if self.shared else [list(nothing) for _ in range(size)]
         elif self.shared and not absent and all(leaf.whole for leaf in leaves):
-            self._straight = leaves[0].made if self._single else _tiny_folds(collective, size, accumulate)
+            self._straight = leaves[0].compute if self._single else _tiny_folds(collective, size, accumulate)
             if self._straight is not None and self._is_small:
                 self.run = self._straight
 
@@ -269,11 +269,11 @@ class HostExecutor:
         """
         if len(self._positions) < self._size:
             values = [values[position] for position in self._positions]
-        if not self._is_small and self._holds_up(values):
+        if not self._is_small and self._blocks(values):
             return self._work(values, outs)
         if self._straight is not None and not outs:
             return self._straight(values)
-        by_leaf = [leaf.made(column) for leaf, column in zip(self._leaves, self._columns(values), strict=True)]
+        by_leaf = [leaf.compute(column) for leaf, column in zip(self._leaves, self._columns(values), strict=True)]
         for call in self._copies(by_leaf, outs) if outs else ():
             call()
         return self.handed_out(by_leaf, outs)
@@ -281,7 +281,7 @@ class HostExecutor:
     def _columns(self, values: Sequence[Any]) -> Sequence[Column]:
         return [values] if self._single else list(zip(*values, strict=True))
 
-    def _holds_up(self, values: Sequence[Any]) -> bool:
+    def _blocks(self, values: Sequence[Any]) -> bool:
         """Return whether it would hold up the event loop."""
         cost = self._cost  # cached, because computing it takes 20 microseconds
         if cost is None or policy.blocks(cost):
@@ -324,7 +324,7 @@ class HostExecutor:
         columns = []
         for leaf, result in zip(self._leaves, by_leaf, strict=True):
             own = result if self._one_result else [result[index] for index in receivers]
-            columns.append(given(leaf.mark, own, len(receivers), shared=self._one_result))
+            columns.append(in_framework(leaf.mark, own, len(receivers), shared=self._one_result))
         found: list[Any] = [None] * self._size
         for index, *row in zip(receivers, *columns, strict=True):
             found[self._positions[index]] = row[0] if self._single else row

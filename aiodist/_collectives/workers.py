@@ -267,9 +267,12 @@ class Transfer:
 
     def parts(self) -> Array:
         """Return the parts for each worker as bytes, by rank; ordered by leaf, then receiver, then sender."""
+        plans = self.plan.plans
         return joined(
             [
-                bytes_of(np.asarray(part(np.asarray(array), self.plan.plans[index].cut(receiver)), dtype))
+                np.ascontiguousarray(part(np.asarray(array), plans[index].cut(receiver)), dtype)
+                .reshape(-1)
+                .view(np.uint8)
                 for ids in self.plan.members.ids
                 for index, _, dtype, _ in self.plan.pieces
                 for receiver in ids
@@ -289,7 +292,7 @@ class Transfer:
         for index, *_ in self.plan.pieces:
             self._results[index] = [
                 frozen(
-                    host.put_together([parts[index, receiver, source] for source in result.sources], result.axis or 0)
+                    host.concatenated([parts[index, receiver, source] for source in result.sources], result.axis or 0)
                 )
                 for receiver, result in zip(members.own, self.plan.own_results(index), strict=True)
             ]
@@ -327,7 +330,7 @@ class Transfer:
                 if shared:
                     self._results[index] = [total[()] if plan.spec.marks[index] == LeafType.NUMPY_SCALAR else total]
                 else:
-                    made = [host.made(each, {size: total}, size) for each in plan.own_results(index)]
+                    made = [host.assembled(each, {size: total}, size) for each in plan.own_results(index)]
                     self._results[index] = list(map(frozen, made))
         if single and shared:
             return self._results[0][0]
@@ -372,11 +375,6 @@ def too_large() -> OverflowError:
 
 
 # Bytes.
-
-
-def bytes_of(array: Array) -> Array:
-    """Return an array's bytes, without a copy if it is in C order."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def joined(pieces: Sequence[Array]) -> Array:

@@ -39,7 +39,7 @@ def work_for_threads(*, always: bool) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("BLOCKING_FROM_MOVED", "LEAST_MOVED_BY_A_THREAD") if always else ():
             patch.setattr(policy, name, 1)
-        patch.setattr(host, "LOOK_FROM", 0 if always else host.LOOK_FROM)
+        patch.setattr(host, "COST_FROM", 0 if always else host.COST_FROM)
         yield
 
 
