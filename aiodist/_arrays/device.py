@@ -19,6 +19,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 import numpy as np
 
 from aiodist._arrays.host import HostType, bfloat16, class_name, dlpack_device, host_type_of, packages, refuse_gradient
+from aiodist_kernels.rules import DType
 
 CUDA: Final = 2  # of DLPack's DLDeviceType
 LEGACY_DEFAULT_STREAM: Final = 1
@@ -26,7 +27,6 @@ PER_THREAD_DEFAULT_STREAM: Final = 2  # one handle, but another stream in each t
 
 _BFLOAT: Final = 4  # of DLPack's DLDataTypeCode
 
-DType: TypeAlias = np.dtype[Any]
 Allocate: TypeAlias = Callable[[int, int], Any]
 """Returns memory, for a GPU and a number of bytes: its owner, which has an ``address``."""
 

@@ -32,7 +32,6 @@ from aiodist._arrays.device import (
     Allocate,
     DeviceArray,
     DeviceType,
-    DType,
     Spec,
 )
 from aiodist._arrays.leaves import Spec as ValueSpec
@@ -44,7 +43,7 @@ from aiodist._gpu import enqueue
 from aiodist._gpu.enqueue import Batch, Completion, symbol
 from aiodist._gpu.steps import HOST, Job, Move, Place, View, whole
 from aiodist_kernels import Accumulate, ReduceOp
-from aiodist_kernels.rules import rule_for
+from aiodist_kernels.rules import DType, rule_for
 
 Column: TypeAlias = Sequence[DeviceArray]
 """One leaf of every replica that contributes it, in order."""

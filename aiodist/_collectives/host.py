@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 import aiodist_kernels as kernels
-from aiodist._arrays.host import HostType
+from aiodist._arrays.host import Array, HostType
 from aiodist._arrays.leaves import LeafMark, LeafType, is_array
 from aiodist._arrays.values import IndexedSlices
 from aiodist._collectives.kinds import Collective, Cut, LeafPlan, Result
@@ -28,7 +28,6 @@ from aiodist_kernels.numpy_tier import finished, quietly
 from aiodist_kernels.pool import empty_like
 from aiodist_kernels.rules import rule_for
 
-Array = np.ndarray[Any, Any]
 Column = Sequence[Any]
 """One leaf of every replica that takes part, in replica order."""
 

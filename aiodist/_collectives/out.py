@@ -16,12 +16,11 @@ from numpy.lib.array_utils import byte_bounds
 
 import aiodist_kernels as kernels
 from aiodist._arrays.device import DeviceArray, DeviceType, device_type_of
-from aiodist._arrays.host import class_name
+from aiodist._arrays.host import Array, class_name
 from aiodist._arrays.leaves import LeafMark, LeafType, describe_leaf, is_array
 from aiodist._collectives.kinds import Collective
 from aiodist_kernels import ReduceOp
 
-Array = np.ndarray[Any, Any]
 Outs = Mapping[int, Sequence[Any]]
 """By position, a replica's buffers, one for each leaf."""
 

@@ -25,13 +25,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, product
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist._arrays.device import DeviceType
-from aiodist._arrays.host import HostType
+from aiodist._arrays.host import Array, HostType
 from aiodist._arrays.leaves import LeafType
 from aiodist._collectives import host
 from aiodist._collectives.host import HostExecutor, frozen, in_native_order, part
@@ -39,10 +39,7 @@ from aiodist._collectives.kinds import ALL_GATHER, ALL_TO_ALL, Collective, Resul
 from aiodist_kernels import Accumulate, ReduceOp, plan_for
 from aiodist_kernels.numpy_tier import finished, quietly
 from aiodist_kernels.pool import results as pool
-from aiodist_kernels.rules import Finish, Rule, rule_for
-
-Array = np.ndarray[Any, Any]
-DType: TypeAlias = np.dtype[Any]
+from aiodist_kernels.rules import DType, Finish, Rule, rule_for
 
 
 @dataclass(frozen=True, eq=False)

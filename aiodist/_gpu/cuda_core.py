@@ -17,15 +17,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 
+from aiodist._arrays.host import Array
 from aiodist._gpu.steps import HOST, Copy
 from aiodist_kernels.cuda.forms import THREADS, Form, blocks
 from aiodist_kernels.pool import Pool
-
-Array: TypeAlias = np.ndarray[Any, Any]
 
 NEEDS: Final = "GPUs need packages that are missing here, or do not fit: pip install --upgrade 'aiodist[cuda]'"
 

@@ -108,19 +108,17 @@ class Schedule:
                 there = Place(target.device, _put(target.address, begins))
                 here = Place(source.device, _put(source.address, begins))
                 return partial(driver.copy, step._replace(target=there, source=here))
-            case Launch():
-                return (self._tabled if step.form.tabled else self._direct)(number, step, begins, keeps)
+            case Launch(form=form, leaves=leaves, lanes=lanes):
+                if form.tabled:
+                    return self._tabled(number, step, begins, keeps)
+                (leaf,) = leaves
+                addresses = [_put(address, begins) for address in (leaf.out, *leaf.buffers)]
+                lanes *= leaf.elements
+                vectors = lanes // form.width if forms.allow_vectors(addresses) else 0
+                return partial(self._launcher(number, step, vectors or lanes), *addresses, vectors, lanes)
             case Meet(devices):
                 own = [driver.stream(device) for device in devices]
                 return partial(_order, driver, own, own)
-
-    def _direct(self, number: int, step: Launch, begins: Sequence[int], _: object) -> Call:
-        """Return a launch with addresses as arguments."""
-        form, (leaf,) = step.form, step.leaves
-        addresses = [_put(address, begins) for address in (leaf.out, *leaf.buffers)]
-        lanes = leaf.elements * step.lanes
-        vectors = lanes // form.width if forms.allow_vectors(addresses) else 0
-        return partial(self._launcher(number, step, vectors or lanes), *addresses, vectors, lanes)
 
     def _tabled(self, number: int, step: Launch, begins: Sequence[int], keeps: list[DeviceMemory]) -> Call:
         """Return a launch with tables in device memory; all but the addresses is prepared only once."""

@@ -9,13 +9,11 @@ import contextvars
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 import numpy as np
 
-from aiodist_kernels.rules import FLOAT64, Finish, ReduceOp, Rule, rounded
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from aiodist_kernels.rules import FLOAT64, Array, Finish, ReduceOp, Rule, rounded
 
 Fold = Callable[[Rule, Sequence[Array], Array | None], Array]
 """Folds buffers of a rule's dtype and one shape; returns `out`, which may be the first buffer, or a new array."""

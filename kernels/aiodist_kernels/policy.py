@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from aiodist_kernels.numpy_tier import Array, fold_for, quietly
+from aiodist_kernels.numpy_tier import fold_for, quietly
 from aiodist_kernels.pool import KIB, MIB
 from aiodist_kernels.rules import (
     Accumulate,
+    Array,
     DType,
     ReduceOp,
     Rule,

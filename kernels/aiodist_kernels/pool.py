@@ -23,10 +23,11 @@ from typing import Any, Final
 import numpy as np
 from numpy import asarray, ndarray
 
+from aiodist_kernels.rules import Array, DType
+
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
 
 POOLED_FROM: Final = MIB
@@ -85,7 +86,7 @@ class Pool:
         self._lock = RLock()
         self.idle_bytes = 0
 
-    def empty(self, shape: Sequence[int], dtype: np.dtype[Any], order: Any = "C") -> Array:
+    def empty(self, shape: Sequence[int], dtype: DType, order: Any = "C") -> Array:
         """Return an uninitialised array: in a block, unless it is small."""
         nbytes = dtype.itemsize * math.prod(shape)
         if nbytes < POOLED_AMONG_FROM:
@@ -119,7 +120,7 @@ results: Final = Pool()
 """The memory of results."""
 
 
-def empty_like(array: Array, dtype: np.dtype[Any]) -> Array:
+def empty_like(array: Array, dtype: DType) -> Array:
     """Return an uninitialised array for a large result, with the shape and the order of `array`."""
     fortran = array.flags.f_contiguous and not array.flags.c_contiguous
     return results.empty(array.shape, dtype, "F" if fortran else "C")

@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from aiodist_kernels import policy, pool
-from aiodist_kernels.numpy_tier import STEPPED_TO, TINY_COUNT, Array, finished, fold_for, quiet
+from aiodist_kernels.numpy_tier import STEPPED_TO, TINY_COUNT, finished, fold_for, quiet
 from aiodist_kernels.policy import Plan, plan_for
-from aiodist_kernels.rules import FLOAT64, Accumulate, DType, ReduceOp, rule_for
+from aiodist_kernels.rules import FLOAT64, Accumulate, Array, DType, ReduceOp, rule_for
 
 GRAIN: Final = 4096
 """Pieces are multiples of so many elements, so that two threads never share a cache line."""
