@@ -30,7 +30,7 @@ _BFLOAT: Final = 4  # of DLPack's DLDataTypeCode
 Allocate: TypeAlias = Callable[[int, int], Any]
 """Returns memory, for a GPU and a number of bytes: its owner, which has an ``address``."""
 
-Spec: TypeAlias = tuple[tuple[int, ...], DType]
+ArraySpec: TypeAlias = tuple[tuple[int, ...], DType]
 """The shape and dtype of an array to be made."""
 
 
@@ -77,7 +77,7 @@ class DeviceType:
             )
         return found
 
-    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
+    def make(self, specs: Sequence[ArraySpec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
         """Return new arrays, or what `finish` turns into arrays, with their addresses."""
         raise NotImplementedError
 
@@ -126,7 +126,7 @@ class Torch(DeviceType):
         dtype, ordinal = _of_torch(leaf.dtype), leaf.get_device()
         return DeviceArray(leaf.data_ptr(), tuple(leaf.shape), dtype, ordinal, self.stream(ordinal), leaf)
 
-    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
+    def make(self, specs: Sequence[ArraySpec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
         torch = sys.modules["torch"]
         device = torch.device("cuda", ordinal)
         made = [torch.empty(shape, dtype=_to_torch(dtype), device=device) for shape, dtype in specs]
@@ -182,7 +182,7 @@ class CuPy(DeviceType):
         memory = leaf.data
         return _array(leaf, memory.ptr, memory.device_id, self.stream(memory.device_id))
 
-    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
+    def make(self, specs: Sequence[ArraySpec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
         cupy = sys.modules["cupy"]
         with cupy.cuda.Device(ordinal):
             made = [cupy.empty(shape, dtype) for shape, dtype in specs]
@@ -204,7 +204,7 @@ class Numba(DeviceType):
         stream = int(leaf.stream or 0) or _numba_default_stream()
         return _array(leaf, _numba_address(leaf), leaf.gpu_data.context.device.id, stream)
 
-    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
+    def make(self, specs: Sequence[ArraySpec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
         cuda = sys.modules["numba.cuda"]
         with cuda.gpus[ordinal]:
             made = [cuda.device_array(shape, dtype) for shape, dtype in specs]
@@ -248,7 +248,7 @@ class Jax(DeviceType):
     def buffer(self, leaf: Any) -> NoReturn:
         raise TypeError("out must be writeable, got a JAX array, which cannot be changed; leave it out")
 
-    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
+    def make(self, specs: Sequence[ArraySpec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
         made = []
         for shape, dtype in specs:
             memory = allocate(ordinal, max(1, math.prod(shape) * dtype.itemsize))

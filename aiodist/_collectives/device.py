@@ -30,11 +30,11 @@ from aiodist._arrays.device import (
     LEGACY_DEFAULT_STREAM,
     PER_THREAD_DEFAULT_STREAM,
     Allocate,
+    ArraySpec,
     DeviceArray,
     DeviceType,
-    Spec,
 )
-from aiodist._arrays.leaves import Spec as ValueSpec
+from aiodist._arrays.leaves import Spec
 from aiodist._collectives.host import HostExecutor, in_framework
 from aiodist._collectives.kinds import Collective, LeafPlan, Result
 from aiodist._collectives.out import NO_OUTS, Outs, entangled, span
@@ -61,7 +61,7 @@ class PageLocked(DeviceType):
 
     name = "NumPy"
 
-    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:  # noqa: ARG002
+    def make(self, specs: Sequence[ArraySpec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:  # noqa: ARG002
         made = []
         for shape, dtype in specs:
             size = math.prod(shape) * dtype.itemsize
@@ -111,7 +111,7 @@ class DevicePlan:
         direct: bool,
     ) -> None:
         # By framework and GPU, the arrays to be made: shapes and dtypes, and indices among all that are made.
-        self.makes: dict[tuple[DeviceType, int], tuple[list[Spec], list[int]]] = {}
+        self.makes: dict[tuple[DeviceType, int], tuple[list[ArraySpec], list[int]]] = {}
         self.total = 0  # of the arrays to be made
         self.results: list[list[int | None]] = []  # by leaf and receiver, an index of these; None if it has a buffer
         self._group, self._direct = group, direct
@@ -303,12 +303,12 @@ def _may_write_while_reading(columns: Sequence[Column], buffers: Mapping[tuple[i
     return not entangled(inputs, written)
 
 
-def _columns(spec: ValueSpec, values: Sequence[Any], positions: Sequence[int]) -> list[Sequence[Any]]:
+def _columns(spec: Spec, values: Sequence[Any], positions: Sequence[int]) -> list[Sequence[Any]]:
     """Return, by leaf, what the replicas at some positions contribute."""
     return spec.columns([values[position] for position in positions])
 
 
-def _nests(spec: ValueSpec, columns: Sequence[Sequence[Any]], positions: Sequence[int], size: int) -> list[Any]:
+def _nests(spec: Spec, columns: Sequence[Sequence[Any]], positions: Sequence[int], size: int) -> list[Any]:
     """Return, by position, what replicas at some positions get of all leaves; None for other positions."""
     nests: list[Any] = [None] * size
     rows = columns[0] if spec.single else map(list, zip(*columns, strict=True))
@@ -322,7 +322,7 @@ def _buffers(passed: Sequence[Sequence[Any] | None], indices: Iterable[int]) -> 
     return [[None if each is None else each[index] for each in passed] for index in indices]
 
 
-def _device_leaves(spec: ValueSpec) -> dict[int, DeviceType]:
+def _device_leaves(spec: Spec) -> dict[int, DeviceType]:
     """Return the indices of leaves on devices, and their frameworks."""
     return {index: mark for index, mark in enumerate(spec.marks) if isinstance(mark, DeviceType)}
 

@@ -15,7 +15,7 @@ import pytest
 
 from aiodist._arrays import device as frameworks
 from aiodist._arrays import devices
-from aiodist._arrays.device import DeviceArray, DeviceType, Spec
+from aiodist._arrays.device import ArraySpec, DeviceArray, DeviceType
 from aiodist._gpu import enqueue
 from aiodist._gpu.enqueue import Queue
 from tests.gpu.fake_driver import FakeDriver, FakeMemory, placed
@@ -69,7 +69,7 @@ class Planted(DeviceType):
         return self.view(leaf)
 
     def make(
-        self, specs: Sequence[Spec], ordinal: int, allocate: Callable[[int, int], Any]
+        self, specs: Sequence[ArraySpec], ordinal: int, allocate: Callable[[int, int], Any]
     ) -> list[tuple[PlantedArray, int]]:
         made = []
         for shape, dtype in specs:
