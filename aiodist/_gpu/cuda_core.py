@@ -68,7 +68,14 @@ class CudaCore:
     """Enqueues work; devices are the driver's ordinals. Only `wait_for` blocks the calling thread."""
 
     def __init__(self) -> None:
-        self._core, self._driver = _imported()
+        try:
+            core: Any = importlib.import_module("cuda.core")
+            self._driver: Any = importlib.import_module("cuda.bindings.driver")
+        except ImportError as error:
+            raise ImportError(f"{NEEDS} ({error})") from error
+        if core.__version__.startswith("0."):
+            raise ImportError(f"{NEEDS} (cuda-core is {core.__version__}, and must be 1.0 or newer)")
+        self._core = core
         self._streams: dict[int | str, DeviceStream] = {}  # by device, or by a logical device's name
         self._foreign: dict[tuple[int, int], DeviceStream] = {}
         self._kernels: dict[tuple[int, Form], Any] = {}
@@ -257,14 +264,3 @@ class CudaCore:
         if int(error):
             raise RuntimeError(f"the CUDA driver's {name} failed with {error.name}")
         return results[0] if results else None
-
-
-def _imported() -> tuple[Any, Any]:
-    """Return the modules cuda.core and cuda.bindings.driver."""
-    try:
-        core, driver = importlib.import_module("cuda.core"), importlib.import_module("cuda.bindings.driver")
-    except ImportError as error:
-        raise ImportError(f"{NEEDS} ({error})") from error
-    if core.__version__.startswith("0."):
-        raise ImportError(f"{NEEDS} (cuda-core is {core.__version__}, and must be 1.0 or newer)")
-    return core, driver

@@ -89,10 +89,7 @@ def planned(*moves: Move) -> tuple[list[steps.Step], list[tuple[int, int]]]:
 
 def test_contiguous_arrays_move_in_one_copy() -> None:
     made, allocated = planned(Move(HERE, THERE), Move(HERE.part(0, 1, 3), THERE.part(0, 0, 2)))
-    assert made == [
-        Copy(0, HERE.place, THERE.place, 480),
-        Copy(0, HERE.place.behind(120), THERE.place, 240),
-    ]
+    assert made == [Copy(0, HERE.place, THERE.place, 480), Copy(0, HERE.place.behind(120), THERE.place, 240)]
     assert not allocated
 
 

@@ -25,9 +25,7 @@ from tests.kernels import arrays
 from tests.kernels.arrays import assert_same_bits
 from tests.kernels.cuda.cases import CASES, Case
 
-pytestmark = [
-    pytest.mark.skipif(not devices.find_gpus().gpus, reason=f"no GPU: {devices.find_gpus().missing}"),
-]
+pytestmark = [pytest.mark.skipif(not devices.find_gpus().gpus, reason=f"no GPU: {devices.find_gpus().missing}")]
 
 
 @pytest.fixture(scope="module")

@@ -53,25 +53,13 @@ def compiled(op: ReduceOp, buffers: list[np.ndarray], out: np.ndarray, accumulat
     return run
 
 
-@pytest.mark.parametrize(("op", "dtype", "count", "accumulate"), KERNELS, ids=arrays.name)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: "-".join(map(arrays.name, kernel)))
 @settings(max_examples=8)
-@given(
-    size=st.integers(0, 300),
-    streaming=st.booleans(),
-    misaligned=st.booleans(),
-    seed=arrays.seeds,
-)
+@given(size=st.integers(0, 300), streaming=st.booleans(), misaligned=st.booleans(), seed=arrays.seeds)
 def test_kernel_gives_the_bits_of_numpy(
-    op: ReduceOp,
-    dtype: np.dtype,
-    count: int,
-    accumulate: Accumulate,
-    *,
-    size: int,
-    streaming: bool,
-    misaligned: bool,
-    seed: int,
+    kernel: tuple[ReduceOp, np.dtype, int, Accumulate], *, size: int, streaming: bool, misaligned: bool, seed: int
 ) -> None:
+    op, dtype, count, accumulate = kernel
     layout = "misaligned" if misaligned else "C"
     buffers = arrays.buffers(seed, count, (size,), dtype, layout)
     out = arrays.laid_out(np.zeros(size, plan_for(op, dtype, count, accumulate).rule.result), layout)
@@ -170,12 +158,7 @@ def test_numpy_serves_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(
     ("op", "dtype", "count"),
-    [
-        (SUM, SINGLE, 1),
-        (SUM, SINGLE, MOST_BUFFERS + 1),
-        (SUM, np.dtype(np.longdouble), 3),
-        (PRODUCT, COMPLEX[0], 3),
-    ],
+    [(SUM, SINGLE, 1), (SUM, SINGLE, MOST_BUFFERS + 1), (SUM, np.dtype(np.longdouble), 3), (PRODUCT, COMPLEX[0], 3)],
     ids=str,
 )
 def test_some_reductions_have_no_kernel(op: ReduceOp, dtype: np.dtype, count: int) -> None:
