@@ -50,10 +50,10 @@ def find_gpus() -> Found:
         library: Any = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
         return Found(missing="no NVIDIA driver is installed (its library, libcuda, was not found)")
-    return ask(library)
+    return query(library)
 
 
-def ask(library: Any) -> Found:
+def query(library: Any) -> Found:
     """Ask the driver's library."""
     version = ctypes.c_int()
     library.cuDriverGetVersion(ctypes.byref(version))

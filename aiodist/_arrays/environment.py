@@ -111,9 +111,9 @@ def completes_words() -> bool:
 
 def launched() -> Launched | None:
     """Return how this process was launched, as far as the environment shows; None without a launcher."""
-    for by, variable, ranks, beside in _LAUNCHERS:
+    for by, variable, ranks, required in _LAUNCHERS:
         workers = _count(variable)
-        if workers is not None and (beside is None or beside in os.environ):
+        if workers is not None and (required is None or required in os.environ):
             rank = next((found for found in map(_count, ranks) if found is not None), 0)
             return Launched(by, variable, workers, rank)
     return None

@@ -179,8 +179,8 @@ class DevicePlan:
                 outputs.append(self._make(leaf.mark, ordinal, shape, rule.result))
             totals.setdefault(ordinal, outputs[-1])
         job = Job(tuple([p.place for p in parts]), tuple([o.place for o in outputs]), math.prod(shape))
-        alike = rule, tuple([place.device for place in job.inputs]), tuple([place.device for place in job.outputs])
-        self._jobs.setdefault(alike, []).append(job)
+        key = rule, tuple([place.device for place in job.inputs]), tuple([place.device for place in job.outputs])
+        self._jobs.setdefault(key, []).append(job)
         return totals
 
     def _result(self, leaf: Leaf, receiver: int, ordinal: int, shape: tuple[int, ...], dtype: DType) -> View:

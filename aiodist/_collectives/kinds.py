@@ -49,7 +49,7 @@ class Cut(NamedTuple):
 class Result(NamedTuple):
     """The sources of one result."""
 
-    sources: Sequence[int]  # indices of inputs, and behind these, of the plan's folds
+    sources: Sequence[int]  # indices of the inputs, followed by the plan's folds
     cut: Cut | None = None  # the part of each source that is taken; None for the whole
     axis: int | None = None  # along which several sources are concatenated
 

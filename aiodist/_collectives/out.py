@@ -109,7 +109,7 @@ def span(array: Array | DeviceArray, leaf: int) -> Span:
 def entangled(inputs: Iterable[Span], outs: Iterable[Span]) -> bool:
     """Return whether writing results may change the inputs of other results, or other results.
 
-    A result may lie where its own input does, if that is not among ``inputs``.
+    A result may be written over its own input, if that is not among ``inputs``.
     """
     read = written = 0  # the ends of the memory that is read, and written, so far
     for begin, end, _, is_written in sorted([(*each, False) for each in inputs] + [(*each, True) for each in outs]):

@@ -191,13 +191,13 @@ class WorkerPlan:
         self.shared = collective.kind.shared and not any(isinstance(mark, HostType) for mark in spec.marks)
         self.pieces: list[tuple[int, Sequence[int], DType, int]] = []  # exchanged leaves; shape, dtype, bytes of parts
         self.gathered: list[int] = []  # leaves whose values are gathered
-        alike: dict[Any, dict[int, Rule]] = {}
+        by_dtypes: dict[Any, dict[int, Rule]] = {}
         for index, (plan, mark) in enumerate(zip(self.plans, spec.marks, strict=True)):
             shape: Any = spec.shapes[index]
             if plan.is_one_fold and mark not in (LeafType.INDEXED_SLICES, LeafType.PYTHON_NUMBER):
                 assert op is not None
                 rule = rule_for(op, spec.dtypes[index], accumulate)
-                alike.setdefault((rule.accumulator, rule.result), {})[index] = rule
+                by_dtypes.setdefault((rule.accumulator, rule.result), {})[index] = rule
             elif collective.kind is ALL_TO_ALL:
                 axis, _, count = plan.cut(0)
                 shape = (*shape[:axis], shape[axis] // count, *shape[axis + 1 :])
@@ -207,7 +207,7 @@ class WorkerPlan:
                 self.gathered.append(index)
         self._nbytes = sum(nbytes for *_, nbytes in self.pieces)
         self.reductions: list[tuple[Reduction, list[int]]] = []  # with the indices of their leaves
-        for rules in alike.values():
+        for rules in by_dtypes.values():
             assert op is not None
             reduction = Reduction(op, list(rules.values()), spec.of(list(rules)).shapes, members, ordered=ordered)
             self.reductions.append((reduction, list(rules)))
@@ -303,7 +303,7 @@ class Transfer:
     def as_they_lie(self, values: Sequence[Sequence[Any]]) -> list[Array] | None:
         """Return the result of an all_gather of one array without a copy; None if one is needed.
 
-        The values were received into adjacent memory that nobody else uses.
+        The values were received into adjacent memory that nothing else uses.
         """
         if self.plan.collective.kind is not ALL_GATHER or len(self.plan.gathered) != 1:
             return None

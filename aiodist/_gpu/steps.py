@@ -29,7 +29,7 @@ SHARD_FROM: Final = 1 << 20
 """Bytes of one replica's leaves from which devices share the work; below, a second round of copies costs more."""
 
 GRAIN: Final = 1024
-"""Parts are multiples of so many elements: whole vectors for every dtype."""
+"""The size of parts is a multiple of this number of elements: whole vectors for every dtype."""
 
 FEW: Final = 4
 """The largest number of copies that are enqueued one by one, at one or two microseconds each; one launch does more."""
@@ -44,9 +44,9 @@ class Place(NamedTuple):
     device: int
     address: int
 
-    def behind(self, offset: int) -> Place:
+    def offset(self, nbytes: int) -> Place:
         """Return the place at an offset in bytes."""
-        return Place(self.device, self.address + offset)
+        return Place(self.device, self.address + nbytes)
 
 
 class Job(NamedTuple):
@@ -55,7 +55,7 @@ class Job(NamedTuple):
     inputs: tuple[Place, ...]  # in replica order
     outputs: tuple[
         Place, ...
-    ]  # each of the whole result, which may lie where an input does, but overlaps none otherwise
+    ]  # each for the whole result; it may be the place of an input, but overlaps none otherwise
     elements: int  # in each
 
 
@@ -95,7 +95,7 @@ Allocate: TypeAlias = Callable[[int, int], int]
 
 
 def reduce_steps(rule: Rule, jobs: Sequence[Job], reaches: Reaches, allocate: Allocate) -> list[Step]:
-    """Return the steps that reduce leaves. All i-th inputs lie on one device, and so do all i-th outputs.
+    """Return the steps that reduce leaves. All i-th inputs are on one device, and so are all i-th outputs.
 
     Before the first step, every device's stream must wait until all inputs are ready; after the last, users of inputs
     or results must wait for all devices' streams.
@@ -155,12 +155,12 @@ def _sharded(devices: tuple[int, ...], rule: Rule, jobs: Sequence[Job]) -> list[
 
     def shard(device: int, rank: int, job: Job) -> Leaf:
         low, high = part(job, rank)
-        addresses = tuple([place.behind(low * size).address for place in job.inputs])
-        return Leaf(_own(device, job).behind(low * result_size).address, addresses, high - low)
+        addresses = tuple([place.offset(low * size).address for place in job.inputs])
+        return Leaf(_own(device, job).offset(low * result_size).address, addresses, high - low)
 
     def fetch(device: int, other: int, rank: int, job: Job) -> Copy:
         low, high = (element * result_size for element in part(job, rank))
-        return Copy(device, _own(device, job).behind(low), _own(other, job).behind(low), high - low)
+        return Copy(device, _own(device, job).offset(low), _own(other, job).offset(low), high - low)
 
     steps: list[Step] = []
     for rank, device in enumerate(devices):
@@ -212,7 +212,7 @@ class View(NamedTuple):
     def part(self, axis: int, low: int, high: int) -> View:
         """Return the part from ``low`` to ``high`` along an axis."""
         shape = (*self.shape[:axis], high - low, *self.shape[axis + 1 :])
-        return self._replace(place=self.place.behind(low * self.strides[axis]), shape=shape)
+        return self._replace(place=self.place.offset(low * self.strides[axis]), shape=shape)
 
     @property
     def nbytes(self) -> int:
@@ -283,8 +283,8 @@ def _on_device(target: View, source: View) -> Iterator[Copy]:
     rows = max(extents, key=itemgetter(0))
     extents.remove(rows)
     for index in product(*(range(extent) for extent, _, _ in extents)):
-        to = target.place.behind(sum(i * step for i, (_, step, _) in zip(index, extents, strict=True)))
-        by = source.place.behind(sum(i * step for i, (_, _, step) in zip(index, extents, strict=True)))
+        to = target.place.offset(sum(i * step for i, (_, step, _) in zip(index, extents, strict=True)))
+        by = source.place.offset(sum(i * step for i, (_, _, step) in zip(index, extents, strict=True)))
         yield Copy(device, to, by, width, *rows)
 
 

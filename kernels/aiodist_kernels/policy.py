@@ -61,7 +61,7 @@ BLOCKING_FROM_MOVED: Final = 64 * MIB
 worker thread takes 0.3 milliseconds on an idle machine and many on a busy one; two threads pay from here on."""
 
 LEAST_MOVED_BY_A_THREAD: Final = 4 * MIB
-"""The least number of bytes to move that is worth a worker thread of its own."""
+"""The smallest number of bytes to move that is worth a worker thread of its own."""
 
 SLOWNESS_OF_HALF_FLOATS: Final = 16
 """How many times longer NumPy takes per byte for float16 and bfloat16."""

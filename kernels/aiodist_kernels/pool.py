@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory for large results, reused once nobody refers to it any more.
+"""Memory for large results, reused once nothing refers to it any more.
 
 Fresh memory costs as much as a reduction, because the system provides it page by page and clears each. So large results
 use blocks that return here. A block is free when nothing refers any more to the array that was returned, nor to a view,
@@ -32,21 +32,21 @@ Memory = np.ndarray[Any, np.dtype[np.uint8]]
 
 POOLED_FROM: Final = MIB
 """Bytes from which a single result should lie in a block. The C library keeps one or two smaller ones, but may return
-larger memory to the system, and then all pages come anew."""
+larger memory to the system, and then all pages are new."""
 
 POOLED_AMONG_FROM: Final = 128 * KIB
 """The same for one of several results that are made and released together, the leaves of a nest: the C library may
 return their memory to the system, and new pages cost three to ten times as much as the sums themselves."""
 
 MOST_IDLE: Final = 512 * MIB
-"""Bytes that may lie idle; if there are more, all return to the system."""
+"""Bytes that may be idle; if there are more, all return to the system."""
 
 ALIGNMENT: Final = 64
 """The alignment of blocks in bytes: a cache line, and the longest vector."""
 
 
 class _Block:
-    """Memory, with its array interface for NumPy, whose making takes as long as a lease."""
+    """Memory, with its array interface for NumPy, which is cached because creating it takes as long as a lease."""
 
     __slots__ = ("memory", "shown")
 
@@ -97,10 +97,10 @@ class Pool:
     def lease(self, nbytes: int) -> object:
         """Return a lease of a block; the block returns once the lease and all arrays made from it are gone."""
         with self._lock:
-            alike = self._idle.get(nbytes)
-            if alike:
+            idle = self._idle.get(nbytes)
+            if idle:
                 self.idle_bytes -= nbytes  # first: leases that die in between may empty the pool
-                block = alike.pop()  # the last one used, which may still be in a cache
+                block = idle.pop()  # the last one used, which may still be in a cache
             else:
                 block = _Block(self._allocate(nbytes))
         return _Lease(block, self)

@@ -20,7 +20,7 @@ from aiodist_kernels.policy import Plan, plan_for
 from aiodist_kernels.rules import FLOAT64, Accumulate, Array, DType, ReduceOp, rule_for
 
 GRAIN: Final = 4096
-"""Pieces are multiples of so many elements, so that two threads never share a cache line."""
+"""The size of pieces is a multiple of this number of elements, so that two threads never share a cache line."""
 
 FEW_MEANS: Final = 6
 """Rows of a nest from which means are quicker leaf by leaf, because here each step converts what it adds."""

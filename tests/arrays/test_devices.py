@@ -80,7 +80,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(devices, "logical", devices.LogicalGpus())
 
     def plant(*names: bytes, error: int = 0) -> None:
-        found = devices.ask(PlantedDriver(list(names), error))
+        found = devices.query(PlantedDriver(list(names), error))
         monkeypatch.setattr(devices, "find_gpus", lambda: found)
 
     return plant

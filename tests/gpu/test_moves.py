@@ -89,7 +89,7 @@ def planned(*moves: Move) -> tuple[list[steps.Step], list[tuple[int, int]]]:
 
 def test_contiguous_arrays_move_in_one_copy() -> None:
     made, allocated = planned(Move(HERE, THERE), Move(HERE.part(0, 1, 3), THERE.part(0, 0, 2)))
-    assert made == [Copy(0, HERE.place, THERE.place, 480), Copy(0, HERE.place.behind(120), THERE.place, 240)]
+    assert made == [Copy(0, HERE.place, THERE.place, 480), Copy(0, HERE.place.offset(120), THERE.place, 240)]
     assert not allocated
 
 
@@ -99,7 +99,7 @@ def test_strided_arrays_are_packed_and_unpacked_on_their_devices() -> None:
         Copy(1, Place(1, 1 << 50), THERE.place, 48, 4, 48, 120),
         Meet((0, 1)),
         Copy(0, Place(0, 1 << 50), Place(1, 1 << 50), 192),
-        Copy(0, HERE.place.behind(24), Place(0, 1 << 50), 48, 4, 120, 48),
+        Copy(0, HERE.place.offset(24), Place(0, 1 << 50), 48, 4, 120, 48),
     ]
     assert allocated == [(1, 192), (0, 192)]
 
