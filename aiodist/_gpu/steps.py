@@ -50,12 +50,13 @@ class Place(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One leaf: the places of all replicas' buffers and results."""
+    """One leaf: the places of all replicas' buffers and results.
+
+    Each output takes the whole result. It may be the place of an input, but overlaps none otherwise.
+    """
 
     inputs: tuple[Place, ...]  # in replica order
-    outputs: tuple[
-        Place, ...
-    ]  # each for the whole result; it may be the place of an input, but overlaps none otherwise
+    outputs: tuple[Place, ...]
     elements: int  # in each
 
 
