@@ -37,11 +37,11 @@ from aiodist._arrays.device import (
 from aiodist._arrays.leaves import Spec
 from aiodist._collectives.host import HostExecutor, in_framework
 from aiodist._collectives.kinds import Collective, LeafPlan, Result
-from aiodist._collectives.out import NO_OUTS, Outs, entangled, span
+from aiodist._collectives.out import NO_OUTS, Outs, conflicting, span
 from aiodist._collectives.work import Work
 from aiodist._gpu import enqueue
 from aiodist._gpu.enqueue import Batch, Completion, symbol
-from aiodist._gpu.steps import HOST, Job, Move, Place, View, whole
+from aiodist._gpu.steps import HOST, Job, Move, Place, View, contiguous
 from aiodist_kernels import Accumulate, ReduceOp
 from aiodist_kernels.rules import DType, rule_for
 
@@ -131,7 +131,7 @@ class DevicePlan:
 
     @staticmethod
     def _view(number: int, array: DeviceArray) -> View:
-        return whole(Place(array.ordinal, symbol(number)), tuple(array.shape), array.dtype)
+        return contiguous(Place(array.ordinal, symbol(number)), tuple(array.shape), array.dtype)
 
     def _add(self, leaf: Leaf, inputs: Sequence[View], receivers: Sequence[int]) -> None:
         """Plan a leaf's results: first the folds, then those that are moved."""
@@ -201,7 +201,7 @@ class DevicePlan:
         specs.append((shape, dtype))
         indices.append(self.total)
         self.total += 1
-        return whole(Place(ordinal, symbol(self._first_made + self.total - 1)), shape, dtype)
+        return contiguous(Place(ordinal, symbol(self._first_made + self.total - 1)), shape, dtype)
 
 
 def _is_fold(plan: LeafPlan, result: Result) -> bool:
@@ -300,7 +300,7 @@ def _may_write_while_reading(columns: Sequence[Column], buffers: Mapping[tuple[i
     written = [span(buffer, leaf) for (leaf, _), buffer in buffers.items()]
     if len({array.ordinal for column in columns for array in column}) == 1:  # else another device may still read it
         inputs.difference_update(written)
-    return not entangled(inputs, written)
+    return not conflicting(inputs, written)
 
 
 def _columns(spec: Spec, values: Sequence[Any], positions: Sequence[int]) -> list[Sequence[Any]]:

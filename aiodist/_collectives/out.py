@@ -40,9 +40,9 @@ def checked(collective: Collective, leaves: Sequence[Any], buffers: Sequence[Any
         hosts = [buffer for buffer in found if isinstance(buffer, np.ndarray)]
         on_host, on_gpus = [span(b, 0) for b in hosts], [span(b, 0) for b in found if not isinstance(b, np.ndarray)]
         # Interleaved arrays, such as columns of a matrix, share no element. A proof that takes too long counts as none.
-        pairs = combinations(hosts, 2) if entangled((), on_host) else ()
+        pairs = combinations(hosts, 2) if conflicting((), on_host) else ()
         shared = any(np.may_share_memory(a, b, max_work=1000) for a, b in pairs)  # type: ignore[arg-type]
-        if shared or entangled((), on_gpus):
+        if shared or conflicting((), on_gpus):
             raise ValueError("out must have a buffer of its own for each leaf, got two that share memory")
     return found
 
@@ -106,7 +106,7 @@ def span(array: Array | DeviceArray, leaf: int) -> Span:
     return Span(array.address, array.address + array.nbytes, leaf)
 
 
-def entangled(inputs: Iterable[Span], outs: Iterable[Span]) -> bool:
+def conflicting(inputs: Iterable[Span], outs: Iterable[Span]) -> bool:
     """Return whether writing results may change the inputs of other results, or other results.
 
     A result may be written over its own input, if that is not among ``inputs``.

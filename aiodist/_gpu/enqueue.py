@@ -28,7 +28,7 @@ from aiodist._arrays.device import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STR
 from aiodist._arrays.devices import gpu_number
 from aiodist._gpu import steps
 from aiodist._gpu.cuda_core import CudaCore, DeviceEvent, DeviceMemory, DeviceStream
-from aiodist._gpu.steps import Copy, Job, Launch, Meet, Move, Place, Step
+from aiodist._gpu.steps import Copy, Job, Launch, Move, Place, Step, StreamBarrier
 from aiodist_kernels.cuda import forms
 from aiodist_kernels.rules import Rule
 
@@ -79,7 +79,7 @@ class Schedule:
         self.devices = tuple(sorted(devices | steps.devices_of(then)))  # on whose streams it is enqueued
         found = [s for b in batches for s in steps.reduce_steps(b.rule, b.jobs, driver.reaches, self._allocate)]
         if batches and then and len(self.devices) > 1:
-            found.append(Meet(self.devices))
+            found.append(StreamBarrier(self.devices))
         self._steps = [*found, *steps.move_steps(then, self._allocate)]
         self.kernels = dict.fromkeys((step.device, step.form) for step in self._steps if isinstance(step, Launch))
         self.has_scratch = bool(self._scratch)  # it is allocated for each run
@@ -116,7 +116,7 @@ class Schedule:
                 lanes *= leaf.elements
                 vectors = lanes // form.width if forms.allow_vectors(addresses) else 0
                 return partial(self._launcher(number, step, vectors or lanes), *addresses, vectors, lanes)
-            case Meet(devices):
+            case StreamBarrier(devices):
                 own = [driver.stream(device) for device in devices]
                 return partial(_order, driver, own, own)
 
@@ -275,7 +275,7 @@ def call_on(device: str, callers: frozenset[int], fn: Callable[..., T], *args: A
             own = driver.stream(ordinal, device)
             others = [driver.foreign_stream(ordinal, handle) for handle in sorted(callers)]
             _order(driver, others, [own])
-        stack.callback(_let_wait, driver, own, others)
+        stack.callback(_order_callers, driver, own, others)
         if _has("torch"):
             torch = sys.modules["torch"]
             stack.enter_context(torch.cuda.device(ordinal))
@@ -291,6 +291,6 @@ def call_on(device: str, callers: frozenset[int], fn: Callable[..., T], *args: A
         return fn(*args)
 
 
-def _let_wait(driver: CudaCore, own: DeviceStream, others: Sequence[DeviceStream]) -> None:
+def _order_callers(driver: CudaCore, own: DeviceStream, others: Sequence[DeviceStream]) -> None:
     with enqueuing, driver.using():
         _order(driver, [own], others)

@@ -81,13 +81,13 @@ class Copy(NamedTuple):
     source_pitch: int = 0
 
 
-class Meet(NamedTuple):
+class StreamBarrier(NamedTuple):
     """Each device's stream waits for everything that is on the others' so far."""
 
     devices: tuple[int, ...]
 
 
-Step: TypeAlias = Launch | Copy | Meet
+Step: TypeAlias = Launch | Copy | StreamBarrier
 Reaches: TypeAlias = Callable[[int, int], bool]
 """Returns whether kernels on a device can read another's memory."""
 
@@ -104,7 +104,7 @@ def reduce_steps(rule: Rule, jobs: Sequence[Job], reaches: Reaches, allocate: Al
     devices = tuple(dict.fromkeys(place.device for place in jobs[0].inputs))
     elsewhere = {place.device for place in jobs[0].outputs} != set(devices)
     if elsewhere or not all(reaches(one, other) for one in devices for other in devices if one != other):
-        return _at_home(jobs[0].outputs[0].device, rule, jobs, reaches, allocate)
+        return _on_first_device(jobs[0].outputs[0].device, rule, jobs, reaches, allocate)
     if len(devices) == 1 or sum(job.elements * rule.dtype.itemsize for job in jobs) < SHARD_FROM:
         return [step for device in devices for step in _whole_leaves(device, rule, jobs)]
     return _sharded(devices, rule, jobs)
@@ -113,7 +113,8 @@ def reduce_steps(rule: Rule, jobs: Sequence[Job], reaches: Reaches, allocate: Al
 def _whole_leaves(device: int, rule: Rule, jobs: Sequence[Job]) -> list[Step]:
     """Reduce everything on one device, into the results of its replicas."""
     leaves = [
-        Leaf(_own(device, job).address, tuple([place.address for place in job.inputs]), job.elements) for job in jobs
+        Leaf(_first_output(device, job).address, tuple([place.address for place in job.inputs]), job.elements)
+        for job in jobs
     ]
     return [*_reducing(device, rule, leaves), *_local_copies(device, rule, jobs)]
 
@@ -129,15 +130,15 @@ def _local_copies(device: int, rule: Rule, jobs: Sequence[Job]) -> list[Step]:
     """Copy results from the device's first replica to its others."""
     size = rule.result.itemsize
     copies = [
-        Copy(device, place, _own(device, job), job.elements * size)
+        Copy(device, place, _first_output(device, job), job.elements * size)
         for job in jobs
         for place in job.outputs
-        if job.elements and place.device == device and place != _own(device, job)
+        if job.elements and place.device == device and place != _first_output(device, job)
     ]
-    return _together(device, copies, size)
+    return _batched(device, copies, size)
 
 
-def _together(device: int, copies: Sequence[Copy], size: int) -> list[Step]:
+def _batched(device: int, copies: Sequence[Copy], size: int) -> list[Step]:
     """Make many independent copies one launch; the device can access all of their memory."""
     if len(copies) <= FEW:
         return list(copies)
@@ -157,44 +158,44 @@ def _sharded(devices: tuple[int, ...], rule: Rule, jobs: Sequence[Job]) -> list[
     def shard(device: int, rank: int, job: Job) -> Leaf:
         low, high = part(job, rank)
         addresses = tuple([place.offset(low * size).address for place in job.inputs])
-        return Leaf(_own(device, job).offset(low * result_size).address, addresses, high - low)
+        return Leaf(_first_output(device, job).offset(low * result_size).address, addresses, high - low)
 
     def fetch(device: int, other: int, rank: int, job: Job) -> Copy:
         low, high = (element * result_size for element in part(job, rank))
-        return Copy(device, _own(device, job).offset(low), _own(other, job).offset(low), high - low)
+        return Copy(device, _first_output(device, job).offset(low), _first_output(other, job).offset(low), high - low)
 
     steps: list[Step] = []
     for rank, device in enumerate(devices):
         steps += _reducing(device, rule, [shard(device, rank, job) for job in jobs])
-    steps.append(Meet(devices))
+    steps.append(StreamBarrier(devices))
     for device in devices:
         others = [(rank, other) for rank, other in enumerate(devices) if other != device]
         copies = [fetch(device, other, rank, job) for rank, other in others for job in jobs]
-        steps += _together(device, [copy for copy in copies if copy.nbytes], result_size)
+        steps += _batched(device, [copy for copy in copies if copy.nbytes], result_size)
         steps += _local_copies(device, rule, jobs)
     return steps
 
 
-def _at_home(home: int, rule: Rule, jobs: Sequence[Job], reaches: Reaches, allocate: Allocate) -> list[Step]:
+def _on_first_device(device: int, rule: Rule, jobs: Sequence[Job], reaches: Reaches, allocate: Allocate) -> list[Step]:
     fetches: list[Step] = []
     returns: list[Step] = []
-    at_home: list[Job] = []
+    local_jobs: list[Job] = []
     for job in jobs:
         inputs = []
         for place in job.inputs:
             here = place
-            if job.elements and not reaches(home, place.device):
+            if job.elements and not reaches(device, place.device):
                 nbytes = job.elements * rule.dtype.itemsize
-                here = Place(home, allocate(home, nbytes))
-                fetches.append(Copy(home, here, place, nbytes))
+                here = Place(device, allocate(device, nbytes))
+                fetches.append(Copy(device, here, place, nbytes))
             inputs.append(here)
-        at_home.append(job._replace(inputs=tuple(inputs)))
-        away = [place for place in job.outputs if place.device != home] if job.elements else []
-        returns += [Copy(home, place, _own(home, job), job.elements * rule.result.itemsize) for place in away]
-    return [*fetches, *_whole_leaves(home, rule, at_home), *returns]
+        local_jobs.append(job._replace(inputs=tuple(inputs)))
+        own, nbytes = _first_output(device, job), job.elements * rule.result.itemsize
+        returns += [Copy(device, place, own, nbytes) for place in job.outputs if nbytes and place.device != device]
+    return [*fetches, *_whole_leaves(device, rule, local_jobs), *returns]
 
 
-def _own(device: int, job: Job) -> Place:
+def _first_output(device: int, job: Job) -> Place:
     """Return the place of the result of the device's first replica."""
     return next(place for place in job.outputs if place.device == device)
 
@@ -233,7 +234,7 @@ class Move(NamedTuple):
     source: View
 
 
-def whole(place: Place, shape: tuple[int, ...], dtype: DType) -> View:
+def contiguous(place: Place, shape: tuple[int, ...], dtype: DType) -> View:
     """Return a contiguous array in C order."""
     return View(place, shape, strides_in_c_order(shape, dtype.itemsize), dtype)
 
@@ -253,7 +254,7 @@ def move_steps(moves: Sequence[Move], allocate: Allocate) -> list[Step]:
     steps: list[Step] = []
 
     def scratch(device: int, like: View) -> View:
-        return whole(Place(device, allocate(device, like.nbytes)), like.shape, like.dtype)
+        return contiguous(Place(device, allocate(device, like.nbytes)), like.shape, like.dtype)
 
     for target, source in moves:
         here, there, ready = target.place.device, source.place.device, source
@@ -267,7 +268,7 @@ def move_steps(moves: Sequence[Move], allocate: Allocate) -> list[Step]:
             steps.append(Copy(here, landed.place, ready.place, landed.nbytes))
             ready = landed
         steps += _on_device(target, ready)
-    return [*packs, Meet(tuple(sorted(devices_of(moves)))), *steps] if packs else steps
+    return [*packs, StreamBarrier(tuple(sorted(devices_of(moves)))), *steps] if packs else steps
 
 
 def _on_device(target: View, source: View) -> Iterator[Copy]:

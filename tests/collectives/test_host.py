@@ -17,7 +17,7 @@ from aiodist._collectives import host, kinds, out
 from aiodist._collectives.execution import executor
 from aiodist._collectives.host import HostExecutor, fold_slices
 from aiodist._collectives.kinds import Collective
-from aiodist._collectives.out import Span, entangled, span
+from aiodist._collectives.out import Span, conflicting, span
 from aiodist._collectives.work import Work
 from aiodist_kernels import ReduceOp, plan_for, policy, reduce
 from tests.collectives.reference import CASES, Case, spec_of
@@ -222,24 +222,24 @@ def test_invalid_buffers_are_refused(value: Any, buffer: Any, error: type[Except
         out.checked(asked(value), [value], [buffer])
 
 
-def test_entangled_memory() -> None:
+def test_conflicting_memory() -> None:
     memory = np.zeros(20)
     a, b, c = memory[:5], memory[5:10], memory[10:15]
 
-    def tangled(columns: list[list[np.ndarray]], targets: list[np.ndarray]) -> bool:
+    def conflict(columns: list[list[np.ndarray]], targets: list[np.ndarray]) -> bool:
         inputs = {span(array, leaf) for leaf, column in enumerate(columns) for array in column}
         outs = [span(array, leaf) for leaf, array in enumerate(targets)]
-        return entangled(inputs.difference(outs), outs)
+        return conflicting(inputs.difference(outs), outs)
 
-    assert not tangled([[a, a], [b, b]], [a, b])
-    assert not tangled([[a, b], [a, b]], [c, memory[15:]])
-    assert tangled([[a, a], [b, b]], [b, c])
-    assert tangled([[a, a], [b, b]], [c, memory[4:9]])
-    assert tangled([[a, a], [b, b]], [c, memory[12:17]])
-    assert tangled([[a, a], [b, a]], [a, b])
-    assert tangled([[a, a]], [memory[3:8]])
-    assert not tangled([[a, a]], [a])
-    assert not tangled([[a], [a[:0]]], [a, a[:0]])
-    assert entangled([Span(0, 20, 0)], [Span(0, 20, 0)])
-    assert entangled([], [Span(0, 20, 0), Span(0, 20, 0)])
-    assert entangled([Span(0, 100, 0), Span(20, 40, 1)], [Span(40, 60, 2)])
+    assert not conflict([[a, a], [b, b]], [a, b])
+    assert not conflict([[a, b], [a, b]], [c, memory[15:]])
+    assert conflict([[a, a], [b, b]], [b, c])
+    assert conflict([[a, a], [b, b]], [c, memory[4:9]])
+    assert conflict([[a, a], [b, b]], [c, memory[12:17]])
+    assert conflict([[a, a], [b, a]], [a, b])
+    assert conflict([[a, a]], [memory[3:8]])
+    assert not conflict([[a, a]], [a])
+    assert not conflict([[a], [a[:0]]], [a, a[:0]])
+    assert conflicting([Span(0, 20, 0)], [Span(0, 20, 0)])
+    assert conflicting([], [Span(0, 20, 0), Span(0, 20, 0)])
+    assert conflicting([Span(0, 100, 0), Span(20, 40, 1)], [Span(40, 60, 2)])

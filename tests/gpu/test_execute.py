@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aiodist._gpu import steps
 from aiodist._gpu.enqueue import Queue
-from aiodist._gpu.steps import Copy, Job, Launch, Meet, Place
+from aiodist._gpu.steps import Copy, Job, Launch, Place, StreamBarrier
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.cuda.forms import Leaf, copying
 from aiodist_kernels.rules import rule_for
@@ -135,7 +135,7 @@ LAUNCHES, FETCHES = [(Launch, k) for k in range(4)], [(Copy, k) for k in range(4
             [(Copy, 1), (Copy, 1), (Launch, 1), (Copy, 1), (Copy, 1)],
             [(1, 400), (1, 400)],
         ),
-        ([0, 1, 2, 3], None, [], 1 << 20, [*LAUNCHES, (Meet, None), *FETCHES], []),
+        ([0, 1, 2, 3], None, [], 1 << 20, [*LAUNCHES, (StreamBarrier, None), *FETCHES], []),
     ],
     ids=["one device", "many copies", "peers", "results elsewhere", "no peers, but of the first", "no peers", "large"],
 )

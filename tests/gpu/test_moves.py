@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from aiodist._gpu import steps
 from aiodist._gpu.enqueue import Queue
-from aiodist._gpu.steps import Copy, Meet, Move, Place, View, whole
+from aiodist._gpu.steps import Copy, Move, Place, StreamBarrier, View, contiguous
 from tests.gpu.fake_driver import FakeDriver, placed
 from tests.gpu.problem import POISON
 from tests.kernels import arrays
 from tests.kernels.arrays import SINGLE
 
-HERE, THERE = (whole(Place(k, 1 << 40), (4, 5, 6), SINGLE) for k in range(2))
+HERE, THERE = (contiguous(Place(k, 1 << 40), (4, 5, 6), SINGLE) for k in range(2))
 
 
 @st.composite
@@ -29,7 +29,7 @@ def parts(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[slice, ...]]:
 
 
 def view(device: int, memory: Any, shape: tuple[int, ...], itemsize: int, where: tuple[slice, ...]) -> View:
-    found = whole(Place(device, memory.address), shape, np.dtype(f"V{itemsize}"))
+    found = contiguous(Place(device, memory.address), shape, np.dtype(f"V{itemsize}"))
     for axis, part in enumerate(where):
         found = found.part(axis, part.start, part.stop)
     return found
@@ -97,7 +97,7 @@ def test_strided_arrays_are_packed_and_unpacked_on_their_devices() -> None:
     made, allocated = planned(Move(HERE.part(1, 1, 3), THERE.part(1, 0, 2)))
     assert made == [
         Copy(1, Place(1, 1 << 50), THERE.place, 48, 4, 48, 120),
-        Meet((0, 1)),
+        StreamBarrier((0, 1)),
         Copy(0, Place(0, 1 << 50), Place(1, 1 << 50), 192),
         Copy(0, HERE.place.offset(24), Place(0, 1 << 50), 48, 4, 120, 48),
     ]
@@ -105,6 +105,6 @@ def test_strided_arrays_are_packed_and_unpacked_on_their_devices() -> None:
 
 
 def test_longest_axis_becomes_the_rows_of_a_copy() -> None:
-    array = whole(Place(0, 1 << 40), (1000, 3, 8), SINGLE).part(1, 0, 2)
+    array = contiguous(Place(0, 1 << 40), (1000, 3, 8), SINGLE).part(1, 0, 2)
     made, _ = planned(Move(array.part(2, 0, 4), array.part(2, 4, 8)))
     assert [step.rows for step in made if isinstance(step, Copy)] == [1000, 1000]
