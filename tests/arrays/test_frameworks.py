@@ -56,14 +56,9 @@ def test_tensors_as_buffers(torch: Any) -> None:
             Torch().buffer(wrong)
 
 
-@pytest.fixture
-def jax(monkeypatch: pytest.MonkeyPatch) -> Any:
-    module = pytest.importorskip("jax", reason="JAX is not installed")
+def test_jax_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    jax: Any = pytest.importorskip("jax", reason="JAX is not installed")
     monkeypatch.setattr(frameworks, "CUDA", CPU)
-    return module
-
-
-def test_jax_arrays(jax: Any) -> None:
     value = jax.numpy.arange(6, dtype=jax.numpy.bfloat16).reshape(2, 3)
     assert device_type_of(value) is None, "it is on the host"
     asked: list[int] = []

@@ -70,15 +70,13 @@ def check_text(form: Form, ptx: str, capability: tuple[int, int]) -> None:
     assert ("fma" in ptx) is (form.rule.grain > 1 and product_is_fused(form.rule.accumulator))
 
 
-def _is_wide(line: str) -> bool:
-    return bool(re.match(r"(ld|st)\.global\.(v4\.[bfus]32|v2\.[bfus]64)\s", line))
-
-
 def _is_whole(line: str, form: Form) -> bool:
     """Whether an access moves a whole vector; results narrower than the buffers have vectors of fewer bits."""
+    if re.match(r"(ld|st)\.global\.(v4\.[bfus]32|v2\.[bfus]64)\s", line):
+        return True
     narrow = form.width * lane(form.rule.result).itemsize
     found = re.match(r"st\.global(?:\.v(\d))?\.[bfus](\d+)\s", line)
-    return _is_wide(line) or (found is not None and narrow < 16 and int(found[1] or 1) * int(found[2]) == 8 * narrow)
+    return found is not None and narrow < 16 and int(found[1] or 1) * int(found[2]) == 8 * narrow
 
 
 def may_be_fused(ptx: str) -> bool:
@@ -90,24 +88,19 @@ def may_be_fused(ptx: str) -> bool:
 
 def assemble(ptx: str, capability: tuple[int, int]) -> None:
     """Assemble a program as a driver would, if there is an assembler, and check that it spills no registers."""
-    architecture = f"sm_{capability[0]}{capability[1]}"
     if not importlib.util.find_spec("cuda"):
         return
-    log = _link(ptx, architecture)
-    newer, older = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads", ", 0 stack, "  # CUDA 13.0's
-    assert newer in log or (older in log and ", 0 bytes lmem" in log), log
-
-
-def _link(ptx: str, architecture: str) -> str:
     nvjitlink = importlib.import_module("cuda.bindings.nvjitlink")
     code = ptx.encode()
-    linker = nvjitlink.create(3, [f"-arch={architecture}", "-verbose", "-Xptxas=-v"])
+    linker = nvjitlink.create(3, [f"-arch=sm_{capability[0]}{capability[1]}", "-verbose", "-Xptxas=-v"])
     nvjitlink.add_data(linker, nvjitlink.InputType.PTX, code, len(code), "kernel")
     nvjitlink.complete(linker)
-    log = bytearray(nvjitlink.get_info_log_size(linker))
-    nvjitlink.get_info_log(linker, log)
+    buffer = bytearray(nvjitlink.get_info_log_size(linker))
+    nvjitlink.get_info_log(linker, buffer)
     nvjitlink.destroy(linker)
-    return log.decode()
+    log = buffer.decode()
+    newer, older = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads", ", 0 stack, "  # CUDA 13.0's
+    assert newer in log or (older in log and ", 0 bytes lmem" in log), log
 
 
 def some_kernels() -> list[tuple[Case, Form, int, tuple[int, int]]]:
