@@ -30,8 +30,7 @@ _BFLOAT: Final = 4  # of DLPack's DLDataTypeCode
 Allocate: TypeAlias = Callable[[int, int], Any]
 """Returns memory, for a GPU and a number of bytes: its owner, which has an ``address``."""
 
-ArraySpec: TypeAlias = tuple[tuple[int, ...], DType]
-"""The shape and dtype of an array to be made."""
+ArraySpec: TypeAlias = tuple[tuple[int, ...], DType]  # the shape and dtype of an array to be made
 
 
 @dataclass(slots=True, eq=False)

@@ -25,8 +25,7 @@ NAMESPACE = "aiodist"
 _MOST_CHARACTERS = 80
 _MOST_TEMPLATE_LEAVES = 512
 Structure = optree.PyTreeSpec
-Build: TypeAlias = Callable[[Iterable[Any]], Any]
-"""Makes a nest of leaves."""
+Build: TypeAlias = Callable[[Iterable[Any]], Any]  # makes a nest of leaves
 
 
 def flatten(value: Any, *, none_is_leaf: bool = False) -> tuple[list[Any], Structure]:

@@ -45,8 +45,7 @@ from aiodist._gpu.steps import HOST, Job, Move, Place, View, contiguous
 from aiodist_kernels import Accumulate, ReduceOp
 from aiodist_kernels.rules import DType, rule_for
 
-Column: TypeAlias = Sequence[DeviceArray]
-"""One leaf of every replica that contributes it, in order."""
+Column: TypeAlias = Sequence[DeviceArray]  # one leaf of every replica that contributes it, in order
 
 MAX_PLANS: Final = 256
 

@@ -28,8 +28,7 @@ from aiodist_kernels.numpy_tier import finished, quietly
 from aiodist_kernels.pool import empty_like
 from aiodist_kernels.rules import rule_for
 
-Column = Sequence[Any]
-"""One leaf of every replica that takes part, in replica order."""
+Column = Sequence[Any]  # one leaf of every replica that takes part, in replica order
 
 COST_FROM: Final = 256 * 1024
 """Bytes contributed by all replicas from which a collective may hold up the event loop, so its cost is computed."""

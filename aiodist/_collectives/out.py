@@ -21,8 +21,7 @@ from aiodist._arrays.leaves import LeafMark, LeafType, describe_leaf, is_array
 from aiodist._collectives.kinds import Collective
 from aiodist_kernels import ReduceOp
 
-Outs = Mapping[int, Sequence[Any]]
-"""By position, a replica's buffers, one for each leaf."""
+Outs = Mapping[int, Sequence[Any]]  # by position, a replica's buffers, one for each leaf
 
 NO_OUTS: Outs = {}
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 Call: TypeAlias = Callable[[], object]
 
-MOST_WORKERS = 8
-"""A few cores saturate the memory, which limits reductions."""
+MOST_WORKERS = 8  # a few cores saturate the memory, which limits reductions
 
 
 class Work(NamedTuple):

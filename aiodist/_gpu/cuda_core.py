@@ -31,8 +31,7 @@ NEEDS: Final = "GPUs need packages that are missing here, or do not fit: pip ins
 _ALREADY_ENABLED = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 _VERIFIED = ((9, 0), (8, 0))  # kernels are compiled for one of these; newer devices run them, too
 
-_LEAST_LOCKED: Final = 1 << 12
-"""The smallest block of page-locked memory in bytes; block sizes are powers of two."""
+_LEAST_LOCKED: Final = 1 << 12  # the smallest block of page-locked memory in bytes; block sizes are powers of two
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,11 +34,8 @@ from aiodist_kernels.rules import Rule
 
 T = TypeVar("T")
 
-MAX_BOUND: Final = 64
-"""The number of schedules with addresses that are cached."""
-
-_SPAN: Final = 1 << 56
-"""More than any offset or address."""
+MAX_BOUND: Final = 64  # the number of schedules with addresses that are cached
+_SPAN: Final = 1 << 56  # more than any offset or address
 
 # Schedules.
 
@@ -236,8 +233,7 @@ class Queue:
         return Completion(driver, done, [keeps, bound.keeps])
 
 
-enqueuing: Final = RLock()
-"""Held while enqueueing, because worker threads that have loaded kernels enqueue, too."""
+enqueuing: Final = RLock()  # held while enqueueing, because worker threads that have loaded kernels enqueue, too
 
 
 @cache

@@ -28,8 +28,7 @@ from aiodist_kernels.rules import DType, Rule, components
 SHARD_FROM: Final = 1 << 20
 """Bytes of one replica's leaves from which devices share the work; below, a second round of copies costs more."""
 
-GRAIN: Final = 1024
-"""The size of parts is a multiple of this number of elements: whole vectors for every dtype."""
+GRAIN: Final = 1024  # the size of parts is a multiple of this number of elements: whole vectors for every dtype
 
 FEW: Final = 4
 """The largest number of copies that are enqueued one by one, at one or two microseconds each; one launch does more."""
@@ -88,8 +87,7 @@ class StreamBarrier(NamedTuple):
 
 
 Step: TypeAlias = Launch | Copy | StreamBarrier
-Reaches: TypeAlias = Callable[[int, int], bool]
-"""Returns whether kernels on a device can read another's memory."""
+Reaches: TypeAlias = Callable[[int, int], bool]  # returns whether kernels on a device can read another's memory
 
 Allocate: TypeAlias = Callable[[int, int], int]
 """Returns the address of scratch memory, for a device and a number of bytes."""

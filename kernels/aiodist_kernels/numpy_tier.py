@@ -21,8 +21,7 @@ Fold = Callable[[Rule, Sequence[Array], Array | None], Array]
 STEPPED_TO: Final = 512
 """Bytes of one buffer up to which a new array for each step costs half as much as writing in place."""
 
-TINY_BYTES: Final = 64
-"""Bytes of one buffer up to which many are stacked in one array."""
+TINY_BYTES: Final = 64  # bytes of one buffer up to which many are stacked in one array
 
 TINY_COUNT: Final = 12
 """The number of buffers from which stacking is quicker than ufunc calls, which take 0.3 microseconds each. Fewer single

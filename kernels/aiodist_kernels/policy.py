@@ -34,20 +34,17 @@ from aiodist_kernels.rules import (
 if TYPE_CHECKING:
     from aiodist_kernels.kernels_cpu import Kernel
 
-NEVER: Final = 1 << 62
-"""More bytes than any buffer has."""
+NEVER: Final = 1 << 62  # more bytes than any buffer has
 
 PAIRS_FROM: Final = 32 * MIB
 """From here a kernel beats NumPy in folding two buffers in their own dtype, by stores that bypass the caches."""
 
-NATIVE_FROM: Final = 512 * KIB
-"""The same for more buffers, where NumPy passes over the result again and again."""
+NATIVE_FROM: Final = 512 * KIB  # the same for more buffers, where NumPy passes over the result again and again
 
 WIDE_FROM: Final = 4 * KIB
 """The same for an accumulator wider than the buffers, which NumPy converts first. A kernel call takes 5 µs."""
 
-COMPILED_FROM: Final = 64 * KIB
-"""From here the first reduction for a kernel waits until it is compiled."""
+COMPILED_FROM: Final = 64 * KIB  # from here the first reduction for a kernel waits until it is compiled
 
 MOST_BUFFERS: Final = 32
 """Kernels are compiled for each number of buffers up to here; NumPy does more, which are hardly ever large."""
@@ -63,14 +60,9 @@ worker thread takes 0.3 milliseconds on an idle machine and many on a busy one; 
 LEAST_MOVED_BY_A_THREAD: Final = 4 * MIB
 """The smallest number of bytes to move that is worth a worker thread of its own."""
 
-SLOWNESS_OF_HALF_FLOATS: Final = 16
-"""How many times longer NumPy takes per byte for float16 and bfloat16."""
-
-SLOWNESS_OF_WIDE_FOLDS: Final = 4
-"""The same for other dtypes that it folds in a wider accumulator."""
-
-SLOWNESS_BY_ROWS: Final = 8
-"""How many times longer a reduction by row index takes per byte than a dense one."""
+SLOWNESS_OF_HALF_FLOATS: Final = 16  # how many times longer NumPy takes per byte for float16 and bfloat16
+SLOWNESS_OF_WIDE_FOLDS: Final = 4  # the same for other dtypes that it folds in a wider accumulator
+SLOWNESS_BY_ROWS: Final = 8  # how many times longer a reduction by row index takes per byte than a dense one
 
 
 def blocks(moved: int) -> bool:

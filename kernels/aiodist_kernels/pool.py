@@ -38,11 +38,8 @@ POOLED_AMONG_FROM: Final = 128 * KIB
 """The same for one of several results that are made and released together, the leaves of a nest: the C library may
 return their memory to the system, and new pages cost three to ten times as much as the sums themselves."""
 
-MOST_IDLE: Final = 512 * MIB
-"""Bytes that may be idle; if there are more, all return to the system."""
-
-ALIGNMENT: Final = 64
-"""The alignment of blocks in bytes: a cache line, and the longest vector."""
+MOST_IDLE: Final = 512 * MIB  # bytes that may be idle; if there are more, all return to the system
+ALIGNMENT: Final = 64  # the alignment of blocks in bytes: a cache line, and the longest vector
 
 
 class _Block:
@@ -116,8 +113,7 @@ class Pool:
                 self._idle.setdefault(nbytes, []).append(block)
 
 
-results: Final = Pool()
-"""The memory of results."""
+results: Final = Pool()  # the memory of results
 
 
 def empty_like(array: Array, dtype: DType) -> Array:

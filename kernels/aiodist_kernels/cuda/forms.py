@@ -30,11 +30,8 @@ from aiodist_kernels.rules import ReduceOp, Rule, has_kernels, lane, rule_for
 
 VECTOR_BYTES: Final = 16
 THREADS: Final = 256
-GRID: Final = 2**31 - 1
-"""The largest number of blocks in one launch."""
-
-VECTORS_PER_THREAD: Final = 4
-"""A chunk of a leaf is 16 KiB of each buffer for one block, a few microseconds of work."""
+GRID: Final = 2**31 - 1  # the largest number of blocks in one launch
+VECTORS_PER_THREAD: Final = 4  # a chunk of a leaf is 16 KiB of each buffer for one block, a few microseconds of work
 
 DIRECT_COUNTS: Final = (2, 3, 4, 8, 16)
 UNROLLED: Final = 8
@@ -87,11 +84,8 @@ def blocks(work: int) -> int:
 
 # Tables.
 
-ENTRY: Final = 4
-"""Words of a chunk's entry in the heads."""
-
-FIRST: Final = 2
-"""Words of a row before the addresses of buffers."""
+ENTRY: Final = 4  # words of a chunk's entry in the heads
+FIRST: Final = 2  # words of a row before the addresses of buffers
 
 
 class Leaf(NamedTuple):
