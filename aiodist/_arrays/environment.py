@@ -29,8 +29,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-_STALL_SECONDS = 10.0
-_OPEN_MPI_FOLDER = "PRTE_MCA_prte_local_tmpdir_base"
 _OPEN_MPI_STARTS = {
     **{f"OMPI_ALLOW_RUN_AS_ROOT{suffix}": "1" for suffix in ("", "_CONFIRM")},
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -65,7 +63,7 @@ _LAUNCHERS: Sequence[tuple[str, str, Sequence[str], str | None]] = (
 def stall_seconds() -> float:
     """Return how long a run may make no progress before a warning; 0 for no warning."""
     seconds = _seconds("AIODIST_STALL_SECONDS", ", 0 for no stall report")
-    return _STALL_SECONDS if seconds is None else seconds
+    return 10.0 if seconds is None else seconds
 
 
 def lost_seconds() -> float | None:
@@ -205,4 +203,4 @@ def with_workers(workers: int, notes: str) -> dict[str, str]:
     """
     own = {"AIODIST_WORKERS": str(workers), "AIODIST_NOTES": notes}
     unbuffered = {"PYTHONUNBUFFERED": "1"} if workers > 1 else {}
-    return {_OPEN_MPI_FOLDER: notes, **_OPEN_MPI_STARTS, **unbuffered, **os.environ, **own}
+    return {"PRTE_MCA_prte_local_tmpdir_base": notes, **_OPEN_MPI_STARTS, **unbuffered, **os.environ, **own}

@@ -304,7 +304,8 @@ def _may_write_while_reading(columns: Sequence[Column], buffers: Mapping[tuple[i
 
 def _columns(spec: Spec, values: Sequence[Any], positions: Sequence[int]) -> list[Sequence[Any]]:
     """Return, by leaf, what the replicas at some positions contribute."""
-    return spec.columns([values[position] for position in positions])
+    rows = [values[position] for position in positions]
+    return [rows] if spec.single else list(zip(*rows, strict=True))
 
 
 def _nests(spec: Spec, columns: Sequence[Sequence[Any]], positions: Sequence[int], size: int) -> list[Any]:

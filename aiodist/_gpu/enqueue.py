@@ -105,7 +105,7 @@ class Schedule:
                 there = Place(target.device, _put(target.address, begins))
                 here = Place(source.device, _put(source.address, begins))
                 return partial(driver.copy, step._replace(target=there, source=here))
-            case Launch(form=form, leaves=leaves, lanes=lanes):
+            case Launch(_, form, leaves, lanes):
                 if form.tabled:
                     return self._tabled(number, step, begins, keeps)
                 (leaf,) = leaves
