@@ -75,7 +75,8 @@ def widen(builder: Builder, rule: Rule, value: Value) -> Value:
     if storage.kind == "b":
         return builder.zext(builder.icmp_unsigned("!=", value, constant(value.type, 0)), value.type)
     if is_bfloat16(storage):
-        value = _widen_bfloat16(builder, value)
+        wide = builder.zext(value, _like(value, ir.IntType(32)))
+        value = builder.bitcast(builder.shl(wide, constant(wide.type, 16)), _like(value, ir.FloatType()))
     elif is_half(storage):
         value = builder.bitcast(value, _like(value, ir.HalfType()))
     elif storage == accumulator:
@@ -137,12 +138,6 @@ def _is_integer(value: Value) -> bool:
 
 # 16-bit floats, in vectors of 16-bit integers. Processors and GPUs have instructions for float16; bfloat16 is converted
 # by integer operations, with the same bits everywhere.
-
-
-def _widen_bfloat16(builder: Builder, half: Value) -> Value:
-    """Put 16 zero bits below."""
-    wide = builder.zext(half, _like(half, ir.IntType(32)))
-    return builder.bitcast(builder.shl(wide, constant(wide.type, 16)), _like(half, ir.FloatType()))
 
 
 def _round_to_bfloat16(builder: Builder, number: Value) -> Value:

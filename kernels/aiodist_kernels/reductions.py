@@ -142,9 +142,11 @@ def cut(op: ReduceOp, buffers: Sequence[Array], *, accumulate: Accumulate = "nat
     """
     plan = plan_for(op, buffers[0].dtype, len(buffers), accumulate)
     target = pool.empty_like(buffers[0], plan.rule.result)
-    flats = _flat([*buffers, target])
-    if flats is None or plan.rule.contiguous:
+    arrays = [*buffers, target]
+    if plan.rule.contiguous or not policy.same_order(arrays):
         return Pieces(target, (partial(_reduce, plan, buffers, target),))
+    order: Any = "C" if all(array.flags.c_contiguous for array in arrays) else "F"
+    flats = [array.reshape(-1, order=order) for array in arrays]
     step = max(GRAIN, -(-target.size // max(parts, 1) // GRAIN) * GRAIN)
     starts = range(0, target.size, step)
     return Pieces(target, tuple([partial(_piece, plan, flats[:-1], flats[-1], i, i + step) for i in starts]))
@@ -159,14 +161,6 @@ def _piece(plan: Plan, flats: Sequence[Array], target: Array, start: int, stop: 
         return
     parts = [flat[start:stop] for flat in flats]
     quiet.copy().run(fold_for(plan.rule, parts[0].nbytes, plan.count), plan.rule, parts, target[start:stop])
-
-
-def _flat(arrays: Sequence[Array]) -> list[Array] | None:
-    """Return one-dimensional views with the elements in the same order; None if there are none."""
-    if not policy.same_order(arrays):
-        return None
-    order: Any = "C" if all(array.flags.c_contiguous for array in arrays) else "F"
-    return [array.reshape(-1, order=order) for array in arrays]
 
 
 def result_dtype(op: ReduceOp, dtype: DType | type) -> DType:

@@ -229,8 +229,12 @@ def _reducing(form: Form, *, vector: bool) -> Any:
             out, addresses, index, count = given
             some = _Lanes(builder, form, vector=vector)
             if form.count:
-                count, places = _integer(form.count), _read if form.tabled else _members
-                total = some.fold_all(places(builder, addresses, form.count), index)
+                count = _integer(form.count)
+                if form.tabled:
+                    places = _read(builder, addresses, form.count)
+                else:
+                    places = [builder.extract_value(addresses, i) for i in range(form.count)]
+                total = some.fold_all(places, index)
             else:
                 total = some.fold_table(addresses, index, count)
             some.finish(out, total, index, count)
@@ -239,10 +243,6 @@ def _reducing(form: Form, *, vector: bool) -> Any:
         return types.void(out, addresses, index, count), generate
 
     return intrinsic(reduce)
-
-
-def _members(builder: Builder, numbers: Value, many: int) -> list[Value]:
-    return [builder.extract_value(numbers, i) for i in range(many)]
 
 
 @intrinsic  # type: ignore[untyped-decorator]
