@@ -55,11 +55,8 @@ class Batch(NamedTuple):
 Call: TypeAlias = Callable[[], object]
 
 
-class Bound(NamedTuple):
-    """A schedule with addresses: the calls that enqueue it."""
-
-    calls: Sequence[Call]
-    keeps: Sequence[DeviceMemory]  # tables and scratch memory that the calls use
+Bound: TypeAlias = tuple[list[Call], list[DeviceMemory]]
+"""A schedule with addresses: the calls that enqueue it, and the tables and scratch memory that they use."""
 
 
 class Schedule:
@@ -90,8 +87,7 @@ class Schedule:
         """Put in the addresses at which the arrays begin; the kernels must be loaded."""
         keeps = [self._driver.allocate(device, nbytes) for device, nbytes in self._scratch]
         begins = *begins, *[memory.address for memory in keeps]
-        calls = [self._bind(number, step, begins, keeps) for number, step in enumerate(self._steps)]
-        return Bound(calls, keeps)
+        return [self._bind(number, step, begins, keeps) for number, step in enumerate(self._steps)], keeps
 
     def _allocate(self, device: int, nbytes: int) -> int:
         self._scratch.append((device, nbytes))
@@ -224,13 +220,14 @@ class Queue:
         own = [driver.stream(device) for device in schedule.devices]
         others = [stream for stream in streams if stream not in own]
         _order(driver, others, own)
-        for call in bound.calls:
+        calls, memory = bound
+        for call in calls:
             call()
         done = [driver.record(stream) for stream in own]
         for stream in others:
             for event in done:
                 driver.wait(stream, event)
-        return Completion(driver, done, [keeps, bound.keeps])
+        return Completion(driver, done, [keeps, memory])
 
 
 enqueuing: Final = RLock()  # held while enqueueing, because worker threads that have loaded kernels enqueue, too
