@@ -107,7 +107,8 @@ class HostType:
         """Return a NumPy array over the memory of a foreign one; a TypeError says why that is impossible."""
         if getattr(leaf, "requires_grad", False):
             refuse_gradient(leaf)
-        if leaf.dtype == getattr(self.framework, "bfloat16", object()):
+        half = getattr(self.framework, "bfloat16", None)
+        if half is not None and leaf.dtype == half:
             return np.from_dlpack(leaf.view(self.framework.int16)).view(bfloat16())
         try:
             return np.from_dlpack(leaf)
