@@ -1,9 +1,9 @@
-"""Arrays in a GPU's memory: whose they are, where they lie, on which stream their owner works, how to make others.
+"""Arrays in GPU memory: their framework, address and stream, and how the framework makes others.
 
-No framework is imported here, and nothing is copied unless an array has gaps. What frameworks differ in runs for every
-array of every collective, so each class takes what its framework keeps at hand: PyTorch's ``data_ptr``, CuPy's
-``data.ptr``, Numba's ``gpu_data``. JAX gives no address that is ordered after what it still computes: its arrays come
-by DLPack, with the legacy default stream waiting for them, and its results are memory of ours that it takes over.
+No framework is imported here, and nothing is copied unless an array has gaps. This code runs for every array of every
+collective, so each class uses what its framework has at hand: PyTorch's ``data_ptr``, CuPy's ``data.ptr``, Numba's
+``gpu_data``. JAX has no address that is ordered after pending computations: its arrays come by DLPack, for which the
+legacy default stream waits, and its results are our own memory, which it takes over.
 """
 
 from __future__ import annotations
@@ -19,75 +19,73 @@ from typing import Any, Final, NoReturn, TypeAlias
 import numpy as np
 
 from aiodist._arrays.host import HostType, bfloat16, class_name, dlpack_device, host_type_of, packages, refuse_gradient
+from aiodist_kernels.rules import DType
 
 CUDA: Final = 2  # of DLPack's DLDeviceType
 LEGACY_DEFAULT_STREAM: Final = 1
-PER_THREAD_DEFAULT_STREAM: Final = 2
-"""Each thread's own, by one handle."""
+PER_THREAD_DEFAULT_STREAM: Final = 2  # one handle, but another stream in each thread
 
 _BFLOAT: Final = 4  # of DLPack's DLDataTypeCode
 
-DType: TypeAlias = np.dtype[Any]
 Allocate: TypeAlias = Callable[[int, int], Any]
-"""Returns memory on a GPU for so many bytes: an object that keeps it, and has an ``address``."""
+"""Returns memory, for a GPU and a number of bytes: its owner, which has an ``address``."""
 
-Spec: TypeAlias = tuple[tuple[int, ...], DType]
-"""Shape and dtype of an array to be made."""
+ArraySpec: TypeAlias = tuple[tuple[int, ...], DType]  # the shape and dtype of an array to be made
 
 
 @dataclass(slots=True, eq=False)
 class DeviceArray:
-    """What of a device array takes part in a collective, or is written into: elements without gaps, in C's order."""
+    """An array's memory on a device, contiguous in C order: an input of a collective, or a buffer for a result."""
 
     address: int  # of its first element
     shape: tuple[int, ...]
-    dtype: DType  # as NumPy names it
+    dtype: DType  # NumPy's
     ordinal: int  # the driver's number for its GPU
     stream: int  # the handle of the stream on which its owner works
     owner: Any  # keeps the memory
 
     @property
     def nbytes(self) -> int:
-        """How many bytes its elements have."""
+        """The number of bytes of its elements."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 class DeviceType:
-    """A framework's arrays in GPU memory, on whichever GPU: there is one for each framework.
+    """A framework's arrays in GPU memory, on any GPU; there is one instance for each framework.
 
-    No abstract base class: whether a leaf's type is one is asked too often for what that costs.
+    It is no abstract base class, because `isinstance` checks of leaves would be too slow.
     """
 
-    name: str  # what the framework is called
-    finishes = False
+    name: str  # the framework's name
+    finishes = False  # whether `finish` must be called
 
     def is_on_gpu(self, leaf: Any) -> bool:
-        """Return whether an object of the framework's is an array in a GPU's memory."""
+        """Return whether one of the framework's objects is an array in GPU memory."""
         return hasattr(type(leaf), "__cuda_array_interface__")
 
     def view(self, leaf: Any) -> DeviceArray:
-        """Return what of an array takes part in a collective; a TypeError says why it cannot."""
+        """Return an array's memory; a TypeError says why it cannot take part in a collective."""
         raise NotImplementedError
 
     def buffer(self, leaf: Any) -> DeviceArray:
-        """Return an array as one to write into; a TypeError says why it cannot be."""
+        """Return an array's memory for writing; a TypeError says why that is impossible."""
         found = self.view(leaf)
-        if found.owner is not leaf:  # but a copy
+        if found.owner is not leaf:  # it is a copy
             raise TypeError(
                 "out must hold contiguous arrays on GPUs, with elements in C's order; leave it out, and copy"
             )
         return found
 
-    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
-        """Return new arrays, or what `finish` makes them of, each with its address; ``allocate`` may give memory."""
+    def make(self, specs: Sequence[ArraySpec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
+        """Return new arrays, or what `finish` turns into arrays, with their addresses."""
         raise NotImplementedError
 
     def stream(self, ordinal: int) -> int:
-        """Return the handle of the stream on which the framework works on that GPU now."""
+        """Return the handle of the framework's current stream on a GPU."""
         raise NotImplementedError
 
     def finish(self, made: list[Any]) -> list[Any]:
-        """Return the framework's arrays of what `make` returned, when their elements are there."""
+        """Turn what `make` returned into arrays, once their elements are written."""
         raise NotImplementedError
 
 
@@ -95,12 +93,12 @@ class DeviceType:
 
 
 def strides_in_c_order(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return the strides of an array without gaps, in bytes."""
+    """Return the strides of a contiguous array, in bytes."""
     return tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def has_gaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    """Return whether elements lie otherwise than without gaps, in C's order; axes of one element lie anyhow."""
+    """Return whether an array is not contiguous in C order; the strides of axes of one element do not matter."""
     plain = strides_in_c_order(shape, itemsize)
     if strides == plain or 0 in shape:
         return False
@@ -119,7 +117,7 @@ class Torch(DeviceType):
         return bool(getattr(leaf, "is_cuda", False))
 
     def view(self, leaf: Any) -> DeviceArray:
-        if leaf.is_conj() or leaf.is_neg():  # what its memory holds is not what it says
+        if leaf.is_conj() or leaf.is_neg():  # its memory does not hold its values
             leaf = leaf.resolve_conj().resolve_neg()
         leaf = leaf.contiguous()
         if leaf.requires_grad:
@@ -127,9 +125,10 @@ class Torch(DeviceType):
         dtype, ordinal = _of_torch(leaf.dtype), leaf.get_device()
         return DeviceArray(leaf.data_ptr(), tuple(leaf.shape), dtype, ordinal, self.stream(ordinal), leaf)
 
-    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
-        empty, device = sys.modules["torch"].empty, _torch_device(ordinal)
-        made = [empty(shape, dtype=_to_torch(dtype), device=device) for shape, dtype in specs]
+    def make(self, specs: Sequence[ArraySpec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
+        torch = sys.modules["torch"]
+        device = torch.device("cuda", ordinal)
+        made = [torch.empty(shape, dtype=_to_torch(dtype), device=device) for shape, dtype in specs]
         return [(tensor, tensor.data_ptr()) for tensor in made]
 
     def stream(self, ordinal: int) -> int:
@@ -154,20 +153,15 @@ def _to_torch(dtype: DType) -> Any:
 
 
 @cache
-def _torch_device(ordinal: int) -> Any:
-    return sys.modules["torch"].device("cuda", ordinal)
-
-
-@cache
 def _torch_stream() -> Any:
     torch = sys.modules["torch"]
-    # What compiled graphs use: no object is made.
+    # Compiled graphs use this, which creates no object.
     quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001
     return quick or (lambda ordinal: torch.cuda.current_stream(ordinal).cuda_stream)
 
 
 def _array(leaf: Any, address: int, ordinal: int, stream: int) -> DeviceArray:
-    """Return what of an array takes part that has NumPy's own dtype."""
+    """Return the memory of an array with a NumPy dtype."""
     if not leaf.dtype.isnative:
         raise TypeError(
             f"expected numbers in this machine's byte order, got {leaf.dtype.str}; copy them into a new array"
@@ -187,7 +181,7 @@ class CuPy(DeviceType):
         memory = leaf.data
         return _array(leaf, memory.ptr, memory.device_id, self.stream(memory.device_id))
 
-    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
+    def make(self, specs: Sequence[ArraySpec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
         cupy = sys.modules["cupy"]
         with cupy.cuda.Device(ordinal):
             made = [cupy.empty(shape, dtype) for shape, dtype in specs]
@@ -209,7 +203,7 @@ class Numba(DeviceType):
         stream = int(leaf.stream or 0) or _numba_default_stream()
         return _array(leaf, _numba_address(leaf), leaf.gpu_data.context.device.id, stream)
 
-    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
+    def make(self, specs: Sequence[ArraySpec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
         cuda = sys.modules["numba.cuda"]
         with cuda.gpus[ordinal]:
             made = [cuda.device_array(shape, dtype) for shape, dtype in specs]
@@ -221,9 +215,10 @@ class Numba(DeviceType):
 
 @cache
 def _numba_default_stream() -> int:
-    """Return the default stream, which is each thread's own after NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM=1."""
-    configs = [sys.modules[name] for name in ("numba.cuda.core.config", "numba.core.config") if name in sys.modules]
-    own = any(getattr(config, "CUDA_PER_THREAD_DEFAULT_STREAM", 0) for config in configs[:1])
+    """Return the default stream, which NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM=1 makes each thread's own."""
+    names = ("numba.cuda.core.config", "numba.core.config")
+    config = next((sys.modules[name] for name in names if name in sys.modules), None)
+    own = getattr(config, "CUDA_PER_THREAD_DEFAULT_STREAM", 0)
     return PER_THREAD_DEFAULT_STREAM if own else LEGACY_DEFAULT_STREAM
 
 
@@ -232,7 +227,7 @@ def _numba_address(leaf: Any) -> int:
 
 
 class Jax(DeviceType):
-    """JAX, also under the name of the package that has its compiled part."""
+    """JAX."""
 
     name = "jax"
     finishes = True
@@ -242,7 +237,7 @@ class Jax(DeviceType):
         return tell is not None and leaf.platform() == "gpu"
 
     def view(self, leaf: Any) -> DeviceArray:
-        _, ordinal = leaf.__dlpack_device__()  # a BufferError where it lies on several GPUs
+        _, ordinal = leaf.__dlpack_device__()  # a BufferError if it lies on several GPUs
         capsule = leaf.__dlpack__(stream=LEGACY_DEFAULT_STREAM)
         address, strides = address_in(capsule)
         if strides is not None and has_gaps(leaf.shape, strides, 1):
@@ -252,7 +247,7 @@ class Jax(DeviceType):
     def buffer(self, leaf: Any) -> NoReturn:
         raise TypeError("out must be writeable, got a JAX array, which cannot be changed; leave it out")
 
-    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
+    def make(self, specs: Sequence[ArraySpec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
         made = []
         for shape, dtype in specs:
             memory = allocate(ordinal, max(1, math.prod(shape) * dtype.itemsize))
@@ -269,11 +264,11 @@ class Jax(DeviceType):
 
 _JAX = Jax()
 TYPES: dict[str, DeviceType] = {"torch": Torch(), "cupy": CuPy(), "numba": Numba(), "jaxlib": _JAX, "jax": _JAX}
-"""By the package that an array's class comes from."""
+"""By the package of an array's class; jaxlib is the compiled part of JAX."""
 
 
 def device_type_of(leaf: Any) -> DeviceType | None:
-    """Return whose array it is; None if it is none in GPU memory. One of an unknown framework is a TypeError."""
+    """Return the framework of an array in GPU memory, None for others; a TypeError if the framework is unknown."""
     kind: Any = type(leaf)
     for package in packages(kind):
         if package in TYPES:  # only the framework can tell whether it is on a GPU
@@ -291,11 +286,11 @@ def device_type_of(leaf: Any) -> DeviceType | None:
 
 
 def framework_of(leaf: Any) -> HostType | DeviceType | None:
-    """Return whose array it is, wherever it lies; None if it is no other framework's. See `host_type_of`."""
+    """Return the framework of an array in any memory; None if it is not foreign. See `host_type_of`."""
     return device_type_of(leaf) or host_type_of(leaf)
 
 
-# Memory that JAX takes over, and memory that it shows, by DLPack.
+# DLPack, by which JAX exports its memory and takes over ours.
 
 
 class _Tensor(ctypes.Structure):
@@ -321,30 +316,26 @@ _pointer: Any = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_ch
 
 
 def _tensor(capsule: Any) -> _Tensor:
-    """Return the tensor in a capsule that nobody has taken; it lives as long as the capsule."""
+    """Return the tensor in a capsule that has not been consumed; it lives as long as the capsule."""
     return _Tensor.from_address(_pointer(capsule, b"dltensor"))
 
 
 def address_in(capsule: Any) -> tuple[int, tuple[int, ...] | None]:
-    """Return where the first element of a capsule's array lies, and its strides in elements; None for C's order."""
+    """Return the address of a capsule's array, and its strides in elements; None for C order."""
     tensor = _tensor(capsule)
     strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim)) if tensor.strides else None
     return (tensor.data or 0) + tensor.byte_offset, strides
 
 
 class Exported:
-    """Memory on a GPU that JAX takes over without a copy. What was to be written into it has been.
+    """Memory on a GPU that JAX takes over without a copy, once it is written.
 
-    A capsule's deleter is called by whoever took the memory, in any thread, perhaps when the interpreter is gone. That
-    is no place for a function in Python. So the capsule is NumPy's own, of an array over the address, which nobody
-    reads through it; then device and dtype are written over. NumPy's deleter drops that array, and with it the owner.
+    The consumer of a capsule calls its deleter in any thread, perhaps after the interpreter has ended, so the deleter
+    must not be a Python function. Therefore the capsule is NumPy's own, of an array over the address, which is never
+    read; then device and dtype are overwritten. NumPy's deleter drops that array, and with it the owner.
 
-    Args:
-        address: of the first element.
-        shape: its shape; elements lie without gaps, in C's order.
-        dtype: as NumPy or ml_dtypes names it, in native byte order.
-        device: DLPack's type and number of the device.
-        owner: keeps the memory, until the last one who has taken it drops it.
+    Elements are contiguous in C order and native byte order. ``device`` is DLPack's type and number of the device.
+    ``owner`` keeps the memory until the last consumer drops it.
     """
 
     def __init__(self, address: int, shape: tuple[int, ...], dtype: DType, device: tuple[int, int], owner: Any) -> None:
@@ -356,7 +347,7 @@ class Exported:
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._device
 
-    def __dlpack__(self, **_: Any) -> Any:  # in the oldest form, which every version reads; no stream has to wait
+    def __dlpack__(self, **_: Any) -> Any:  # in the oldest form, which every version reads; nothing is pending
         capsule = np.asarray(self).__dlpack__()
         tensor = _tensor(capsule)
         tensor.device_type, tensor.device_id = self._device

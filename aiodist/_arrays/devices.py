@@ -1,12 +1,11 @@
-"""Devices: their names, which GPUs this machine has, and logical devices.
+"""Devices: their names, the machine's GPUs, and logical devices.
 
 A name has the spellings of TensorFlow and CUDA, and one canonical form, ``CPU:0`` or ``GPU:0``. ``CPU:k`` is a logical
-device and exists for every k; each has a worker thread of its own while it is used. ``GPU:k`` is a physical one, or one
-of several that a physical one was split into.
+device and exists for every k; each has a worker thread of its own while it is used. ``GPU:k`` is a physical GPU, or one
+of several logical devices on one.
 
-GPUs are asked of the driver's library alone; nothing of CUDA is imported. Where there is no driver, finding that out
-costs one failed look-up of a library, once in a process; where there is one, the driver starts, which a program that
-uses its GPUs needs in any case.
+Only the driver's library is asked for GPUs; nothing of CUDA is imported. Without a driver this costs one failed library
+look-up per process. With one the driver starts, which a program that uses its GPUs needs in any case.
 """
 
 from __future__ import annotations
@@ -32,30 +31,30 @@ class Gpu(NamedTuple):
     """One physical GPU."""
 
     ordinal: int  # the driver's number for it
-    name: str  # what its maker calls it
-    capability: tuple[int, int]  # its compute capability, e.g. (9, 0)
+    name: str  # the model
+    capability: tuple[int, int]  # the compute capability, e.g. (9, 0)
 
 
 class Found(NamedTuple):
-    """What the driver says."""
+    """The driver's answer."""
 
-    gpus: tuple[Gpu, ...] = ()  # in its order
-    driver: str | None = None  # the CUDA version that it supports, e.g. "13.0"; None where there is no driver
-    missing: str = ""  # why there are no GPUs, for a person
+    gpus: tuple[Gpu, ...] = ()  # in the driver's order
+    driver: str | None = None  # the CUDA version that it supports, e.g. "13.0"; None without a driver
+    missing: str = ""  # why there are no GPUs, for users
 
 
 @cache
 def find_gpus() -> Found:
-    """Ask the driver, at the first call."""
+    """Return the driver's answer, from the first call."""
     try:
         library: Any = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
         return Found(missing="no NVIDIA driver is installed (its library, libcuda, was not found)")
-    return ask(library)
+    return query(library)
 
 
-def ask(library: Any) -> Found:
-    """Return what the driver's library says."""
+def query(library: Any) -> Found:
+    """Ask the driver's library."""
     version = ctypes.c_int()
     library.cuDriverGetVersion(ctypes.byref(version))
     driver = f"{version.value // 1000}.{version.value % 1000 // 10}"
@@ -79,7 +78,7 @@ def ask(library: Any) -> Found:
 
 
 class LogicalGpus:
-    """The devices ``GPU:0``, ``GPU:1`` …: each a physical GPU, or one of several on the same."""
+    """The devices ``GPU:0``, ``GPU:1`` …: each a physical GPU, or one of several on a physical GPU."""
 
     def __init__(self) -> None:
         self.split: dict[int, int] = {}
@@ -98,12 +97,12 @@ logical = LogicalGpus()
 
 
 def gpu_number(name: str) -> int:
-    """Return the driver's number for the physical GPU of a device that exists."""
+    """Return the driver's number for the physical GPU of an existing device."""
     return logical.ordinals()[int(name.removeprefix("GPU:"))]
 
 
 def why_absent() -> str:
-    """Return why there are no, or no more, GPUs, and what to do, as a sentence."""
+    """Return a sentence on why there are no GPUs, or no more, and what to do."""
     found = find_gpus()
     if found.gpus:
         return 'one GPU serves as several devices after set_logical_devices("GPU:0", count)'
@@ -148,14 +147,14 @@ def canonical(device: str) -> str:
 
 
 def available() -> tuple[str, ...]:
-    """Return the devices of this machine, in canonical form; of the logical CPU devices, the first stands for all."""
+    """Return the devices of this machine, in canonical form; CPU:0 stands for all CPU devices."""
     return ("CPU:0", *logical.names())
 
 
 def resolve(devices: int | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the canonical names of ``devices``, which exist and differ.
+    """Return the canonical names of ``devices``, and check that they exist and differ.
 
-    For n that is CPU:0 to CPU:n-1, for None all GPUs, or CPU:0 without any.
+    A number n stands for CPU:0 to CPU:n-1, and None for all GPUs, or CPU:0 if there are none.
     """
     given: Any = devices
     if given is None:
@@ -172,7 +171,7 @@ def resolve(devices: int | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _named(devices: Any) -> tuple[str, ...]:
-    if isinstance(devices, (str, AbstractSet)):  # a set has no order, and replicas have one
+    if isinstance(devices, (str, AbstractSet)):  # replicas are ordered, a set is not
         raise TypeError(f"devices must be a sequence of strings, such as ['CPU:0'], got {devices!r}")
     names = tuple(map(canonical, devices))
     if not names:

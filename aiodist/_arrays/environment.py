@@ -1,24 +1,23 @@
-"""Environment variables, all of them: this file alone reads them.
+"""Environment variables: only this module reads them.
 
-``AIODIST_STALL_SECONDS``: how long all replicas of a run may stand still, one of them in a collective, before a
-`StallWarning` tells who waits for what; 10 by default, 0 for never.
+``AIODIST_STALL_SECONDS``: how long a run may make no progress, with a replica in a collective, before a `StallWarning`
+reports who waits for what; 10 by default, 0 for never.
 ``AIODIST_TRACE``: where to write a trace of every run of the process; see `aiodist.trace`. Worker k of several writes
 ``run.k.json`` for ``run.json``.
-``AIODIST_WORKERS``: how many workers ``aiodist run`` has started.
-``AIODIST_NOTES``: the folder of the journal in which ``aiodist run`` reads how far its workers have come.
-``PYTHONUNBUFFERED``: whether Python keeps what it writes to pipes; its workers' does not unless somebody has set it.
+``AIODIST_WORKERS``: the number of workers that ``aiodist run`` has started.
+``AIODIST_NOTES``: the folder of the journal in which ``aiodist run`` reads its workers' progress.
+``PYTHONUNBUFFERED``: whether Python buffers output to pipes; workers of ``aiodist run`` do not unless the user sets it.
 ``AIODIST_CONTROL_ADDRESS``: the name or number at which the first worker listens, and the others reach it.
 ``AIODIST_LOST_SECONDS``: how long a worker may be stopped, as by a debugger, or cut off, before it counts as lost; by
-default 1 where its machine says that it is stopped, and 10 where its machine does not answer.
-``OMPI_MCA_opal_signal``: which signals Open MPI takes for itself; none unless somebody has set it.
-``PRTE_MCA_prte_local_tmpdir_base``: where Open MPI's launcher keeps a job's files on its machine; further variables of
-its let it start workers as root, and more than there are cores, bound to none.
-``OMPI_COMM_WORLD_SIZE``, ``PMI_SIZE``, ``SLURM_STEP_NUM_TASKS``, ``WORLD_SIZE``: how many workers there are
-by their launcher.
-``OMPI_COMM_WORLD_RANK``, ``PMI_RANK``, ``SLURM_PROCID``, ``RANK``: which of them this is.
-``TORCHELASTIC_RUN_ID``, ``MASTER_ADDR``: that they were started for torch.distributed.
-``TF_CONFIG``: the cluster that tf.distribute would make, and this process's place in it.
-``_ARGCOMPLETE``: a shell asks how words of the command line can go on.
+default 1 if its machine reports that it is stopped, and 10 if its machine does not answer.
+``OMPI_MCA_opal_signal``: the signals that Open MPI handles; none unless the user sets it.
+``PRTE_MCA_prte_local_tmpdir_base``: where Open MPI's launcher keeps a job's files; further variables of Open MPI let it
+start workers as root, and more than there are cores, bound to none.
+``OMPI_COMM_WORLD_SIZE``, ``PMI_SIZE``, ``SLURM_STEP_NUM_TASKS``, ``WORLD_SIZE``: the number of workers, by launcher.
+``OMPI_COMM_WORLD_RANK``, ``PMI_RANK``, ``SLURM_PROCID``, ``RANK``: this worker's rank, by launcher.
+``TORCHELASTIC_RUN_ID``, ``MASTER_ADDR``: set for workers of torch.distributed.
+``TF_CONFIG``: the cluster for tf.distribute, and this process's task in it.
+``_ARGCOMPLETE``: set by a shell that completes words of the command line.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-_STALL_SECONDS = 10.0
-_OPEN_MPI_FOLDER = "PRTE_MCA_prte_local_tmpdir_base"
 _OPEN_MPI_STARTS = {
     **{f"OMPI_ALLOW_RUN_AS_ROOT{suffix}": "1" for suffix in ("", "_CONFIRM")},
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -39,17 +36,17 @@ _OPEN_MPI_STARTS = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",  # these two before Open MPI 5
     "OMPI_MCA_hwloc_base_binding_policy": "none",
 }
-"""With these it starts any number of workers on one machine, also in a container."""
+"""With these Open MPI starts any number of workers on one machine, also in a container."""
 TORCHRUN = "torchrun"
 
 
 class Launched(NamedTuple):
-    """What has started this process as one of several, or of one."""
+    """How this process was started as one of several workers, or as the only one."""
 
-    by: str  # the launcher, as a person calls it
-    variable: str  # what says so
-    workers: int  # how many it has started
-    rank: int  # which of them this is
+    by: str  # the launcher, for users
+    variable: str  # the variable that shows it
+    workers: int
+    rank: int
 
 
 _LAUNCHERS: Sequence[tuple[str, str, Sequence[str], str | None]] = (
@@ -57,20 +54,20 @@ _LAUNCHERS: Sequence[tuple[str, str, Sequence[str], str | None]] = (
     (TORCHRUN, "WORLD_SIZE", ("RANK",), "TORCHELASTIC_RUN_ID"),
     ("mpiexec", "OMPI_COMM_WORLD_SIZE", ("OMPI_COMM_WORLD_RANK",), None),
     ("mpiexec", "PMI_SIZE", ("PMI_RANK",), None),
-    (TORCHRUN, "WORLD_SIZE", ("RANK",), "MASTER_ADDR"),  # whatever has set what torchrun sets
+    (TORCHRUN, "WORLD_SIZE", ("RANK",), "MASTER_ADDR"),  # any launcher that sets the same as torchrun
     ("srun", "SLURM_STEP_NUM_TASKS", ("SLURM_PROCID",), None),
 )
-"""By whom, how many, which, and what must be set beside; the innermost of several first."""
+"""Launcher, variable of the number of workers, of the rank, and one that must also be set; innermost first."""
 
 
 def stall_seconds() -> float:
-    """Return how long replicas may stand still before a warning reports it; 0 for no warning."""
+    """Return how long a run may make no progress before a warning; 0 for no warning."""
     seconds = _seconds("AIODIST_STALL_SECONDS", ", 0 for no stall report")
-    return _STALL_SECONDS if seconds is None else seconds
+    return 10.0 if seconds is None else seconds
 
 
 def lost_seconds() -> float | None:
-    """Return how long a worker may be stopped or cut off before it counts as lost; None for what is usual."""
+    """Return how long a worker may be stopped or cut off before it counts as lost; None for the defaults."""
     return _seconds("AIODIST_LOST_SECONDS") or None
 
 
@@ -85,19 +82,19 @@ def _seconds(name: str, zero: str = "") -> float | None:
 
 
 def trace_path() -> str | None:
-    """Return where the trace of the whole process goes; None for no trace. Several workers have a file each."""
+    """Return the path of the process's trace, a file for each worker; None for no trace."""
     path, found = os.environ.get("AIODIST_TRACE") or None, launched()
     if path is None or found is None or found.workers <= 1:
         return path
-    stem, suffix = os.path.splitext(path)  # noqa: PTH122  (the path as it is given, not a Path's spelling of it)
+    stem, suffix = os.path.splitext(path)  # noqa: PTH122  (keep the spelling of the path)
     return f"{stem}.{found.rank}{suffix}"
 
 
 def fix_hashes(seed: int) -> None:
-    """Start this process again with that seed of string hashes, unless ``PYTHONHASHSEED`` is set already.
+    """Restart this process with a seed for string hashes, unless ``PYTHONHASHSEED`` is set.
 
-    The order of a set of strings then is the same whenever the command is run again. Where a process cannot be replaced
-    by another (Windows), nothing happens.
+    Then the order of a set of strings is the same in every run of the command. On Windows, where a process cannot be
+    replaced, nothing happens.
     """
     if "PYTHONHASHSEED" not in os.environ and hasattr(os, "fork"):
         os.execve(  # noqa: S606  (the same interpreter with the same arguments)
@@ -106,15 +103,15 @@ def fix_hashes(seed: int) -> None:
 
 
 def completes_words() -> bool:
-    """Return whether a shell has started this process for how words of the command line can go on."""
+    """Return whether a shell has started this process to complete words of the command line."""
     return "_ARGCOMPLETE" in os.environ
 
 
 def launched() -> Launched | None:
-    """Return what has started this process, as far as that shows; None without a launcher."""
-    for by, variable, ranks, beside in _LAUNCHERS:
+    """Return how this process was launched, as far as the environment shows; None without a launcher."""
+    for by, variable, ranks, required in _LAUNCHERS:
         workers = _count(variable)
-        if workers is not None and (beside is None or beside in os.environ):
+        if workers is not None and (required is None or required in os.environ):
             rank = next((found for found in map(_count, ranks) if found is not None), 0)
             return Launched(by, variable, workers, rank)
     return None
@@ -130,16 +127,16 @@ class ClusterSettings(NamedTuple):
 
     spec: Mapping[str, tuple[str, ...]]  # the addresses of each job's tasks, by job name
     task_type: str  # this process's job
-    task_id: int  # this process's index in the job, from 0
+    task_id: int  # this process's index in the job
 
     @property
     def workers(self) -> int:
-        """How many workers the cluster has: a chief is the first of them."""
+        """The number of workers of the cluster: a chief is the first of them."""
         return sum(len(self.spec.get(job, ())) for job in ("chief", "master", "worker"))
 
     @property
     def rank(self) -> int:
-        """Which of them this is."""
+        """This process's rank among them."""
         return self.task_id + (self.workers - len(self.spec["worker"]) if self.task_type == "worker" else 0)
 
     @classmethod
@@ -161,9 +158,9 @@ class ClusterSettings(NamedTuple):
 
 
 def tf_config() -> ClusterSettings | None:
-    """Return the cluster that ``TF_CONFIG`` names; None where it names none. A ValueError says how it must be."""
+    """Return the cluster of ``TF_CONFIG``; None if there is none. A ValueError shows the expected form."""
     text = os.environ.get("TF_CONFIG")
-    import json  # nothing else of what every program imports needs it
+    import json  # here, to keep the import of aiodist light
 
     try:
         fields = json.loads(text) if text else {}
@@ -178,32 +175,32 @@ def tf_config() -> ClusterSettings | None:
 
 
 def let_crashes_end_processes() -> None:
-    """Keep Open MPI, which is to be initialised, from handling the signals of crashes.
+    """Keep Open MPI, before it is initialised, from handling the signals of crashes.
 
-    It prints a trace, for which it allocates memory: where the crash was in that, it waits for ever, and the worker is
-    neither alive nor dead.
+    It prints a stack trace, for which it allocates memory: if the crash was in the allocator, it hangs, and the worker
+    is neither alive nor dead.
     """
     os.environ.setdefault("OMPI_MCA_opal_signal", "")
 
 
 def notes() -> str | None:
-    """Return the folder of the launcher's journal; None where there is none."""
+    """Return the folder of the launcher's journal; None if there is none."""
     return os.environ.get("AIODIST_NOTES") or None
 
 
 def control_address() -> str | None:
-    """Return the name or number by which the others reach the first worker; None to find it out."""
+    """Return the name or number by which the others reach the first worker; None if it is not set."""
     return os.environ.get("AIODIST_CONTROL_ADDRESS") or None
 
 
 def with_workers(workers: int, notes: str) -> dict[str, str]:
-    """Return the environment for the workers that ``aiodist run`` starts, with their folder of notes.
+    """Return the environment for the workers that ``aiodist run`` starts, with the folder of their journal.
 
-    Python writes to a terminal line by line, but keeps what it writes to a pipe, which agents read from, until it has
-    much: a killed worker would never have said it. So several workers keep nothing, unless the user has set that.
+    Python buffers output to pipes, which agents read from, so the last output of a killed worker would be lost.
+    Therefore several workers do not buffer, unless the user decides otherwise.
 
-    Open MPI's launcher leaves its folder when it is killed: it keeps that among the notes, which somebody removes.
+    Open MPI's launcher leaves its folder behind when it is killed, so that lies within the journal's, which is removed.
     """
     own = {"AIODIST_WORKERS": str(workers), "AIODIST_NOTES": notes}
-    at_once = {"PYTHONUNBUFFERED": "1"} if workers > 1 else {}
-    return {_OPEN_MPI_FOLDER: notes, **_OPEN_MPI_STARTS, **at_once, **os.environ, **own}
+    unbuffered = {"PYTHONUNBUFFERED": "1"} if workers > 1 else {}
+    return {"PRTE_MCA_prte_local_tmpdir_base": notes, **_OPEN_MPI_STARTS, **unbuffered, **os.environ, **own}

@@ -1,11 +1,11 @@
-"""Arrays in host memory: NumPy's, what reads as one, and other frameworks' seen through DLPack.
+"""Arrays in host memory: NumPy's, objects that read as one, and other frameworks' arrays by way of DLPack.
 
-No framework is imported here. A foreign array, such as PyTorch's or JAX's, says by `__dlpack_device__` where it lies,
-and by its class whose it is. NumPy looks at its memory without a copy, and the framework at a result's memory, by its
-own `from_dlpack`.
+No framework is imported here. A foreign array, such as PyTorch's or JAX's, tells its device by `__dlpack_device__` and
+its framework by its class. NumPy views its memory without a copy, and the framework views a result's memory by its own
+`from_dlpack`.
 
 NumPy can share one result with all replicas, because it can be made read-only. A PyTorch tensor cannot: each replica
-gets memory of its own, all but one of them copies. JAX arrays cannot be changed, and are shared.
+gets memory of its own, so all but one get copies. JAX arrays cannot be changed, and are shared.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _IMMUTABLE = frozenset({"jax"})
 
 
 class ArrayLike(NDArrayOperatorsMixin):
-    """Stands for the array that it reads as, in arithmetic, in comparisons and in NumPy's functions.
+    """Acts as the array that it reads as, in arithmetic, comparisons and NumPy's functions: the base of variables.
 
-    Variables are such, and their components in an update. Comparisons go by element; as a key of a dict it is itself.
+    Comparisons are element by element; hashing is by identity.
     """
 
     __slots__ = ()
@@ -94,47 +94,48 @@ class ArrayLike(NDArrayOperatorsMixin):
 
 @dataclass(frozen=True, slots=True)
 class HostType:
-    """A framework's arrays in host memory; equal for all arrays of that framework."""
+    """A framework whose arrays are in host memory."""
 
     framework: ModuleType  # the module that has the framework's ``from_dlpack``
 
     @property
     def name(self) -> str:
-        """What the framework is called."""
+        """The framework's name."""
         return self.framework.__name__.partition(".")[0]
 
     def view(self, leaf: Any) -> Array:
-        """Return a NumPy array over the memory of a foreign one; a TypeError says why there is none."""
+        """Return a NumPy array over the memory of a foreign one; a TypeError says why that is impossible."""
         if getattr(leaf, "requires_grad", False):
             refuse_gradient(leaf)
-        if self._is_bfloat16(leaf):
+        half = getattr(self.framework, "bfloat16", None)
+        if half is not None and leaf.dtype == half:
             return np.from_dlpack(leaf.view(self.framework.int16)).view(bfloat16())
         try:
             return np.from_dlpack(leaf)
         except (BufferError, RuntimeError, ValueError) as error:
             raise TypeError(f"NumPy cannot look at this {class_name(leaf)}: {error}") from error
 
-    def _is_bfloat16(self, leaf: Any) -> bool:
-        named = getattr(self.framework, "bfloat16", None)
-        return named is not None and leaf.dtype == named
-
     def give(self, array: Array) -> Any:
-        """Return the framework's array over the memory of a NumPy one, which belongs to nobody else from now on."""
+        """Return the framework's array over the memory of a NumPy one, and hand that memory over."""
         own = _writeable(array)
         if own.dtype.name == "bfloat16":
             return self.framework.from_dlpack(own.view(np.int16)).view(self.framework.bfloat16)
         return self.framework.from_dlpack(own)
 
     def give_each(self, array: Array, count: int) -> list[Any]:
-        """Return the framework's arrays with the values of a NumPy one, for so many replicas; see `give`."""
+        """Return the framework's arrays with the values of a NumPy one, for `count` replicas; see `give`."""
         if self.name in _IMMUTABLE:
             return [self.give(array)] * count
         return [self.give(array.copy(order="K") if left else array) for left in reversed(range(count))]
 
 
 def host_type_of(leaf: Any) -> HostType | None:
-    """Return whose array it is; None if it is no foreign array, or one whose framework cannot take a result over."""
-    framework = _framework_of(leaf) if is_foreign(leaf) else None
+    """Return an array's framework; None if it is not foreign, or its framework cannot take over results."""
+    if not is_foreign(leaf):
+        return None
+    kind: Any = type(leaf)
+    namespace = getattr(leaf, "__array_namespace__", None)
+    framework = _package_of(kind) or (None if namespace is None else namespace())
     if framework is None:
         return None
     if dlpack_device(leaf) != CPU:
@@ -143,10 +144,10 @@ def host_type_of(leaf: Any) -> HostType | None:
 
 
 def dlpack_device(leaf: Any) -> int | None:
-    """Return DLPack's type of the device that an array lies on."""
+    """Return DLPack's type of an array's device."""
     try:
         return int(leaf.__dlpack_device__()[0])
-    except ValueError:  # PyTorch's "meta" tensors, which have no memory
+    except ValueError:  # from PyTorch's "meta" tensors, which have no memory
         return None
 
 
@@ -155,33 +156,27 @@ def is_foreign(value: Any) -> bool:
     return hasattr(value, "__dlpack_device__") and not isinstance(value, (np.ndarray, np.generic))
 
 
-def _framework_of(leaf: Any) -> ModuleType | None:
-    """Return the module with ``from_dlpack``: the most basic package of its class, or else the array API's own way."""
-    kind: Any = type(leaf)
-    namespace = getattr(leaf, "__array_namespace__", None)
-    return _package_of(kind) or (None if namespace is None else namespace())
-
-
 @cache
 def _package_of(kind: Any) -> ModuleType | None:
+    """Return the package with ``from_dlpack`` of a class's most basic base."""
     found = (sys.modules.get(name) for name in reversed(packages(kind)))
     return next((package for package in found if hasattr(package, "from_dlpack")), None)
 
 
 @cache
 def packages(kind: Any) -> tuple[str, ...]:
-    """Return the names of the packages that a class and its bases come from, its own first."""
+    """Return the packages of a class and its bases, its own first."""
     return tuple(dict.fromkeys(base.__module__.partition(".")[0] for base in kind.__mro__))
 
 
 def class_name(leaf: Any) -> str:
-    """Return the class of an object with its package, as in ``torch.Tensor``."""
+    """Return an object's class and package, as in ``torch.Tensor``."""
     kind = type(leaf)
     return f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
 
 
 def refuse_gradient(leaf: Any) -> NoReturn:
-    """Refuse a tensor that takes part in differentiation."""
+    """Raise the error for a tensor that takes part in differentiation."""
     raise TypeError(
         f"expected an array of numbers, got a {class_name(leaf)} that requires grad, which a collective would cut "
         "from its graph; pass value.detach(), or the gradient itself: parameter.grad"
@@ -198,13 +193,13 @@ def bfloat16() -> np.dtype[Any]:
 
 
 def _writeable(array: Array) -> Array:
-    """Return the same memory to write to, or a copy of it where it has gaps."""
+    """Return the same memory, writeable; or a copy if it has gaps."""
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         return array.copy()
     try:
         for part in (array.base, array):
             if isinstance(part, np.ndarray) and not part.flags.writeable:
                 part.flags.writeable = True
-    except ValueError:  # it has come over workers, in memory that is lent read-only
+    except ValueError:  # it was received from another worker, in read-only memory
         return array.copy(order="K")
     return array

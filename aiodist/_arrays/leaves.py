@@ -1,4 +1,4 @@
-"""What a leaf and a value are to a collective: shapes, dtypes, kinds, and the arrays that take part."""
+"""The description of a leaf, and of a value, to a collective: shapes, dtypes, kinds, and the arrays that take part."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from aiodist._core.text import shortened
 
 
 class LeafType:
-    """What a leaf is, beside its shape and dtype. A NumPy array, the commonest, is marked by None.
+    """The marks of leaves: what a leaf is, apart from its shape and dtype.
 
-    Another framework's array is marked by its `HostType`, or its `DeviceType` where it lies on a GPU.
+    The mark of another framework's array is its `HostType`, or its `DeviceType` if it is on a GPU.
     """
 
     NUMPY_ARRAY: Final = None
@@ -35,26 +35,30 @@ _NUMBERS = (int, float, complex, bool)
 
 
 class Spec(NamedTuple):
-    """What a replica's value is, without its numbers: an item for each leaf."""
+    """The description of a replica's value: an item for each leaf."""
 
-    shapes: tuple[tuple[int | None, ...], ...]  # a size is None where it may differ between replicas
-    dtypes: tuple[Any, ...]  # the type of a Python number
+    shapes: tuple[tuple[int | None, ...], ...]  # a size is None if it may differ between replicas
+    dtypes: tuple[Any, ...]  # for a Python number, its type
     marks: tuple[LeafMark, ...]
-    single: bool = False  # the value is its only leaf, and no nest
+    single: bool = False  # the value is a leaf, not a nest
 
-    def of(self, places: Sequence[int]) -> Spec:
+    def of(self, indices: Sequence[int]) -> Spec:
         """Return the spec of some of the leaves, as a nest."""
         return Spec(
-            tuple([self.shapes[place] for place in places]),
-            tuple([self.dtypes[place] for place in places]),
-            tuple([self.marks[place] for place in places]),
+            tuple([self.shapes[index] for index in indices]),
+            tuple([self.dtypes[index] for index in indices]),
+            tuple([self.marks[index] for index in indices]),
         )
+
+    def columns(self, values: Sequence[Any]) -> list[Sequence[Any]]:
+        """Return values of this spec, one for each replica, leaf by leaf."""
+        return [values] if self.single else list(zip(*values, strict=True))
 
 
 def describe(value: Any) -> tuple[nests.Structure | None, Spec, Any]:
-    """Return structure, spec and leaves of a value; a single leaf, the commonest value, has no structure.
+    """Return the structure, the spec, and the leaves of a value as they take part in a collective.
 
-    The leaves are what takes part in the collective, see `describe_leaf`; a single one stands for itself.
+    A single leaf, the commonest value, has no structure, and is returned instead of a list. See `describe_leaf`.
     """
     if isinstance(value, (np.ndarray, np.generic, int, float, complex)) or hasattr(value, "__dlpack_device__"):
         return _single(value)
@@ -65,7 +69,7 @@ def describe(value: Any) -> tuple[nests.Structure | None, Spec, Any]:
     if types <= {np.ndarray}:
         return structure, _spec(leaves, LeafType.NUMPY_ARRAY), leaves
     if len(types) == 1:
-        with suppress(TypeError):  # for which the leaves, one by one, find the words
+        with suppress(TypeError):  # raised again below, with the leaf's path
             mark = device_type_of(leaves[0])
             if mark is not None and all(map(mark.is_on_gpu, leaves)):  # nests of hundreds of tensors are common
                 arrays = list(map(mark.view, leaves))
@@ -87,20 +91,20 @@ def _single(leaf: Any) -> tuple[None, Spec, Any]:
 
 
 def _spec(arrays: Sequence[Any], mark: LeafMark) -> Spec:
-    """Return the spec of a nest of arrays that are all of one sort."""
+    """Return the spec of a nest of arrays that all have the same mark."""
     return Spec(tuple([a.shape for a in arrays]), tuple([a.dtype for a in arrays]), (mark,) * len(arrays))
 
 
 def describe_leaf(leaf: Any) -> Leaf:
-    """Return a leaf's shape, dtype (for a Python number its type), mark, and what of it takes part in a collective.
+    """Return a leaf's shape, dtype (for a Python number its type), mark, and what takes part in a collective.
 
-    What takes part is the leaf, the array that it reads as, a NumPy array over its memory, or its `DeviceArray`.
-    Anything else is a TypeError.
+    That is the leaf, the array that it reads as, a NumPy array over its memory, or its `DeviceArray`. For anything else
+    there is a TypeError.
     """
     kind: Any = type(leaf)
     if kind is np.ndarray or kind is np.memmap:
         return leaf.shape, leaf.dtype, LeafType.NUMPY_ARRAY, leaf
-    if isinstance(leaf, np.generic) and not isinstance(leaf, np.void):  # a record is not immutable, as scalars are
+    if isinstance(leaf, np.generic) and not isinstance(leaf, np.void):  # a record is mutable, unlike other scalars
         return (), leaf.dtype, LeafType.NUMPY_SCALAR, leaf
     if kind in _NUMBERS:
         return (), kind, LeafType.PYTHON_NUMBER, leaf
@@ -138,5 +142,5 @@ def _unsupported(leaf: Any) -> str:
 
 
 def is_array(mark: LeafMark) -> bool:
-    """Return whether leaves of that mark take part as NumPy arrays, be it over another framework's memory."""
+    """Return whether leaves with a mark take part as NumPy arrays, perhaps over another framework's memory."""
     return mark is None or isinstance(mark, HostType)

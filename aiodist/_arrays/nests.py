@@ -1,10 +1,10 @@
-"""Nests: tuples, lists, dicts and their kin, namedtuples and registered dataclasses, as optree knows them.
+"""Nests: tuples, lists, dicts and their subclasses, namedtuples and registered dataclasses, by optree.
 
-optree sorts dict keys, so two dicts filled in different orders are the same nest, and a result's keys come back in the
-order of the nest that it came from. Types are registered with optree, globally or in the namespace ``"aiodist"``.
+optree sorts dict keys, so two dicts filled in different orders are the same nest, and a result has the key order of its
+own input. Types are registered with optree, globally or in the namespace ``"aiodist"``.
 
-Subclasses of dict are nests too, as in TensorFlow, without being registered by their author: one is registered when it
-is first met, in our namespace alone. It is made anew by calling it with a mapping, after the factory if it is a
+Subclasses of dict are nests too, as in TensorFlow, without being registered by their author: they are registered when
+they are first met, in our namespace only. They are rebuilt by a call with a mapping, after the factory for a
 `defaultdict`.
 """
 
@@ -25,8 +25,7 @@ NAMESPACE = "aiodist"
 _MOST_CHARACTERS = 80
 _MOST_TEMPLATE_LEAVES = 512
 Structure = optree.PyTreeSpec
-Build: TypeAlias = Callable[[Iterable[Any]], Any]
-"""Makes a nest of leaves."""
+Build: TypeAlias = Callable[[Iterable[Any]], Any]  # makes a nest of leaves
 
 
 def flatten(value: Any, *, none_is_leaf: bool = False) -> tuple[list[Any], Structure]:
@@ -44,12 +43,12 @@ def flatten_with_none(value: Any) -> tuple[list[Any], Structure]:
 
 
 def builder(structure: Structure | None) -> Build | None:
-    """Return what makes nests of that structure; None where there is none."""
+    """Return a function that makes nests of a structure; None without a structure."""
     return None if structure is None else structure.unflatten
 
 
 def without_factories(structure: Structure) -> Structure:
-    """Return a structure to compare: a `defaultdict`'s factory may be another function on each replica."""
+    """Return a structure for comparisons: a `defaultdict`'s factory may be another function on each replica."""
     return structure.transform(_without_factory)
 
 
@@ -61,7 +60,7 @@ def _without_factory(node: Structure) -> Structure:
 
 
 def text(structure: Structure) -> str:
-    """Return a structure as a person reads it, with a ``*`` for each leaf, e.g. ``{'b': *, 'w': [*, *]}``."""
+    """Return a structure as text, with a ``*`` for each leaf, e.g. ``{'b': *, 'w': [*, *]}``."""
     shown = str(structure).removeprefix("PyTreeSpec(").removesuffix(")")
     return shown.removesuffix(f", namespace={NAMESPACE!r}").removesuffix(", NoneIsLeaf")
 
@@ -72,10 +71,10 @@ def leaf_paths(structure: Structure, root: str) -> list[str]:
 
 
 def difference(a: Structure, b: Structure, path: str, here: str, there: str) -> str:
-    """Say where structures first differ, ``a`` of ``here`` and ``b`` of ``there``.
+    """Describe the first difference of structures, ``a`` of ``here`` and ``b`` of ``there``.
 
-    E.g. ``value['w'] is on replica 1 only``, or ``value['b'][0] is (*, *) on replica 0 and * on replica 1``, where
-    ``path`` is "value", ``here`` is "replica 0" and ``there`` is "replica 1".
+    For example ``value['w'] is on replica 1 only``, or ``value['b'][0] is (*, *) on replica 0 and * on replica 1``,
+    where ``path`` is "value", ``here`` is "replica 0" and ``there`` is "replica 1".
     """
     if a.type is b.type:
         mine, theirs = _children(a, path), _children(b, path)
@@ -89,7 +88,7 @@ def difference(a: Structure, b: Structure, path: str, here: str, there: str) -> 
 
 
 def _children(structure: Structure, path: str) -> dict[str, Structure]:
-    """Return the direct children of a nest, by the code that reaches them."""
+    """Return the children of a nest by the code that reaches them."""
     level = structure.one_level()
     if level is None:
         return {}
@@ -97,7 +96,7 @@ def _children(structure: Structure, path: str) -> dict[str, Structure]:
 
 
 class _SameNest(optree.PyTreeEntry):
-    """The step on a path from a subclass of dict to the plain dict in it: none that a person writes."""
+    """The step on a path from a subclass of dict to the plain dict in it, which is not shown."""
 
     def codify(self, node: str = "") -> str:
         return node
@@ -105,48 +104,40 @@ class _SameNest(optree.PyTreeEntry):
 
 @dataclass(frozen=True)
 class _Factory:
-    """A `defaultdict`'s factory, which is not compared: a function may be another one on each replica."""
+    """A `defaultdict`'s factory, which is not compared: it may be another function on each replica."""
 
     arguments: tuple[Any, ...] = field(compare=False)
 
-    def __repr__(self) -> str:  # in texts on nests that differ
+    def __repr__(self) -> str:  # in texts about differing nests
         return "dict"
 
 
 def _register(kind: Any) -> None:
-    """Let a subclass of dict be a nest: a plain dict, behind its factory if it is a `defaultdict`."""
+    """Register a subclass of dict: its only child is a plain dict, and its metadata a `defaultdict`'s factory."""
 
     def flatten_dict(value: Any) -> tuple[list[Any], _Factory, list[str]]:
         factory = (value.default_factory,) if isinstance(value, defaultdict) else ()
-        return [{key: value[key] for key in value}], _Factory(factory), [""]  # as it gives them, not as it holds them
+        return [{key: value[key] for key in value}], _Factory(factory), [""]  # through its own `__getitem__`
 
     def unflatten_dict(factory: Any, children: Iterable[Any]) -> Any:
         return kind(*factory.arguments, *children)
 
-    with suppress(ValueError):  # another thread has just registered it
+    with suppress(ValueError):  # another thread has registered it
         optree.register_pytree_node(kind, flatten_dict, unflatten_dict, path_entry_type=_SameNest, namespace=NAMESPACE)
 
 
 class Template(NamedTuple):
-    """Code for nests of NumPy arrays in plain dicts, lists and tuples that are like one in everything but the numbers.
+    """Code for nests of NumPy arrays in plain dicts, lists and tuples that equal one in everything but the numbers.
 
-    A training step reduces the same few nests again and again, and this takes a tenth of the time of optree.
-
-    Attributes:
-        match: returns the leaves of a nest in optree's order; None where it differs in a type, a key, the order of
-            keys, a shape or a dtype.
-        build: makes such a nest of leaves in that order.
+    A training step reduces the same few nests again and again, and this takes a tenth of optree's time.
     """
 
-    match: Callable[[Any], list[Any] | None]
-    build: Build
+    match: Callable[[Any], list[Any] | None]  # returns a nest's leaves in optree's order; None if it differs
+    build: Build  # makes a nest from leaves in that order
 
 
 def template(nest: Any) -> Template | None:
-    """Return the code for nests like this one; None where it has other containers, or very many leaves.
-
-    Every leaf has to be a NumPy array.
-    """
+    """Return the code for nests like this one; None if it has other containers or leaves, or very many leaves."""
     writer = _Writer()
     made = writer.write("nest", nest)
     if made is None or not writer.leaves or len(writer.leaves) > _MOST_TEMPLATE_LEAVES:
@@ -154,12 +145,12 @@ def template(nest: Any) -> Template | None:
     leaves, names = ", ".join(writer.leaves), writer.names
     match = ["def match(nest):", *writer.lines, f"    return [{leaves}]"]
     build = f"def build(leaves): {leaves}, = leaves; return {made}"
-    exec("\n".join([*match, build]), names)  # noqa: S102  (only what stands here)
+    exec("\n".join([*match, build]), names)  # noqa: S102  (names and reprs of keys, which are strings)
     return Template(names["match"], names["build"])
 
 
 class _Writer:
-    """Writes the code that tells whether a nest is like the first, with a variable for each of its parts."""
+    """Writes the code that compares nests with a first one, with a variable for each part."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -167,7 +158,7 @@ class _Writer:
         self.names: dict[str, Any] = {"ndarray": np.ndarray}
 
     def write(self, variable: str, part: Any) -> str | None:
-        """Write what takes a part of the nest apart; return the code that makes one, None where there is none."""
+        """Write the code that takes a part of the nest apart; return the code that builds it, None if there is none."""
         kind = type(part)
         if part is None:
             self._unless(f"{variable} is None")
@@ -177,7 +168,7 @@ class _Writer:
             self._unless(f"type({variable}) is ndarray and {variable}.dtype is {dtype} and {variable}.shape == {shape}")
             self.leaves.append(variable)
             return variable
-        if kind not in (dict, list, tuple) or (kind is dict and set(map(type, part)) - {str}):  # for 1 equals True
+        if kind not in (dict, list, tuple) or (kind is dict and set(map(type, part)) - {str}):  # because 1 equals True
             return None
         alike = f"(*{variable},) == {(*part,)!r}" if kind is dict else f"len({variable}) == {len(part)}"
         self._unless(f"type({variable}) is {kind.__name__} and {alike}")

@@ -1,4 +1,4 @@
-"""The options that a user may set for collectives; they never change what a collective means."""
+"""Users' options for collectives; they never change what a collective means."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class CommunicationOptions:
     """Options of collectives. They are not compared between replicas and never change what a collective means.
 
     Attributes:
-        bytes_per_pack: 0 or more; a hint, as in TensorFlow, without effect: nests are cut into pieces of like cost.
+        bytes_per_pack: 0 or more; a hint, as in TensorFlow, without effect: nests are cut into pieces of equal cost.
         timeout_seconds: a collective raises `CollectiveTimeoutError` this many seconds after the first arrival. The
-            smallest number that a replica gives is used. None: no timeout.
+            smallest value that any replica passes is used. None: no timeout.
         implementation: "auto", "ring" or "nccl", in any case; a hint, as in TensorFlow, without effect.
         accumulate: "native", or "float64", which accumulates float32, float16 and bfloat16 sums and products in float64
             and rounds once; replica 0's value is used.
@@ -37,7 +37,7 @@ class CommunicationOptions:
             raise TypeError(f"bytes_per_pack must be an int, got {self.bytes_per_pack!r}")
         if self.bytes_per_pack < 0:
             raise ValueError(f"bytes_per_pack must be 0 or more, got {self.bytes_per_pack}")
-        if self.timeout_seconds is not None and not self.timeout_seconds > 0:  # nor is NaN
+        if self.timeout_seconds is not None and not self.timeout_seconds > 0:  # also refuses NaN
             raise ValueError(f"timeout_seconds must be more than 0, or None to wait, got {self.timeout_seconds!r}")
         object.__setattr__(self, "implementation", choice("implementation", self.implementation, _IMPLEMENTATIONS))
         object.__setattr__(self, "accumulate", choice("accumulate", self.accumulate, _ACCUMULATORS))
@@ -57,7 +57,7 @@ class CommunicationOptions:
 
 
 def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
-    """Return an option's value in lower case, if it is one of the choices."""
+    """Return an option's value in lower case, and check that it is one of the choices."""
     found = value.lower() if isinstance(value, str) else None
     if found not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

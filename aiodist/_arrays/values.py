@@ -1,4 +1,4 @@
-"""Values that are no arrays: per-replica values, how results become them and arguments come out, and sparse ones."""
+"""Distributed values and `IndexedSlices`; how arguments are split per replica, and results regrouped."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class DistributedValues(Generic[T]):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The components' shape; an AttributeError where they have none, or not the same one."""
+        """The components' shape; raises AttributeError if they have none, or different ones."""
         shape: tuple[int, ...] = self._common("shape")
         return shape
 
     @property
     def dtype(self) -> Any:
-        """The components' dtype; an AttributeError where they have none, or not the same one."""
+        """The components' dtype; raises AttributeError if they have none, or different ones."""
         return self._common("dtype")
 
     def _common(self, name: str) -> Any:
@@ -82,7 +82,7 @@ class DistributedValues(Generic[T]):
         return f"<table><tr><th>replica</th><th>{type(self).__name__}</th></tr>{rows}</table>"
 
     def _rows(self) -> list[tuple[str, str]]:
-        """Return ids and components as text, equal neighbours in one, at most twenty, and how many are left."""
+        """Return ids and components as text, with equal neighbours in one row, and at most twenty rows."""
         rows, end, size = [], 0, len(self._values)
         for _, run in islice(groupby(range(size), self._shown), _MOST_SHOWN):
             begin, end = end, end + len([*run])
@@ -90,7 +90,7 @@ class DistributedValues(Generic[T]):
         return rows if end == size else [*rows, ("…", f"{size - end} more")]
 
     def _shown(self, replica_id: int) -> tuple[str, bytes | int]:
-        """Return what tells a component from its neighbour; a long array's repr leaves most of it out."""
+        """Return a key that differs for components that differ; a long array's repr leaves out most of it."""
         component: Any = self._values[replica_id]
         if isinstance(component, np.ndarray):
             return repr(component), component.tobytes()
@@ -125,7 +125,7 @@ def _refuse(value: DistributedValues[Any], *_: object, **__: object) -> NoReturn
     )
 
 
-# Set here, not defined in the class: type checkers find such uses by themselves.
+# Set here, not defined in the class, so that type checkers report such uses.
 _UNARY = ("iter", "len", "getitem", "contains", "array", "array_ufunc", "bool", "int", "float", "index", "neg", "pos")
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 for _name in (*_UNARY, *_BINARY, *(f"r{name}" for name in _BINARY), "lt", "le", "gt", "ge"):
@@ -136,7 +136,7 @@ del _class
 
 
 def check_unmasked(array: object, where: str) -> None:
-    """Check that an array has no mask: what it hides would count."""
+    """Check that an array is not masked: its masked elements would count."""
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(
             f"expected arrays without a mask, got a MaskedArray {where}, whose masked elements would count; fill them "
@@ -154,8 +154,8 @@ class IndexedSlices:
 
     Attributes:
         values: the rows, an array with at least one axis. It is not copied.
-        indices: an index of 0 or more for each row, one-dimensional; of an integer dtype, and kept as int64.
-        dense_shape: the shape of the whole array; None if it is not known.
+        indices: an index of 0 or more for each row, one-dimensional, of an integer dtype; converted to int64.
+        dense_shape: the shape of the whole array; None if it is unknown.
 
     Raises:
         TypeError: ``indices`` are not integers, or ``values`` is masked.
@@ -189,7 +189,7 @@ class IndexedSlices:
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """The shape of the whole array; its first size is None if it is not known."""
+        """The shape of the whole array; its first size is None if it is unknown."""
         return self.dense_shape or (None, *self.values.shape[1:])
 
     @property
@@ -210,13 +210,13 @@ class IndexedSlices:
 IndexedSlices.__module__ = "aiodist"
 
 
-# Per replica, and back.
+# Splitting and regrouping.
 
 
 def split(value: Any, num_replicas: int) -> Sequence[Any]:
-    """Return what each replica gets of ``value``: per-replica values at any depth give their components.
+    """Return each replica's ``value``: distributed values at any depth are replaced by their components.
 
-    A nest that holds none is passed as it is, the object itself.
+    A nest without any is passed as it is, the same object.
     """
     if isinstance(value, DistributedValues):  # the commonest
         return components_of(value, num_replicas)
@@ -231,7 +231,7 @@ def split(value: Any, num_replicas: int) -> Sequence[Any]:
 
 
 def components_of(value: DistributedValues[Any], num_replicas: int) -> tuple[Any, ...]:
-    """Return the components, of which there must be so many."""
+    """Return the components, and check their number."""
     if len(value.values) != num_replicas:
         raise ValueError(
             f"expected a per-replica value with {num_replicas} components, one for each replica, "
@@ -259,14 +259,11 @@ def regroup(
     """Return one nest for the replicas' values, leaf by leaf; the inverse of `split`.
 
     Arrays, `IndexedSlices`, numbers, strings and bytes become `PerReplica` whatever their values, so that a result's
-    type never depends on them. None, a leaf here, and any other object come back bare where every replica has the
+    type never depends on them. None, a leaf here, and any other object come back bare if every replica has the
     identical one. The value of a single replica comes back as it is.
 
-    Args:
-        values: one nest a replica, of equal structure; else there is a ValueError that has them as ``values``.
-        what: what they are, for the error's text.
-        replicas: the replicas' ids, likewise; None: they count from 0.
-        of_leaf: makes one leaf of the replicas'.
+    If the nests differ in structure, there is a ValueError that has them as ``values``, and names the replicas, by
+    default from 0, and ``what`` they are.
     """
     first = values[0]
     if len(values) == 1 or (first is None and all(value is None for value in values)):
@@ -295,7 +292,7 @@ def regroup_arguments(values: Sequence[Any], replicas: Sequence[int]) -> Any:
 
 
 def regroup_data(values: Sequence[Any], what: str, replicas: Sequence[int] | None = None) -> Any:
-    """Return one nest for values that each replica has its own of; as `regroup`, but only a None comes back bare."""
+    """Return one nest for the replicas' data; as `regroup`, but only None comes back bare."""
     return regroup(
         values, what, replicas, lambda each: each[0] if all(one is None for one in each) else PerReplica(each)
     )
@@ -318,9 +315,9 @@ def _different_structures(
 
 
 def check_awaited(value: Any, called: str) -> None:
-    """Check that no leaf of a nest is a coroutine or the handle of a collective: nobody would await it any more.
+    """Check that no leaf of a nest is a coroutine or the handle of a collective, which would never be awaited.
 
-    One that is found is closed, so that there is one complaint.
+    It is closed, so that Python does not warn about it, too.
     """
     if value is None or type(value) is np.ndarray:  # the commonest
         return

@@ -2,7 +2,7 @@
 
 Modules, in order; each imports only from those above it and from lower floors:
 
-- `work`: results that worker threads or devices compute.
+- `work`: results computed by worker threads or devices.
 - `kinds`: the table of collectives: what each accepts, and its plan: how each result is made from the inputs.
 - `out`: callers' own buffers for results.
 - `host`: the executor over host memory.

@@ -1,4 +1,4 @@
-"""Executors: chosen by where the values of a collective are, and cached."""
+"""The choice of the executor by where the values of a collective are."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def executor(
     devices: tuple[str, ...] = (),
     targets: tuple[int, ...] | None = None,
 ) -> HostExecutor | DeviceExecutor:
-    """Return the executor of a checked collective for that many positions; see `HostExecutor.run_into`.
+    """Return the executor of a collective that has been checked, for a number of positions.
 
-    Replicas at absent positions have joined, and contribute nothing. ``devices`` are by position the replicas' logical
-    ones, on whose streams arrays may have been made; ``targets`` the GPUs that get a result each of arrays on GPUs,
-    instead of those that contribute.
+    Replicas at absent positions have joined, and contribute nothing. ``devices`` are the replicas' logical devices, on
+    whose streams arrays may have been made. ``targets`` are the GPUs that get a result each instead of the inputs'
+    GPUs.
     """
     if collective.spec is not None and any(isinstance(mark, DeviceType) for mark in collective.spec.marks):
-        from aiodist._collectives.device import DeviceExecutor  # loaded where there are arrays on GPUs
+        from aiodist._collectives.device import DeviceExecutor  # loaded if there are arrays on GPUs
 
         return DeviceExecutor(collective, size, absent, accumulate, devices, targets)
     return HostExecutor(collective, size, absent, accumulate)

@@ -1,8 +1,8 @@
 """The host executor: carries out plans over NumPy arrays, scalars, Python numbers and `IndexedSlices`.
 
-Leaves are never copied into one buffer first, because copying costs more than the calls that it saves. Work that would
+Leaves are never copied into one buffer first, because that costs more than the calls that it saves. Work that would
 hold up the event loop is returned as `Work` for worker threads. So is the first reduction for which a compiled kernel
-would pay: it waits there until the kernel is compiled. NumPy does all others, with the same bits.
+would pay: it waits until the kernel is compiled. NumPy does all other reductions, with the same bits.
 
 A result never shares memory with an input. Its arrays are views of a read-only base, so replicas can share them.
 """
@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 import aiodist_kernels as kernels
-from aiodist._arrays.host import HostType
+from aiodist._arrays.host import Array, HostType
 from aiodist._arrays.leaves import LeafMark, LeafType, is_array
 from aiodist._arrays.values import IndexedSlices
 from aiodist._collectives.kinds import Collective, Cut, LeafPlan, Result
@@ -28,19 +28,17 @@ from aiodist_kernels.numpy_tier import finished, quietly
 from aiodist_kernels.pool import empty_like
 from aiodist_kernels.rules import rule_for
 
-Array = np.ndarray[Any, Any]
-Column = Sequence[Any]
-"""One leaf of all replicas that take part, in replica order."""
+Column = Sequence[Any]  # one leaf of every replica that takes part, in replica order
 
-LOOK_FROM: Final = 256 * 1024
-"""Bytes contributed by all replicas below which nothing holds up the event loop: all that is asked of a small value."""
+COST_FROM: Final = 256 * 1024
+"""Bytes contributed by all replicas from which a collective may hold up the event loop, so its cost is computed."""
 
 
 # One leaf.
 
 
 def fold(op: ReduceOp, column: Column, mark: LeafMark, accumulate: Accumulate = "native") -> Any:
-    """Return the left fold of leaves in their order, with their type; other frameworks' arrays become NumPy's."""
+    """Return the left fold of leaves, of their own type; arrays of other frameworks become NumPy arrays."""
     dtype, shape = (None, ()) if mark == LeafType.PYTHON_NUMBER else (column[0].dtype, column[0].shape)
     return _folding(op, dtype, shape, len(column), mark, accumulate)(column)
 
@@ -58,10 +56,10 @@ def _folding(
 
 
 def fold_slices(op: ReduceOp, column: Sequence[IndexedSlices], accumulate: Accumulate = "native") -> IndexedSlices:
-    """Return the replicas' rows added up by index, for MEAN divided by the number of replicas; read-only.
+    """Return the sum of the replicas' rows by index, read-only; for MEAN divided by the number of replicas.
 
-    Rows are added in the order of the replicas, and within a replica in their own order: a left fold in the accumulator
-    of a dense reduction of the dtype. Rows are never made dense.
+    Rows are added in replica order, and in their own order within a replica: a left fold in the accumulator of a dense
+    reduction of the dtype. Rows are never made dense.
     """
     rule = rule_for(op, column[0].dtype, accumulate)
     rows = np.concatenate([np.asarray(part.values, rule.accumulator) for part in column])
@@ -76,26 +74,24 @@ def fold_slices(op: ReduceOp, column: Sequence[IndexedSlices], accumulate: Accum
     return IndexedSlices(frozen(total), frozen(indices), column[0].dense_shape)
 
 
-def made(result: Result, arrays: Sequence[Any] | Mapping[int, Any], inputs: int) -> Any:
-    """Return a result, made from inputs followed by totals that nobody else uses; it has memory of its own."""
+def assembled(result: Result, arrays: Sequence[Any] | Mapping[int, Any], inputs: int) -> Any:
+    """Return a result in memory of its own, made from inputs followed by totals that nothing else uses."""
     parts = [arrays[source] for source in result.sources]
     if result.cut is not None:
         parts = [part(array, result.cut) for array in parts]
     if len(parts) > 1:
         assert result.axis is not None
-        return put_together(parts, result.axis)
+        return concatenated(parts, result.axis)
     return parts[0] if result.sources[0] >= inputs else copied(parts[0])
 
 
 def part(array: Array, cut: Cut) -> Array:
     """Return one of the equal parts of an array, a view."""
-    step = array.shape[cut.axis] // cut.parts
-    where = (slice(None),) * cut.axis
-    return array[(*where, slice(cut.place * step, (cut.place + 1) * step))]
+    return array[(*(slice(None),) * cut.axis, slice(*cut.bounds(array.shape[cut.axis])))]
 
 
 def copied(leaf: Any) -> Any:
-    """Return a copy of an array, in this machine's byte order; anything else unchanged."""
+    """Return a copy of an array, in native byte order; anything else unchanged."""
     if not isinstance(leaf, np.ndarray):
         return leaf
     native = leaf.dtype.newbyteorder("=")
@@ -106,8 +102,8 @@ def copied(leaf: Any) -> Any:
     return copy
 
 
-def put_together(arrays: Sequence[Array], axis: int) -> Array:
-    """Return arrays concatenated along an axis, in this machine's byte order; strings get the widest width."""
+def concatenated(arrays: Sequence[Array], axis: int) -> Array:
+    """Return arrays concatenated along an axis, in native byte order; strings get the widest width."""
     dtypes = [array.dtype for array in arrays]
     native = dtypes[0]
     if not native.isnative or dtypes.count(native) < len(dtypes):
@@ -121,7 +117,7 @@ def put_together(arrays: Sequence[Array], axis: int) -> Array:
 
 
 def frozen(array: Array) -> Array:
-    """Return an array as a view that its flags cannot make writeable; nothing else must refer to the memory."""
+    """Return an array as a view that cannot be made writeable again; nothing else may refer to its memory."""
     base = array.base
     array.setflags(False)  # type: ignore[call-arg]  # by position: the keyword alone takes as long as the call
     if isinstance(base, np.ndarray):
@@ -131,7 +127,7 @@ def frozen(array: Array) -> Array:
 
 
 def in_native_order(value: Any) -> Any:
-    """Return what a replica contributes, a leaf or a list of leaves, with its arrays in this machine's byte order."""
+    """Return a replica's contribution, a leaf or a list of leaves, with its arrays in native byte order."""
     if isinstance(value, list):
         return [in_native_order(leaf) for leaf in value]
     if isinstance(value, np.ndarray) and not value.dtype.isnative:
@@ -139,7 +135,7 @@ def in_native_order(value: Any) -> Any:
     return value
 
 
-def given(mark: LeafMark, result: Any, count: int, *, shared: bool) -> Sequence[Any]:
+def in_framework(mark: LeafMark, result: Any, count: int, *, shared: bool) -> Sequence[Any]:
     """Return a leaf's result, one for all or a list with one for each replica, in its own framework."""
     if isinstance(mark, HostType):
         return mark.give_each(result, count) if shared else list(map(mark.give, result))
@@ -149,41 +145,40 @@ def given(mark: LeafMark, result: Any, count: int, *, shared: bool) -> Sequence[
 class _Leaf:
     """The plan for one leaf of a collective, and its cost."""
 
-    def __init__(self, collective: Collective, place: int, plan: LeafPlan, accumulate: Accumulate) -> None:
+    def __init__(self, collective: Collective, index: int, plan: LeafPlan, accumulate: Accumulate) -> None:
         spec, op = collective.spec, collective.op
         assert spec is not None
-        self.plan, self.mark = plan, spec.marks[place]
+        self.plan, self.mark = plan, spec.marks[index]
         self.accumulate: Accumulate = accumulate
         self.shared, self.is_array = collective.kind.shared, is_array(self.mark)
         self.whole = plan.is_one_fold and plan.results == (Result((plan.size,)),)
-        dtype, shape = spec.dtypes[place], spec.shapes[place]
-        self._dtype = dtype
-        self.nbytes = 0.0  # of one input; infinity where they may differ
+        self._dtype, shape = spec.dtypes[index], spec.shapes[index]
+        self.nbytes = 0.0  # of one input; infinity if inputs may differ
         if self.mark == LeafType.INDEXED_SLICES or None in shape:
             self.nbytes = math.inf
         elif self.mark != LeafType.PYTHON_NUMBER:
-            self.nbytes = dtype.itemsize * math.prod([size or 0 for size in shape])
-        if op is ReduceOp.MEAN and plan.size == 1 and getattr(dtype, "kind", "") in ("f", "c"):
-            op = ReduceOp.SUM  # which gives the same, and costs less
+            self.nbytes = self._dtype.itemsize * math.prod([size or 0 for size in shape])
+        if op is ReduceOp.MEAN and plan.size == 1 and getattr(self._dtype, "kind", "") in ("f", "c"):
+            op = ReduceOp.SUM  # the same result, at a lower cost
         self.op = op
         self.folds: list[Callable[[Column], Any]] = []
         if op is not None:
             among = not spec.single
-            self.folds = [_folding(op, dtype, shape, len(f), self.mark, accumulate, among) for f in plan.folds]
-        self.made: Callable[[Column], Any] = lambda column: self.results(column, self._totals(column))
+            self.folds = [_folding(op, self._dtype, shape, len(f), self.mark, accumulate, among) for f in plan.folds]
+        self.compute: Callable[[Column], Any] = lambda column: self.results(column, self._totals(column))
         if self.shared and self.whole and not isinstance(self.mark, HostType):  # the commonest, in the fewest calls
             total_of = self.folds[0]
-            self.made = (lambda column: frozen(total_of(column))) if self.is_array else total_of
+            self.compute = (lambda column: frozen(total_of(column))) if self.is_array else total_of
 
     def due(self) -> Plan | None:
-        """Return the kernel that must be compiled before its fold, if one must."""
+        """Return the plan whose kernel must be compiled before the fold; None if there is none."""
         if self.op is None or not self.is_array:
             return None
         plan = plan_for(self.op, self._dtype, self.plan.size, self.accumulate)
         return plan if plan.is_due(int(self.nbytes)) else None
 
     def cost(self, column: Column) -> int:
-        """Return its cost, as the number of bytes that could be moved in that time."""
+        """Return the cost, as the number of bytes that could be moved in the same time."""
         if self.mark == LeafType.INDEXED_SLICES:
             return policy.SLOWNESS_BY_ROWS * sum([int(part.values.nbytes) for part in column])
         if not self.is_array:
@@ -202,7 +197,7 @@ class _Leaf:
         return [fold([column[i] for i in inputs]) for fold, inputs in pairs]
 
     def calls(self, column: Column, totals: list[Any]) -> list[Call]:
-        """Return the calls that fold a column, with large arrays in pieces; ``totals`` are complete afterwards."""
+        """Return the calls that fold a column into ``totals``, with large arrays in pieces."""
         cost, folds = self.cost(column), self.plan.folds
         if cost < policy.LEAST_MOVED_BY_A_THREAD or not self.is_array:
             return [lambda: totals.extend(self._totals(column))]
@@ -216,11 +211,11 @@ class _Leaf:
         return calls
 
     def results(self, column: Column, totals: Sequence[Any]) -> Any:
-        """Return the results from inputs and folds: one for all, or a list with one for each replica."""
+        """Return the results made from inputs and totals: one for all replicas, or a list with one for each."""
         if not self.whole:
             arrays = [*column, *totals]
-            totals = [made(result, arrays, len(column)) for result in self.plan.results]
-        if not isinstance(self.mark, HostType):  # a framework takes over memory that it can write to
+            totals = [assembled(result, arrays, len(column)) for result in self.plan.results]
+        if not isinstance(self.mark, HostType):  # another framework takes over writeable memory
             totals = [frozen(total) if isinstance(total, np.ndarray) else total for total in totals]
         return totals[0] if self.shared else totals
 
@@ -229,68 +224,54 @@ class _Leaf:
 
 
 class HostExecutor:
-    """Carries out the plan of one collective, any number of times.
-
-    Args:
-        collective: what is asked for.
-        size: how many positions there are.
-        absent: those that take part with nothing.
-        accumulate: as in `aiodist_kernels.reduce`.
-
-    Attributes:
-        shared: one result serves all; else there is a list of results by position, with None for those that are absent
-            or passed buffers.
-        run: carries it out where nobody wants the result in buffers; see `HostExecutor.run_into`.
-    """
+    """Carries out the plan of one collective, any number of times; see `execution.executor` for the arguments."""
 
     def __init__(
-        self,
-        collective: Collective,
-        size: int,
-        absent: Sequence[int] = (),
-        accumulate: Accumulate = "native",
+        self, collective: Collective, size: int, absent: Sequence[int] = (), accumulate: Accumulate = "native"
     ) -> None:
         kind, spec = collective.kind, collective.spec
         self._size = size
         self._positions = [position for position in range(size) if position not in absent]
-        self._all_have_one = kind.shared  # there is one result, be it copied for each
+        self._one_result = kind.shared  # perhaps copied for each replica
         self._single = spec is not None and spec.single
         plans = enumerate(collective.without(absent).plans(len(self._positions)))
         leaves = self._leaves = [_Leaf(collective, place, plan, accumulate) for place, plan in plans]
+        # One result serves all; otherwise there is a list of results by position.
         self.shared = kind.shared and not any(isinstance(leaf.mark, HostType) for leaf in leaves)
-        self._is_small = sum([leaf.nbytes for leaf in leaves]) * len(self._positions) < LOOK_FROM
+        self._is_small = sum([leaf.nbytes for leaf in leaves]) * len(self._positions) < COST_FROM
         self._varies = any(leaf.nbytes == math.inf for leaf in leaves)
-        self._cost: int | None = None  # once it is known, where it is the same each time
-        self._due: list[Plan] = []  # kernels to be compiled first, each at its first need in the process
+        self._cost: int | None = None  # once it is known, if it is the same each time
+        self._due: list[Plan] = []  # plans whose kernels must be compiled first
         if not self._is_small:
             self._due = list(dict.fromkeys(plan for leaf in leaves if (plan := leaf.due()) is not None))
-        self._straight: Callable[[Sequence[Any]], Any] | None = None  # makes the result in the fewest calls
-        self.run: Callable[[Sequence[Any]], Any] = self.run_into
+        self._straight: Callable[[Sequence[Any]], Any] | None = None  # the shortest way to the result
+        self.run: Callable[[Sequence[Any]], Any] = self.run_into  # without buffers for the results
         if not leaves:
             nothing: Any = None if spec is None else []
             self.run = lambda _: nothing if self.shared else [list(nothing) for _ in range(size)]
         elif self.shared and not absent and all(leaf.whole for leaf in leaves):
-            self._straight = leaves[0].made if self._single else _tiny_folds(collective, size, accumulate)
+            self._straight = leaves[0].compute if self._single else _tiny_folds(collective, size, accumulate)
             if self._straight is not None and self._is_small:
                 self.run = self._straight
 
     def run_into(self, values: Sequence[Any], outs: Outs = NO_OUTS) -> Any:
-        """Carry it out.
+        """Carry it out, and return the result, or the `Work` that computes it if it would hold up the event loop.
 
         Args:
-            values: by position, what each replica contributes: a leaf, or a list of leaves; anything for who is absent.
-            outs: buffers that the results are wanted in, from `out.checked`.
+            values: by position, each replica's contribution: a leaf or a list of leaves; anything if it is absent.
+            outs: buffers for the results, from `out.checked`.
 
         Returns:
-            The result: a leaf or a list of leaves for all; or by position, see ``shared``. Or the `Work` that it is.
+            A leaf or a list of leaves for all; or, unless ``shared``, a list of these by position, with None for
+            positions that are absent or passed buffers.
         """
         if len(self._positions) < self._size:
             values = [values[position] for position in self._positions]
-        if not self._is_small and self._holds_up(values):
+        if not self._is_small and self._blocks(values):
             return self._work(values, outs)
         if self._straight is not None and not outs:
             return self._straight(values)
-        by_leaf = [leaf.made(column) for leaf, column in zip(self._leaves, self._columns(values), strict=True)]
+        by_leaf = [leaf.compute(column) for leaf, column in zip(self._leaves, self._columns(values), strict=True)]
         for call in self._copies(by_leaf, outs) if outs else ():
             call()
         return self.handed_out(by_leaf, outs)
@@ -298,9 +279,9 @@ class HostExecutor:
     def _columns(self, values: Sequence[Any]) -> Sequence[Column]:
         return [values] if self._single else list(zip(*values, strict=True))
 
-    def _holds_up(self, values: Sequence[Any]) -> bool:
-        """Return whether it would hold up the event loop; cached, since finding out takes 20 microseconds."""
-        cost = self._cost
+    def _blocks(self, values: Sequence[Any]) -> bool:
+        """Return whether it would hold up the event loop."""
+        cost = self._cost  # cached, because computing it takes 20 microseconds
         if cost is None or policy.blocks(cost):
             cost = sum(map(_Leaf.cost, self._leaves, self._columns(values)))
             self._cost = None if self._varies else cost
@@ -322,29 +303,29 @@ class HostExecutor:
         return Work([compiled, folds, [make], self._copies(by_leaf, outs)], handed_out.pop)
 
     def _copies(self, by_leaf: Sequence[Any], outs: Outs) -> list[Call]:
-        """Return the calls that copy results, by leaf, into the callers' buffers, once they are complete."""
+        """Return the calls that copy complete results, by leaf, into the callers' buffers."""
 
-        def copy(buffer: Array, leaf: int, place: int) -> None:
-            np.copyto(buffer, by_leaf[leaf] if self._all_have_one else by_leaf[leaf][place])
+        def copy(buffer: Array, leaf: int, index: int) -> None:
+            np.copyto(buffer, by_leaf[leaf] if self._one_result else by_leaf[leaf][index])
 
         return [
-            partial(copy, buffer, leaf, place)
-            for place, position in enumerate(self._positions)
+            partial(copy, buffer, leaf, index)
+            for index, position in enumerate(self._positions)
             for leaf, buffer in enumerate(outs.get(position, ()))
         ]
 
     def handed_out(self, by_leaf: Sequence[Any], outs: Outs) -> Any:
-        """Return results by leaf: one for all, or a list with one for each replica, as ``shared`` says."""
+        """Return the result in the form of `run_into`, from the results by leaf."""
         if self.shared:
             return by_leaf[0] if self._single else by_leaf
-        places = [place for place, position in enumerate(self._positions) if position not in outs]
+        receivers = [index for index, position in enumerate(self._positions) if position not in outs]
         columns = []
         for leaf, result in zip(self._leaves, by_leaf, strict=True):
-            own = result if self._all_have_one else [result[place] for place in places]
-            columns.append(given(leaf.mark, own, len(places), shared=self._all_have_one))
+            own = result if self._one_result else [result[index] for index in receivers]
+            columns.append(in_framework(leaf.mark, own, len(receivers), shared=self._one_result))
         found: list[Any] = [None] * self._size
-        for place, *row in zip(places, *columns, strict=True):
-            found[self._positions[place]] = row[0] if self._single else row
+        for index, *row in zip(receivers, *columns, strict=True):
+            found[self._positions[index]] = row[0] if self._single else row
         return found
 
 

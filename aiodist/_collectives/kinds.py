@@ -1,7 +1,7 @@
 """The table of collectives: each kind's name, what it accepts, how many results it has, and its plan.
 
-To add one, write a row in the table and a function that makes its plan. The row says what it accepts, so all kinds
-raise the same errors; every executor can carry out any plan.
+To add one, write a row in the table and a function that makes its plan. The row says what the kind accepts, so all
+kinds raise the same errors; every executor can carry out any plan.
 
 A plan says how the replicas' inputs become their results. It is data, the same for any shape and dtype. It can do three
 things with arrays: fold them into one, cut them into equal parts, and concatenate them:
@@ -11,8 +11,8 @@ things with arrays: fold them into one, cut them into equal parts, and concatena
     scan             a fold of the first i + 1, for replica i
     all_to_all       all, cut: the i-th parts, concatenated, for replica i
 
-An executor reads a plan leaf by leaf. It decides where and in how many steps it does each fold and copy, but never
-changes the result: a fold is a left fold in the plan's order.
+An executor decides where and in how many steps it does each fold and copy, but never changes the result: a fold is a
+left fold in the plan's order.
 """
 
 from __future__ import annotations
@@ -37,22 +37,27 @@ class Cut(NamedTuple):
     """One of several equal parts of an array along an axis."""
 
     axis: int
-    place: int
+    number: int
     parts: int
+
+    def bounds(self, size: int) -> tuple[int, int]:
+        """Return where the part begins and ends on an axis of that size."""
+        step = size // self.parts
+        return self.number * step, (self.number + 1) * step
 
 
 class Result(NamedTuple):
     """The sources of one result."""
 
-    sources: Sequence[int]  # places of inputs among those that take part, behind them the plan's folds
-    cut: Cut | None = None  # which part of each is taken; None for the whole
-    axis: int | None = None  # along which they are put together, where they may be several
+    sources: Sequence[int]  # indices of the inputs, followed by the plan's folds
+    cut: Cut | None = None  # the part of each source that is taken; None for the whole
+    axis: int | None = None  # along which several sources are concatenated
 
 
 class LeafPlan(NamedTuple):
     """The plan of one leaf."""
 
-    size: int  # how many inputs there are
+    size: int  # the number of inputs
     folds: tuple[Sequence[int], ...]  # for each total, the inputs that are folded into it, in this order
     results: tuple[Result, ...]  # one for all replicas, or one for each
 
@@ -63,20 +68,20 @@ class LeafPlan(NamedTuple):
 
     @property
     def inputs(self) -> set[int]:
-        """The inputs that results are made of, folded or not."""
+        """The inputs that results are made from, folded or not."""
         sources = {source for result in self.results for source in result.sources}
-        folded = {place for number, fold in enumerate(self.folds) if self.size + number in sources for place in fold}
+        folded = {index for number, fold in enumerate(self.folds) if self.size + number in sources for index in fold}
         return folded | {source for source in sources if source < self.size}
 
-    def cut(self, place: int) -> Cut:
-        """Return which part of each input the result at an index takes."""
-        cut = self.results[place].cut
+    def cut(self, index: int) -> Cut:
+        """Return the part of each input that a result takes, by the result's index."""
+        cut = self.results[index].cut
         assert cut is not None
         return cut
 
 
 def all_reduce_plan(size: int, _: Any = None) -> LeafPlan:
-    """Plan an all_reduce of that many inputs."""
+    """Plan an all_reduce."""
     return LeafPlan(size, (range(size),), (Result((size,)),))
 
 
@@ -96,7 +101,7 @@ def reduce_scatter_plan(size: int, axis: int) -> LeafPlan:
 
 
 def scan_plan(size: int, _: Any = None) -> LeafPlan:
-    """Plan a scan of that many inputs."""
+    """Plan a scan."""
     folds = tuple([range(index + 1) for index in range(size)])
     return LeafPlan(size, folds, tuple([Result((size + index,)) for index in range(size)]))
 
@@ -114,17 +119,17 @@ def all_to_all_plan(size: int, axes: tuple[int, int]) -> LeafPlan:
 class Kind:
     """A kind of collective.
 
-    ``plan`` makes a leaf's plan from the number of inputs and the call's detail on the leaf. A kind has no plan if it
-    computes nothing from values, like a barrier, or if a function of the user's does.
+    ``plan`` makes a leaf's plan from the number of inputs and the leaf's detail. A kind that computes nothing from
+    values, like a barrier, has no plan, nor does one whose result a user's function computes.
     """
 
-    name: str  # as it is called on a replica context
+    name: str  # of the method of a replica context
     plan: Callable[[int, Any], LeafPlan] | None = None
-    by_leaf: bool = False  # the detail is an axis for each leaf, or two: to cut it along, and to put it together along
-    from_one: bool = False  # the detail is the position of the one whose value counts
+    by_leaf: bool = False  # the detail is an axis for each leaf, or two: to cut along, and to concatenate along
+    from_one: bool = False  # the detail is the position of the source
     takes_slices: bool = False  # it takes `IndexedSlices`
-    cut: str | None = None  # the axis along which all replicas get equal parts, by its name
-    shared: bool = True  # one result serves all replicas; else there is one for each
+    cut: str | None = None  # the name of the axis along which each replica gets an equal part
+    shared: bool = True  # one result serves all replicas; otherwise there is one for each
 
     def __repr__(self) -> str:
         return self.name
@@ -147,11 +152,11 @@ class Collective(NamedTuple):
 
     kind: Kind
     op: ReduceOp | None = None  # for kinds that take one
-    detail: Any = None  # as its kind says; axes count from the front
-    spec: Spec | None = None  # what each of them contributes; None for nothing
+    detail: Any = None  # see `Kind`; axes count from the front
+    spec: Spec | None = None  # of each replica's value; None if there is no value
 
     def check(self, size: int) -> None:
-        """Check that it works for that many replicas."""
+        """Check that it works for a number of replicas."""
         kind, spec = self.kind, self.spec
         if spec is None:
             return
@@ -191,26 +196,26 @@ class Collective(NamedTuple):
         )
 
     def without(self, absent: Sequence[int]) -> Collective:
-        """Return it for the replicas that have not joined: its source is an index among these."""
+        """Return it for the replicas that have not joined: the source becomes an index among these."""
         if not absent or not self.kind.from_one:
             return self
         return self._replace(detail=self.detail - sum(position < self.detail for position in absent))
 
-    def of(self, places: Sequence[int]) -> Collective:
+    def of(self, indices: Sequence[int]) -> Collective:
         """Return it for some of the leaves, as a nest."""
         assert self.spec is not None
-        detail = tuple([self.detail[place] for place in places]) if self.kind.by_leaf else self.detail
-        return self._replace(detail=detail, spec=self.spec.of(places))
+        detail = tuple([self.detail[index] for index in indices]) if self.kind.by_leaf else self.detail
+        return self._replace(detail=detail, spec=self.spec.of(indices))
 
     def plans(self, size: int) -> list[LeafPlan]:
-        """Return the plan of each leaf, for that many inputs."""
+        """Return the plan of each leaf, for a number of inputs."""
         if self.kind.plan is None or self.spec is None:
             return []
         details = self.detail if self.kind.by_leaf else (self.detail,) * len(self.spec.shapes)
         return [_leaf_plan(self.kind.plan, size, detail) for detail in details]
 
 
-@lru_cache(maxsize=1024)  # leaves, of which there may be hundreds, share it
+@lru_cache(maxsize=1024)  # there may be hundreds of leaves with the same plan
 def _leaf_plan(plan: Callable[[int, Any], LeafPlan], size: int, detail: Any) -> LeafPlan:
     return plan(size, detail)
 

@@ -2,13 +2,13 @@
 
 Each replica's buffers are checked at its call: there is one for each leaf, and no two share memory. On the host,
 results are made in reused memory and then copied. On GPUs they are written directly into the buffers, unless that could
-change the input of another result; to find out, the bounds of all contributions are compared once all have arrived.
+change the input of another result; this is decided by the bounds of all contributions once all replicas have posted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations, starmap
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,14 +16,12 @@ from numpy.lib.array_utils import byte_bounds
 
 import aiodist_kernels as kernels
 from aiodist._arrays.device import DeviceArray, DeviceType, device_type_of
-from aiodist._arrays.host import class_name
+from aiodist._arrays.host import Array, class_name
 from aiodist._arrays.leaves import LeafMark, LeafType, describe_leaf, is_array
 from aiodist._collectives.kinds import Collective
 from aiodist_kernels import ReduceOp
 
-Array = np.ndarray[Any, Any]
-Outs = Mapping[int, Sequence[Any]]
-"""By position, a replica's buffers, one for each leaf."""
+Outs = Mapping[int, Sequence[Any]]  # by position, a replica's buffers, one for each leaf
 
 NO_OUTS: Outs = {}
 
@@ -40,18 +38,16 @@ def checked(collective: Collective, leaves: Sequence[Any], buffers: Sequence[Any
     if len(found) > 1:
         hosts = [buffer for buffer in found if isinstance(buffer, np.ndarray)]
         on_host, on_gpus = [span(b, 0) for b in hosts], [span(b, 0) for b in found if not isinstance(b, np.ndarray)]
-        if entangled((), on_gpus) or (entangled((), on_host) and any(starmap(_share, combinations(hosts, 2)))):
+        # Interleaved arrays, such as columns of a matrix, share no element. A proof that takes too long counts as none.
+        pairs = combinations(hosts, 2) if conflicting((), on_host) else ()
+        shared = any(np.may_share_memory(a, b, max_work=1000) for a, b in pairs)  # type: ignore[arg-type]
+        if shared or conflicting((), on_gpus):
             raise ValueError("out must have a buffer of its own for each leaf, got two that share memory")
     return found
 
 
-def _share(one: Array, other: Array) -> bool:
-    """Return whether arrays share an element (columns of a matrix do not), or finding out would take too long."""
-    return np.may_share_memory(one, other, max_work=1000)  # type: ignore[arg-type]  # any number does
-
-
 def _may_overlap_itself(array: Array) -> bool:
-    """Return whether two elements may share memory. They cannot if each axis steps over everything inside it."""
+    """Return whether two elements may share memory: they cannot if each axis steps over everything inside it."""
     reach = array.itemsize
     for step, size in sorted((abs(step), size) for size, step in zip(array.shape, array.strides, strict=True)):
         if size > 1 and step < reach:
@@ -91,7 +87,7 @@ def _buffer(out: Any, leaf: Any, shape: tuple[int | None, ...], dtype: Any, mark
     return buffer
 
 
-# What may be written while what is read.
+# Which memory may be written while other memory is read.
 
 
 class Span(NamedTuple):
@@ -109,14 +105,14 @@ def span(array: Array | DeviceArray, leaf: int) -> Span:
     return Span(array.address, array.address + array.nbytes, leaf)
 
 
-def entangled(inputs: Iterable[Span], outs: Iterable[Span]) -> bool:
-    """Return whether writing results may change the inputs of others, or other results.
+def conflicting(inputs: Iterable[Span], outs: Iterable[Span]) -> bool:
+    """Return whether writing results may change the inputs of other results, or other results.
 
-    A result may be at the same address as its own source, if that is not an input.
+    A result may be written over its own input, if that is not among ``inputs``.
     """
-    read = written = 0  # how far what is read, and what is written, has reached so far
+    read = written = 0  # the ends of the memory that is read, and written, so far
     for begin, end, _, is_written in sorted([(*each, False) for each in inputs] + [(*each, True) for each in outs]):
-        if begin >= end:  # it is empty
+        if begin >= end:  # empty
             continue
         if begin < written or (is_written and begin < read):
             return True

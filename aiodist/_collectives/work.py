@@ -9,24 +9,23 @@ from typing import Any, NamedTuple, TypeAlias
 
 Call: TypeAlias = Callable[[], object]
 
-MOST_WORKERS = 8
-"""Reductions are bound by memory, which a few cores keep busy."""
+MOST_WORKERS = 8  # a few cores saturate the memory, which limits reductions
 
 
 class Work(NamedTuple):
-    """Calls for worker threads that compute a result. It keeps alive all memory that they read and write."""
+    """Calls for worker threads that compute a result. It keeps all memory alive that they read and write."""
 
-    phases: Sequence[Sequence[Call]]  # calls to make in any order, in any threads, phase by phase
-    result: Callable[[], Any]  # returns the result, when all have returned; for the event loop's thread
-    ready: Callable[[], bool] | None = None  # returns whether the calls would only find everything done
+    phases: Sequence[Sequence[Call]]  # phases run one after the other, the calls of one in any order and any threads
+    result: Callable[[], Any]  # returns the result afterwards; for the event loop's thread
+    ready: Callable[[], bool] | None = None  # returns whether there is nothing left to wait for
 
     def then(self, make: Callable[[Any], Any]) -> Work:
-        """Return this work followed by a function of its result, which a worker thread calls, too."""
+        """Return this work followed by a function of its result, also called in a worker thread."""
         made: list[Any] = []
         return Work([*self.phases, [lambda: made.append(make(self.result()))]], made.pop)
 
     def carry_out(self) -> Any:
-        """Make the result in this thread, and return it."""
+        """Make all calls in this thread, and return the result."""
         for calls in self.phases:
             for call in calls:
                 call()
@@ -35,7 +34,7 @@ class Work(NamedTuple):
 
 @cache
 def thread_count() -> int:
-    """Return how many threads may work at a time: one for each core that this process may use, up to a limit."""
-    affinity = getattr(os, "sched_getaffinity", None)  # not everywhere
+    """Return the number of threads to use: one per core that this process may use, up to a limit."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not on every system
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return min(cores, MOST_WORKERS)

@@ -5,16 +5,16 @@
 A leaf's plan determines what is exchanged:
 
 - If all results come from one fold of all inputs, it is a **reduction**: each worker contributes one row, the left fold
-  of its replicas' values, in the accumulator's dtype. The rows of all workers become one, which is scaled and rounded
-  at the end. All this is done range by range, so that no value is folded or rounded as a whole at once.
+  of its replicas' values in the accumulator's dtype. All workers' rows are folded into one, which is scaled and rounded
+  at the end. This is done range by range, so that no large value is folded or rounded in one go.
 - If results take a part of each input (all_to_all), it is an **exchange**: each worker sends every other one the parts
   that it needs.
-- Otherwise, workers send the inputs that results are made from to all, and each worker computes the results as one
-  machine would. Python's numbers and `IndexedSlices` are also handled in this way.
+- Otherwise, each worker sends all others the inputs that results are made from, and computes the results as one machine
+  would. Python numbers and `IndexedSlices` are always handled in this way.
 
-So the bits are those of one machine if workers have one replica each and rows are folded by rank. With ``ordered`` each
-worker contributes a row for each replica, and the rows are folded in the order of all replicas: then the bits are those
-of one machine for every layout. A plan reads no values, and is the same on every worker, so their transfers match.
+So the bits are those of one machine if each worker has one replica and rows are folded by rank. With ``ordered``, each
+worker contributes a row per replica, and the rows are folded in the order of all replicas: then the bits are those of
+one machine for every layout. A plan reads no values and is the same on every worker, so their transfers match.
 Reductions are sent from where the values are, and the result of an all_gather stays where it was received, if possible.
 """
 
@@ -25,31 +25,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, product
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist._arrays.device import DeviceType
-from aiodist._arrays.host import HostType
-from aiodist._arrays.leaves import LeafMark, LeafType
+from aiodist._arrays.host import Array, HostType
+from aiodist._arrays.leaves import LeafType
 from aiodist._collectives import host
 from aiodist._collectives.host import HostExecutor, frozen, in_native_order, part
-from aiodist._collectives.kinds import ALL_GATHER, ALL_TO_ALL, Collective, LeafPlan, Result
+from aiodist._collectives.kinds import ALL_GATHER, ALL_TO_ALL, Collective, Result
 from aiodist_kernels import Accumulate, ReduceOp, plan_for
 from aiodist_kernels.numpy_tier import finished, quietly
 from aiodist_kernels.pool import results as pool
-from aiodist_kernels.rules import Finish, Rule, rule_for
-
-Array = np.ndarray[Any, Any]
-DType: TypeAlias = np.dtype[Any]
+from aiodist_kernels.rules import DType, Finish, Rule, rule_for
 
 
 @dataclass(frozen=True, eq=False)
 class Members:
     """The replicas that take part."""
 
-    rank: int  # this worker's place among those that have replicas in it
+    rank: int  # this worker's, among the workers with replicas that take part
     ids: tuple[tuple[int, ...], ...]  # by rank, the positions of a worker's replicas among all, ascending
 
     @property
@@ -59,7 +56,7 @@ class Members:
 
     @cached_property
     def replicas(self) -> int:
-        """How many replicas there are."""
+        """The number of replicas."""
         return sum(map(len, self.ids))
 
 
@@ -67,50 +64,39 @@ class Members:
 
 
 class Reduction:
-    """Rows to reduce over the workers: consecutive leaves with one accumulator and one result dtype.
-
-    Attributes:
-        op: SUM, PRODUCT, MIN or MAX.
-        rule: how they are reduced; those of the leaves differ in the dtypes of what is contributed alone.
-        dtype: the accumulator.
-        shapes, sizes: by leaf, its shape, and how many elements it has.
-        size: how many elements a row has.
-        ordered: rows are of replicas, and folded in the order of these; else the order is the engine's.
-        own_rows: how many rows this worker contributes.
-        order: in which rows, by rank, become one.
-        finishes: totals are not the results as they are.
-        cost: about how many bytes could be moved in the time that it takes to fold this worker's rows.
-    """
+    """Rows to reduce over the workers: consecutive leaves with the same accumulator and the same result dtype."""
 
     def __init__(
         self, op: ReduceOp, rules: Sequence[Rule], shapes: Sequence[Any], members: Members, *, ordered: bool = False
     ) -> None:
         self.op = ReduceOp.SUM if op is ReduceOp.MEAN else op
-        self.rule, self.shapes, self.replicas, self.ordered = rules[0], shapes, members.replicas, ordered
+        self.rule = rules[0]  # the others differ at most in the dtype of the inputs
         self.dtype = self.rule.accumulator
         self.finishes = self.rule.finish is not Finish.NOTHING or self.rule.result != self.dtype
-        self.sizes = list(map(math.prod, shapes))
-        self.size = sum(self.sizes)
+        self.shapes, self.sizes = shapes, list(map(math.prod, shapes))
+        self.size = sum(self.sizes)  # elements in a row
         plans = [plan_for(self.op, rule.dtype, len(members.own), "native") for rule in rules]
+        # About how many bytes could be moved in the time that it takes to fold this worker's rows.
         self.cost = sum(plan.cost(size) for plan, size in zip(plans, self.sizes, strict=True))
-        self._ids = members.ids
+        self.replicas, self._ids = members.replicas, members.ids
+        self.ordered = ordered  # one row per replica, folded in replica order; else one per worker, in any order
         self.own_rows = self.rows_of(members.rank)
-        self.order: Sequence[int] = range(len(members.ids))
+        self.order: Sequence[int] = range(len(members.ids))  # in which rows, by rank, are folded
         if ordered:
             positions = list(chain(*members.ids))
             self.order = sorted(range(len(positions)), key=positions.__getitem__)
 
     def rows_of(self, rank: int) -> int:
-        """Return how many rows a worker contributes."""
+        """Return the number of rows that a worker contributes."""
         return len(self._ids[rank]) if self.ordered else 1
 
     def combine(self, rows: Sequence[Array]) -> Array:
-        """Return one row made from all workers' rows, by rank, in the memory of one of them."""
-        in_order = [rows[place] for place in self.order]
+        """Fold all workers' rows, by rank, into the memory of one of them."""
+        in_order = [rows[index] for index in self.order]
         return kernels.reduce(self.op, in_order, out=in_order[0]) if len(rows) > 1 else rows[0]
 
     def ranges(self, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield each leaf's share of a range: the leaf, its own range, and the offset of that in the range."""
+        """Yield each leaf's share of a range: the leaf, a range of its elements, and where that begins in the range."""
         at = 0
         for leaf, size in enumerate(self.sizes):
             low, high = max(begin - at, 0), min(end - at, size)
@@ -120,17 +106,13 @@ class Reduction:
 
 
 class Rows:
-    """This worker's part of a reduction: by leaf, the local replicas' arrays in order, and the results.
-
-    Attributes:
-        reduction: what is reduced.
-    """
+    """This worker's part of a reduction: by leaf, the local replicas' arrays in order, and the results."""
 
     def __init__(self, reduction: Reduction, arrays: Sequence[Sequence[Array]]) -> None:
         self.reduction = reduction
-        self._flat = [[array.reshape(-1) for array in of_leaf] for of_leaf in arrays]  # in C's order: else a copy
+        self._flat = [[array.reshape(-1) for array in of_leaf] for of_leaf in arrays]  # copied unless in C order
         self._results = pool.empty((reduction.size,), reduction.rule.result)
-        # What can be made before the workers have agreed costs nothing: it is made while their records travel.
+        # Whatever can be made before the workers have agreed is made here, while their records travel.
         self._shaped, end = [], 0
         for size, shape in zip(reduction.sizes, reduction.shapes, strict=True):
             begin, end = end, end + size
@@ -151,35 +133,36 @@ class Rows:
         found = arrays[0][low:high]
         if not (found.flags.c_contiguous and found.flags.aligned):
             return None
-        return found.view(self.reduction.dtype)  # an engine may know only one of equal dtypes of several names
+        return found.view(self.reduction.dtype)  # an engine may know an equal dtype by one name only
 
     def fold(self, begin: int, end: int, out: Array) -> None:
         """Compute a range of this worker's rows, one after the other."""
         reduction, rows = self.reduction, out.reshape(self.reduction.own_rows, end - begin)
         for leaf, low, high, at in reduction.ranges(begin, end):
+            targets = rows[:, at : at + high - low]
             arrays = [array[low:high] for array in self._flat[leaf]]
             if reduction.ordered or len(arrays) == 1:
-                for row, array in zip(rows, arrays, strict=True):
-                    np.copyto(row[at : at + high - low], array)
+                for row, array in zip(targets, arrays, strict=True):
+                    np.copyto(row, array)
             else:
                 wide = [array.astype(reduction.dtype, copy=False) for array in arrays]
-                kernels.reduce(reduction.op, wide, out=rows[0, at : at + high - low])
+                kernels.reduce(reduction.op, wide, out=targets[0])
 
     def room(self, begin: int, end: int) -> Array:
-        """Return the memory for the total of a range, which is that of its result if possible."""
+        """Return memory for the total of a range: that of its result if possible."""
         if self.reduction.rule.result == self.reduction.dtype:
             return self._results[begin:end]
         return pool.empty((end - begin,), self.reduction.dtype)
 
     def finish(self, begin: int, end: int, total: Array) -> None:
-        """Compute a range of the results from its total, which lies in its room and is overwritten."""
+        """Compute a range of the results from its total, which is overwritten."""
         if self.reduction.finishes:
             total = quietly(finished, self.reduction.rule, total, self.reduction.replicas)
             if not np.may_share_memory(total, self._results):
                 self._results[begin:end] = total
 
     def results(self) -> list[Array]:
-        """Return the leaves' results, once all their ranges are finished."""
+        """Return the leaves' results, when all ranges are finished."""
         return list(map(frozen, self._shaped))
 
 
@@ -190,19 +173,10 @@ class WorkerPlan:
     """What workers exchange for a collective, and how the results are made from it.
 
     Args:
-        collective: what is asked for, with a value; it has been checked.
-        members: who takes part.
+        collective: a collective with a value, which has been checked.
+        members: the replicas that take part.
         accumulate: as in `aiodist_kernels.reduce`.
-        ordered: reductions give the same bits however replicas are laid out over workers.
-
-    Attributes:
-        shared: one result serves all local replicas; else there is one for each, by local position.
-        leaves: by place, what becomes of a leaf, and what it is.
-        reductions: the leaves that are reduced, by their accumulator, with their places.
-        pieces: of those of which parts are exchanged, the place, and a part's shape, dtype and bytes.
-        gathered: the places of all others, of which each worker makes what one machine would, with
-            ``on_one_machine``, of the values of all replicas.
-        sources: by rank, the positions of replicas whose values are gathered.
+        ordered: reductions give the same bits for every layout of replicas over workers.
     """
 
     def __init__(
@@ -210,57 +184,57 @@ class WorkerPlan:
     ) -> None:
         spec, op = collective.spec, collective.op
         assert spec is not None
-        self.collective, self.members, self.single = collective, members, spec.single
+        self.collective, self.members, self.spec = collective, members, spec
         self.accumulate: Accumulate = accumulate
-        plans = collective.plans(members.replicas)
-        self.leaves: list[tuple[LeafPlan, LeafMark]] = list(zip(plans, spec.marks, strict=True))
+        self.plans = collective.plans(members.replicas)
+        # One result serves all local replicas; otherwise there is a list of results by local position.
         self.shared = collective.kind.shared and not any(isinstance(mark, HostType) for mark in spec.marks)
-        self.pieces: list[tuple[int, Sequence[int], DType, int]] = []
-        self.gathered: list[int] = []
-        alike: dict[Any, dict[int, Rule]] = {}
-        for place, (plan, mark) in enumerate(self.leaves):
-            shape: Any = spec.shapes[place]
+        self.pieces: list[tuple[int, Sequence[int], DType, int]] = []  # exchanged leaves; shape, dtype, bytes of parts
+        self.gathered: list[int] = []  # leaves whose values are gathered
+        by_dtypes: dict[Any, dict[int, Rule]] = {}
+        for index, (plan, mark) in enumerate(zip(self.plans, spec.marks, strict=True)):
+            shape: Any = spec.shapes[index]
             if plan.is_one_fold and mark not in (LeafType.INDEXED_SLICES, LeafType.PYTHON_NUMBER):
                 assert op is not None
-                rule = rule_for(op, spec.dtypes[place], accumulate)
-                alike.setdefault((rule.accumulator, rule.result), {})[place] = rule
+                rule = rule_for(op, spec.dtypes[index], accumulate)
+                by_dtypes.setdefault((rule.accumulator, rule.result), {})[index] = rule
             elif collective.kind is ALL_TO_ALL:
                 axis, _, count = plan.cut(0)
                 shape = (*shape[:axis], shape[axis] // count, *shape[axis + 1 :])
-                native = spec.dtypes[place].newbyteorder("=")
-                self.pieces.append((place, shape, native, math.prod(shape) * native.itemsize))
+                native = spec.dtypes[index].newbyteorder("=")
+                self.pieces.append((index, shape, native, math.prod(shape) * native.itemsize))
             else:
-                self.gathered.append(place)
+                self.gathered.append(index)
         self._nbytes = sum(nbytes for *_, nbytes in self.pieces)
-        self.reductions: list[tuple[Reduction, list[int]]] = []
-        for rules in alike.values():
+        self.reductions: list[tuple[Reduction, list[int]]] = []  # with the indices of their leaves
+        for rules in by_dtypes.values():
             assert op is not None
             reduction = Reduction(op, list(rules.values()), spec.of(list(rules)).shapes, members, ordered=ordered)
             self.reductions.append((reduction, list(rules)))
-        self.sources: Sequence[Sequence[int]] = members.ids  # which all workers in a process share
-        needed = plans[0].inputs if plans else range(members.replicas)
+        self.sources: Sequence[Sequence[int]] = members.ids  # by rank, the positions whose values are gathered
+        needed = self.plans[0].inputs if self.plans else range(members.replicas)
         if len(needed) < members.replicas:
             self.sources = [[position for position in ids if position in needed] for ids in members.ids]
         self._host = HostExecutor(collective, len(members.own))
-        self.on_one_machine: HostExecutor | None = None
+        self.on_one_machine: HostExecutor | None = None  # computes the results of gathered leaves
         if self.gathered:
             of_gathered = on_host(collective.of(self.gathered))
             self.on_one_machine = HostExecutor(of_gathered, members.replicas, (), accumulate)
 
     @cached_property
     def counts(self) -> list[int]:
-        """By rank, how many bytes of parts go to that worker; it sends equally many."""
+        """By rank, the number of bytes of parts sent to that worker, which sends as many back."""
         own = len(self.members.own) * self._nbytes
         return [len(ids) * own for ids in self.members.ids]
 
     @cached_property
     def most(self) -> int:
-        """How many bytes of parts any worker has for any other, at most."""
+        """The largest number of bytes of parts that any worker has for any other."""
         return self._nbytes * max(map(len, self.members.ids)) ** 2
 
-    def own_results(self, place: int) -> Sequence[Result]:
-        """Return the sources of the local replicas' results of a leaf; one for all if it is shared."""
-        results = self.leaves[place][0].results
+    def own_results(self, index: int) -> Sequence[Result]:
+        """Return the local replicas' results of a leaf; one for all if it is shared."""
+        results = self.plans[index].results
         return results if self.collective.kind.shared else [results[i] for i in self.members.own]
 
     def hand_out(self, result: Any) -> Any:
@@ -268,42 +242,38 @@ class WorkerPlan:
         if self.shared:
             return result
         if self.collective.kind.shared:
-            return self._host.handed_out([result] if self.single else result, {})
-        return self._host.handed_out(list(zip(*([row] if self.single else row for row in result), strict=True)), {})
+            return self._host.handed_out([result] if self.spec.single else result, {})
+        return self._host.handed_out(self.spec.columns(result), {})
 
 
 class Transfer:
-    """One exchange of a collective's values: the contributions of the local replicas, in order, on the host.
-
-    Attributes:
-        plan: what is exchanged for it.
-        rows: what is to be reduced.
-        given: the gathered leaves of those local replicas whose values all workers need.
-    """
+    """One exchange of a collective's values, from the local replicas' contributions on the host, in order."""
 
     def __init__(self, plan: WorkerPlan, values: Sequence[Any]) -> None:
         self.plan = plan
-        self._columns: list[Sequence[Any]] = [values] if plan.single else list(zip(*values, strict=True))
+        self._columns = plan.spec.columns(values)
         self.rows = [
-            Rows(reduction, [list(map(np.asarray, self._columns[place])) for place in places])
-            for reduction, places in plan.reductions
+            Rows(reduction, [list(map(np.asarray, self._columns[index])) for index in indices])
+            for reduction, indices in plan.reductions
         ]
         own, sources = plan.members.own, plan.sources[plan.members.rank]
-        self.given: list[list[Any]] = [
-            [_plain(self._columns[place][own.index(position)]) for place in plan.gathered] for position in sources
+        self.given: list[list[Any]] = [  # the gathered leaves of the local replicas whose values all workers need
+            [_plain(self._columns[index][own.index(position)]) for index in plan.gathered] for position in sources
         ]
-        self._results: list[Sequence[Any]] = [()] * len(plan.leaves)
+        self._results: list[Sequence[Any]] = [()] * len(plan.plans)
 
     def parts(self) -> Array:
-        """Return the parts for each worker as bytes, by rank; ordered by leaf, by the receiver, by the sender."""
-        leaves, columns = self.plan.leaves, self._columns
+        """Return the parts for each worker as bytes, by rank; ordered by leaf, then receiver, then sender."""
+        plans = self.plan.plans
         return joined(
             [
-                bytes_of(np.asarray(part(np.asarray(array), leaves[place][0].cut(taker)), dtype))
+                np.ascontiguousarray(part(np.asarray(array), plans[index].cut(receiver)), dtype)
+                .reshape(-1)
+                .view(np.uint8)
                 for ids in self.plan.members.ids
-                for place, _, dtype, _ in self.plan.pieces
-                for taker in ids
-                for array in columns[place]
+                for index, _, dtype, _ in self.plan.pieces
+                for receiver in ids
+                for array in self._columns[index]
             ]
         )
 
@@ -312,79 +282,75 @@ class Transfer:
         members, at = self.plan.members, 0
         parts: dict[tuple[int, int, int], Array] = {}
         for sources in members.ids:
-            for place, shape, dtype, nbytes in self.plan.pieces:
-                for taker, source in product(members.own, sources):
-                    parts[place, taker, source] = np.ndarray(shape, dtype, data[at : at + nbytes] if nbytes else b"")
+            for index, shape, dtype, nbytes in self.plan.pieces:
+                for receiver, source in product(members.own, sources):
+                    parts[index, receiver, source] = np.ndarray(shape, dtype, data[at : at + nbytes] if nbytes else b"")
                     at += nbytes
-        for place, *_ in self.plan.pieces:
-            for_each = zip(members.own, self.plan.own_results(place), strict=True)
-            self._results[place] = [
-                frozen(host.put_together([parts[place, taker, source] for source in result.sources], result.axis or 0))
-                for taker, result in for_each
+        for index, *_ in self.plan.pieces:
+            self._results[index] = [
+                frozen(
+                    host.concatenated([parts[index, receiver, source] for source in result.sources], result.axis or 0)
+                )
+                for receiver, result in zip(members.own, self.plan.own_results(index), strict=True)
             ]
 
     def all_values(self, everyone: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return the gathered leaves of each replica, by position, of what all workers give, as ``given`` is."""
-        positions = chain(*self.plan.sources)
-        rows = dict(zip(positions, chain(*everyone), strict=True))
-        anything = next(iter(rows.values()))  # for a replica whose value counts for nothing
+        """Return the gathered leaves of each replica, by position; ``everyone`` are all workers' ``given``."""
+        rows = dict(zip(chain(*self.plan.sources), chain(*everyone), strict=True))
+        anything = next(iter(rows.values()))  # for replicas whose values are not used
         return [rows.get(position, anything) for position in range(self.plan.members.replicas)]
 
     def as_they_lie(self, values: Sequence[Sequence[Any]]) -> list[Array] | None:
-        """Return the result of an all_gather of these values without a copy; None if one is needed.
+        """Return the result of an all_gather of one array without a copy; None if one is needed.
 
-        The values of one array were received into adjacent memory that nobody else uses.
+        The values were received into adjacent memory that nothing else uses.
         """
         if self.plan.collective.kind is not ALL_GATHER or len(self.plan.gathered) != 1:
             return None
-        axis = self.plan.leaves[self.plan.gathered[0]][0].results[0].axis
+        axis = self.plan.plans[self.plan.gathered[0]].results[0].axis
         found = _as_one([array for (array,) in values], axis or 0)
         return None if found is None else [found]
 
     def take_gathered(self, result: Any) -> None:
-        """Take the results that one machine computes from them, from `WorkerPlan.on_one_machine`."""
+        """Take the results of `WorkerPlan.on_one_machine`."""
         plan = self.plan
         own = [result] if plan.collective.kind.shared else [result[position] for position in plan.members.own]
-        for place, column in zip(plan.gathered, zip(*own, strict=True), strict=True):
-            self._results[place] = column
+        for index, column in zip(plan.gathered, zip(*own, strict=True), strict=True):
+            self._results[index] = column
 
     def result(self) -> Any:
-        """Return the result: a leaf or a list of leaves for all local replicas, or a list of such, one for each."""
-        plan, shared = self.plan, self.plan.collective.kind.shared
-        for (_, places), rows in zip(plan.reductions, self.rows, strict=True):
-            for place, total in zip(places, rows.results(), strict=True):
-                self._results[place] = self._of_total(place, total)
-        if plan.single and shared:
+        """Return the result: a leaf or a list of leaves for all local replicas, or a list of these, one for each."""
+        plan, shared, single = self.plan, self.plan.collective.kind.shared, self.plan.spec.single
+        for (_, indices), rows in zip(plan.reductions, self.rows, strict=True):
+            for index, total in zip(indices, rows.results(), strict=True):
+                size = plan.plans[index].size
+                if shared:
+                    self._results[index] = [total[()] if plan.spec.marks[index] == LeafType.NUMPY_SCALAR else total]
+                else:
+                    made = [host.assembled(each, {size: total}, size) for each in plan.own_results(index)]
+                    self._results[index] = list(map(frozen, made))
+        if single and shared:
             return self._results[0][0]
-        rows_of = [[column[i] for column in self._results] for i in range(1 if shared else len(plan.members.own))]
-        found: list[Any] = [row[0] for row in rows_of] if plan.single else rows_of
-        return found[0] if shared else found
-
-    def _of_total(self, place: int, total: Array) -> list[Any]:
-        plan, mark = self.plan.leaves[place]
-        if self.plan.collective.kind.shared:
-            return [total[()] if mark == LeafType.NUMPY_SCALAR else total]
-        return [frozen(host.made(each, {plan.size: total}, plan.size)) for each in self.plan.own_results(place)]
+        found = [[column[i] for column in self._results] for i in range(1 if shared else len(plan.members.own))]
+        if shared:
+            return found[0]
+        return [row[0] for row in found] if single else found
 
 
 def on_host(collective: Collective) -> Collective:
-    """Return it for NumPy arrays instead of other frameworks' arrays and arrays on GPUs."""
+    """Return it for NumPy arrays instead of arrays of other frameworks or on GPUs."""
     assert collective.spec is not None
     marks = tuple(None if isinstance(mark, (DeviceType, HostType)) else mark for mark in collective.spec.marks)
     return collective._replace(spec=collective.spec._replace(marks=marks))
 
 
 def _plain(leaf: Any) -> Any:
-    """Return an array as NumPy's, in this machine's byte order, for pickling without its memory; or the leaf."""
+    """Return an array as a plain one in native byte order, which is pickled without its memory; or the leaf."""
     return in_native_order(np.asarray(leaf)) if isinstance(leaf, np.ndarray) else leaf
 
 
 def check_integers(value: Any) -> None:
-    """Check that any Python ints among the workers' inputs or results fit int64.
-
-    Raises:
-        OverflowError: one does not.
-    """
+    """Check that any Python ints in a nest of lists and tuples fit int64; raise an OverflowError otherwise."""
     if isinstance(value, (list, tuple)):
         for each in value:
             check_integers(each)
@@ -406,11 +372,6 @@ def too_large() -> OverflowError:
 
 
 # Bytes.
-
-
-def bytes_of(array: Array) -> Array:
-    """Return an array's bytes, uncopied if it is in C order."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def joined(pieces: Sequence[Array]) -> Array:

@@ -3,7 +3,7 @@
 Modules, in order; each imports only from those above it and from lower floors:
 
 - `steps`: launches and copies as data.
-- `cuda_core`: the driver, through cuda.core, and page-locked memory of the host.
-- `enqueue`: steps for numbered arrays, completed by addresses; enqueues them on streams, and waits for these; makes a
-  replica's GPU and stream current in a thread.
+- `cuda_core`: the driver, through cuda.core, and page-locked host memory.
+- `enqueue`: schedules of steps for numbered arrays, which are given addresses, enqueued on streams and waited for; a
+  replica's GPU and stream as the current ones of a thread.
 """

@@ -1,11 +1,10 @@
-"""The driver, through cuda.core: only this module calls CUDA, so that everything else is tested without it.
+"""The driver, through cuda.core: only this module calls CUDA, so everything else can be tested without it.
 
-Kernels are compiled by Numba and launched by `cuda.core.launch`, at a host cost of a microsecond or two, where Numba's
-own dispatcher takes twenty and more. PTX becomes machine code by nvJitLink, which comes with the compiler: a driver may
-be older than the PTX of a newer one. Everything works in each GPU's primary context, the one that frameworks use.
+Kernels are compiled by Numba and launched by `cuda.core.launch`, which takes the host a microsecond or two; Numba's own
+dispatcher takes twenty and more. PTX is linked to machine code by nvJitLink, which comes with the compiler, because the
+driver may be older than the compiler's PTX. Everything works in each GPU's primary context, which frameworks use, too.
 
-What is asked for again and again is made once: streams, events, the shapes of launches. Which device is current is
-remembered from the beginning of `CudaCore.using` to its end, and asked of nobody.
+Streams, events and launch configurations are made once. The current device is remembered within `CudaCore.using`.
 """
 
 from __future__ import annotations
@@ -18,28 +17,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 
+from aiodist._arrays.host import Array
 from aiodist._gpu.steps import HOST, Copy
 from aiodist_kernels.cuda.forms import THREADS, Form, blocks
 from aiodist_kernels.pool import Pool
 
-Array: TypeAlias = np.ndarray[Any, Any]
-
 NEEDS: Final = "GPUs need packages that are missing here, or do not fit: pip install --upgrade 'aiodist[cuda]'"
 
 _ALREADY_ENABLED = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
-_VERIFIED = ((9, 0), (8, 0))  # kernels are compiled for one of these, which newer devices run, too
+_VERIFIED = ((9, 0), (8, 0))  # kernels are compiled for one of these; newer devices run them, too
 
-_LEAST_LOCKED: Final = 1 << 12
-"""Bytes of page-locked memory that are locked at least; there are blocks of this and twice, four times, … as many."""
+_LEAST_LOCKED: Final = 1 << 12  # the smallest block of page-locked memory in bytes; block sizes are powers of two
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceStream:
-    """A stream of a device, by its ordinal."""
+    """A stream, and the ordinal of its device."""
 
     device: int
     stream: Any  # cuda.core's
@@ -52,7 +49,7 @@ class DeviceStream:
 
 @dataclass(slots=True, eq=False)
 class DeviceEvent:
-    """An event, and the list of those of its device that serve anew."""
+    """An event, and the list of its device's events that can be reused."""
 
     event: Any
     spare: list[DeviceEvent]
@@ -60,38 +57,41 @@ class DeviceEvent:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Memory from the device's pool; it goes back when this goes, behind what its stream was given before."""
+    """Memory from the device's pool; once dropped, it returns there in stream order."""
 
     address: int
     buffer: Any
 
 
 class CudaCore:
-    """Enqueues work; devices are the driver's ordinals. Only `wait_for` holds up the thread that calls it.
-
-    Raises:
-        ImportError: cuda.core is not installed, is too old, or does not fit cuda.bindings.
-    """
+    """Enqueues work; devices are the driver's ordinals. Only `wait_for` blocks the calling thread."""
 
     def __init__(self) -> None:
-        self._core, self._driver = _imported()
-        self._streams: dict[int | str, DeviceStream] = {}  # of devices, and of logical ones by their names
+        try:
+            core: Any = importlib.import_module("cuda.core")
+            self._driver: Any = importlib.import_module("cuda.bindings.driver")
+        except ImportError as error:
+            raise ImportError(f"{NEEDS} ({error})") from error
+        if core.__version__.startswith("0."):
+            raise ImportError(f"{NEEDS} (cuda-core is {core.__version__}, and must be 1.0 or newer)")
+        self._core = core
+        self._streams: dict[int | str, DeviceStream] = {}  # by device, or by a logical device's name
         self._foreign: dict[tuple[int, int], DeviceStream] = {}
         self._kernels: dict[tuple[int, Form], Any] = {}
         self._reaches: dict[tuple[int, int], bool] = {}
         self._events: defaultdict[int, list[DeviceEvent]] = defaultdict(list)
         self._launch: Callable[..., None] = self._core.launch
         self._shape = lru_cache(1024)(lambda grid: self._core.LaunchConfig(grid=grid, block=THREADS))
-        self._current: int | None = None  # the current device, within `using`, as far as is known
+        self._current: int | None = None  # the current device, if it is known; within `using`
         self._contexts: dict[int, tuple[Any, Any]] = {}  # by device, cuda.core's object and the primary context
         self._device_of: dict[int, int] = {}  # by the address of a primary context
         self._host = Pool(math.inf, self._lock_pages)
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        """Leave the thread's current device as it was: around all that enqueues, in one thread at a time."""
+        """Restore the current device afterwards. Everything is enqueued within this, by one thread at a time."""
         before = self._driver.cuCtxGetCurrent()[1]
-        self._current = self._device_of.get(int(before))  # often a framework has left it current
+        self._current = self._device_of.get(int(before))  # often current already
         try:
             yield
         finally:
@@ -99,7 +99,7 @@ class CudaCore:
             self._call("cuCtxSetCurrent", before)
 
     def _make_current(self, device: int) -> Any:
-        """Return a device as cuda.core's, made current."""
+        """Make a device current, and return cuda.core's object for it."""
         if device not in self._contexts:
             found = self._core.Device(device)
             found.set_current()
@@ -112,7 +112,7 @@ class CudaCore:
         return found
 
     def stream(self, device: int, name: str = "") -> DeviceStream:
-        """Return the stream on which this device reduces, or that of the logical device of a name: the same always."""
+        """Return the stream on which a device reduces, or that of the logical device of a name; always the same one."""
         key = name or device
         found = self._streams.get(key)
         if found is None:
@@ -120,19 +120,19 @@ class CudaCore:
         return found
 
     def used_stream(self, name: str) -> DeviceStream | None:
-        """Return the stream of a logical device, if anybody has asked for it: else there is nothing on it."""
+        """Return the stream of a logical device; None if nothing has used it yet."""
         return self._streams.get(name)
 
     def foreign_stream(self, device: int, handle: int) -> DeviceStream:
-        """Return a stream that somebody else made, by its handle."""
+        """Return a stream that others created, by its handle."""
         found = self._foreign.get((device, handle))
         if found is None:
             found = self._foreign[device, handle] = DeviceStream(device, self._core.Stream.from_handle(handle))
         return found
 
     def record(self, stream: DeviceStream) -> DeviceEvent:
-        """Mark what a stream has been given so far."""
-        self._make_current(stream.device)  # a default stream is that of the current device
+        """Record an event after everything that is on a stream so far."""
+        self._make_current(stream.device)  # default streams belong to the current device
         spare = self._events[stream.device]
         if spare:
             event = spare.pop()
@@ -141,11 +141,11 @@ class CudaCore:
         return DeviceEvent(stream.stream.record(options=self._core.EventOptions(blocking_sync=True)), spare)
 
     def release(self, event: DeviceEvent) -> None:
-        """Take an event back that nobody asks about any more; who waits for it by then still does."""
+        """Take back an event for reuse; streams that already wait for it still do."""
         event.spare.append(event)
 
     def wait(self, stream: DeviceStream, event: DeviceEvent) -> None:
-        """Let a stream go on only when an event is done."""
+        """Let a stream wait for an event."""
         self._make_current(stream.device)
         stream.stream.wait(event.event)
 
@@ -154,7 +154,7 @@ class CudaCore:
         return bool(event.event.is_done)
 
     def wait_for(self, event: DeviceEvent) -> None:
-        """Hold up this thread until an event is done."""
+        """Block this thread until an event is done."""
         event.event.sync()
 
     def allocate(self, device: int, nbytes: int) -> DeviceMemory:
@@ -163,10 +163,10 @@ class CudaCore:
         return DeviceMemory(int(buffer.handle), buffer)
 
     def host_memory(self, nbytes: int) -> Array:
-        """Return bytes of page-locked memory of the host, which devices copy to and from while nobody waits.
+        """Return bytes of page-locked host memory, which devices copy to and from asynchronously.
 
-        To lock pages takes as long as to copy them, and unlocking may wait for everything that a device does. So what
-        was given back is given out again, and nothing is unlocked before the process ends.
+        Locking pages takes as long as copying them, and unlocking may wait for all of a device's work. So memory is
+        reused, and never unlocked before the process ends.
         """
         return np.asarray(self._host.lease(max(_LEAST_LOCKED, 1 << (nbytes - 1).bit_length())))[:nbytes]
 
@@ -182,7 +182,7 @@ class CudaCore:
         return memory
 
     def copy(self, copy: Copy) -> None:
-        """Copy bytes, or rows of them, on a device's own stream."""
+        """Copy bytes, or rows of bytes, on a device's own stream."""
         device, (to, target), (by, source), nbytes, rows, target_pitch, source_pitch = copy
         stream = self._handle(device)
         if rows > 1:
@@ -205,12 +205,8 @@ class CudaCore:
         return (device, form) in self._kernels
 
     def load(self, device: int, form: Form) -> None:
-        """Compile a kernel for a device and load it; it takes a few tenths of a second, in any thread.
-
-        Raises:
-            ImportError: what compiles or launches kernels is not installed.
-        """
-        # None of it needs a current device, or that nobody enqueues.
+        """Compile a kernel for a device and load it, in a few tenths of a second, in any thread."""
+        # Nothing here needs a current device, so other threads may enqueue meanwhile.
         if self.is_loaded(device, form):
             return
         try:
@@ -220,23 +216,23 @@ class CudaCore:
         major, minor = self._core.Device(device).compute_capability
         capability = next((verified for verified in _VERIFIED if (major, minor) >= verified), (major, minor))
         program = compile_form(form, capability)
-        code = self._core.ObjectCode.from_ptx(program.ptx.encode())  # a str would be the path of a file
+        code = self._core.ObjectCode.from_ptx(program.ptx.encode())  # a str would be a path
         linker = self._core.Linker(code, options=self._core.LinkerOptions(arch=f"sm_{major}{minor}"))
         self._kernels[device, form] = linker.link("cubin").get_kernel(program.name)
 
     def launcher(self, device: int, form: Form, work: int) -> Callable[..., None]:
-        """Return what launches a loaded kernel on the device's own stream, with threads for so much work."""
+        """Return a function that launches a loaded kernel on the device's own stream, one thread per item of work."""
         shape = self._shape(blocks(work))
         stream, kernel, start = self.stream(device).stream, self._kernels[device, form], self._launch
 
-        def launch(*arguments: int) -> None:  # Python's integers travel as 64 bits each
+        def launch(*arguments: int) -> None:  # Python integers are passed as 64 bits
             self._make_current(device)
             start(stream, shape, kernel, *arguments)
 
         return launch
 
     def reaches(self, device: int, other: int) -> bool:
-        """Return whether kernels on a device can read the other's memory; from then on they do."""
+        """Return whether kernels on a device can read the other's memory, and enable that."""
         found = self._reaches.get((device, other))
         if found is None:
             found = self._reaches[device, other] = device == other or self._enable(device, other)
@@ -247,18 +243,14 @@ class CudaCore:
         if not self._make_current(device).can_access_peer(other):
             return False
         result = self._driver.cuCtxEnablePeerAccess(peer.context.handle, 0)[0]
-        return int(result) in {0, _ALREADY_ENABLED} and self._open_pool(peer, device)
-
-    def _open_pool(self, of: Any, to: int) -> bool:
-        """Let another device reach what `allocate` gives out of this one's pool: access to its context is not enough.
-
-        Other memory of that pool is opened too, which harms nobody.
-        """
+        if int(result) not in {0, _ALREADY_ENABLED}:
+            return False
+        # Access to the context does not cover its memory pool, which `allocate` uses.
         access = self._driver.CUmemAccessDesc()
         access.location.type = self._driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        access.location.id = to
+        access.location.id = device
         access.flags = self._driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        error, pool = self._driver.cuDeviceGetMemPool(of.device_id)  # not every system has such
+        error, pool = self._driver.cuDeviceGetMemPool(peer.device_id)  # not every system has one
         return not int(error) and not int(self._driver.cuMemPoolSetAccess(pool, [access], 1)[0])
 
     def _handle(self, device: int) -> Any:
@@ -266,19 +258,8 @@ class CudaCore:
         return self.stream(device).handle
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """Call a function of the CUDA driver, and return what it answers."""
+        """Call a function of the CUDA driver, and return its result."""
         error, *results = getattr(self._driver, name)(*arguments)
         if int(error):
             raise RuntimeError(f"the CUDA driver's {name} failed with {error.name}")
         return results[0] if results else None
-
-
-def _imported() -> tuple[Any, Any]:
-    """Return the modules cuda.core and cuda.bindings.driver."""
-    try:
-        core, driver = importlib.import_module("cuda.core"), importlib.import_module("cuda.bindings.driver")
-    except ImportError as error:
-        raise ImportError(f"{NEEDS} ({error})") from error
-    if core.__version__.startswith("0."):
-        raise ImportError(f"{NEEDS} (cuda-core is {core.__version__}, and must be 1.0 or newer)")
-    return core, driver

@@ -1,15 +1,15 @@
-"""Enqueueing reductions and moves on streams, ordered by events, without holding up the host.
+"""Enqueueing reductions and moves on streams, ordered by events, without blocking the host.
 
-    what replicas enqueued ──▶ event ──▶ each device's own stream: launches, copies ──▶ event ──▶ the replicas' streams
+    replicas' streams ──▶ event ──▶ each device's own stream: launches, copies ──▶ event ──▶ replicas' streams
 
-So a replica's next kernel sees the result, and may write to what it contributed, with no further care. What a replica
-calls in a worker thread is ordered in the same way: it runs with the replica's device and stream as the current ones of
-the frameworks that the program has loaded.
+So a replica's next kernel sees the result, and may overwrite its contribution, without further care. A function that a
+replica calls in a worker thread is ordered in the same way: it runs with the replica's device and stream as the current
+ones of all frameworks that the program has loaded.
 
-A training step's collectives are the same again and again; what differs is, at most, addresses. So steps are made for
-arrays that have numbers: the address of a byte in an array is `symbol` of the array's number, plus its offset. A
-`Schedule` is such steps; `Schedule.bind` puts addresses in.
-Array 0 of a schedule that nobody numbers begins at address 0: its steps have addresses as they are.
+A training step issues the same collectives again and again, and at most their addresses differ. So steps are made for
+numbered arrays: the address of a byte in an array is `symbol` of the array's number, plus its offset. A `Schedule` is a
+sequence of such steps, and `Schedule.bind` puts addresses in. A schedule of a single array, which begins at address 0,
+has addresses as they are.
 """
 
 from __future__ import annotations
@@ -28,28 +28,25 @@ from aiodist._arrays.device import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STR
 from aiodist._arrays.devices import gpu_number
 from aiodist._gpu import steps
 from aiodist._gpu.cuda_core import CudaCore, DeviceEvent, DeviceMemory, DeviceStream
-from aiodist._gpu.steps import Copy, Job, Launch, Meet, Move, Place, Step
+from aiodist._gpu.steps import Copy, Job, Launch, Move, Place, Step, StreamBarrier
 from aiodist_kernels.cuda import forms
 from aiodist_kernels.rules import Rule
 
 T = TypeVar("T")
 
-BOUND = 64
-"""How many schedules with their addresses are kept."""
-
-_SPAN: Final = 1 << 56
-"""More than any offset, and any address."""
+MAX_BOUND: Final = 64  # the number of schedules with addresses that are cached
+_SPAN: Final = 1 << 56  # more than any offset or address
 
 # Schedules.
 
 
 def symbol(number: int) -> int:
-    """Return where an array of that number begins."""
+    """Return the symbolic address at which a numbered array begins."""
     return number * _SPAN
 
 
 class Batch(NamedTuple):
-    """Leaves that one rule reduces."""
+    """Leaves that are reduced by the same rule."""
 
     rule: Rule
     jobs: Sequence[Job]
@@ -58,79 +55,66 @@ class Batch(NamedTuple):
 Call: TypeAlias = Callable[[], object]
 
 
-class Bound(NamedTuple):
-    """A schedule with its addresses put in: what is left to enqueue."""
-
-    calls: Sequence[Call]
-    keeps: Sequence[DeviceMemory]
-    """Tables and scratch memory that the calls use."""
+Bound: TypeAlias = tuple[list[Call], list[DeviceMemory]]
+"""A schedule with addresses: the calls that enqueue it, and the tables and scratch memory that they use."""
 
 
 class Schedule:
-    """Reductions and moves behind them, of so many arrays that have numbers, ready for addresses.
-
-    Attributes:
-        devices: on whose streams it is enqueued.
-        kernels: what launches need, each with a device.
-        has_scratch: it uses scratch memory, which serves one time only.
-    """
+    """Reductions of numbered arrays, followed by moves, ready for addresses."""
 
     def __init__(self, driver: CudaCore, batches: Sequence[Batch], then: Sequence[Move], arrays: int) -> None:
         self._driver = driver
         self._arrays = arrays
         self._scratch: list[tuple[int, int]] = []
-        self._launchers: dict[tuple[int, int], Callable[..., None]] = {}  # by place among the steps, and work
-        self._tables: dict[int, tuple[forms.Layout, DeviceMemory, NDArray[np.int64]]] = {}  # by place among the steps
+        self._launchers: dict[tuple[int, int], Callable[..., None]] = {}  # by index of the step, and work
+        self._tables: dict[int, tuple[forms.Layout, DeviceMemory, NDArray[np.int64]]] = {}  # by index of the step
         self._loaded = False
         devices = {place.device for batch in batches for place in (*batch.jobs[0].inputs, *batch.jobs[0].outputs)}
-        self.devices = tuple(sorted(devices | steps.devices_of(then)))
+        self.devices = tuple(sorted(devices | steps.devices_of(then)))  # on whose streams it is enqueued
         found = [s for b in batches for s in steps.reduce_steps(b.rule, b.jobs, driver.reaches, self._allocate)]
         if batches and then and len(self.devices) > 1:
-            found.append(Meet(self.devices))
+            found.append(StreamBarrier(self.devices))
         self._steps = [*found, *steps.move_steps(then, self._allocate)]
         self.kernels = dict.fromkeys((step.device, step.form) for step in self._steps if isinstance(step, Launch))
-        self.has_scratch = bool(self._scratch)
+        self.has_scratch = bool(self._scratch)  # it is allocated for each run
 
     def is_loaded(self) -> bool:
-        """Return whether all its kernels can be launched at once."""
+        """Return whether all its kernels are loaded."""
         self._loaded = self._loaded or all(self._driver.is_loaded(device, form) for device, form in self.kernels)
         return self._loaded
 
     def bind(self, begins: Sequence[int]) -> Bound:
-        """Put in where each array begins; its kernels are loaded."""
+        """Put in the addresses at which the arrays begin; the kernels must be loaded."""
         keeps = [self._driver.allocate(device, nbytes) for device, nbytes in self._scratch]
         begins = *begins, *[memory.address for memory in keeps]
-        calls = [self._bind(number, step, begins, keeps) for number, step in enumerate(self._steps)]
-        return Bound(calls, keeps)
+        return [self._bind(number, step, begins, keeps) for number, step in enumerate(self._steps)], keeps
 
     def _allocate(self, device: int, nbytes: int) -> int:
         self._scratch.append((device, nbytes))
         return symbol(self._arrays + len(self._scratch) - 1)
 
     def _bind(self, number: int, step: Step, begins: Sequence[int], keeps: list[DeviceMemory]) -> Call:
-        """Return a step with addresses put in; ``keeps`` takes the memory that it needs."""
+        """Return a step with addresses put in; memory that it needs is added to ``keeps``."""
         driver = self._driver
         match step:
             case Copy(_, target, source):
                 there = Place(target.device, _put(target.address, begins))
                 here = Place(source.device, _put(source.address, begins))
                 return partial(driver.copy, step._replace(target=there, source=here))
-            case Launch():
-                return (self._tabled if step.form.tabled else self._direct)(number, step, begins, keeps)
-            case Meet(devices):
+            case Launch(_, form, leaves, lanes):
+                if form.tabled:
+                    return self._tabled(number, step, begins, keeps)
+                (leaf,) = leaves
+                addresses = [_put(address, begins) for address in (leaf.out, *leaf.buffers)]
+                lanes *= leaf.elements
+                vectors = lanes // form.width if forms.allow_vectors(addresses) else 0
+                return partial(self._launcher(number, step, vectors or lanes), *addresses, vectors, lanes)
+            case StreamBarrier(devices):
                 own = [driver.stream(device) for device in devices]
                 return partial(_order, driver, own, own)
 
-    def _direct(self, number: int, step: Launch, begins: Sequence[int], _: object) -> Call:
-        """Return a launch with addresses as arguments."""
-        form, (leaf,) = step.form, step.leaves
-        addresses = [_put(address, begins) for address in (leaf.out, *leaf.buffers)]
-        lanes = leaf.elements * step.lanes
-        vectors = lanes // form.width if forms.allow_vectors(addresses) else 0
-        return partial(self._launcher(number, step, vectors or lanes), *addresses, vectors, lanes)
-
     def _tabled(self, number: int, step: Launch, begins: Sequence[int], keeps: list[DeviceMemory]) -> Call:
-        """Return a launch with tables in the device's memory; all but the addresses is laid out the first time."""
+        """Return a launch with tables in device memory; all but the addresses is prepared only once."""
         device, form, leaves, lanes = step
         count = len(leaves[0].buffers)
         if number not in self._tables:
@@ -151,7 +135,7 @@ class Schedule:
 
 
 def _put(address: int, begins: Sequence[int]) -> int:
-    """Return the address of a byte in an array that has a number."""
+    """Return the address of a byte in a numbered array."""
     number, offset = divmod(address, _SPAN)
     return begins[number] + offset
 
@@ -160,7 +144,7 @@ def _put(address: int, begins: Sequence[int]) -> int:
 
 
 def _order(driver: CudaCore, first: Iterable[DeviceStream], then: Sequence[DeviceStream]) -> None:
-    """Let streams wait for what others have been given so far."""
+    """Let the streams ``then`` wait for everything that is on ``first`` so far."""
     for stream in first:
         event = driver.record(stream)
         for other in then:
@@ -170,10 +154,10 @@ def _order(driver: CudaCore, first: Iterable[DeviceStream], then: Sequence[Devic
 
 
 class Completion:
-    """Work that was enqueued, and what must live until it is done: inputs, results, tables, scratch memory.
+    """Enqueued work, and what must live until it is done: inputs, results, tables, scratch memory.
 
-    Whoever waits for it may be cancelled and drop it before, which then takes until it is done: page-locked memory in
-    its ``keeps`` would be given out again while it is copied to or from, as no stream orders what the host does.
+    If its waiter is cancelled and drops it, it blocks until the work is done: page-locked memory in its ``keeps`` would
+    otherwise be reused while devices still access it, because no stream orders what the host does.
     """
 
     def __init__(self, driver: CudaCore, events: list[DeviceEvent], keeps: list[Any]) -> None:
@@ -182,7 +166,7 @@ class Completion:
         self._keeps = keeps
 
     def __del__(self) -> None:
-        with suppress(Exception):  # what fails on a device has been raised where somebody waited
+        with suppress(Exception):  # a waiter has already raised a device's error
             self.wait()
 
     def is_done(self) -> bool:
@@ -200,10 +184,7 @@ class Completion:
 
 
 class Queue:
-    """Enqueues reductions and moves on a driver, for one thread at a time.
-
-    ``known`` is what callers have worked out for this driver, and theirs to use.
-    """
+    """Enqueues reductions and moves on a driver, for one thread at a time. ``known`` is a cache for its callers."""
 
     def __init__(self, driver: CudaCore) -> None:
         self.driver = driver
@@ -211,7 +192,7 @@ class Queue:
         self._bound: dict[tuple[Schedule, Sequence[int]], Bound] = {}
 
     def schedule(self, batches: Sequence[Batch], then: Sequence[Move] = (), arrays: int = 1) -> Schedule:
-        """Return the schedule of reductions, and of what is moved behind them, of so many arrays."""
+        """Return the schedule of reductions of numbered arrays, followed by moves."""
         with self.driver.using():
             return Schedule(self.driver, batches, then, arrays)
 
@@ -223,61 +204,50 @@ class Queue:
     def run(
         self, schedule: Schedule, streams: Iterable[DeviceStream], keeps: list[Any], begins: tuple[int, ...] = (0,)
     ) -> Completion:
-        """Enqueue a schedule whose kernels are loaded, for arrays that begin there.
+        """Enqueue a schedule whose kernels are loaded, for arrays at some addresses; within `CudaCore.using`.
 
-        Inputs were made, and results will be used, on the ``streams``; ``keeps`` own them. Within `CudaCore.using`.
+        Inputs were made, and results will be used, on ``streams``; ``keeps`` are the owners of the arrays.
         """
         driver = self.driver
-        bound = self._bind(schedule, begins)
+        # Addresses are usually the same as before: frameworks reuse the memory of the previous step's arrays.
+        bound = self._bound.get((schedule, begins))
+        if bound is None:
+            bound = schedule.bind(begins)
+            if not schedule.has_scratch:
+                self._bound[schedule, begins] = bound
+                if len(self._bound) > MAX_BOUND:
+                    del self._bound[next(iter(self._bound))]
         own = [driver.stream(device) for device in schedule.devices]
         others = [stream for stream in streams if stream not in own]
         _order(driver, others, own)
-        for call in bound.calls:
+        calls, memory = bound
+        for call in calls:
             call()
         done = [driver.record(stream) for stream in own]
         for stream in others:
             for event in done:
                 driver.wait(stream, event)
-        return Completion(driver, done, [keeps, bound.keeps])
-
-    def _bind(self, schedule: Schedule, begins: tuple[int, ...]) -> Bound:
-        """Return a schedule with addresses put in, the same as before where all lies where it lay.
-
-        That is the rule, not the exception: frameworks give a step's arrays the memory of the last one's.
-        """
-        found = self._bound.get((schedule, begins))
-        if found is None:
-            found = schedule.bind(begins)
-            if not schedule.has_scratch:
-                self._bound[schedule, begins] = found
-                if len(self._bound) > BOUND:
-                    del self._bound[next(iter(self._bound))]
-        return found
+        return Completion(driver, done, [keeps, memory])
 
 
-enqueuing: Final = RLock()
-"""Held by whoever enqueues: replicas' worker threads load kernels and then enqueue, too."""
+enqueuing: Final = RLock()  # held while enqueueing, because worker threads that have loaded kernels enqueue, too
 
 
 @cache
 def queue() -> Queue:
-    """Return the one of the process, which all runs share: streams, kernels and tables last as long as the process.
-
-    Raises:
-        ImportError: what launches kernels is not installed.
-    """
+    """Return the process's queue, which all runs share; an ImportError if cuda.core is missing, or does not fit."""
     return Queue(CudaCore())
 
 
-# A replica's device and stream as those of a thread.
+# A replica's device and stream as the current ones of a thread.
 
 
 def current_streams(device: str) -> frozenset[int]:
-    """Return the streams on which this thread's frameworks work now on a replica's GPU, by their handles."""
+    """Return the handles of this thread's frameworks' current streams on a replica's GPU."""
     ordinal = gpu_number(device)
     loaded = [name for name, module in (("torch", "torch"), ("cupy", "cupy"), ("numba", "numba.cuda")) if _has(module)]
     handles = {TYPES[name].stream(ordinal) or LEGACY_DEFAULT_STREAM for name in loaded}
-    return frozenset(handles - {PER_THREAD_DEFAULT_STREAM})  # in another thread, that is another stream
+    return frozenset(handles - {PER_THREAD_DEFAULT_STREAM})  # another stream in another thread
 
 
 def _has(module: str) -> bool:
@@ -286,10 +256,10 @@ def _has(module: str) -> bool:
 
 
 def call_on(device: str, callers: frozenset[int], fn: Callable[..., T], *args: Any) -> T:
-    """Return ``fn(*args)``, called with a GPU as the current device, and its stream as the current one.
+    """Return ``fn(*args)``, called with a replica's GPU and stream as the current ones.
 
-    What it enqueues comes behind what its caller's streams had been given, and before what they are given afterwards:
-    values go in and out as if there were one stream. `callers` are the caller's `current_streams`.
+    What it enqueues is ordered after everything on its caller's streams, and before everything that is enqueued there
+    later, as if there were one stream. ``callers`` are the caller's `current_streams`.
     """
     ordinal = gpu_number(device)
     driver = queue().driver
@@ -298,7 +268,7 @@ def call_on(device: str, callers: frozenset[int], fn: Callable[..., T], *args: A
             own = driver.stream(ordinal, device)
             others = [driver.foreign_stream(ordinal, handle) for handle in sorted(callers)]
             _order(driver, others, [own])
-        stack.callback(_let_wait, driver, own, others)
+        stack.callback(_order_callers, driver, own, others)
         if _has("torch"):
             torch = sys.modules["torch"]
             stack.enter_context(torch.cuda.device(ordinal))
@@ -308,12 +278,12 @@ def call_on(device: str, callers: frozenset[int], fn: Callable[..., T], *args: A
             stack.enter_context(cupy.cuda.Device(ordinal))
             stack.enter_context(cupy.cuda.Stream.from_external(own.stream))
         if _has("numba.cuda"):
-            with enqueuing:  # Numba lists its devices at the first look, which two threads may not take at once
+            with enqueuing:  # Numba lists its devices on first use, which is not thread-safe
                 found = sys.modules["numba.cuda"].gpus[ordinal]
             stack.enter_context(found)
         return fn(*args)
 
 
-def _let_wait(driver: CudaCore, own: DeviceStream, others: Sequence[DeviceStream]) -> None:
+def _order_callers(driver: CudaCore, own: DeviceStream, others: Sequence[DeviceStream]) -> None:
     with enqueuing, driver.using():
         _order(driver, [own], others)

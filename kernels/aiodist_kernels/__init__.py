@@ -10,19 +10,12 @@ Its modules, each of which imports only from those above it:
 - `lanes`: LLVM instructions for one step on a vector of lanes
 - `kernels_cpu`: the kernels for the CPU, which Numba compiles
 - `policy`: plans: which tier does a reduction, depending on its size
-- `reductions`: the entry points: for arrays, as a whole or in pieces for worker threads, and for Python's numbers
+- `reductions`: the entry points for arrays, as a whole or in pieces for worker threads, and for Python numbers
 - `cuda`: kernels for GPUs
 """
 
 from aiodist_kernels.policy import Plan, plan_for, warm
-from aiodist_kernels.reductions import (
-    cut,
-    nest_reduction,
-    reduce,
-    reduce_numbers,
-    reduction,
-    result_dtype,
-)
+from aiodist_kernels.reductions import cut, nest_reduction, reduce, reduce_numbers, reduction, result_dtype
 from aiodist_kernels.rules import Accumulate, ReduceOp
 
 __all__ = [

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numba kernels for the CPU: one pass over n buffers, in vectors of 64 bytes of result.
 
-Addresses are arguments, and the fold stays in registers. Kernels hold no lock (`nogil=True`), start no threads, and see
-addresses, never arrays: the caller keeps the memory alive. They are not cached on disk: loading from Numba's cache
-takes over half as long as compiling, and happens on the same thread. NumPy serves products of complex numbers.
+The fold stays in registers. Kernels release the GIL, start no threads, and take addresses, never arrays: the caller
+keeps the memory alive. They are not cached on disk: loading from Numba's cache takes over half as long as compiling, in
+the same thread. NumPy does products of complex numbers.
 """
 
 import os
@@ -20,29 +20,26 @@ from aiodist_kernels import lanes
 from aiodist_kernels.rules import Rule, is_bfloat16, is_half, lane
 
 _host_features: Any = codegen.get_host_cpu_features
-_types: Any = types  # Numba annotates some of them, and not those that are used here
+_types: Any = types  # Numba annotates only some of them
 
 VECTOR_BYTES: Final = 64
 
 TURN_BYTES: Final = 2 << 20
-"""Bytes that are read before other threads are let onto the core, some tenths of a millisecond. Systems look only
-every few milliseconds whether somebody else should run, which is long for an event loop."""
+"""Bytes to read, in some tenths of a millisecond, before yielding the core to other threads. The system itself switches
+only every few milliseconds, which is long for an event loop."""
 
 Kernel = Callable[[int, Any, int, int, bool], None]
-"""(address of the result, addresses of the buffers as a tuple, first lane, lane behind the last, streaming)"""
+"""(address of the result, tuple of the buffers' addresses, first lane, end of the lanes, streaming)"""
 
 
 def can_compile(rule: Rule) -> bool:
-    """Return whether the processor converts float16, if the rule needs that.
-
-    Otherwise the code would call library functions that compiled code cannot link.
-    """
+    """Return whether the processor converts float16, if the rule needs it; there is no library function to link."""
     if not is_half(rule.dtype) or is_bfloat16(rule.dtype) or platform.machine().lower() in {"aarch64", "arm64"}:
         return True
     return {"+avx2", "+f16c"} <= set(_host_features().split(","))
 
 
-def compile_kernel(rule: Rule, count: int) -> Kernel:  # noqa: C901  (a function for each loop would be compiled apart)
+def compile_kernel(rule: Rule, count: int) -> Kernel:  # noqa: C901  (each function would be compiled separately)
     """Compile the kernel for a number of buffers; it takes a few tenths of a second."""
     size = lane(rule.result).itemsize
     width = VECTOR_BYTES // size
@@ -104,7 +101,7 @@ def _fold_all(rule: Rule, count: int, width: int, *, streaming: bool) -> Any:
 
 @intrinsic
 def _fence(_context: Any) -> Any:
-    """Order streaming stores before any store that tells another thread about them."""
+    """Order streaming stores before any store that announces them to another thread."""
 
     def generate(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         builder.fence("seq_cst")

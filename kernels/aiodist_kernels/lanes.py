@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """LLVM code for one step of a rule on a vector of lanes: load, widen, fold, finish, round, store.
 
-These Python functions build the instructions. They write vectors explicitly, because the vectoriser gives up on many
-pointers that might overlap, and never streams.
+The code uses vectors explicitly, because the vectoriser gives up on many pointers that might overlap, and never emits
+streaming stores.
 """
 
 from typing import Any, Final
@@ -52,13 +52,13 @@ def address(builder: Builder, base: Value, index: Value, dtype: DType) -> Value:
 
 
 def load(builder: Builder, rule: Rule, address: Value, width: int) -> Value:
-    """Load `width` lanes of a buffer from any address, widened to the accumulator."""
+    """Load `width` lanes of a buffer from any address, and widen them to the accumulator."""
     kind = ir.VectorType(lane_type(lane(rule.dtype)), width)
     return widen(builder, rule, builder.load(builder.inttoptr(address, kind.as_pointer()), align=1))
 
 
 def store(builder: Builder, value: Value, address: Value, *, streaming: bool) -> None:
-    """Store to any address, or, past the caches, to one that is a multiple of 64, the vector's size."""
+    """Store to any address; or, streaming past the caches, to a multiple of 64, the vector's size."""
     pointer = builder.inttoptr(address, value.type.as_pointer())
     instruction = builder.store(value, pointer, align=64 if streaming else 1)
     if streaming:
@@ -75,7 +75,8 @@ def widen(builder: Builder, rule: Rule, value: Value) -> Value:
     if storage.kind == "b":
         return builder.zext(builder.icmp_unsigned("!=", value, constant(value.type, 0)), value.type)
     if is_bfloat16(storage):
-        value = _widen_bfloat16(builder, value)
+        wide = builder.zext(value, _like(value, ir.IntType(32)))
+        value = builder.bitcast(builder.shl(wide, constant(wide.type, 16)), _like(value, ir.FloatType()))
     elif is_half(storage):
         value = builder.bitcast(value, _like(value, ir.HalfType()))
     elif storage == accumulator:
@@ -98,8 +99,8 @@ def fold(builder: Builder, rule: Rule, total: Value, value: Value) -> Value:
     if integer:
         compare = builder.icmp_signed if rule.dtype.kind == "i" else builder.icmp_unsigned
         return builder.select(compare(sign, total, value), total, value)
-    # A NaN wins, and `later_zero_wins` decides between equals. The first choice is the one instruction that processors
-    # have for it, which takes its second operand when they are equal or one is NaN.
+    # A NaN wins, and `later_zero_wins` decides between equal values. Processors have one instruction for the first
+    # select, which takes the second operand if they are equal or one is NaN.
     first, second = (total, value) if later_zero_wins(rule.dtype) else (value, total)
     chosen = builder.select(builder.fcmp_ordered(sign, first, second), first, second)
     return builder.select(builder.fcmp_unordered("uno", first, first), first, chosen)
@@ -108,7 +109,7 @@ def fold(builder: Builder, rule: Rule, total: Value, value: Value) -> Value:
 def finish(builder: Builder, rule: Rule, total: Value, count: Value, *, narrows_double: bool = False) -> Value:
     """Scale or divide by the number of buffers, an integer, and round once.
 
-    `narrows_double`: there is an instruction that rounds float64 to float16.
+    `narrows_double`: whether there is an instruction that rounds float64 to float16.
     """
     if rule.finish is not Finish.NOTHING:
         number = builder.sitofp(count, total.type.element)
@@ -135,14 +136,8 @@ def _is_integer(value: Value) -> bool:
     return isinstance(value.type.element, ir.IntType)
 
 
-# 16-bit floats, in vectors of 16-bit integers. Processors and GPUs have instructions for float16; of bfloat16, integer
-# operations give the same everywhere.
-
-
-def _widen_bfloat16(builder: Builder, half: Value) -> Value:
-    """Put 16 zero bits below."""
-    wide = builder.zext(half, _like(half, ir.IntType(32)))
-    return builder.bitcast(builder.shl(wide, constant(wide.type, 16)), _like(half, ir.FloatType()))
+# 16-bit floats, in vectors of 16-bit integers. Processors and GPUs have instructions for float16; bfloat16 is converted
+# by integer operations, with the same bits everywhere.
 
 
 def _round_to_bfloat16(builder: Builder, number: Value) -> Value:
@@ -159,7 +154,7 @@ def _round_to_bfloat16(builder: Builder, number: Value) -> Value:
 
 
 def _round_to_odd_float32(builder: Builder, number: Value) -> Value:
-    """Round float64 to float32 so that a second rounding, to 16 bits, is right; see `rules.to_odd_float32`."""
+    """Round float64 to float32 so that a second rounding, to 16 bits, is right; see `rules.rounded`."""
     near = builder.fptrunc(number, _like(number, ir.FloatType()))
     exact = builder.fpext(near, number.type)
     bits = builder.bitcast(near, _like(number, ir.IntType(32)))

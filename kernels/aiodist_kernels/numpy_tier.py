@@ -1,41 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """The NumPy tier: left folds with ufuncs, for every rule and every layout.
 
-It does the first reductions, and always those of small values. Many tiny arrays are stacked and folded by `accumulate`,
-which by definition folds from left to right, one number at a time. (`reduce` does not: it adds in pairs.)
+It does the first reductions, and all those of small values. Many tiny arrays are stacked and folded by `accumulate`,
+which by definition folds from left to right. (`reduce` does not: it adds in pairs.)
 """
 
 import contextvars
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 import numpy as np
 
-from aiodist_kernels.rules import FLOAT64, Finish, ReduceOp, Rule, rounded
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from aiodist_kernels.rules import FLOAT64, Array, Finish, ReduceOp, Rule, rounded
 
 Fold = Callable[[Rule, Sequence[Array], Array | None], Array]
-"""Folds buffers of a rule's dtype and one shape; returns `out`, which may be the first, or an array of its own."""
+"""Folds buffers of a rule's dtype and one shape; returns `out`, which may be the first buffer, or a new array."""
 
 STEPPED_TO: Final = 512
-"""Bytes of one buffer up to which a new array for each step costs less than writing in place: a half."""
+"""Bytes of one buffer up to which a new array for each step costs half as much as writing in place."""
 
-TINY_BYTES: Final = 64
-"""Bytes of one buffer up to which many are put into one array."""
+TINY_BYTES: Final = 64  # bytes of one buffer up to which many are stacked in one array
 
 TINY_COUNT: Final = 12
-"""How many they must be to be quicker folded there than by ufunc calls, 0.3 microseconds each; fewer single numbers
-than this are quickest folded by the interpreter, where its floats are the accumulator."""
+"""The number of buffers from which stacking is quicker than ufunc calls, which take 0.3 microseconds each. Fewer single
+numbers are folded most quickly by the interpreter, if its floats are the accumulator."""
 
 
 def fold_for(rule: Rule, nbytes: int, count: int) -> Fold:
     """Return the fold for `count` buffers of `nbytes` each."""
     if rule.contiguous:
         return _fold_contiguous
-    # Which of 0.0 and -0.0 is the greater depends on the instructions that a processor's vector loops use.
+    # Which of 0.0 and -0.0 is greater depends on the instructions in the processor's vector loops.
     exact = rule.op not in (ReduceOp.MIN, ReduceOp.MAX) or rule.dtype.kind in "biu"
     if nbytes <= TINY_BYTES and exact:
         if count >= TINY_COUNT:
@@ -94,14 +91,14 @@ def _fold_stacked(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Ar
 
 
 def _fold_contiguous(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
-    """Fold contiguous one-dimensional arrays, copying other buffers into such, into a result of that form."""
+    """Fold buffers as contiguous one-dimensional arrays, copies if necessary."""
     flats = [np.asarray(buffer, rule.dtype, order="C").reshape(-1) for buffer in buffers]
     total = _by_ufuncs(rule, flats[0].nbytes, len(flats))(rule, flats, None)
     return _deliver(total.reshape(buffers[0].shape), out)
 
 
 def finished(rule: Rule, total: Array, count: int) -> Array:
-    """Finish a total that nobody else uses, and round it once."""
+    """Finish a total that nothing else uses, and round it once."""
     # A complex factor would turn infinities into NaN, so each component is scaled.
     for part in (np.real(total), np.imag(total)) if total.dtype.kind == "c" else (total,):
         if rule.finish is Finish.SCALE:
@@ -118,18 +115,16 @@ def _deliver(total: Array, out: Array | None) -> Array:
     return out
 
 
-# NumPy's warnings. NumPy keeps the switch for them in a context variable. Entering a copy of a prepared context takes
-# 40 nanoseconds, a tenth of what `np.errstate` takes, and is safe in any thread and at any depth.
+# NumPy's warnings, whose switch is a context variable. Entering a copy of a prepared context takes 40 nanoseconds, a
+# tenth of what `np.errstate` takes, and is safe in any thread and at any depth.
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-quiet: Final = contextvars.Context()
-"""To be copied, and the copy entered: a context can be entered only once at a time."""
-
+quiet: Final = contextvars.Context()  # run functions in a copy: a context can be entered only once at a time
 quiet.run(np.seterr, all="ignore")
 
 
 def quietly(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `function` without NumPy's warnings, because infinities and NaN are ordinary values here."""
+    """Call `function` without NumPy's warnings: infinities and NaN are ordinary values here."""
     return quiet.copy().run(function, *args, **kwargs)

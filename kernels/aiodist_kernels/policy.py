@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans: what is known about a reduction before its buffers arrive, cached; its kernel; and the thresholds.
+"""Plans: what is known about a reduction before its buffers exist, cached; its kernel; and the thresholds.
 
-A kernel is used only after it has given, on this machine, the same bits as the NumPy tier for values that distinguish
-implementations; otherwise NumPy remains in use. A reduction never compiles: `warm` does, in the thread that calls it.
+A kernel is used only if it gives the same bits as the NumPy tier, on this machine, for values that distinguish
+implementations. A reduction never compiles: `warm` does, in the thread that calls it.
 
 The thresholds decide which tier does a reduction, when compiling a kernel pays, and when threads pay. They were
-measured; docs/benchmarks/cpu-reductions.md has the figures. Bytes are those of one buffer unless a name says otherwise.
+measured: see docs/benchmarks/cpu-reductions.md. Bytes are those of one buffer unless a name says otherwise.
 """
 
 import dataclasses
@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from aiodist_kernels.numpy_tier import Array, fold_for, quietly
+from aiodist_kernels.numpy_tier import fold_for, quietly
 from aiodist_kernels.pool import KIB, MIB
 from aiodist_kernels.rules import (
     Accumulate,
+    Array,
     DType,
     ReduceOp,
     Rule,
@@ -33,44 +34,35 @@ from aiodist_kernels.rules import (
 if TYPE_CHECKING:
     from aiodist_kernels.kernels_cpu import Kernel
 
-NEVER: Final = 1 << 62
-"""More bytes than any buffer has."""
+NEVER: Final = 1 << 62  # more bytes than any buffer has
 
 PAIRS_FROM: Final = 32 * MIB
-"""Where a kernel beats NumPy in folding two buffers in their own dtype: where its stores should go past the caches."""
+"""From here a kernel beats NumPy in folding two buffers in their own dtype, by stores that bypass the caches."""
 
-NATIVE_FROM: Final = 512 * KIB
-"""The same for more buffers, where NumPy passes over the result again and again."""
+NATIVE_FROM: Final = 512 * KIB  # the same for more buffers, where NumPy passes over the result again and again
 
 WIDE_FROM: Final = 4 * KIB
-"""The same for an accumulator that is wider than the buffers, where NumPy converts each of them first. To call a kernel
-takes some 5 microseconds."""
+"""The same for an accumulator wider than the buffers, which NumPy converts first. A kernel call takes 5 µs."""
 
-COMPILED_FROM: Final = 64 * KIB
-"""Bytes from which the first reduction that a kernel would serve waits for it to be compiled."""
+COMPILED_FROM: Final = 64 * KIB  # from here the first reduction for a kernel waits until it is compiled
 
 MOST_BUFFERS: Final = 32
-"""Kernels are compiled for each number of buffers up to here; NumPy serves more, of which nobody has large ones."""
+"""Kernels are compiled for each number of buffers up to here; NumPy does more, which are hardly ever large."""
 
 STREAMING_FROM: Final = 32 * MIB
-"""Where results are stored past the caches: the reader that follows would not find them there anyway, and the memory
-they replace need not be read first."""
+"""From here results bypass the caches: a later reader would not find them there anyway, and the memory that they
+overwrite need not be read first."""
 
 BLOCKING_FROM_MOVED: Final = 64 * MIB
-"""Bytes moved by one reduction from which an event loop's thread should not do it: some 3 to 8 milliseconds. A hop to a
+"""Bytes moved by one reduction, in 3 to 8 milliseconds, from which it should leave the event loop's thread. A hop to a
 worker thread takes 0.3 milliseconds on an idle machine and many on a busy one; two threads pay from here on."""
 
 LEAST_MOVED_BY_A_THREAD: Final = 4 * MIB
-"""Bytes that each worker thread should have to move, at least."""
+"""The smallest number of bytes to move that is worth a worker thread of its own."""
 
-SLOWNESS_OF_HALF_FLOATS: Final = 16
-"""How many times longer than others NumPy takes for the bytes of float16 and bfloat16."""
-
-SLOWNESS_OF_WIDE_FOLDS: Final = 4
-"""The same, for other numbers that it folds in a wider accumulator."""
-
-SLOWNESS_BY_ROWS: Final = 8
-"""How many times longer than a dense reduction one by row index takes for its bytes."""
+SLOWNESS_OF_HALF_FLOATS: Final = 16  # how many times longer NumPy takes per byte for float16 and bfloat16
+SLOWNESS_OF_WIDE_FOLDS: Final = 4  # the same for other dtypes that it folds in a wider accumulator
+SLOWNESS_BY_ROWS: Final = 8  # how many times longer a reduction by row index takes per byte than a dense one
 
 
 def blocks(moved: int) -> bool:
@@ -88,21 +80,13 @@ def parts(moved: int, workers: int) -> int:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Plan:
-    """How a number of buffers of one dtype are reduced by one op.
-
-    Attributes:
-        rule: what the reduction means.
-        count: the number of buffers.
-        pays_from: bytes of one buffer from which a kernel beats NumPy; `NEVER` where there is none.
-        kernel: it, once it is compiled.
-        settled: it is compiled, or it turned out that there is none.
-    """
+    """How a number of buffers of one dtype are reduced by one op."""
 
     rule: Rule
-    count: int
-    pays_from: int
-    kernel: "Kernel | None" = None
-    settled: bool = False
+    count: int  # of buffers
+    pays_from: int  # bytes of one buffer from which a kernel beats NumPy; `NEVER` if there can be none
+    kernel: "Kernel | None" = None  # once it is compiled
+    settled: bool = False  # the kernel is compiled, or cannot be used
 
     def kernel_for(self, nbytes: int) -> "Kernel | None":
         """Return the kernel that should reduce buffers of that many bytes; None for NumPy."""
@@ -113,10 +97,7 @@ class Plan:
         return not self.settled and nbytes >= COMPILED_FROM and nbytes >= self.pays_from
 
     def cost(self, size: int) -> int:
-        """Return how many bytes could be moved in about the time of reducing buffers of `size` elements.
-
-        It is what `blocks` and `parts` are asked with.
-        """
+        """Return about how many bytes could be moved in the time that it takes to reduce buffers of `size` elements."""
         nbytes, slowness = size * self.rule.dtype.itemsize, 1
         if self.kernel_for(nbytes) is None and not self.rule.is_native:
             slowness = SLOWNESS_OF_HALF_FLOATS if is_half(self.rule.dtype) else SLOWNESS_OF_WIDE_FOLDS
@@ -125,33 +106,25 @@ class Plan:
 
 @functools.cache
 def plan_for(op: ReduceOp, dtype: DType, count: int, accumulate: Accumulate) -> Plan:
-    """Return the plan, which the first call makes.
-
-    Raises:
-        TypeError: `op` is not defined for `dtype`.
-    """
+    """Return the plan of a reduction; raise a TypeError if `op` is not defined for `dtype`."""
     rule = rule_for(op, dtype, accumulate)
     if not 2 <= count <= MOST_BUFFERS or dtype != rule.dtype or rule.contiguous or not has_kernels(rule):
         return Plan(rule, count, NEVER)
-    if not rule.is_native or is_half(rule.dtype):  # whose MIN and MAX NumPy takes one by one
+    if not rule.is_native or is_half(rule.dtype):  # NumPy has no vector loops for MIN and MAX of 16-bit floats
         return Plan(rule, count, WIDE_FROM)
     return Plan(rule, count, PAIRS_FROM if count == 2 else NATIVE_FROM)
 
 
 # Kernels.
 
-
 _compiling: Final = threading.Lock()
 
 
 def warm(plans: Iterable[Plan], *, required: bool = True) -> None:
-    """Compile kernels, in this thread: some tenths of a second each, and a second more for the first.
+    """Compile the kernels of plans in this thread: some tenths of a second each, and a second more for the first.
 
-    Call it in a worker thread; NumPy does reductions meanwhile, with the same bits. Plans whose kernels exist already
-    cost nothing. If Numba is missing and not `required`, NumPy remains in use, and nothing tries again.
-
-    Raises:
-        ImportError: Numba is not installed, or does not load.
+    Call it in a worker thread; meanwhile NumPy does reductions, with the same bits. Kernels that exist already cost
+    nothing. If Numba does not load, there is an ImportError, or, if not `required`, NumPy remains in use for good.
     """
     for plan in plans:
         with _compiling:
@@ -165,10 +138,10 @@ def warm(plans: Iterable[Plan], *, required: bool = True) -> None:
 
 
 def compile_for(plan: Plan) -> "Kernel | None":
-    """Compile the kernel of a plan; return None if it would give other bits than NumPy."""
+    """Compile the kernel of a plan; return None if its bits differ from NumPy's."""
     try:
         from aiodist_kernels import kernels_cpu
-    except OSError as error:  # of the LLVM library that Numba loads
+    except OSError as error:  # from loading LLVM
         raise ImportError(str(error)) from error
     if not kernels_cpu.can_compile(plan.rule):
         return None
@@ -179,8 +152,8 @@ def compile_for(plan: Plan) -> "Kernel | None":
 def bind(plan: Plan, buffers: Sequence[Array], out: Array) -> Callable[[int, int], None] | None:
     """Return a function that reduces the elements [start, stop) of `buffers` into `out`, which may be one of them.
 
-    All arrays must live as long as that function. The result is None if NumPy should do it: for small buffers, and
-    unless all are contiguous in one order.
+    All arrays must live as long as that function. The result is None if NumPy should do it: if there is no kernel for
+    this size, or the arrays are not contiguous in one order.
     """
     kernel = plan.kernel_for(buffers[0].nbytes)
     if kernel is None or not same_order((*buffers, out)):
@@ -218,7 +191,7 @@ def _agrees(kernel: "Kernel", rule: Rule, count: int) -> bool:
 
 
 def _probe(dtype: DType, seed: int) -> Array:
-    """Return values of many magnitudes, with zeros, infinities and NaN where there are such."""
+    """Return values of many magnitudes, with zeros, infinities and NaN if the dtype has them."""
     generator = np.random.default_rng(seed)
     if dtype.kind in "biu":
         return np.frombuffer(generator.bytes(782 * dtype.itemsize), dtype)
@@ -232,5 +205,5 @@ def _same_bits(one: Array, other: Array) -> bool:
     """Compare bytes, with all NaNs equal."""
     one, other = one.view(lane(one.dtype)), other.view(lane(other.dtype))
     kind = f"u{one.dtype.itemsize}"
-    with np.errstate(invalid="ignore"):  # a signaling NaN is invalid to look at
+    with np.errstate(invalid="ignore"):  # comparing a signaling NaN warns
         return bool(np.all((one.view(kind) == other.view(kind)) | (np.isnan(one) & np.isnan(other))))

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory for large results, reused once nobody refers to it any more.
+"""Memory for large results, reused once nothing refers to it any more.
 
 Fresh memory costs as much as a reduction, because the system provides it page by page and clears each. So large results
-use blocks that return here. A block is free when nobody holds the array that was returned, nor a view, a slice, a
-`memoryview` or another library's array over it. All of these hold, directly or through each other, the `_Lease` from
-which the array was made, and nothing else does: an array over foreign memory keeps the object that exports it. The
-lease returns the block when it dies.
+use blocks that return here. A block is free when nothing refers any more to the array that was returned, nor to a view,
+a slice, a `memoryview` or another library's array over it. All of these hold, directly or through each other, the
+`_Lease` from which the array was made, because an array over foreign memory keeps the object that exports it. The lease
+returns the block when it dies.
 
 No reference counts are ever read. A lease dies with the last reference to it, on any interpreter and in any thread. The
 cyclic garbage collector cannot finalise a lease early that an array holds: it never finalises objects that are held
-from outside of those that it tracks, and it does not track arrays. A finalised lease makes no more arrays.
+from outside the objects that it tracks, and it does not track arrays. A finalised lease makes no more arrays.
 
-A lease may die anywhere, even in the middle of `empty` in the same thread. So the only lock is a reentrant one, and
-each step on the lists of free blocks tolerates that.
+A lease may die anywhere, even in the middle of `empty` in the same thread. So the only lock is reentrant, and each step
+on the lists of free blocks tolerates that.
 """
 
 import math
@@ -23,29 +23,27 @@ from typing import Any, Final
 import numpy as np
 from numpy import asarray, ndarray
 
+from aiodist_kernels.rules import Array, DType
+
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
 
 POOLED_FROM: Final = MIB
-"""Bytes from which a result that comes alone should lie in a block: the C library keeps one or two smaller ones. One
-larger it returns to the system where the process has freed nothing larger still, and all its pages come anew."""
+"""Bytes from which a single result should lie in a block. The C library keeps one or two smaller ones, but may return
+larger memory to the system, and then all pages are new."""
 
 POOLED_AMONG_FROM: Final = 128 * KIB
-"""The same for one of several that come and go together, the leaves of a nest: their memory the C library may give back
-to the system, and the pages that come anew cost three to ten times as much as the sums that they are for."""
+"""The same for one of several results that are made and released together, the leaves of a nest: the C library may
+return their memory to the system, and new pages cost three to ten times as much as the sums themselves."""
 
-MOST_IDLE: Final = 512 * MIB
-"""Bytes that may lie idle; when there are more, all go to the system."""
-
-ALIGNMENT: Final = 64
-"""Of blocks, in bytes: a cache line, and the longest vector."""
+MOST_IDLE: Final = 512 * MIB  # bytes that may be idle; if there are more, all return to the system
+ALIGNMENT: Final = 64  # the alignment of blocks in bytes: a cache line, and the longest vector
 
 
 class _Block:
-    """Memory, with its array interface for NumPy, which is made once, because making it is as slow as leasing."""
+    """Memory, with its array interface for NumPy, which is cached because creating it takes as long as a lease."""
 
     __slots__ = ("memory", "shown")
 
@@ -61,7 +59,7 @@ def _aligned(nbytes: int) -> Memory:
 
 
 class _Lease:
-    """A block in use. When it dies, nobody refers to the block any more."""
+    """A block in use. When it dies, nothing refers to the block any more."""
 
     __slots__ = ("__array_interface__", "_block", "_pool")
 
@@ -85,8 +83,8 @@ class Pool:
         self._lock = RLock()
         self.idle_bytes = 0
 
-    def empty(self, shape: Sequence[int], dtype: np.dtype[Any], order: Any = "C") -> Array:
-        """Return an uninitialised array in memory that nobody else uses: a block, unless it is small."""
+    def empty(self, shape: Sequence[int], dtype: DType, order: Any = "C") -> Array:
+        """Return an uninitialised array: in a block, unless it is small."""
         nbytes = dtype.itemsize * math.prod(shape)
         if nbytes < POOLED_AMONG_FROM:
             return np.empty(shape, dtype, order)
@@ -96,16 +94,16 @@ class Pool:
     def lease(self, nbytes: int) -> object:
         """Return a lease of a block; the block returns once the lease and all arrays made from it are gone."""
         with self._lock:
-            alike = self._idle.get(nbytes)
-            if alike:
-                self.idle_bytes -= nbytes  # first, as leases that die in between may release all that lies idle
-                block = alike.pop()  # the last one used, which may be in a cache still
+            idle = self._idle.get(nbytes)
+            if idle:
+                self.idle_bytes -= nbytes  # first: leases that die in between may empty the pool
+                block = idle.pop()  # the last one used, which may still be in a cache
             else:
                 block = _Block(self._allocate(nbytes))
         return _Lease(block, self)
 
     def take_back(self, block: _Block) -> None:
-        """Make a block available again, because nobody refers to it any more; only leases call this."""
+        """Make a block available again; called by its lease when nothing refers to the block any more."""
         nbytes = block.memory.nbytes
         with self._lock:
             self.idle_bytes += nbytes
@@ -115,11 +113,10 @@ class Pool:
                 self._idle.setdefault(nbytes, []).append(block)
 
 
-results: Final = Pool()
-"""Where results of reductions lie."""
+results: Final = Pool()  # the memory of results
 
 
-def empty_like(array: Array, dtype: np.dtype[Any]) -> Array:
+def empty_like(array: Array, dtype: DType) -> Array:
     """Return an uninitialised array for a large result, with the shape and the order of `array`."""
     fortran = array.flags.f_contiguous and not array.flags.c_contiguous
     return results.empty(array.shape, dtype, "F" if fortran else "C")

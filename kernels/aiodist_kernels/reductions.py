@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry points: find the plan and run it on a tier; large reductions in pieces for worker threads; Python's numbers.
+"""Entry points: reductions as a whole, or in pieces for worker threads, and reductions of Python numbers.
 
 Callers have checked their arguments: there is at least one buffer, all have one shape and dtype, the op is defined for
-it, and `out` has the shape and dtype of the result, and overlaps no buffer unless it is the first.
+it, and `out` has the shape and dtype of the result, and overlaps no buffer unless it is the first one.
 """
 
 import functools
@@ -15,31 +15,27 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from aiodist_kernels import policy, pool
-from aiodist_kernels.numpy_tier import STEPPED_TO, TINY_COUNT, Array, finished, fold_for, quiet
+from aiodist_kernels.numpy_tier import STEPPED_TO, TINY_COUNT, finished, fold_for, quiet
 from aiodist_kernels.policy import Plan, plan_for
-from aiodist_kernels.rules import FLOAT64, Accumulate, DType, ReduceOp, rule_for
+from aiodist_kernels.rules import FLOAT64, Accumulate, Array, DType, ReduceOp, rule_for
 
 GRAIN: Final = 4096
-"""Elements to whose multiples pieces are cut, so that two threads never share a cache line."""
+"""The size of pieces is a multiple of this number of elements, so that two threads never share a cache line."""
 
 FEW_MEANS: Final = 6
-"""Rows of a nest from which means are quicker leaf by leaf, as each step of theirs converts what it adds."""
+"""Rows of a nest from which means are quicker leaf by leaf, because here each step converts what it adds."""
 
 Reduction = Callable[[Sequence[Array]], Array]
 
 
 def reduce(
-    op: ReduceOp,
-    buffers: Sequence[Array],
-    *,
-    out: Array | None = None,
-    accumulate: Accumulate = "native",
+    op: ReduceOp, buffers: Sequence[Array], *, out: Array | None = None, accumulate: Accumulate = "native"
 ) -> Array:
     """Reduce n buffers to one by a left fold in their order; see `rules` for what each op means.
 
     Args:
         op: the reduce op.
-        buffers: arrays, or NumPy's scalars, of one shape and dtype, in any layout and byte order.
+        buffers: arrays or NumPy scalars of one shape and dtype, in any layout and byte order.
         out: takes the result: same shape, dtype `result_dtype(op, dtype)`, any layout; it may be the first buffer.
         accumulate: "float64" accumulates inexact SUM, MEAN and PRODUCT in float64 (complex128) and rounds once.
 
@@ -63,7 +59,7 @@ def reduction(
 ) -> Reduction:
     """Return a function that reduces that many buffers of one dtype and shape, for repeated use; see `reduce`.
 
-    `among`: each result is one of several that are made and released together; see `pool`.
+    `among`: whether each result is one of several that are made and released together; see `pool`.
     """
     plan = plan_for(op, dtype, count, accumulate)
     rule, ufunc = plan.rule, plan.rule.ufunc
@@ -82,9 +78,9 @@ def nest_reduction(
 ) -> Callable[[Sequence[Sequence[Array]]], list[Array]] | None:
     """Return a function that reduces that many rows of tiny arrays of given dtypes and shapes, as `reduce` does.
 
-    The results are views of read-only memory, because nobody can make such a view writeable. It folds row by row, not
-    column by column: then `map` does the loops, and NumPy's warnings are switched off once. The result is None if the
-    fold of one of the arrays needs more than calls of a ufunc that each make an array.
+    The results are views of read-only memory, which cannot be made writeable. It folds row by row, not leaf by leaf, so
+    that `map` does the loops, and NumPy's warnings are switched off once. The result is None if one of the arrays needs
+    more than ufunc calls that each make an array.
     """
     rules = [rule_for(op, dtype) for dtype in dtypes]
     nbytes = max([dtype.itemsize * math.prod(shape) for dtype, shape in zip(dtypes, shapes, strict=True)])
@@ -103,7 +99,7 @@ def nest_reduction(
             totals = [finished(rule, np.asarray(total), count) for rule, total in zip(rules, totals, strict=True)]
         results = []
         for total in totals:
-            array = total if type(total) is np.ndarray else np.asarray(total)  # a ufunc makes scalars of no dimension
+            array = total if type(total) is np.ndarray else np.asarray(total)  # ufuncs return scalars for 0-d arrays
             array.setflags(False)  # type: ignore[call-arg]  # by position: the keyword alone takes as long as the call
             results.append(array.view())
         return results
@@ -133,34 +129,31 @@ def _reduce(plan: Plan, buffers: Sequence[Array], out: Array | None, among: bool
 
 
 class Pieces(NamedTuple):
-    """One reduction, ready to be run.
+    """One reduction, ready to be run."""
 
-    Attributes:
-        result: is complete when all `calls` have returned.
-        calls: what to run, in any order and in any threads, each once.
-    """
-
-    result: Array
-    calls: tuple[Callable[[], object], ...]
+    result: Array  # complete when all calls have returned
+    calls: tuple[Callable[[], object], ...]  # to be called once each, in any order and in any threads
 
 
 def cut(op: ReduceOp, buffers: Sequence[Array], *, accumulate: Accumulate = "native", parts: int = 1) -> Pieces:
-    """Prepare the reduction of `reduce` as pieces for worker threads; the same bits for any `parts`.
+    """Cut the reduction of `reduce` into pieces for worker threads, with the same bits for any `parts`.
 
     Do not change the buffers until all pieces have run. If their layouts differ, there is one piece.
     """
     plan = plan_for(op, buffers[0].dtype, len(buffers), accumulate)
     target = pool.empty_like(buffers[0], plan.rule.result)
-    flats = _flat([*buffers, target])
-    if flats is None or plan.rule.contiguous:
+    arrays = [*buffers, target]
+    if plan.rule.contiguous or not policy.same_order(arrays):
         return Pieces(target, (partial(_reduce, plan, buffers, target),))
+    order: Any = "C" if all(array.flags.c_contiguous for array in arrays) else "F"
+    flats = [array.reshape(-1, order=order) for array in arrays]
     step = max(GRAIN, -(-target.size // max(parts, 1) // GRAIN) * GRAIN)
     starts = range(0, target.size, step)
     return Pieces(target, tuple([partial(_piece, plan, flats[:-1], flats[-1], i, i + step) for i in starts]))
 
 
 def _piece(plan: Plan, flats: Sequence[Array], target: Array, start: int, stop: int) -> None:
-    """Reduce a range of elements, by a kernel if one is ready by now."""
+    """Reduce a range of elements, by a kernel if it is compiled by now."""
     stop = min(stop, target.size)
     run = policy.bind(plan, flats, target)
     if run is not None:
@@ -170,25 +163,13 @@ def _piece(plan: Plan, flats: Sequence[Array], target: Array, start: int, stop: 
     quiet.copy().run(fold_for(plan.rule, parts[0].nbytes, plan.count), plan.rule, parts, target[start:stop])
 
 
-def _flat(arrays: Sequence[Array]) -> list[Array] | None:
-    """Return one-dimensional views in which the same index is the same element; None if there is no such order."""
-    if not policy.same_order(arrays):
-        return None
-    order: Any = "C" if all(array.flags.c_contiguous for array in arrays) else "F"
-    return [array.reshape(-1, order=order) for array in arrays]
-
-
 def result_dtype(op: ReduceOp, dtype: DType | type) -> DType:
-    """Return the dtype, in native byte order, of reductions of buffers of `dtype`, or of numbers of a Python type.
-
-    Raises:
-        TypeError: `op` is not defined for `dtype`.
-    """
+    """Return the dtype of a reduction of buffers of `dtype`, or of numbers of a Python type; see `rule_for`."""
     return rule_for(op, np.dtype(dtype)).result
 
 
-# Python's numbers. Integers are exact, and floats are added left to right. The builtin `sum` makes no float: from
-# Python 3.12 on it compensates rounding, so its bits depend on the interpreter.
+# Python numbers. Integers are exact, and floats are added left to right, but never by the builtin `sum`: from Python
+# 3.12 on it compensates rounding, so its bits depend on the interpreter.
 
 Number = int | float | complex
 
@@ -196,20 +177,15 @@ Number = int | float | complex
 def reduce_numbers(op: ReduceOp, numbers: Sequence[Number]) -> Number:
     """Reduce Python numbers of one type, which `result_dtype` accepts, by a left fold in their order.
 
-    Returns:
-        SUM and PRODUCT: exact for int, rounded at each step for float and complex. MEAN: the sum divided by the count
-        (by component for complex), a float for int. MIN and MAX: the first NaN where there is one; all and any for
-        bool.
-
-    Raises:
-        OverflowError: the MEAN of ints is beyond the range of float.
+    SUM and PRODUCT are exact for int, and rounded at each step for float and complex. MEAN is the sum divided by the
+    count (by component for complex), a float for int; beyond the range of float it is an OverflowError. MIN and MAX
+    return the first NaN if there is one; for bool they are all and any.
     """
-    result: Number = _FOLDS[op](numbers)
-    return result
+    return _FOLDS[op](numbers)  # type: ignore[no-any-return]
 
 
 def _sum(numbers: Sequence[Any]) -> Any:
-    if type(numbers[0]) is int:  # exact, in whatever order
+    if type(numbers[0]) is int:  # exact in any order
         return sum(numbers)
     return functools.reduce(operator.add, numbers)
 
@@ -221,12 +197,8 @@ def _mean(numbers: Sequence[Any]) -> Any:
     return total / count
 
 
-def _product(numbers: Sequence[Any]) -> Any:
-    return functools.reduce(operator.mul, numbers)
-
-
 def _extreme(choose: Callable[[Sequence[Any]], Any], numbers: Sequence[Any]) -> Any:
-    # a sum is NaN for one NaN, and for two infinities
+    # A sum is NaN if a number is, or for two infinities.
     if type(numbers[0]) is float and math.isnan(sum(numbers)):
         return next(filter(math.isnan, numbers), choose(numbers))
     return choose(numbers)
@@ -237,5 +209,5 @@ _FOLDS: Final[dict[ReduceOp, Callable[[Sequence[Any]], Any]]] = {
     ReduceOp.MEAN: _mean,
     ReduceOp.MIN: partial(_extreme, min),
     ReduceOp.MAX: partial(_extreme, max),
-    ReduceOp.PRODUCT: _product,
+    ReduceOp.PRODUCT: partial(functools.reduce, operator.mul),
 }

@@ -13,9 +13,9 @@ buffer 0 (from zero, -0.0 would become 0.0):
     complex128          in itself               in itself, / n          TypeError
     complex64           in itself               in complex128, * (1/n)  TypeError
 
-An accumulator wider than the result is rounded once, to nearest even, at the end. There the mean multiplies by 1/n in
-the accumulator, which is cheaper than a division and rounds to the same value but for a tie that the last bit of the
-accumulator decides; the mean of identical buffers is exact either way. `accumulate="float64"` widens the accumulator of
+An accumulator wider than the result is rounded once, to nearest even, at the end. The mean then multiplies by 1/n in
+the accumulator, which is cheaper than a division and rounds to the same value, except for a tie that the accumulator's
+last bit decides; the mean of identical buffers is exact either way. `accumulate="float64"` widens the accumulator of
 every inexact SUM, MEAN and PRODUCT to float64 (complex128).
 """
 
@@ -48,8 +48,7 @@ class ReduceOp(enum.Enum):
     MAX = "MAX"
     PRODUCT = "PRODUCT"
 
-    # Enum hashes the name in Python. Members are singletons, so identity serves as well, and every small reduction
-    # hashes one.
+    # Every small reduction hashes a member, and Enum's hash is written in Python. Members are singletons.
     if not TYPE_CHECKING:
         __hash__ = object.__hash__
 
@@ -68,7 +67,7 @@ ReduceOp.__module__ = "aiodist_kernels"
 
 
 class Finish(enum.Enum):
-    """What happens to the accumulator after the last buffer."""
+    """The last step, before rounding."""
 
     NOTHING = "nothing"
     SCALE = "multiply by 1/n"
@@ -76,35 +75,26 @@ class Finish(enum.Enum):
 
 
 class Rule(NamedTuple):
-    """How buffers of one dtype are reduced by one op.
-
-    Attributes:
-        op: the reduce op.
-        dtype: of the buffers, in native byte order.
-        accumulator: in which the fold runs.
-        result: of the result.
-        ufunc: one step of the fold.
-        finish: the last step before rounding.
-        contiguous: operands must be contiguous to give the same bits always. NumPy's complex product fuses a
-            multiplication and an addition in its vector loops, and does not in the scalar loop that some strides get.
-    """
+    """How buffers of one dtype are reduced by one op."""
 
     op: ReduceOp
-    dtype: DType
-    accumulator: DType
+    dtype: DType  # the buffers', in native byte order
+    accumulator: DType  # in which the fold runs
     result: DType
-    ufunc: np.ufunc
+    ufunc: np.ufunc  # one step of the fold
     finish: Finish
+    # Whether operands must be contiguous to always give the same bits. NumPy's complex product fuses a multiplication
+    # and an addition in its vector loops, but not in the scalar loop for some strides.
     contiguous: bool
 
     @property
     def is_native(self) -> bool:
-        """Whether the fold runs in the buffers' own dtype, and its last step gives the result."""
+        """Whether the fold runs in the buffers' own dtype, and its total is the result."""
         return self.accumulator == self.dtype and self.finish is Finish.NOTHING
 
     @property
     def grain(self) -> int:
-        """How many lanes stay together: two for a complex product, which mixes both components."""
+        """The number of lanes that stay together: two for a complex product, which mixes both components."""
         return 2 if self.contiguous else 1
 
     @property
@@ -123,7 +113,7 @@ _UFUNCS: Final[dict[ReduceOp, np.ufunc]] = {
 
 
 def is_bfloat16(dtype: DType) -> bool:
-    """Return whether `dtype` is bfloat16, which NumPy knows only when a library registers it."""
+    """Return whether `dtype` is bfloat16, which NumPy has only if a library has registered it."""
     return dtype.name == "bfloat16"
 
 
@@ -134,13 +124,9 @@ def is_half(dtype: DType) -> bool:
 
 @functools.cache
 def rule_for(op: ReduceOp, dtype: DType, accumulate: Accumulate = "native") -> Rule:
-    """Return the rule for buffers of `dtype`.
-
-    Raises:
-        TypeError: `op` is not defined for `dtype`.
-    """
+    """Return the rule for buffers of `dtype`; raise a TypeError if `op` is not defined for it."""
     native = np.dtype(dtype.type) if dtype.kind in "iufc" else dtype  # the one object that NumPy has for it
-    check_defined(op, native)
+    _check_defined(op, native)
     accumulator = _accumulator(op, native, accumulate)
     result = accumulator if op is ReduceOp.MEAN and native.kind in "iu" else native
     finish = Finish.NOTHING
@@ -161,8 +147,7 @@ def _accumulator(op: ReduceOp, dtype: DType, accumulate: Accumulate) -> DType:
     return dtype
 
 
-def check_defined(op: ReduceOp, dtype: DType) -> None:
-    """Check that the table has an entry."""
+def _check_defined(op: ReduceOp, dtype: DType) -> None:
     if not (dtype.kind in "biufc" or is_bfloat16(dtype)):
         found = {"O": "objects", "S": "strings", "U": "strings"}.get(dtype.kind, "another dtype")
         raise TypeError(
@@ -185,18 +170,18 @@ def check_defined(op: ReduceOp, dtype: DType) -> None:
 
 
 def rounded(values: Array, dtype: DType) -> Array:
-    """Return `values` as `dtype`, each rounded once to nearest even; fresh memory if they differ."""
+    """Return `values` as `dtype`, each rounded once to nearest even; in fresh memory if the dtypes differ."""
     if dtype.isbuiltin != 1 and values.dtype == FLOAT64:  # bfloat16
-        values = to_odd_float32(values)
+        values = _to_odd_float32(values)
     return values.astype(dtype, copy=False)
 
 
-def to_odd_float32(values: Array) -> Array:
+def _to_odd_float32(values: Array) -> Array:
     """Round float64 to float32 such that a second rounding to bfloat16 is right.
 
     Libraries convert float64 to bfloat16 by way of float32 and so round twice. Rounding to odd (truncate, and set the
-    last bit when that lost something) keeps the information which the second rounding needs, as float32 has more than
-    two bits more than bfloat16.
+    last bit if that lost something) keeps what the second rounding needs, because float32 has more than two bits more
+    than bfloat16.
 
     Source: S. Boldo, G. Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to
     odd", IEEE Transactions on Computers 57(4), 2008.
@@ -209,7 +194,7 @@ def to_odd_float32(values: Array) -> Array:
     return near
 
 
-# What compiled kernels need to know beside.
+# For compiled kernels.
 
 
 def lane(dtype: DType) -> DType:
@@ -218,12 +203,12 @@ def lane(dtype: DType) -> DType:
 
 
 def components(dtype: DType) -> int:
-    """Return how many lanes one element has."""
+    """Return the number of lanes of an element."""
     return 2 if dtype.kind == "c" else 1
 
 
 def has_kernels(rule: Rule) -> bool:
-    """Return whether compiled kernels support the dtypes; they do not support long double."""
+    """Return whether compiled kernels support the dtypes: all but long double."""
     return all(lane(dtype).itemsize <= FLOAT64.itemsize for dtype in (rule.dtype, rule.accumulator, rule.result))
 
 

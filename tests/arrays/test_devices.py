@@ -1,9 +1,10 @@
-"""Devices: every spelling, one canonical form; what a driver says of GPUs, and the logical devices made of them."""
+"""Devices: the spellings of names, the GPUs that a driver reports, and logical devices."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,6 @@ from aiodist import DeviceNotFoundError, MirroredStrategy, set_logical_devices
 from aiodist._arrays import devices
 from aiodist._arrays.devices import available, canonical, resolve
 from tests.project.paths import run_python
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -44,14 +42,14 @@ def test_misspelled_device(spelling: str) -> None:
         canonical(spelling)
 
 
-def test_what_a_strategy_takes() -> None:
+def test_resolve() -> None:
     assert resolve(3) == ("CPU:0", "CPU:1", "CPU:2")
     assert resolve(("cpu:2", "CPU:99999")) == ("CPU:2", "CPU:99999")
     assert resolve(None) == (tuple(name for name in available() if name.startswith("GPU")) or ("CPU:0",))
 
 
 class PlantedDriver:
-    """A driver's library: it says what it was told to."""
+    """A driver's library with given answers."""
 
     def __init__(self, names: list[bytes], error: int = 0) -> None:
         self.names = names
@@ -78,11 +76,11 @@ class PlantedDriver:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that gives this machine GPUs of these names, or an error of the driver's."""
+    """Return a function that gives this machine GPUs with these names, or a driver error."""
     monkeypatch.setattr(devices, "logical", devices.LogicalGpus())
 
     def plant(*names: bytes, error: int = 0) -> None:
-        found = devices.ask(PlantedDriver(list(names), error))
+        found = devices.query(PlantedDriver(list(names), error))
         monkeypatch.setattr(devices, "find_gpus", lambda: found)
 
     return plant
@@ -105,7 +103,7 @@ def test_driver_without_gpus(machine: Any, error: int, why: str) -> None:
         resolve(["GPU:0"])
 
 
-def test_logical_devices_are_numbered_through(machine: Any) -> None:
+def test_logical_devices_are_numbered_consecutively(machine: Any) -> None:
     machine(b"A", b"B")
     set_logical_devices("cuda:0", 3)
     assert available() == ("CPU:0", "GPU:0", "GPU:1", "GPU:2", "GPU:3")
@@ -128,7 +126,7 @@ def test_logical_devices_are_numbered_through(machine: Any) -> None:
         ("GPU:0", 0, ValueError, "at least 1"),
     ],
 )
-def test_bad_splits(machine: Any, device: Any, count: Any, kind: type[Exception], message: str) -> None:
+def test_invalid_splits(machine: Any, device: Any, count: Any, kind: type[Exception], message: str) -> None:
     machine(b"A")
     with pytest.raises(kind, match=message):
         set_logical_devices(device, count)

@@ -1,4 +1,4 @@
-"""Frameworks' arrays as collectives see them; host memory stands in for a GPU's where a framework is installed."""
+"""The views of frameworks' arrays; host memory stands in for GPU memory if a framework is installed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ import pytest
 from aiodist._arrays import device as frameworks
 from aiodist._arrays.device import CUDA, CuPy, Exported, Jax, Numba, Torch, address_in, device_type_of
 from aiodist._arrays.host import CPU
-
-SINGLE = np.dtype(np.float32)
+from tests.kernels.arrays import SINGLE
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ def test_tensors(torch: Any) -> None:
         Torch().view(torch.ones(2, requires_grad=True))
 
 
-def test_tensors_whose_memory_holds_something_else(torch: Any) -> None:
+def test_conjugated_and_negated_tensors_are_resolved(torch: Any) -> None:
     value = torch.tensor([1 + 2j, 3 - 4j])
     seen = Torch().view(value.conj())
     assert seen.owner.is_conj() is False
@@ -49,7 +48,7 @@ def test_tensors_whose_memory_holds_something_else(torch: Any) -> None:
     assert Torch().view(value.conj().imag).owner.tolist() == [-2, 4]
 
 
-def test_tensors_to_write_into(torch: Any) -> None:
+def test_tensors_as_buffers(torch: Any) -> None:
     value = torch.zeros(4, 6, dtype=torch.float64)
     assert Torch().buffer(value).address == value.data_ptr()
     for wrong in (value[:, ::2], torch.zeros(1).expand(4), torch.tensor([1j]).conj()):
@@ -57,14 +56,9 @@ def test_tensors_to_write_into(torch: Any) -> None:
             Torch().buffer(wrong)
 
 
-@pytest.fixture
-def jax(monkeypatch: pytest.MonkeyPatch) -> Any:
-    module = pytest.importorskip("jax", reason="JAX is not installed")
+def test_jax_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    jax: Any = pytest.importorskip("jax", reason="JAX is not installed")
     monkeypatch.setattr(frameworks, "CUDA", CPU)
-    return module
-
-
-def test_jax_arrays(jax: Any) -> None:
     value = jax.numpy.arange(6, dtype=jax.numpy.bfloat16).reshape(2, 3)
     assert device_type_of(value) is None, "it is on the host"
     asked: list[int] = []
@@ -85,7 +79,7 @@ def test_jax_arrays(jax: Any) -> None:
 
 
 def planted(module: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str = "<f4", **parts: Any) -> Any:
-    """Return an object with what a framework's arrays have."""
+    """Return an object with the attributes of a framework's arrays."""
     kind = type("Array", (SimpleNamespace,), {"__module__": module, "__cuda_array_interface__": {}})
     return kind(shape=shape, strides=strides, dtype=np.dtype(dtype), **parts)
 
@@ -112,9 +106,7 @@ def test_numba_arrays() -> None:
 
 
 @pytest.mark.parametrize(("setting", "stream"), [(0, 1), (1, 2)])
-def test_numba_has_a_default_stream_for_each_thread_if_configured_so(
-    monkeypatch: pytest.MonkeyPatch, setting: int, stream: int
-) -> None:
+def test_numba_default_stream_follows_its_setting(monkeypatch: pytest.MonkeyPatch, setting: int, stream: int) -> None:
     config = SimpleNamespace(CUDA_PER_THREAD_DEFAULT_STREAM=setting)
     monkeypatch.setitem(sys.modules, "numba.cuda.core.config", config)
     frameworks._numba_default_stream.cache_clear()
@@ -145,7 +137,7 @@ def test_cupy_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
         CuPy().view(of_cupy((2, 3), (12, 4), ">f4"))
 
 
-def test_arrays_of_others_are_refused_with_what_to_do() -> None:
+def test_arrays_of_unknown_frameworks_are_refused() -> None:
     class Unknown:
         def __dlpack_device__(self) -> tuple[int, int]:
             return 2, 0
@@ -159,14 +151,14 @@ DTYPES = [np.dtype(kind) for kind in (np.float32, np.float64, np.int8, np.bool_,
 
 
 def exported(array: np.ndarray, freed: list[int]) -> Exported:
-    """Return an array's memory; its owner's end is noted."""
+    """Return an array's memory; the end of its owner is added to ``freed``."""
     owner = array[...]
     weakref.finalize(owner, freed.append, 1)
     return Exported(array.__array_interface__["data"][0], array.shape, array.dtype, (CPU, 0), owner)
 
 
 def settled(freed: list[int]) -> list[int]:
-    """Return it when there is something in it; JAX lets go in a thread of its own."""
+    """Wait for an item, and return the list; JAX releases memory in a thread of its own."""
     deadline = time.monotonic() + 60
     while not freed and time.monotonic() < deadline:
         gc.collect()
@@ -177,7 +169,7 @@ def settled(freed: list[int]) -> list[int]:
 @pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
 @pytest.mark.parametrize("dtype", [*DTYPES, BFLOAT16], ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3, 5), (2, 0, 4)], ids=str)
-def test_owner_is_released_once_behind_the_consumer(name: str, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+def test_owner_is_released_once_after_the_consumer(name: str, dtype: np.dtype, shape: tuple[int, ...]) -> None:
     module = pytest.importorskip("jax.dlpack" if name == "jax" else name, reason=f"{name} is not installed")
     if name == "numpy" and dtype == BFLOAT16:
         pytest.skip("NumPy has no bfloat16")
@@ -196,7 +188,7 @@ def test_owner_is_released_once_behind_the_consumer(name: str, dtype: np.dtype, 
     assert settled(freed) == [1]
 
 
-def test_memory_on_a_gpu_says_so_and_is_not_looked_at() -> None:
+def test_memory_on_a_gpu_is_exported_unread() -> None:
     memory = Exported(0x7F00_0000_1000, (2, 3), BFLOAT16, (CUDA, 3), None)
     assert memory.__dlpack_device__() == (CUDA, 3)
     assert address_in(memory.__dlpack__(stream=1))[0] == 0x7F00_0000_1000

@@ -1,4 +1,4 @@
-"""Nests: structures, their leaves' paths, and where two of them differ."""
+"""Nests: structures, the paths of their leaves, and differences."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ def test_difference(a: Any, b: Any, text: str) -> None:
     assert nests.difference(nests.flatten(a)[1], nests.flatten(b)[1], "value", "here", "there").startswith(text)
 
 
-# Subclasses of dict, which nobody has registered.
+# Subclasses of dict that are not registered.
 
 
 def same(nest: Any) -> Any:
-    """Take a nest apart, and put it together again."""
+    """Flatten and rebuild a nest."""
     leaves, structure = nests.flatten_with_none(nest)
     return structure.unflatten(leaves)
 
 
 class Counts(defaultdict[str, Any]):
-    """A subclass of another dict, which is made with a factory first."""
+    """A subclass of defaultdict."""
 
 
 @pytest.mark.parametrize("nest", [Fields(z=1, a=[2]), Ordered(z=1, a=[2]), Counts(int, z=1, a=2), Fields()], ids=repr)
-def test_nest_comes_back_as_what_it_was(nest: Any) -> None:
+def test_subclass_of_dict_is_rebuilt(nest: Any) -> None:
     again = same({"deep": nest})["deep"]
     assert type(again) is type(nest)
     assert again == nest
@@ -63,7 +63,7 @@ def test_nest_comes_back_as_what_it_was(nest: Any) -> None:
     assert getattr(again, "default_factory", None) is getattr(nest, "default_factory", None)
 
 
-def test_order_of_keys_does_not_matter_and_type_does() -> None:
+def test_structures_compare_types_and_not_the_order_of_keys() -> None:
     structures = [
         nests.flatten_with_none(n)[1] for n in (Fields(a=1, b=2), Fields(b=1, a=2), {"a": 1, "b": 2}, Fields(a=1))
     ]
@@ -72,7 +72,7 @@ def test_order_of_keys_does_not_matter_and_type_does() -> None:
     assert structures[0] not in structures[2:]
 
 
-def test_values_are_those_that_a_subclass_gives() -> None:
+def test_values_come_from_the_subclass() -> None:
     class Halves(dict[str, Any]):
         def __getitem__(self, key: str) -> Any:
             return super().__getitem__(key) / 2
@@ -83,7 +83,7 @@ def test_values_are_those_that_a_subclass_gives() -> None:
     assert list(again.items()) == [("b", 2), ("a", 1)]
 
 
-# Templates take apart exactly the nests that are like the one that they were made for.
+# Templates match exactly the nests that are like their own.
 
 X, Y, Z = np.zeros(3, np.float32), np.ones((2, 2)), np.full((), 5, np.int8)
 
@@ -98,7 +98,7 @@ NESTS: list[Any] = [
 
 
 @pytest.mark.parametrize("nest", NESTS, ids=repr)
-def test_a_template_agrees_with_optree(nest: Any) -> None:
+def test_template_agrees_with_optree(nest: Any) -> None:
     template = nests.template(nest)
     assert template is not None
     leaves, structure = nests.flatten(nest)
@@ -129,13 +129,13 @@ def test_a_template_agrees_with_optree(nest: Any) -> None:
     ],
     ids=repr,
 )
-def test_what_differs_is_not_matched(nest: Any, other: Any) -> None:
+def test_template_does_not_match_other_nests(nest: Any, other: Any) -> None:
     template = nests.template(nest)
     assert template is not None
     assert template.match(other) is None
 
 
-def test_equal_keys_that_are_other_objects_are_matched() -> None:
+def test_template_matches_equal_keys() -> None:
     template = nests.template({f"{X.ndim} layer": X})
     assert template is not None
     assert template.match({f"{X.ndim} layer": Y[0]}) is None
@@ -143,5 +143,5 @@ def test_equal_keys_that_are_other_objects_are_matched() -> None:
 
 
 @pytest.mark.parametrize("nest", [{}, [[]], {1: X}, OrderedDict(a=X), [OrderedDict(a=X)], [X] * 1000], ids=type)
-def test_other_nests_have_no_template(nest: Any) -> None:
+def test_nests_without_a_template(nest: Any) -> None:
     assert nests.template(nest) is None

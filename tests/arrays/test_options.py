@@ -1,4 +1,4 @@
-"""CommunicationOptions and order_check; what they refuse is in tests/strategy/test_bad_arguments.py."""
+"""CommunicationOptions and order_check; tests/strategy/test_bad_arguments.py has the values that they refuse."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTIONS = st.builds(
 
 
 @given(OPTIONS, OPTIONS)
-def test_merge_puts_what_is_not_default_over_the_rest(
+def test_merge_overrides_with_values_that_are_not_defaults(
     first: CommunicationOptions, second: CommunicationOptions
 ) -> None:
     merged, default = first.merge(second), CommunicationOptions()
@@ -33,6 +33,6 @@ def test_merge_puts_what_is_not_default_over_the_rest(
 
 
 @pytest.mark.parametrize("check", ["call_site", "call_path", "signature"])
-def test_order_check_of_a_strategy_is_a_name_or_a_member(check: str) -> None:
+def test_order_check_is_a_name_or_a_member(check: str) -> None:
     for either in (check, OrderCheck(check)):
         assert MirroredStrategy(order_check=either).extended.order_check is OrderCheck(check)

@@ -1,4 +1,4 @@
-"""Per-replica values: what they refuse, and how nests are taken apart and put together."""
+"""Distributed values: the uses that they refuse, and how nests are split and regrouped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HELP = r"a \w+ of 2 components is not one array; pass it to strategy\.run.*strat
 
 
 @KINDS
-def test_components_are_a_tuple_that_copies_and_pickles_keep(kind: Any) -> None:
+def test_components_survive_copies_and_pickles(kind: Any) -> None:
     value = kind([1, "b"])
     assert value.values == (1, "b")
     assert isinstance(value, DistributedValues)
@@ -55,7 +55,7 @@ def test_equal_neighbours_are_shown_once(values: Any, lines: list[str]) -> None:
     assert "<b>" not in html
 
 
-def test_format_is_that_of_the_components() -> None:
+def test_format_applies_to_components() -> None:
     values = [np.float32(1.25), 2.0, np.array(0.5), np.array([1.0, 3.0])]
     assert f"{PerReplica(values):.3f}" == "PerReplica(1.250, 2.000, 0.500, [1.000, 3.000])"
     assert f"{Mirrored([1])}" == repr(Mirrored([1]))
@@ -87,7 +87,7 @@ USES: list[Any] = [
 
 
 @KINDS
-def test_use_as_one_array_says_what_to_do(kind: Any) -> None:
+def test_use_as_one_array_is_refused(kind: Any) -> None:
     for use in USES:
         with pytest.raises(TypeError, match=HELP):
             use(kind([np.ones(2), np.ones(2)]))
@@ -100,13 +100,13 @@ OBJECTS = [None, object(), ..., int]
 
 
 @pytest.mark.parametrize("together", [regroup, lambda values: regroup_arguments(values, range(3))])
-def test_identical_object_comes_back_bare_and_others_do_not(together: Any) -> None:
+def test_identical_objects_come_back_bare(together: Any) -> None:
     for leaf in OBJECTS:
         assert together([leaf, leaf, leaf]) is leaf
     assert together([None, 3, None]).values == (None, 3, None)
 
 
-def test_equal_strings_are_bare_in_arguments_and_nothing_but_none_in_data() -> None:
+def test_bare_strings_in_arguments_and_bare_none_in_data() -> None:
     together = regroup_arguments([["SGD", b"x", "a", 7, np.str_("a")], ["SGD", b"x", "b", 7, np.str_("a")]], range(2))
     assert together[:2] == ["SGD", b"x"]
     assert [one.values for one in together[2:]] == [("a", "b"), (7, 7), ("a", "a")]

@@ -1,4 +1,4 @@
-"""Planted GPUs, as tests of what is enqueued on them have, and memory of results, watched."""
+"""The fixtures for planted GPUs and for the blocks of results."""
 
 from tests.gpu.conftest import plant
 from tests.kernels.conftest import made

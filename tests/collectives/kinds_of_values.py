@@ -1,17 +1,15 @@
-"""Kinds of values that a collective takes, and what must hold of a result, whatever the kind."""
+"""Kinds of values that collectives take, and checks of results of any kind."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict, defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import optree
 from hypothesis import strategies as st
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 NAMESPACE = "aiodist"
 
@@ -34,15 +32,15 @@ class Pair(NamedTuple):
 
 
 class Fields(dict[str, Any]):
-    """A subclass of dict, which nobody has registered."""
+    """A subclass of dict that is not registered."""
 
 
 class Ordered(OrderedDict[str, Any]):
-    """One of OrderedDict."""
+    """A subclass of OrderedDict that is not registered."""
 
 
 def numbers(replica_id: int, *shape: int, dtype: Any = np.float32) -> np.ndarray:
-    """Small numbers, others on each replica, in whose sums no bit is lost."""
+    """Return small numbers, different on each replica, with exact sums."""
     count = int(np.prod(shape))
     return (np.arange(count, dtype=np.int64).reshape(shape) % 5 + 3 * replica_id + 1).astype(dtype)
 
@@ -70,11 +68,11 @@ ANYTHING: list[Callable[[int], Any]] = [
     lambda r: np.array(["2026-11-21"], "M8[D]") + np.timedelta64(r, "D"),
     lambda r: np.array([(r, r / 2)], [("a", "i4"), ("b", "f8")]),
 ]
-SHAPES = [(6,), (6, 6), (12, 2), (6, 0), (0, 6)]  # which 1, 2 and 3 replicas can cut
+SHAPES = [(6,), (6, 6), (12, 2), (6, 0), (0, 6)]  # can be cut for 1, 2 and 3 replicas
 
 
 def makers(arrays_alone: bool, dtypes: Sequence[np.dtype], others: Sequence[Any] = ()) -> st.SearchStrategy[Any]:
-    """Draw functions that make, of a replica's id, its value: a nest of every kind of container and leaf."""
+    """Draw functions from a replica's id to its value: nests of every kind of container and leaf."""
 
     def array(dtype: np.dtype, shape: tuple[int, ...], layout: str) -> Callable[[int], np.ndarray]:
         return lambda r: LAYOUTS[layout](numbers(r, *shape, dtype=dtype))
@@ -107,7 +105,7 @@ def leaves_of(value: Any) -> list[Any]:
 
 
 def columnwise(fn: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> Any:
-    """Apply a function to each leaf's column over the replicas; NumPy's answer, leaf by leaf."""
+    """Apply a function to the replicas' values of each leaf."""
     return optree.tree_map(lambda *column: fn(column), *values, namespace=NAMESPACE)
 
 
@@ -133,7 +131,7 @@ def arrays_of(value: Any) -> list[np.ndarray]:
 
 
 def assert_own_and_read_only(result: Any, inputs: Iterable[Any]) -> None:
-    """Check that nobody can change a result, by itself or through an input."""
+    """Check that a result is read-only, and shares no memory with inputs."""
     for array in arrays_of(result):
         assert not array.flags.writeable
         for given in arrays_of(list(inputs)):

@@ -1,8 +1,9 @@
-"""What every kind of collective gives, in plain NumPy: what its plans are held against."""
+"""The results of every kind of collective in plain NumPy, as a reference for its plans."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,12 +15,9 @@ from aiodist._collectives.kinds import Collective, Kind
 from aiodist_kernels import ReduceOp
 from tests.kernels import arrays
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 class Case(NamedTuple):
-    """A kind of collective, with what a call says beside the value."""
+    """A kind of collective, with a call's arguments apart from the value."""
 
     kind: Kind
     op: ReduceOp | None = None
@@ -29,7 +27,7 @@ class Case(NamedTuple):
         return "-".join(str(getattr(part, "name", part)) for part in self if part is not None)
 
     def shape(self, size: int, replica: int) -> tuple[int, ...]:
-        """A shape that so many replicas can bring."""
+        """Return the shape of a replica's array, out of ``size`` replicas."""
         if self.kind is kinds.ALL_GATHER:
             shape = [2 * size, 3, size]
             shape[self.detail] = replica % 3
@@ -37,7 +35,7 @@ class Case(NamedTuple):
         return (2 * size, 3 * size, size)
 
     def wanted(self, column: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """What each replica gets for a leaf."""
+        """Return each replica's result for a leaf."""
         size, native = len(column), [np.asarray(x, x.dtype.newbyteorder("=")) for x in column]
         if self.kind is kinds.SCAN:
             return [kernels.reduce(self.op or ReduceOp.SUM, native[: i + 1]) for i in range(size)]
@@ -53,14 +51,14 @@ class Case(NamedTuple):
         return [np.concatenate(parts, axis=concat) for parts in zip(*cut, strict=True)]
 
     def inputs(self, size: int, dtype: np.dtype, layout: str = "C", seed: int = 0) -> list[np.ndarray]:
-        """A leaf of each replica."""
+        """Return a leaf of each replica."""
         return [
             arrays.laid_out(np.asarray(arrays.values(seed + 7 * i, self.shape(size, i), dtype)), layout, i)
             for i in range(size)
         ]
 
     def check(self, columns: Sequence[Sequence[np.ndarray]], found: Sequence[Any], *, single: bool) -> None:
-        """Check what each replica has got: results of its own, which nobody can change."""
+        """Check each replica's results: read-only, and in memory of their own."""
         for leaf, column in enumerate(columns[:1] if single else columns):
             for result, expected in zip(
                 (each if single else each[leaf] for each in found), self.wanted(column), strict=True
@@ -71,7 +69,7 @@ class Case(NamedTuple):
                     result.flags.writeable = True
 
     def call(self, ctx: Any, value: Any) -> Any:
-        """Make the call of a replica, or of a member of a group."""
+        """Make the call on the context of a replica or of a member of a group."""
         detail = self.detail
         if self.kind is kinds.BROADCAST:
             detail = min(detail, ctx.num_replicas_in_sync - 1)
@@ -80,7 +78,7 @@ class Case(NamedTuple):
         return getattr(ctx, self.kind.name)(*op, value, *more)
 
     def collective(self, value: Any, size: int) -> Collective:
-        """What replicas ask for who bring such values: a leaf, or a list of leaves."""
+        """Return the collective for replicas with such values: a leaf, or a list of leaves."""
         spec = spec_of(value)
         detail: Any = self.detail
         if self.kind is kinds.BROADCAST:

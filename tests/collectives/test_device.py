@@ -1,8 +1,8 @@
-"""Plans on devices: every kind of collective gives NumPy's bits, whatever order streams and events allow."""
+"""Plans on devices: every kind of collective has NumPy's bits, in any order that streams and events allow."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,16 +15,10 @@ from aiodist._collectives.work import Work
 from aiodist._gpu import enqueue, steps
 from aiodist_kernels import ReduceOp, reduce
 from tests.collectives.reference import CASES, Case, spec_of
-from tests.gpu.conftest import Machine, PlantedArray
+from tests.gpu.conftest import Machine, Plant, PlantedArray
 from tests.kernels import arrays
-from tests.kernels.arrays import assert_same_bits
+from tests.kernels.arrays import SINGLE, assert_same_bits
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Plant = Callable[..., Machine]
-
-SINGLE = np.dtype(np.float32)
 ORDINALS = {1: [0], 2: [0, 1], 3: [0, 0, 1], 5: [1, 0, 1, 2, 0]}
 WALLS = {frozenset({0, 1})}
 
@@ -71,7 +65,7 @@ def column_of(machine: Machine, values: list[np.ndarray], ordinals: list[int]) -
     return mark, [mark.view(array) for array in put]
 
 
-def test_what_has_been_worked_out_serves_again(plant: Plant) -> None:
+def test_plan_is_cached(plant: Plant) -> None:
     machine = plant(2)
     values = arrays.buffers(1, 3, (50,), SINGLE)
     mark, column = column_of(machine, values, [0, 0, 1])
@@ -82,7 +76,7 @@ def test_what_has_been_worked_out_serves_again(plant: Plant) -> None:
     assert len(enqueue.queue().known) == 1
 
 
-def test_what_a_device_gets_crosses_once(plant: Plant) -> None:
+def test_result_moves_to_each_device_once(plant: Plant) -> None:
     machine = plant(2)
     mark, column = column_of(machine, [np.ones(4, SINGLE)] * 4, [0, 1, 1, 1])
     asked = Collective(kinds.BROADCAST, None, 0, Spec(((4,),), (SINGLE,), (mark,), True))
@@ -91,7 +85,7 @@ def test_what_a_device_gets_crosses_once(plant: Plant) -> None:
     assert copies == [("copy", 0, 0), ("copy", 1, 0), ("copy", 1, 1), ("copy", 1, 1)]
 
 
-def test_replicas_that_have_joined_bring_nothing(plant: Plant) -> None:
+def test_replicas_that_have_joined_contribute_nothing(plant: Plant) -> None:
     machine = plant(3)
     mark, column = column_of(machine, [np.full(2, i, SINGLE) for i in range(3)], [0, 1, 2])
     spec = Spec(((2,),), (SINGLE,), (mark,), True)

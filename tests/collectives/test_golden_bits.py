@@ -1,11 +1,11 @@
-"""The same inputs give the same bits: on every tier, in any pieces, whoever comes first, from release to release."""
+"""The same inputs give the same bits: on every tier, in any pieces, in any order of arrival, in every release."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import ml_dtypes
 import numpy as np
@@ -15,9 +15,6 @@ import aiodist_kernels as kernels
 from aiodist_kernels import ReduceOp, plan_for, policy
 from tests.project.paths import ROOT
 from tests.runtime.programs import Relay, here, on_each, replica
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 GOLDEN = ROOT / "tests" / "collectives" / "golden_bits.txt"
 COUNT = 3
@@ -31,7 +28,7 @@ CASES = [
 
 
 def part(index: int, dtype: np.dtype) -> np.ndarray:
-    """Return numbers that need no library's generator: they are the same everywhere."""
+    """Return numbers that do not depend on a library's generator."""
     mixed = (np.arange(SIZE, dtype=np.int64) * 2654435761 + 40503 * index) % 65521 - 32760
     if dtype.kind in "iu":
         return mixed.astype(dtype)
@@ -58,7 +55,7 @@ def parts(dtype: np.dtype) -> list[np.ndarray]:
     return [part(index, dtype) for index in range(COUNT)]
 
 
-# Tests of kernels compare all of them with NumPy; here each op and each dtype is compiled once.
+# The tests of kernels compare all of them with NumPy; here each op and each dtype is compiled once.
 COMPILED = [case for case in CASES if (DTYPES.index(case[1]) + list(ReduceOp).index(case[0])) % len(ReduceOp) == 4]
 
 

@@ -1,4 +1,4 @@
-"""Plans on the host: every kind of collective gives what NumPy gives, at once and as work, in memory of its own."""
+"""Plans on the host: every kind of collective has NumPy's results, at once and as work, in memory of their own."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ from aiodist._collectives import host, kinds, out
 from aiodist._collectives.execution import executor
 from aiodist._collectives.host import HostExecutor, fold_slices
 from aiodist._collectives.kinds import Collective
-from aiodist._collectives.out import Span, entangled, span
+from aiodist._collectives.out import Span, conflicting, span
 from aiodist._collectives.work import Work
 from aiodist_kernels import ReduceOp, plan_for, policy, reduce
 from tests.collectives.reference import CASES, Case, spec_of
 from tests.kernels import arrays
-from tests.kernels.arrays import assert_same_bits
-
-SINGLE = np.dtype(np.float32)
+from tests.kernels.arrays import SINGLE, assert_same_bits
 
 
 def results(found: Any, values: list[Any]) -> list[Any]:
-    """Run it, off the loop too, and return the result of each position."""
+    """Run an executor, also as work, and return the result of each position."""
     result = found.run(values)
     if isinstance(result, Work):
         result = result.carry_out()
@@ -37,11 +35,11 @@ def results(found: Any, values: list[Any]) -> list[Any]:
 
 @contextmanager
 def work_for_threads(*, always: bool) -> Iterator[None]:
-    """Have worker threads make results that are small, too."""
+    """If ``always``, make work for worker threads of small results, too."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("BLOCKING_FROM_MOVED", "LEAST_MOVED_BY_A_THREAD") if always else ():
             patch.setattr(policy, name, 1)
-        patch.setattr(host, "LOOK_FROM", 0 if always else host.LOOK_FROM)
+        patch.setattr(host, "COST_FROM", 0 if always else host.COST_FROM)
         yield
 
 
@@ -63,7 +61,7 @@ def test_every_kind(case: Case, size: int, layout: str, seed: int, *, large: boo
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_work_is_made_only_for_what_is_large(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_large_values_become_work(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 4 << 20)
     small, large = case.inputs(2, SINGLE), [np.tile(array, (64, 64, 16)) for array in case.inputs(2, SINGLE, seed=1)]
     assert not isinstance(HostExecutor(case.collective(small[0], 2), 2).run(small), Work)
@@ -88,7 +86,7 @@ def test_scalars_numbers_and_slices_in_one_nest(as_work: bool) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_large_results_lie_in_blocks_that_are_used_again(case: Case, made: list[int]) -> None:
+def test_large_results_reuse_blocks(case: Case, made: list[int]) -> None:
     values = case.inputs(3, SINGLE)
     found = HostExecutor(case.collective(values[0], 3), 3)
     kept: list[Any] = []
@@ -128,7 +126,7 @@ def test_first_large_reduction_waits_for_its_kernel_once(
         return HostExecutor(Collective(kinds.ALL_REDUCE, op, None, spec_of(values[0])), 5)
 
     work = maximum().run(values)
-    assert not asked, "the event loop's thread compiles nothing"
+    assert not asked, "compiled in the event loop's thread"
     assert all((leaf == 4).all() for leaf in work.carry_out())
     for again in (maximum(), maximum()):
         found = again.run(values)
@@ -167,14 +165,14 @@ def test_rows_are_added_in_the_order_of_replicas(dtype: str, parts: list[list[tu
 @pytest.mark.parametrize("accumulate", ["native", "float64"])
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN])
 @pytest.mark.parametrize("dtype", [*arrays.FLOATS, *arrays.COMPLEX], ids=str)
-def test_rows_that_all_have_are_reduced_as_arrays(op: ReduceOp, dtype: np.dtype, accumulate: Any) -> None:
-    values = arrays.buffers(3, 5, (60, 4), dtype)  # infinities and NaN among them, of which nobody is warned
+def test_rows_with_equal_indices_are_reduced_like_arrays(op: ReduceOp, dtype: np.dtype, accumulate: Any) -> None:
+    values = arrays.buffers(3, 5, (60, 4), dtype)  # with infinities and NaN, which must not warn
     slices = [IndexedSlices(array, np.arange(60)) for array in values]
     result = host.fold(op, slices, LeafType.INDEXED_SLICES, accumulate)
     assert_same_bits(result.values, reduce(op, values, accumulate=accumulate))
 
 
-# Callers' own buffers.
+# Callers' buffers.
 
 
 def asked(value: Any, op: ReduceOp = ReduceOp.SUM) -> Collective:
@@ -199,7 +197,7 @@ def asked(value: Any, op: ReduceOp = ReduceOp.SUM) -> Collective:
         *("an axis", "an axis with gaps", "any strides"),
     ],
 )
-def test_each_element_has_memory_of_its_own(buffers: list[np.ndarray], match: str | None) -> None:
+def test_overlapping_buffers_are_refused(buffers: list[np.ndarray], match: str | None) -> None:
     value = [np.ones(4), np.ones(4)] if buffers[0].ndim == 1 else [np.ones(buffers[0].shape)] * 2
     if match is None:
         assert out.checked(asked(value), value, buffers) == buffers
@@ -219,29 +217,29 @@ def test_each_element_has_memory_of_its_own(buffers: list[np.ndarray], match: st
         (np.ones(3), np.broadcast_to(np.zeros(()), 3), ValueError, "out must be writeable"),
     ],
 )
-def test_what_is_no_buffer_for_the_result(value: Any, buffer: Any, error: type[Exception], match: str) -> None:
+def test_invalid_buffers_are_refused(value: Any, buffer: Any, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         out.checked(asked(value), [value], [buffer])
 
 
-def test_what_is_entangled() -> None:
+def test_conflicting_memory() -> None:
     memory = np.zeros(20)
     a, b, c = memory[:5], memory[5:10], memory[10:15]
 
-    def tangled(columns: list[list[np.ndarray]], targets: list[np.ndarray]) -> bool:
+    def conflict(columns: list[list[np.ndarray]], targets: list[np.ndarray]) -> bool:
         inputs = {span(array, leaf) for leaf, column in enumerate(columns) for array in column}
         outs = [span(array, leaf) for leaf, array in enumerate(targets)]
-        return entangled(inputs.difference(outs), outs)
+        return conflicting(inputs.difference(outs), outs)
 
-    assert not tangled([[a, a], [b, b]], [a, b])
-    assert not tangled([[a, b], [a, b]], [c, memory[15:]])
-    assert tangled([[a, a], [b, b]], [b, c])
-    assert tangled([[a, a], [b, b]], [c, memory[4:9]])
-    assert tangled([[a, a], [b, b]], [c, memory[12:17]])
-    assert tangled([[a, a], [b, a]], [a, b])
-    assert tangled([[a, a]], [memory[3:8]])
-    assert not tangled([[a, a]], [a])
-    assert not tangled([[a], [a[:0]]], [a, a[:0]])
-    assert entangled([Span(0, 20, 0)], [Span(0, 20, 0)])
-    assert entangled([], [Span(0, 20, 0), Span(0, 20, 0)])
-    assert entangled([Span(0, 100, 0), Span(20, 40, 1)], [Span(40, 60, 2)])
+    assert not conflict([[a, a], [b, b]], [a, b])
+    assert not conflict([[a, b], [a, b]], [c, memory[15:]])
+    assert conflict([[a, a], [b, b]], [b, c])
+    assert conflict([[a, a], [b, b]], [c, memory[4:9]])
+    assert conflict([[a, a], [b, b]], [c, memory[12:17]])
+    assert conflict([[a, a], [b, a]], [a, b])
+    assert conflict([[a, a]], [memory[3:8]])
+    assert not conflict([[a, a]], [a])
+    assert not conflict([[a], [a[:0]]], [a, a[:0]])
+    assert conflicting([Span(0, 20, 0)], [Span(0, 20, 0)])
+    assert conflicting([], [Span(0, 20, 0), Span(0, 20, 0)])
+    assert conflicting([Span(0, 100, 0), Span(20, 40, 1)], [Span(40, 60, 2)])

@@ -1,4 +1,4 @@
-"""IndexedSlices: rows combined by index in all_reduce, reduce and reduce_to, and never made an array of."""
+"""IndexedSlices: rows combined by index in all_reduce, reduce and reduce_to, and never turned into an array."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_rows_are_combined_by_index(op: str, expected: Any) -> None:
     assert not results[0].indices.flags.writeable
 
 
-async def test_number_of_rows_is_not_compared_but_the_whole_shape_is() -> None:
+async def test_dense_shape_is_compared_and_number_of_rows_is_not() -> None:
     strategy = mirrored(2)
 
     async def program(slices: IndexedSlices) -> Any:
@@ -74,7 +74,7 @@ async def test_number_of_rows_is_not_compared_but_the_whole_shape_is() -> None:
     await still_works(strategy)
 
 
-async def test_shape_that_is_not_known() -> None:
+async def test_unknown_shape() -> None:
     strategy = mirrored(2)
 
     result = await strategy.reduce("sum", PerReplica([rows([1, 2], [7], None), rows([1, 2], [9], None)]), None)
@@ -120,14 +120,14 @@ async def test_other_collectives_are_refused() -> None:
 # The value itself.
 
 
-def test_parts_of_the_value() -> None:
+def test_attributes() -> None:
     slices = IndexedSlices([[1.0, 2.0]], np.array([3], np.uint8), np.array([5, 2], np.int32))
     assert (slices.dense_shape, slices.shape, slices.indices.dtype) == ((5, 2), (5, 2), np.int64)
     assert IndexedSlices(np.zeros(0), []).shape == (None,)
     assert repr(slices) == "IndexedSlices(values=array([[1., 2.]]), indices=array([3]), dense_shape=(5, 2))"
 
 
-def test_nothing_makes_an_array_of_it() -> None:
+def test_implicit_conversion_is_refused() -> None:
     with pytest.raises(TypeError, match="do not turn into an array by themselves"):
         np.asarray(PARTS[0])
     for use in (lambda s: np.ones(2) + s, lambda s: np.add(1, s), np.sum):
@@ -149,6 +149,6 @@ def test_nothing_makes_an_array_of_it() -> None:
         ([1.0], [0], (3.5,), TypeError, "interpreted as an integer"),
     ],
 )
-def test_parts_that_do_not_fit(values: Any, indices: Any, shape: Any, error: type[Exception], text: str) -> None:
+def test_invalid_parts(values: Any, indices: Any, shape: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         IndexedSlices(values, indices, shape)

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:every leaf o
 
 
 def fold(op: ReduceOp, column: Sequence[Any]) -> Any:
-    """Reduce a leaf's column; kernels are held to exact arithmetic by tests of their own."""
+    """Reduce a leaf by the kernels, which have tests of their own."""
     if not isinstance(column[0], np.ndarray | np.generic):
         return kernels.reduce_numbers(op, column)
     total = kernels.reduce(op, list(map(np.asarray, column)))
@@ -42,13 +42,13 @@ def fold(op: ReduceOp, column: Sequence[Any]) -> Any:
 
 
 def check(make: Any, count: int, call: Callable[[Any], Any], wanted: Callable[[Sequence[Any], int], Any]) -> None:
-    """Run a collective and compare each replica's result with the one wanted, leaf by leaf.
+    """Run a collective and compare each replica's result with NumPy's, leaf by leaf.
 
     Args:
-        make: from a replica's id to the value that it passes.
-        count: how many replicas there are.
-        call: from that value to the handle.
-        wanted: from a leaf's column and a replica's id to its result, by NumPy.
+        make: makes a replica's value from its id.
+        count: the number of replicas.
+        call: makes the handle from a value.
+        wanted: makes a replica's expected result of a leaf from all replicas' leaves and its id.
     """
     inputs = [make(replica_id) for replica_id in range(count)]
     before = copy.deepcopy(inputs)
@@ -68,7 +68,7 @@ counts = st.sampled_from([1, 3])
 @pytest.mark.parametrize("op", list(ReduceOp))
 @given(data=st.data(), count=counts)
 def test_all_reduce(op: ReduceOp, data: st.DataObject, count: int) -> None:
-    without = "c" if op in (ReduceOp.MIN, ReduceOp.MAX) else "b"  # of which the op is not defined
+    without = "c" if op in (ReduceOp.MIN, ReduceOp.MAX) else "b"  # the op is not defined for this kind
     dtypes, others = [d for d in DTYPES if d.kind != without], ANYTHING[1:3] if without == "c" else ANYTHING[:1]
     make = data.draw(makers(False, dtypes, others))
     check(make, count, lambda value: here().all_reduce(op, value), lambda column, _: fold(op, column))
@@ -91,13 +91,13 @@ KINDS = [
 
 @pytest.mark.parametrize("case", KINDS, ids=str)
 @given(data=st.data(), count=counts)
-def test_arrays_that_are_gathered_exchanged_and_cut(case: Case, data: st.DataObject, count: int) -> None:
-    make = data.draw(makers(True, DTYPES[:-1] if case.op else DTYPES))  # bool is not summed
+def test_gather_exchange_scatter_and_scan(case: Case, data: st.DataObject, count: int) -> None:
+    make = data.draw(makers(True, DTYPES[:-1] if case.op else DTYPES))  # there is no sum of bool
     check(make, count, lambda value: case.call(here(), value), lambda column, me: case.wanted(column)[me])
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-async def test_same_object_passed_by_all_is_counted_for_each(count: int) -> None:
+async def test_same_object_counts_once_per_replica(count: int) -> None:
     shared = np.ones(3)
 
     async def program() -> Any:
@@ -115,7 +115,7 @@ async def test_same_object_passed_by_all_is_counted_for_each(count: int) -> None
     assert shared.tolist() == [1, 1, 1]
 
 
-async def test_host_result_is_shared_and_nothing_makes_it_writeable() -> None:
+async def test_host_result_is_shared_and_read_only() -> None:
     async def program() -> Any:
         result = await here().all_reduce("SUM", np.ones(2))
         with pytest.raises(ValueError, match="read-only"):
@@ -127,7 +127,7 @@ async def test_host_result_is_shared_and_nothing_makes_it_writeable() -> None:
     assert len({one for (one,) in await on_each(3, program)}) == 1
 
 
-async def test_dicts_that_were_filled_in_another_order_are_the_same_nest() -> None:
+async def test_dicts_in_another_order_are_the_same_nest() -> None:
     for value in (1, np.float32(1), np.ones(())):
         found = await results(
             2,
@@ -160,14 +160,14 @@ async def test_byte_orders_may_differ_between_replicas() -> None:
 
 @pytest.mark.parametrize("off_loop", [False, True])
 @pytest.mark.parametrize("passed", [(0, 1, 2), (1,)])
-async def test_out_gets_the_result_and_is_what_the_await_gives(
+async def test_out_is_filled_and_returned(
     passed: tuple[int, ...], off_loop: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 1 if off_loop else 1 << 40)
 
     async def program() -> Any:
         w, b, c = numbers(replica(), 200, 300), *np.arange(8.0).reshape(2, 4) + replica()
-        out: Any = [np.zeros((400, 300), np.float32)[::2], [c, b]]  # where the other leaf lies
+        out: Any = [np.zeros((400, 300), np.float32)[::2], [c, b]]  # in the memory of the other leaf
         result: Any = await here().all_reduce("SUM", [w, [b, c]], out=out if replica() in passed else None)
         assert (result is out) == (replica() in passed)
         assert result[0].flags.writeable == (replica() in passed)

@@ -1,4 +1,4 @@
-"""Collectives over workers: what one machine gives, wherever the replicas live, in segments of any size."""
+"""Collectives over workers have one machine's results for any layout of replicas, in segments of any size."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from aiodist._workers import exchange
 from aiodist_kernels import ReduceOp, reduce
 from tests.collectives.reference import CASES, Case, spec_of
 from tests.kernels import arrays
-from tests.kernels.arrays import BFLOAT16, assert_same_bits
+from tests.kernels.arrays import BFLOAT16, SINGLE, assert_same_bits
 from tests.workers.simulated import Job
 
-SINGLE = np.dtype(np.float32)
-EXACT: list[np.dtype] = [np.dtype(np.int16), np.dtype(np.uint8)]  # of which any order of a fold gives the same bits
+EXACT: list[np.dtype] = [np.dtype(np.int16), np.dtype(np.uint8)]  # folds in any order give the same bits
 homes = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 segments = st.sampled_from([64, 1 << 20])
 
 
 def in_a_group(call: Any, rows: list[Any], workers: list[int], segment: int, **options: Any) -> list[Any]:
-    """Return what each member of a group gets of a call with its row; the worker of each is given."""
-    counts = [1 + workers.count(worker) for worker in range(3)]  # the first replica of each is no member
+    """Return each group member's result of a call with its row; ``workers`` are the members' workers."""
+    counts = [1 + workers.count(worker) for worker in range(3)]  # the first replica of each worker is no member
     order = [sum(counts[:worker]) + 1 + workers[:i].count(worker) for i, worker in enumerate(workers)]
 
     found: dict[int, Any] = {}
@@ -64,7 +63,7 @@ def test_every_kind(case: Case, workers: list[int], layout: str, segment: int, *
     size=st.sampled_from([5, 500]),
     segment=segments,
 )
-def test_bits_are_those_of_one_machine_when_ordered_or_with_one_replica_a_worker(
+def test_bits_of_one_machine_when_ordered_or_with_one_replica_per_worker(
     dtype: np.dtype, accumulate: Any, workers: list[int], op: ReduceOp, size: int, segment: int
 ) -> None:
     columns = [arrays.buffers(k, len(workers), (size, 4), dtype) for k in range(2)]
@@ -78,7 +77,7 @@ def test_bits_are_those_of_one_machine_when_ordered_or_with_one_replica_a_worker
             assert_same_bits(np.asarray(result), expected)
 
 
-def test_nothing_is_copied_that_can_be_moved_from_where_it_lies() -> None:
+def test_reduction_is_sent_without_a_copy() -> None:
     array = np.arange(40_000.0).reshape(4, 10_000)
     spec = spec_of(array)
     members = Members(0, ((0,), (1,)))
@@ -88,7 +87,7 @@ def test_nothing_is_copied_that_can_be_moved_from_where_it_lies() -> None:
     assert np.shares_memory(own, array)
 
 
-def test_nothing_is_copied_that_can_stay_where_it_comes_to() -> None:
+def test_all_gather_result_stays_where_it_was_received() -> None:
     array = np.arange(40_000.0).reshape(4, 10_000)
     come = np.stack([array, array])
     plan = WorkerPlan(

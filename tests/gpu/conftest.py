@@ -1,11 +1,13 @@
-"""A machine with planted GPUs, and a framework whose arrays lie on them."""
+"""A machine with planted GPUs, and a framework for arrays on them."""
 
 from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import anyio
 import numpy as np
@@ -13,20 +15,15 @@ import pytest
 
 from aiodist._arrays import device as frameworks
 from aiodist._arrays import devices
-from aiodist._arrays.device import DeviceArray, DeviceType
+from aiodist._arrays.device import ArraySpec, DeviceArray, DeviceType
 from aiodist._gpu import enqueue
 from aiodist._gpu.enqueue import Queue
 from tests.gpu.fake_driver import FakeDriver, FakeMemory, placed
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from aiodist._arrays.device import Spec
-
 
 @dataclass(eq=False)
 class PlantedArray:
-    """An array on a planted GPU; its class is its framework's only sign."""
+    """An array on a planted GPU, recognised by its class alone."""
 
     memory: FakeMemory
     shape: tuple[int, ...]
@@ -45,7 +42,7 @@ class Machine:
     """Planted GPUs and their driver."""
 
     driver: FakeDriver
-    stream: int = 7  # the handle of the one on which the framework works
+    stream: int = 7  # the handle of the framework's current stream
 
     def put(self, values: np.ndarray, ordinal: int) -> PlantedArray:
         return PlantedArray(placed(self.driver, ordinal, values), values.shape, values.dtype, ordinal)
@@ -72,7 +69,7 @@ class Planted(DeviceType):
         return self.view(leaf)
 
     def make(
-        self, specs: Sequence[Spec], ordinal: int, allocate: Callable[[int, int], Any]
+        self, specs: Sequence[ArraySpec], ordinal: int, allocate: Callable[[int, int], Any]
     ) -> list[tuple[PlantedArray, int]]:
         made = []
         for shape, dtype in specs:
@@ -84,7 +81,11 @@ class Planted(DeviceType):
         return self.machine.stream
 
 
-def planted_machine(patch: pytest.MonkeyPatch, count: int, **options: Any) -> Machine:
+Plant = Callable[..., Machine]
+"""The fixture `plant`."""
+
+
+def planted_machine(patch: pytest.MonkeyPatch, count: int = 2, **options: Any) -> Machine:
     """Give this machine GPUs with a driver, made with the given options."""
     machine = Machine(FakeDriver(**options))
     found = devices.Found(tuple(devices.Gpu(k, "planted", (9, 0)) for k in range(count)), "13.0")
@@ -96,8 +97,8 @@ def planted_machine(patch: pytest.MonkeyPatch, count: int, **options: Any) -> Ma
     return machine
 
 
-async def cancelled_and_held_back(machine: Machine, call: Callable[[], Awaitable[object]]) -> None:
-    """Cancel a call while devices read what it has contributed, and check that it ends when they do not any more."""
+async def cancelled_while_devices_work(machine: Machine, call: Callable[[], Awaitable[object]]) -> None:
+    """Cancel a call while devices read its inputs, and check that it ends only when they have finished."""
     gate = machine.driver.gate = threading.Event()
     scope, ended = anyio.CancelScope(), anyio.Event()
 
@@ -119,10 +120,6 @@ async def cancelled_and_held_back(machine: Machine, call: Callable[[], Awaitable
 
 
 @pytest.fixture
-def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Machine]:
-    """Return a function that gives this machine GPUs with a driver, made with the given options."""
-
-    def planted(count: int = 2, **options: Any) -> Machine:
-        return planted_machine(monkeypatch, count, **options)
-
-    return planted
+def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
+    """Return `planted_machine` for this test."""
+    return partial(planted_machine, monkeypatch)

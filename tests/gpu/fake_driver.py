@@ -1,7 +1,7 @@
-"""A driver over host memory that does what it was given in any order that streams and events allow.
+"""A driver over host memory that runs its work in any order that streams and events allow.
 
-Devices are only labels of memory, but a kernel that touches memory which its device cannot reach fails. What is freed
-is poisoned: results that come out right were made of memory that was kept alive, in an order that events forced.
+Devices are only labels of memory, but a kernel fails if it accesses memory that its device cannot reach. Freed memory
+is poisoned: if results are right, memory was kept alive, and events enforced the order.
 """
 
 from __future__ import annotations
@@ -11,23 +11,20 @@ import random
 import threading
 import weakref
 from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from aiodist._gpu.cuda_core import CudaCore, DeviceEvent
 from aiodist._gpu.steps import HOST, Copy
+from aiodist_kernels.cuda.forms import Form
 from tests.gpu.problem import POISON
 from tests.kernels.cuda import on_host
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from aiodist_kernels.cuda.forms import Form
 
 
 @dataclass(eq=False)
@@ -38,7 +35,7 @@ class Mark:
 
 
 class FakeEvent(DeviceEvent):
-    """An event; who waits for it waits for the record that was its last by then."""
+    """An event; a stream that waits for it waits for its latest record."""
 
     def __init__(self, mark: Mark) -> None:
         self.mark = mark
@@ -47,7 +44,7 @@ class FakeEvent(DeviceEvent):
 
 @dataclass(eq=False)
 class FakeMemory:
-    """Memory of a device. It is poisoned when nobody holds it any more, once its stream gets there."""
+    """Memory of a device. It is poisoned after its last reference is gone, in stream order."""
 
     array: np.ndarray
     address: int
@@ -55,12 +52,12 @@ class FakeMemory:
 
 @dataclass
 class FakeDriver(CudaCore):
-    """Work waits in its streams until somebody drains them, or waits for an event.
+    """Work stays in its streams until they are drained, or an event is waited for.
 
     Args:
-        seed: of the order in which streams go on.
+        seed: the seed for the order in which streams advance.
         walls: pairs of devices that cannot read each other's memory.
-        unloaded: kernels must be loaded first.
+        unloaded: whether kernels must be loaded first.
     """
 
     seed: int = 0
@@ -82,12 +79,12 @@ class FakeDriver(CudaCore):
         self.gate: threading.Event | None = None
         self.lock = threading.RLock()
 
-    # What aiodist asks of a driver.
+    # The interface of the driver.
 
     @contextmanager
     def using(self) -> Iterator[None]:
         with self.lock:
-            assert not self.entered, "one inside another"
+            assert not self.entered, "nested"
             self.entered = True
             try:
                 yield
@@ -198,10 +195,10 @@ class FakeDriver(CudaCore):
     def reaches(self, device: int, other: int) -> bool:
         return device == other or frozenset({device, other}) not in self.walls
 
-    # What a device does.
+    # The work of devices.
 
     def step(self) -> bool:
-        """Let one stream go on by one piece of work; return whether one could."""
+        """Run one item of work on one stream; return whether there was any."""
         with self.lock:
             return self._step()
 
@@ -212,11 +209,11 @@ class FakeDriver(CudaCore):
             if self.queues[stream][0]():
                 self.queues[stream].popleft()
                 return True
-        assert not streams, "every stream waits for an event that no stream reaches"
+        assert not streams, "all streams wait for events that no stream reaches"
         return False
 
     def enqueue(self, stream: Any, work: Callable[[], object]) -> None:
-        """Let a stream do what a replica would."""
+        """Enqueue a replica's own work."""
 
         def run() -> bool:
             work()
@@ -238,7 +235,7 @@ class FakeDriver(CudaCore):
             if start <= address and address + nbytes <= start + size:
                 assert owner == device if exactly else self.reaches(device, owner), f"device {device} reads {owner}"
                 return
-        raise AssertionError(f"device {device} touches {nbytes} bytes that nobody has")
+        raise AssertionError(f"device {device} accesses {nbytes} bytes that are not allocated")
 
     def _free(self, array: np.ndarray, address: int, device: int) -> None:
         def poison() -> bool:

@@ -1,21 +1,17 @@
-"""Reductions of leaves on devices, whatever drives these, and what they must give."""
+"""Reductions of leaves on the devices of any driver, and the expected results."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from aiodist._gpu.enqueue import Batch, symbol
+from aiodist._gpu.enqueue import Batch, Completion, Queue, Schedule, symbol
 from aiodist._gpu.steps import Job, Place
 from aiodist_kernels import Accumulate, ReduceOp, reduce
 from aiodist_kernels.rules import rule_for
 from tests.kernels import arrays
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from aiodist._gpu.enqueue import Completion, Queue, Schedule
 
 POISON = 0xA5
 
@@ -24,18 +20,18 @@ class Problem:
     """Leaves of one dtype, with a result for each replica.
 
     Args:
-        put: returns memory of a device with some values.
+        put: returns memory on a device with some values.
         op: the reduce op.
-        dtype: of the leaves.
-        devices: of each replica.
-        sizes: of each leaf.
+        dtype: the leaves' dtype.
+        devices: the replicas' devices.
+        sizes: the leaves' sizes.
         accumulate: the accumulator.
-        takers: the devices of those who get a result; all replicas' where there are none.
-        values: returns a replica's values, given a seed, the size and the dtype.
+        receivers: the devices of the results; all replicas' if empty.
+        values: returns a replica's values, from a seed, the size and the dtype.
 
     Attributes:
-        inputs: what each replica contributes of each leaf: its memory and its values.
-        results: what each gets: its memory, which is poisoned before, and what it must be.
+        inputs: by leaf and replica, memory and its values.
+        results: by leaf and replica, memory, poisoned at first, and the expected values.
     """
 
     def __init__(
@@ -46,10 +42,10 @@ class Problem:
         devices: list[int],
         sizes: list[int],
         accumulate: Accumulate = "native",
-        takers: Sequence[int] = (),
+        receivers: Sequence[int] = (),
         values: Callable[[int, tuple[int], np.dtype], np.ndarray] = arrays.values,
     ) -> None:
-        takers = takers or devices
+        receivers = receivers or devices
         self.inputs: list[tuple[Any, np.ndarray]] = []
         self.results: list[tuple[Any, np.ndarray]] = []
         self.places: list[Place] = []
@@ -59,8 +55,10 @@ class Problem:
             wanted = reduce(op, buffers, accumulate=accumulate)
             poison = np.full(wanted.nbytes, POISON, np.uint8)
             inputs = [(put(device, buffer), buffer) for device, buffer in zip(devices, buffers, strict=True)]
-            results = [(put(device, poison), wanted) for device in takers]
-            places = [Place(d, m.address) for d, (m, _) in zip([*devices, *takers], [*inputs, *results], strict=True)]
+            results = [(put(device, poison), wanted) for device in receivers]
+            places = [
+                Place(d, m.address) for d, (m, _) in zip([*devices, *receivers], [*inputs, *results], strict=True)
+            ]
             first = len(self.places)
             numbered = [Place(place.device, symbol(first + i)) for i, place in enumerate(places)]
             jobs.append(Job(tuple(numbered[: len(devices)]), tuple(numbered[len(devices) :]), size))
@@ -71,7 +69,7 @@ class Problem:
         self.schedule: Schedule | None = None
 
     def run(self, queue: Queue, streams: list[Any]) -> Completion:
-        """Enqueue it; whoever calls keeps the memory."""
+        """Enqueue it; the caller keeps the memory."""
         if self.schedule is None:
             self.schedule = queue.schedule(self.batches, arrays=len(self.places))
             queue.load(self.schedule)

@@ -2,7 +2,7 @@
 
     LD_LIBRARY_PATH=FOLDER python -m tests.gpu.stand_in          # FOLDER holds what `build` made
 
-What is not tried this way is the hardware, its timing, and what the CUDA driver refuses that the stand-in does not.
+This does not test the hardware, its timing, or what the CUDA driver refuses and the stand-in accepts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -26,14 +26,11 @@ from aiodist._gpu import enqueue
 from aiodist._gpu.cuda_core import CudaCore
 from aiodist._gpu.enqueue import Queue
 from aiodist_kernels import ReduceOp
+from aiodist_kernels.cuda.forms import Form
 from tests.gpu.problem import Problem
-from tests.kernels.arrays import BFLOAT16, assert_same_bits
+from tests.kernels.arrays import BFLOAT16, SINGLE, assert_same_bits
 from tests.kernels.cuda import on_host
 
-if TYPE_CHECKING:
-    from aiodist_kernels.cuda.forms import Form
-
-SINGLE = np.dtype(np.float32)
 _Launch = ctypes.CFUNCTYPE(
     None, ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint, ctypes.c_uint
 )
@@ -50,7 +47,7 @@ def build(folder: Path) -> bool:
 
 
 class Loading(CudaCore):
-    """The real driver, which notes the forms of the kernels that it loads, in order."""
+    """The real driver, which records the forms of the kernels that it loads, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +70,7 @@ class Loading(CudaCore):
             count = 4 if form.tabled else form.count + 3
             given = [ctypes.c_int64.from_address(arguments[i]).value for i in range(count)]
             on_host.launch(form, given, lambda *_: None, lambda *_: None)
-        except BaseException:  # noqa: BLE001  (it may not come out of a callback)
+        except BaseException:  # noqa: BLE001  (callbacks must not raise)
             self.errors.append(traceback.format_exc())
 
     def put(self, device: int, values: np.ndarray) -> Any:
@@ -82,12 +79,12 @@ class Loading(CudaCore):
 
 
 def read(memory: Any, like: np.ndarray) -> np.ndarray:
-    """Return what lies in memory, which is the host's."""
+    """Return the content of memory, which is the host's."""
     return np.frombuffer(ctypes.string_at(memory.address, like.nbytes), like.dtype).reshape(like.shape)
 
 
 def reduced(driver: Loading, op: ReduceOp, dtype: np.dtype, devices: list[int], sizes: list[int]) -> None:
-    """Reduce leaves on these devices, several times, and check every replica's results."""
+    """Reduce leaves on these devices several times, and check every replica's results."""
     problem, queue = Problem(driver.put, op, dtype, devices, sizes), Queue(driver)
     with driver.using():
         streams = [driver.stream(device, f"GPU:{i}") for i, device in enumerate(devices)]
@@ -100,27 +97,27 @@ def reduced(driver: Loading, op: ReduceOp, dtype: np.dtype, devices: list[int], 
 
 
 def page_locked_memory_serves_again(driver: Loading) -> None:
-    """It is given out again once nobody sees any of it."""
+    """It is reused only when nothing refers to any part of it."""
     with driver.using():
         host = driver.host_memory(200)
         part, address = host[2:], host.ctypes.data
         del host
-        assert driver.host_memory(200).ctypes.data != address, "somebody sees a part of it"
+        assert driver.host_memory(200).ctypes.data != address, "a part of it is still referenced"
         del part
         assert driver.host_memory(200).ctypes.data == address
 
 
 def peers_reach_our_memory(driver: Loading) -> None:
-    """A device that reads another's memory may read what that one's pool has given out, too."""
+    """A device that reads another's memory can also read memory from its pool."""
     with driver.using():
         assert driver.reaches(1, 0)
     assert driver.library.stub_opened(0, 1)
 
 
 def nothing_is_left(driver: Loading) -> None:
-    """Memory goes back when nobody holds it; events are made once."""
+    """Memory is released when nothing refers to it; events are reused."""
     problem = ReduceOp.SUM, SINGLE, [0, 1, 1], [64, 5]
-    gc.freeze()  # what was imported would be looked at, too
+    gc.freeze()  # leave out what was imported
     reduced(driver, *problem)
     gc.collect()
     memory, events = (driver.library.stub_live(what) for what in (0, 2))
@@ -132,7 +129,7 @@ def nothing_is_left(driver: Loading) -> None:
 
 
 def current_device_stays(driver: Loading) -> None:
-    """What was current before is current afterwards: nothing, and another device."""
+    """The current device stays the same: none, and another one."""
     context = ctypes.c_void_p(1)
     for device in (None, 1):
         if device is not None:
@@ -145,7 +142,7 @@ def current_device_stays(driver: Loading) -> None:
 
 
 def arrays_of_numba(driver: Loading) -> None:
-    """Numba's own device arrays, on two GPUs, through every kind of call that takes arrays."""
+    """Numba's device arrays, on two GPUs, in every kind of call that takes arrays."""
     cuda: Any = importlib.import_module("numba.cuda")
     values = [np.arange(24, dtype=np.float32).reshape(4, 6) * (k + 1) for k in range(2)]
     total, joined = values[0] + values[1], np.concatenate(values, 1)
@@ -188,7 +185,7 @@ def arrays_of_numba(driver: Loading) -> None:
 
 
 def main() -> None:
-    """Try everything. One kernel of each kind is compiled, and loaded for all: what it says, nobody executes here."""
+    """Try everything. One kernel of each form is compiled, and loaded for all: its code is never executed here."""
     compiled: Any = importlib.import_module("aiodist_kernels.cuda.compiled")
     real, programs = compiled.compile_form, {}
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import anyio
 import numpy as np
@@ -21,24 +22,17 @@ from aiodist import (
 from aiodist._gpu import enqueue
 from aiodist._strategy import strategy as strategies
 from aiodist_kernels import reduce
-from tests.gpu.conftest import Machine, PlantedArray, cancelled_and_held_back
+from tests.gpu.conftest import Machine, Plant, PlantedArray, cancelled_while_devices_work
 from tests.kernels import arrays
-from tests.kernels.arrays import BFLOAT16, assert_same_bits
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    Plant = Callable[..., Machine]
+from tests.kernels.arrays import BFLOAT16, SINGLE, assert_same_bits
 
 pytestmark = pytest.mark.anyio
-
-SINGLE = np.dtype(np.float32)
 
 
 async def all_reduced(
     machine: Machine, op: ReduceOp, dtype: np.dtype, ordinals: list[int], shape: tuple[int, ...]
 ) -> None:
-    """Let replicas on these GPUs reduce a nest, and check what each gets."""
+    """Reduce a nest of replicas on these GPUs, and check the results."""
     strategy = MirroredStrategy()
     assert strategy.num_replicas_in_sync == len(ordinals)
     buffers = arrays.buffers(5, len(ordinals), shape, dtype)
@@ -68,14 +62,14 @@ async def test_all_reduce_on_several_gpus(plant: Plant, op: ReduceOp, dtype: np.
         await all_reduced(machine, op, dtype, [0, 0, 1], shape)
 
 
-async def test_work_that_is_soon_done_wakes_no_thread(plant: Plant) -> None:
+async def test_work_that_is_done_at_once_needs_no_thread(plant: Plant) -> None:
     machine = plant(2)
     machine.driver.eager = True
     await all_reduced(machine, ReduceOp.SUM, SINGLE, [0, 1], (6,))
     assert machine.driver.host_waits == 0
 
 
-async def test_streams_of_the_framework_and_of_replicas_that_used_theirs_are_ordered(plant: Plant) -> None:
+async def test_work_is_ordered_with_framework_and_replica_streams(plant: Plant) -> None:
     machine = plant(2)
     frameworks = {("foreign", 0, 7), ("foreign", 1, 7)}
     for theirs in (frameworks, frameworks | {("replica", "GPU:0", 0), ("replica", "GPU:1", 1)}):
@@ -87,7 +81,7 @@ async def test_streams_of_the_framework_and_of_replicas_that_used_theirs_are_ord
             machine.driver.stream(k, f"GPU:{k}")  # as `run_sync` does
 
 
-async def test_streams_that_threads_have_of_their_own_are_met_in_the_loops_thread(
+async def test_per_thread_streams_are_used_in_the_loops_thread_only(
     plant: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = plant(2, unloaded=True)
@@ -113,14 +107,14 @@ def summing(machine: Machine) -> Callable[[], Awaitable[None]]:
     return step
 
 
-async def test_cancelled_run_is_held_back_until_the_device_is_done(plant: Plant) -> None:
+async def test_cancelled_run_waits_for_the_device(plant: Plant) -> None:
     machine = plant(2)
     strategy = MirroredStrategy()
-    await cancelled_and_held_back(machine, lambda: strategy.run(summing(machine)))
+    await cancelled_while_devices_work(machine, lambda: strategy.run(summing(machine)))
     await all_reduced(machine, ReduceOp.SUM, SINGLE, [0, 1], (6,))
 
 
-async def test_what_fails_on_the_device_comes_out_of_the_run(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_device_error_is_raised_by_the_run(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = plant(2)
 
     def fail(event: Any) -> bool:
@@ -132,7 +126,7 @@ async def test_what_fails_on_the_device_comes_out_of_the_run(plant: Plant, monke
             await MirroredStrategy().run(summing(machine))
 
 
-async def test_arrays_on_the_host_and_on_gpus_do_not_meet(plant: Plant) -> None:
+async def test_host_and_device_arrays_mismatch(plant: Plant) -> None:
     machine = plant(2)
     strategy = MirroredStrategy()
 
@@ -149,7 +143,7 @@ async def test_arrays_on_the_host_and_on_gpus_do_not_meet(plant: Plant) -> None:
     assert "all_reduce(SUM, float32[3])" in str(caught.value)
 
 
-async def test_no_collective_has_to_compile_afterwards(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_warmup_loads_all_kernels(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = plant(2, unloaded=True)
     set_logical_devices("GPU:0", 2)
     strategy = MirroredStrategy()
@@ -165,7 +159,7 @@ async def test_no_collective_has_to_compile_afterwards(plant: Plant, monkeypatch
     await strategy.warmup({"w": np.zeros(3, SINGLE), "b": [machine.put(np.zeros(2, BFLOAT16), 0)]})
     assert {device for device, _ in machine.driver.loaded} == {0, 1}
     assert threading.get_ident() not in threads
-    monkeypatch.setattr(machine.driver, "load", lambda *_: pytest.fail("it was to be there"))
+    monkeypatch.setattr(machine.driver, "load", lambda *_: pytest.fail("it should be loaded"))
 
     async def step() -> None:
         me = get_replica_context().replica_id_in_sync_group
@@ -179,7 +173,7 @@ async def test_no_collective_has_to_compile_afterwards(plant: Plant, monkeypatch
     await strategy.run(step)
 
 
-async def test_replicas_on_cpus_need_no_gpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_warmup_of_cpu_replicas_loads_no_gpu_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     warmed: list[kernels.Plan] = []
     monkeypatch.setattr(strategies, "warm", warmed.extend)
     monkeypatch.setattr(enqueue, "queue", lambda: pytest.fail("there is no replica on a GPU"))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,18 +14,12 @@ import pytest
 from aiodist import Mirrored, MirroredStrategy, PerReplica, ReduceOp, set_logical_devices
 from aiodist._gpu.steps import HOST
 from aiodist_kernels import reduce
-from tests.gpu.conftest import Machine, PlantedArray, cancelled_and_held_back
+from tests.gpu.conftest import Machine, Plant, PlantedArray, cancelled_while_devices_work
 from tests.kernels import arrays
-from tests.kernels.arrays import BFLOAT16, assert_same_bits
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    Plant = Callable[..., Machine]
+from tests.kernels.arrays import BFLOAT16, SINGLE, assert_same_bits
 
 pytestmark = pytest.mark.anyio
 
-SINGLE = np.dtype(np.float32)
 INTEGER = np.dtype(np.int32)
 ORDINALS = [0, 0, 1]
 
@@ -53,7 +48,7 @@ CALLS: dict[str, tuple[Callable[[MirroredStrategy, ReduceOp, Any], Awaitable[Any
         for axis in (0, 1)
     },
 }
-"""What is called, and the GPUs that get a result."""
+"""The calls, and the GPUs of their results."""
 
 
 @pytest.mark.parametrize(
@@ -61,7 +56,7 @@ CALLS: dict[str, tuple[Callable[[MirroredStrategy, ReduceOp, Any], Awaitable[Any
     [("SUM", SINGLE, set(), False), ("MEAN", BFLOAT16, {frozenset({0, 1})}, True), ("MEAN", INTEGER, set(), True)],
 )
 @pytest.mark.parametrize("name", CALLS)
-async def test_bits_of_the_host(
+async def test_results_have_the_bits_of_the_host(
     plant: Plant, name: str, op: str, dtype: np.dtype, walls: set[frozenset[int]], *, unloaded: bool
 ) -> None:
     machine, strategy = planted(plant, walls=walls, unloaded=unloaded)
@@ -89,7 +84,7 @@ async def test_bits_of_the_host(
             assert [part.ordinal for part in parts] == ordinals
 
 
-async def test_reduce_of_what_is_the_same_everywhere(plant: Plant) -> None:
+async def test_reduce_plain_and_mirrored_values(plant: Plant) -> None:
     machine, strategy = planted(plant)
     values = arrays.values(1, (7,), SINGLE)
     plain = machine.put(values, 1)
@@ -103,7 +98,7 @@ async def test_reduce_of_what_is_the_same_everywhere(plant: Plant) -> None:
         await strategy.reduce("SUM", plain, axis=None)
 
 
-async def test_reduce_waits_for_what_replicas_streams_were_given(plant: Plant) -> None:
+async def test_reduce_is_ordered_after_replica_streams(plant: Plant) -> None:
     machine, strategy = planted(plant)
     value = per_replica(machine, [np.zeros(4, SINGLE)] * 3)
     for k, part in enumerate(value.values):
@@ -112,7 +107,7 @@ async def test_reduce_waits_for_what_replicas_streams_were_given(plant: Plant) -
     assert (await strategy.reduce("SUM", value, axis=None)).numpy().tolist() == [6.0] * 4
 
 
-async def test_plain_values_are_gathered_as_they_are(plant: Plant) -> None:
+async def test_gather_of_a_plain_value_is_that_value(plant: Plant) -> None:
     machine, strategy = planted(plant)
     value = machine.put(np.ones((2, 3), SINGLE), 1)
     gathered = await strategy.gather({"x": value, "host": np.ones(2)}, 0)
@@ -148,7 +143,7 @@ async def test_broadcast_to(plant: Plant) -> None:
     assert_same_bits((await strategy.extended.broadcast_to(value, "GPU:1")).numpy(), values)
 
 
-async def test_what_cannot_be_is_refused(plant: Plant) -> None:
+async def test_invalid_calls_are_refused(plant: Plant) -> None:
     machine, strategy = planted(plant)
     value = per_replica(machine, [np.ones(4, SINGLE)] * 3)
     mixed = PerReplica([value.values[0], np.ones(4, SINGLE), np.ones(4, SINGLE)])
@@ -165,16 +160,14 @@ async def test_what_cannot_be_is_refused(plant: Plant) -> None:
 
 
 @pytest.mark.parametrize("axis", [None, 0])
-async def test_cancelled_reduce_is_held_back_until_the_device_is_done(plant: Plant, axis: int | None) -> None:
+async def test_cancelled_reduce_waits_for_the_device(plant: Plant, axis: int | None) -> None:
     machine, strategy = planted(plant)
     value = per_replica(machine, [np.ones(4, SINGLE)] * 3)
-    await cancelled_and_held_back(machine, lambda: strategy.reduce("SUM", value, axis))
+    await cancelled_while_devices_work(machine, lambda: strategy.reduce("SUM", value, axis))
 
 
-async def test_memory_of_work_that_nobody_waits_for_is_kept_until_it_is_done(
-    plant: Plant, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As when asyncio cancels a task itself, before a thread waits for the work: no shield keeps that out."""
+async def test_abandoned_work_keeps_its_memory_until_it_is_done(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """asyncio may cancel a task before a thread waits for its work, and no shield prevents that."""
     machine, strategy = planted(plant)
     value = per_replica(machine, [np.ones(4, SINGLE)] * 3)
 

@@ -1,4 +1,4 @@
-"""The driver without a GPU: on a library that stands in for CUDA's, and what is missing."""
+"""The driver without a GPU: on a stand-in for CUDA's library, and without its packages."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ from tests.project.paths import ROOT, environment
         (None, r"\(cuda-core is 0.7.0, and must be 1.0 or newer\)"),
     ],
 )
-def test_packages_that_do_not_serve_are_named(
-    monkeypatch: pytest.MonkeyPatch, error: ImportError | None, text: str
-) -> None:
+def test_unusable_packages_are_named(monkeypatch: pytest.MonkeyPatch, error: ImportError | None, text: str) -> None:
     def module(name: str) -> SimpleNamespace:
         if error is not None:
             raise error

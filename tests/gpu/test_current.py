@@ -1,11 +1,12 @@
-"""run_sync of a replica on a GPU: its device and stream are the current ones of whichever framework is loaded."""
+"""run_sync of a replica on a GPU: its device and stream are the current ones of every loaded framework."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,16 +15,13 @@ from aiodist._arrays import device as frameworks
 from aiodist._gpu.cuda_core import DeviceStream
 from tests.gpu.fake_driver import FakeDriver
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 OWN = DeviceStream(1, SimpleNamespace(handle=99))
 """The replica's stream."""
 
 
 @pytest.fixture
 def log(plant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return what is entered and left of planted torch, cupy and numba.cuda, and what the driver does, in order."""
+    """Return a log of the contexts of planted torch, cupy and numba.cuda, and of the driver's calls, in order."""
     log: list[Any] = plant(2).driver.log
 
     def entered(what: str) -> Callable[..., Any]:
@@ -53,9 +51,7 @@ def log(plant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("device", ["GPU:1", "CPU:0"])
-async def test_function_runs_on_the_replicas_device_and_stream_in_order_with_its_callers(
-    log: list[Any], device: str
-) -> None:
+async def test_run_sync_uses_the_replicas_device_and_stream_in_order(log: list[Any], device: str) -> None:
     async def step() -> None:
         await get_replica_context().run_sync(log.append, "the function")
 

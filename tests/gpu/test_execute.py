@@ -1,4 +1,4 @@
-"""Reductions on one device and several: right bits in any order that streams and events allow, and no host waits."""
+"""Reductions on one or several devices: right bits in any order of streams, without blocking the host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aiodist._gpu import steps
 from aiodist._gpu.enqueue import Queue
-from aiodist._gpu.steps import Copy, Job, Launch, Meet, Place
+from aiodist._gpu.steps import Copy, Job, Launch, Place, StreamBarrier
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.cuda.forms import Leaf, copying
 from aiodist_kernels.rules import rule_for
@@ -26,14 +26,14 @@ DTYPES = [np.dtype(np.float32), BFLOAT16, np.dtype(np.int16), np.dtype(np.comple
 
 
 def contributed(driver: FakeDriver, problem: Problem, streams: list[Any]) -> None:
-    """Let the replicas' streams write what they contribute, which is not there before."""
+    """Let the replicas' streams write their inputs, which are poisoned before."""
     for i, (memory, values) in enumerate(problem.inputs):
         memory.array[...] = POISON
         driver.enqueue(streams[i % len(streams)], partial(np.copyto, memory.array, np.frombuffer(values, np.uint8)))
 
 
 def used(driver: FakeDriver, problem: Problem, streams: list[Any]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Let the replicas' streams look at their results, and write to what they contributed; return what they see."""
+    """Let the replicas' streams read their results, and then overwrite their inputs; return what they read."""
     seen: list[tuple[np.ndarray, np.ndarray]] = []
 
     def see(memory: Any, wanted: np.ndarray) -> None:
@@ -61,7 +61,7 @@ def made(driver: FakeDriver, devices: list[int], sizes: list[int]) -> Problem:
     shards=st.booleans(),
     times=st.integers(1, 2),
 )
-def test_bits_in_any_order(
+def test_bits_in_any_order_of_streams(
     seed: int,
     op: ReduceOp,
     dtype: np.dtype,
@@ -91,7 +91,7 @@ def test_bits_in_any_order(
                 assert_same_bits(got, wanted)
 
 
-def test_what_the_work_uses_lives_until_it_is_done() -> None:
+def test_memory_lives_until_the_work_is_done() -> None:
     driver = FakeDriver(3, {frozenset({0, 1})})
     problem = made(driver, [0, 1, 1], [500, 20])
     results = problem.results
@@ -104,7 +104,7 @@ def test_what_the_work_uses_lives_until_it_is_done() -> None:
 
 
 @pytest.mark.parametrize("walls", [set(), {frozenset({0, 1})}], ids=["peers", "no peers"])
-def test_what_needs_no_scratch_memory_is_kept_with_its_addresses(walls: set[frozenset[int]]) -> None:
+def test_schedule_without_scratch_memory_is_cached_with_addresses(walls: set[frozenset[int]]) -> None:
     driver = FakeDriver(5, walls)
     problem, queue = made(driver, [0, 0, 0, 0, 1], [10, 20]), Queue(driver)
     for _ in range(3):
@@ -114,7 +114,7 @@ def test_what_needs_no_scratch_memory_is_kept_with_its_addresses(walls: set[froz
     assert uploads == (2 * (1 + 3) if walls else 3 * 2), "heads and rows, of sums and of copies"
 
 
-# What is planned: kernels and copies by device, the scratch memory of each device, and how much is copied.
+# Plans: kernels and copies by device, scratch memory, and the bytes that are copied.
 
 LAUNCHES, FETCHES = [(Launch, k) for k in range(4)], [(Copy, k) for k in range(4) for _ in range(3)]
 
@@ -135,7 +135,7 @@ LAUNCHES, FETCHES = [(Launch, k) for k in range(4)], [(Copy, k) for k in range(4
             [(Copy, 1), (Copy, 1), (Launch, 1), (Copy, 1), (Copy, 1)],
             [(1, 400), (1, 400)],
         ),
-        ([0, 1, 2, 3], None, [], 1 << 20, [*LAUNCHES, (Meet, None), *FETCHES], []),
+        ([0, 1, 2, 3], None, [], 1 << 20, [*LAUNCHES, (StreamBarrier, None), *FETCHES], []),
     ],
     ids=["one device", "many copies", "peers", "results elsewhere", "no peers, but of the first", "no peers", "large"],
 )

@@ -1,4 +1,4 @@
-"""Moves between parts of arrays: right bytes in any order that streams allow, in as few copies as can be."""
+"""Moves between parts of arrays: right bytes in any order of streams, in as few copies as possible."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from hypothesis import strategies as st
 
 from aiodist._gpu import steps
 from aiodist._gpu.enqueue import Queue
-from aiodist._gpu.steps import Copy, Meet, Move, Place, View, whole
+from aiodist._gpu.steps import Copy, Move, Place, StreamBarrier, View, contiguous
 from tests.gpu.fake_driver import FakeDriver, placed
 from tests.gpu.problem import POISON
 from tests.kernels import arrays
+from tests.kernels.arrays import SINGLE
 
-SINGLE = np.dtype(np.float32)
-HERE, THERE = (whole(Place(k, 1 << 40), (4, 5, 6), SINGLE) for k in range(2))
+HERE, THERE = (contiguous(Place(k, 1 << 40), (4, 5, 6), SINGLE) for k in range(2))
 
 
 @st.composite
 def parts(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[slice, ...]]:
-    """The shape of an array with up to three axes, and a part of it."""
+    """Return the shape of an array with up to three axes, and a part of it."""
     shape = tuple(draw(st.lists(st.integers(0, 5), min_size=0, max_size=3)))
     lows = [draw(st.integers(0, size)) for size in shape]
     return shape, tuple(slice(low, draw(st.integers(low, size))) for low, size in zip(lows, shape, strict=True))
 
 
 def view(device: int, memory: Any, shape: tuple[int, ...], itemsize: int, where: tuple[slice, ...]) -> View:
-    found = whole(Place(device, memory.address), shape, np.dtype(f"V{itemsize}"))
+    found = contiguous(Place(device, memory.address), shape, np.dtype(f"V{itemsize}"))
     for axis, part in enumerate(where):
         found = found.part(axis, part.start, part.stop)
     return found
@@ -77,7 +77,7 @@ def test_any_part_to_any_part(
 
 
 def planned(*moves: Move) -> tuple[list[steps.Step], list[tuple[int, int]]]:
-    """Return the steps, and the scratch memory that they need."""
+    """Return the steps and their scratch memory."""
     allocated: list[tuple[int, int]] = []
 
     def allocate(device: int, nbytes: int) -> int:
@@ -87,27 +87,24 @@ def planned(*moves: Move) -> tuple[list[steps.Step], list[tuple[int, int]]]:
     return steps.move_steps(moves, allocate), allocated
 
 
-def test_arrays_without_gaps_cross_in_one_copy() -> None:
+def test_contiguous_arrays_move_in_one_copy() -> None:
     made, allocated = planned(Move(HERE, THERE), Move(HERE.part(0, 1, 3), THERE.part(0, 0, 2)))
-    assert made == [
-        Copy(0, HERE.place, THERE.place, 480),
-        Copy(0, HERE.place.behind(120), THERE.place, 240),
-    ]
+    assert made == [Copy(0, HERE.place, THERE.place, 480), Copy(0, HERE.place.offset(120), THERE.place, 240)]
     assert not allocated
 
 
-def test_gaps_are_closed_before_a_crossing_and_opened_behind_it() -> None:
+def test_strided_arrays_are_packed_and_unpacked_on_their_devices() -> None:
     made, allocated = planned(Move(HERE.part(1, 1, 3), THERE.part(1, 0, 2)))
     assert made == [
         Copy(1, Place(1, 1 << 50), THERE.place, 48, 4, 48, 120),
-        Meet((0, 1)),
+        StreamBarrier((0, 1)),
         Copy(0, Place(0, 1 << 50), Place(1, 1 << 50), 192),
-        Copy(0, HERE.place.behind(24), Place(0, 1 << 50), 48, 4, 120, 48),
+        Copy(0, HERE.place.offset(24), Place(0, 1 << 50), 48, 4, 120, 48),
     ]
     assert allocated == [(1, 192), (0, 192)]
 
 
-def test_rows_are_the_axis_with_most_of_them() -> None:
-    array = whole(Place(0, 1 << 40), (1000, 3, 8), SINGLE).part(1, 0, 2)
+def test_longest_axis_becomes_the_rows_of_a_copy() -> None:
+    array = contiguous(Place(0, 1 << 40), (1000, 3, 8), SINGLE).part(1, 0, 2)
     made, _ = planned(Move(array.part(2, 0, 4), array.part(2, 4, 8)))
     assert [step.rows for step in made if isinstance(step, Copy)] == [1000, 1000]

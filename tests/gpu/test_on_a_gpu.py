@@ -1,4 +1,4 @@
-"""Where there is a GPU: its kernels have the bits of the CPU; programs with PyTorch, CuPy, Numba and JAX run on it."""
+"""On a real GPU: kernels have the bits of the CPU, and programs with PyTorch, CuPy, Numba and JAX run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import importlib.util
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 import ml_dtypes
 import numpy as np
 import pytest
 
-from aiodist import MirroredStrategy, PerReplica, ReduceOp, get_replica_context
+from aiodist import MirroredStrategy, PerReplica, ReduceOp, ReplicaContext, get_replica_context
 from aiodist._arrays import devices
 from aiodist._arrays.device import device_type_of
 from aiodist._gpu.enqueue import Queue
@@ -25,12 +25,7 @@ from tests.kernels import arrays
 from tests.kernels.arrays import assert_same_bits
 from tests.kernels.cuda.cases import CASES, Case
 
-if TYPE_CHECKING:
-    from aiodist import ReplicaContext
-
-pytestmark = [
-    pytest.mark.skipif(not devices.find_gpus().gpus, reason=f"no GPU: {devices.find_gpus().missing}"),
-]
+pytestmark = [pytest.mark.skipif(not devices.find_gpus().gpus, reason=f"no GPU: {devices.find_gpus().missing}")]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +37,7 @@ def lab() -> Gpu:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_bits_of_the_cpu(lab: Gpu, case: Case) -> None:
+def test_kernels_have_the_bits_of_the_cpu(lab: Gpu, case: Case) -> None:
     for count, sizes in ((2, [100_003]), (3, [5]), (4, [4097, 1, 70_000]), (8, [33]), (16, [1000]), (21, [5000, 3])):
         problem = Problem(lambda _, values: lab.put(values), case.op, case.dtype, [0] * count, sizes, case.accumulate)
         problem.run(Queue(lab.driver), [lab.driver.stream(0)]).wait()
@@ -53,14 +48,14 @@ def test_bits_of_the_cpu(lab: Gpu, case: Case) -> None:
 # Programs.
 
 CYCLES = 100_000_000
-"""Of a kernel that does nothing but take time: some 50 ms, which what is not ordered behind it overtakes."""
+"""The length of a kernel that only takes time, some 50 ms: whatever is not ordered after it overtakes it."""
 
 
 DTYPES = ("float32", "float64", "float16", "int32", "uint8", "bool", "complex64")
 
 
 class Framework(NamedTuple):
-    """How a framework's arrays are made and read."""
+    """A framework, and functions that make and read its arrays."""
 
     module: Any
     put: Callable[[np.ndarray], Any]
@@ -89,7 +84,7 @@ def framework_of(name: str) -> Framework:
         pytest.skip(f"{name} is not installed")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what frameworks' own modules warn of
+        warnings.simplefilter("ignore")  # frameworks' own modules warn
         module: Any = importlib.import_module({"numba": "numba.cuda"}.get(name, name))
     if name == "cupy":
         return Framework(module, module.asarray, module.asnumpy)
@@ -132,7 +127,7 @@ async def results_of(strategy: MirroredStrategy, step: Callable[..., Any], *args
 
 
 async def all_kinds(ctx: ReplicaContext, value: Any, out: Any) -> list[Any]:
-    """Return what every kind of collective makes of a value of two even axes; ``out`` is a buffer, or None."""
+    """Return every kind of collective's result for a value with two even axes; ``out`` is a buffer or None."""
     ops = [ReduceOp.MAX] if "bool" in str(value.dtype) else [ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PRODUCT]
     found = [await ctx.all_reduce(op, value) for op in ops]
     found += await ctx.all_gather([value, value], 1)
@@ -170,7 +165,7 @@ async def test_every_kind_has_the_bits_of_the_host(framework: Any, strategy: Mir
         wanted = await results_of(MirroredStrategy(["CPU:0", "CPU:1"]), on_host)
         for got, expected in zip(await results_of(strategy, on_device), wanted, strict=True):
             for one, other in zip(got, expected, strict=True):
-                assert_same_bits(one, other.astype(one.dtype))  # JAX holds the mean of integers as float32
+                assert_same_bits(one, other.astype(one.dtype))  # JAX has means of integers in float32
 
 
 @pytest.mark.anyio
@@ -215,14 +210,14 @@ async def test_run_sync_is_ordered_with_what_its_caller_enqueues(
 
 
 @pytest.mark.anyio
-async def test_cancelled_replica_is_held_back_while_the_device_reads(torch: Any, strategy: MirroredStrategy) -> None:
+async def test_cancelled_replica_waits_for_the_device(torch: Any, strategy: MirroredStrategy) -> None:
     made: list[Any] = []
     value = [torch.zeros(1 << 20, device="cuda") for _ in range(2)]
 
     async def step() -> None:
         ctx = get_replica_context()
         me = ctx.replica_id_in_sync_group
-        await ctx.all_reduce("SUM", value[me])  # what is compiled is compiled
+        await ctx.all_reduce("SUM", value[me])  # compiles the kernels
         torch.cuda._sleep(4 * CYCLES)
         value[me].fill_(1.0)
         made.append(torch.cuda.Event())
@@ -247,7 +242,7 @@ async def test_cancelled_replica_is_held_back_while_the_device_reads(torch: Any,
 
 
 @pytest.mark.anyio
-async def test_memory_goes_back(framework: Any, strategy: MirroredStrategy) -> None:
+async def test_memory_is_released(framework: Any, strategy: MirroredStrategy) -> None:
     driver: Any = importlib.import_module("cuda.bindings.driver")
 
     async def step(rounds: int) -> None:
@@ -258,7 +253,7 @@ async def test_memory_goes_back(framework: Any, strategy: MirroredStrategy) -> N
             await ctx.run_sync(len, await ctx.all_gather(value, 0))
 
     async def used_after(rounds: int) -> int:
-        """Return the bytes of this process that the device's pool, of which aiodist's own memory is, has given out."""
+        """Return the bytes in use of the device's pool, which has aiodist's own memory."""
         await strategy.run(step, (rounds,))
         gc.collect()
         (error, pool), attribute = driver.cuDeviceGetMemPool(0), driver.CUmemPool_attribute

@@ -1,8 +1,8 @@
-"""``out=`` of arrays on planted GPUs: the caller's own buffers, whatever they overlap, straight where that can be."""
+"""``out=`` of arrays on planted GPUs: buffers that may overlap inputs, written directly if possible."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import numpy as np
@@ -12,16 +12,10 @@ from hypothesis import strategies as st
 
 from aiodist import MirroredStrategy, ReduceOp, get_replica_context, set_logical_devices
 from aiodist_kernels import reduce
-from tests.gpu.conftest import Machine, PlantedArray, planted_machine
+from tests.gpu.conftest import Plant, PlantedArray, planted_machine
 from tests.kernels import arrays
-from tests.kernels.arrays import assert_same_bits
+from tests.kernels.arrays import SINGLE, assert_same_bits
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Plant = Callable[..., Machine]
-
-SINGLE = np.dtype(np.float32)
 LENGTH, ARENA = 6, 60
 ORDINALS = [0, 0, 1]
 places = st.integers(0, ARENA - LENGTH)
@@ -29,7 +23,7 @@ places = st.integers(0, ARENA - LENGTH)
 
 @st.composite
 def disjoint(draw: st.DrawFn) -> list[int]:
-    """Return places of six buffers that do not overlap each other."""
+    """Return the offsets of six buffers that do not overlap each other."""
     gaps = draw(st.lists(st.integers(0, 4), min_size=6, max_size=6))
     starts = [sum(gaps[: i + 1]) + i * LENGTH for i in range(6)]
     order = draw(st.permutations(range(6)))
@@ -82,7 +76,7 @@ def test_buffers_that_overlap_inputs(
 
 
 @pytest.mark.anyio
-async def test_result_is_written_straight_into_the_buffers(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_result_is_written_directly_into_buffers(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = plant(2)
     outs = [machine.put(np.zeros(8, SINGLE), k) for k in range(2)]
     inputs = [machine.put(np.full(8, k + 1, SINGLE), k) for k in range(2)]
@@ -97,7 +91,7 @@ async def test_result_is_written_straight_into_the_buffers(plant: Plant, monkeyp
 
 
 @pytest.mark.anyio
-async def test_buffers_on_devices_and_of_the_host_in_one_nest(plant: Plant) -> None:
+async def test_host_and_device_buffers_in_one_nest(plant: Plant) -> None:
     machine = plant(2)
     kept: dict[int, dict[str, Any]] = {}
 
@@ -120,7 +114,7 @@ async def test_buffers_on_devices_and_of_the_host_in_one_nest(plant: Plant) -> N
 
 
 @pytest.mark.anyio
-async def test_what_is_no_buffer_for_the_result_is_refused(plant: Plant) -> None:
+async def test_invalid_buffers_are_refused(plant: Plant) -> None:
     machine = plant(2)
 
     async def step() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs for reductions: values that hurt, in every layout; and what "the same bits" means."""
+"""Inputs for reductions: difficult values in every layout; and the comparison of bits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-FLOATS = [np.dtype(np.float16), BFLOAT16, np.dtype(np.float32), np.dtype(np.float64)]
+SINGLE = np.dtype(np.float32)
+FLOATS = [np.dtype(np.float16), BFLOAT16, SINGLE, np.dtype(np.float64)]
 INTEGERS = [np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)]
 COMPLEX: list[np.dtype] = [np.dtype(np.complex64), np.dtype(np.complex128)]
 BOOL = np.dtype(bool)
@@ -18,7 +19,7 @@ LAYOUTS = ["C", "F", "strided", "reversed", "read-only", "big-endian", "misalign
 
 
 def values(seed: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Random values of all magnitudes, and one in eight special: zeros, infinities, NaN, extremes."""
+    """Return random values of all magnitudes, one in eight of them special: zeros, infinities, NaN, extremes."""
     generator = np.random.default_rng(seed)
     if dtype.kind == "b":
         return generator.random(shape) < 0.5
@@ -44,7 +45,7 @@ def _floats(generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dt
 
 
 def laid_out(array: np.ndarray, layout: str, index: int = 0) -> np.ndarray:
-    """Return the same values in another layout; `index` is the buffer's place, for "mixed"."""
+    """Return the same values in another layout; `index` is the buffer's index, for "mixed"."""
     if layout == "mixed":
         layout = ["C", "F", "strided", "reversed"][index % 4]
     if layout == "big-endian":
@@ -67,13 +68,13 @@ def buffers(seed: int, count: int, shape: tuple[int, ...], dtype: np.dtype, layo
 
 
 def bits(array: np.ndarray) -> np.ndarray:
-    """Return what must agree: the bytes of every element, any NaN standing for all of them."""
+    """Return the bits of every element, the same for all NaNs."""
     flat = np.ascontiguousarray(array).reshape(-1)
     if flat.dtype.kind == "c":
         flat = flat.view(f"f{flat.dtype.itemsize // 2}")
     numbers = flat.view(f"u{flat.dtype.itemsize}").copy()
     if flat.dtype.kind == "f" or flat.dtype == BFLOAT16:
-        with np.errstate(invalid="ignore"):  # a signaling NaN is invalid to look at
+        with np.errstate(invalid="ignore"):  # signaling NaNs warn
             numbers[np.isnan(flat)] = np.iinfo(numbers.dtype).max
     return numbers
 
@@ -94,5 +95,5 @@ seeds = st.integers(0, 2**20)
 
 
 def name(parameter: object) -> str:
-    """Return what stands for a test's parameter in its id."""
+    """Return a parameter's part of a test id."""
     return str(getattr(parameter, "name", parameter))

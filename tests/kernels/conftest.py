@@ -1,4 +1,4 @@
-"""Memory of results, watched."""
+"""The blocks of results, recorded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiodist_kernels import pool
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let every result lie in a block of memory; return a list that grows by the size of each block that is made."""
+    """Put every result in a block; return a list to which each new block adds its size."""
     sizes: list[int] = []
 
     def allocate(nbytes: int) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels give the bits of the NumPy tier, and serve exactly when they are ready and pay."""
+"""Kernels give the bits of the NumPy tier, and are used exactly when they are compiled and pay."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from aiodist_kernels.numpy_tier import fold_for, quietly
 from aiodist_kernels.policy import MOST_BUFFERS, NEVER
 from aiodist_kernels.pool import KIB, MIB
 from tests.kernels import arrays
-from tests.kernels.arrays import BFLOAT16, COMPLEX, FLOATS, assert_same_bits
+from tests.kernels.arrays import BFLOAT16, COMPLEX, FLOATS, SINGLE, assert_same_bits
 from tests.kernels.test_reduce import COMPILED
 
-SINGLE = np.dtype(np.float32)
 HALF = np.dtype(np.float16)
 SUM, MEAN, MIN, MAX, PRODUCT = ReduceOp
 
@@ -43,7 +42,7 @@ def numpys(op: ReduceOp, buffers: list[np.ndarray], accumulate: Accumulate = "na
 
 
 def compiled(op: ReduceOp, buffers: list[np.ndarray], out: np.ndarray, accumulate: Accumulate = "native") -> Any:
-    """Return what reduces a range of elements on the compiled tier, whatever pays."""
+    """Return a function that reduces a range of elements on the compiled tier, for any size."""
     plan = plan_for(op, buffers[0].dtype, len(buffers), accumulate)
     warm([plan])
     assert plan.kernel is not None
@@ -54,25 +53,13 @@ def compiled(op: ReduceOp, buffers: list[np.ndarray], out: np.ndarray, accumulat
     return run
 
 
-@pytest.mark.parametrize(("op", "dtype", "count", "accumulate"), KERNELS, ids=arrays.name)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: "-".join(map(arrays.name, kernel)))
 @settings(max_examples=8)
-@given(
-    size=st.integers(0, 300),
-    streaming=st.booleans(),
-    misaligned=st.booleans(),
-    seed=arrays.seeds,
-)
+@given(size=st.integers(0, 300), streaming=st.booleans(), misaligned=st.booleans(), seed=arrays.seeds)
 def test_kernel_gives_the_bits_of_numpy(
-    op: ReduceOp,
-    dtype: np.dtype,
-    count: int,
-    accumulate: Accumulate,
-    *,
-    size: int,
-    streaming: bool,
-    misaligned: bool,
-    seed: int,
+    kernel: tuple[ReduceOp, np.dtype, int, Accumulate], *, size: int, streaming: bool, misaligned: bool, seed: int
 ) -> None:
+    op, dtype, count, accumulate = kernel
     layout = "misaligned" if misaligned else "C"
     buffers = arrays.buffers(seed, count, (size,), dtype, layout)
     out = arrays.laid_out(np.zeros(size, plan_for(op, dtype, count, accumulate).rule.result), layout)
@@ -94,7 +81,7 @@ def test_every_half_precision_number(dtype: np.dtype, op: ReduceOp) -> None:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that grows by the number of buffers each time a kernel serves."""
+    """Return a list to which each use of a kernel adds the number of its buffers."""
     calls: list[int] = []
     plain = policy.bind
 
@@ -130,7 +117,7 @@ def test_kernel_serves_once_it_is_ready(served: list[int]) -> None:
 
 
 @pytest.mark.parametrize("layout", arrays.LAYOUTS)
-def test_layouts_that_a_kernel_takes(served: list[int], layout: str) -> None:
+def test_layouts_served_by_a_kernel(served: list[int], layout: str) -> None:
     warm([plan_for(MEAN, SINGLE, 3, "native"), plan_for(MEAN, SINGLE.newbyteorder(">"), 3, "native")])
     buffers = arrays.buffers(4, 3, (300, 500), SINGLE)
     laid_out = [arrays.laid_out(buffer, layout, index) for index, buffer in enumerate(buffers)]
@@ -157,7 +144,7 @@ def test_kernel_with_other_bits_is_refused(monkeypatch: pytest.MonkeyPatch, serv
     assert served == []
 
 
-def test_numpy_goes_on_serving_where_no_compiler_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_serves_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("aiodist_kernels.kernels_cpu")
     monkeypatch.setitem(sys.modules, "aiodist_kernels.kernels_cpu", None)
     plan = plan_for(SUM, HALF, 11, "native")
@@ -171,12 +158,7 @@ def test_numpy_goes_on_serving_where_no_compiler_is_installed(monkeypatch: pytes
 
 @pytest.mark.parametrize(
     ("op", "dtype", "count"),
-    [
-        (SUM, SINGLE, 1),
-        (SUM, SINGLE, MOST_BUFFERS + 1),
-        (SUM, np.dtype(np.longdouble), 3),
-        (PRODUCT, COMPLEX[0], 3),
-    ],
+    [(SUM, SINGLE, 1), (SUM, SINGLE, MOST_BUFFERS + 1), (SUM, np.dtype(np.longdouble), 3), (PRODUCT, COMPLEX[0], 3)],
     ids=str,
 )
 def test_some_reductions_have_no_kernel(op: ReduceOp, dtype: np.dtype, count: int) -> None:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A block of memory is given out again only when nobody holds what was made of it, in any way."""
+"""A block of memory is reused only when nothing refers any more to what was made of it, in any way."""
 
 from __future__ import annotations
 
 import gc
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,18 +18,15 @@ from numpy.lib.stride_tricks import as_strided
 
 from aiodist_kernels import ReduceOp, plan_for, pool, reduce, reduction, warm
 from aiodist_kernels.pool import MIB, Pool
+from tests.kernels.arrays import SINGLE
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-SINGLE = np.dtype(np.float32)
 LEAST = 1 << 10
 SIZES = (LEAST, LEAST + 64, LEAST * 2, LEAST * 8)
 MOST_IDLE = LEAST * 12
 
 
 class Cycle:
-    """Holds something, and itself; puts it into a list when the garbage collector finds the cycle."""
+    """Holds an object, and itself; adds the object to a list when the garbage collector finds the cycle."""
 
     def __init__(self, held: object, saved: list[Any] | None = None) -> None:
         self.held = held
@@ -40,7 +38,7 @@ class Cycle:
 
 
 def failure(held: object) -> BaseException:
-    """Return an exception whose traceback holds something in a frame."""
+    """Return an exception whose traceback holds an object in a frame."""
 
     def fail(held: object) -> None:
         raise LookupError
@@ -67,13 +65,15 @@ DERIVED: list[Callable[[Any], Any]] = [
 
 
 class Holding(RuleBasedStateMachine):
-    """Takes arrays, makes other things of them, drops what it likes, and looks whether all it sees stays as it is."""
+    """Takes arrays, derives objects from them, drops some, and checks that memory still held is unchanged."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = Pool(MOST_IDLE)
         self.fills = 0
-        self.held: list[tuple[np.ndarray, Any, bytes]] = []  # what sees the memory; what holds it; what is to be seen
+        self.held: list[
+            tuple[np.ndarray, Any, bytes]
+        ] = []  # a view that does not hold the memory; its holder; the expected bytes
 
     @rule(nbytes=st.sampled_from(SIZES))
     def take(self, nbytes: int) -> None:
@@ -89,7 +89,7 @@ class Holding(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), derive=st.sampled_from(DERIVED))
-    def make_something_else_of_it(self, data: st.DataObject, derive: Callable[[Any], Any]) -> None:
+    def derive(self, data: st.DataObject, derive: Callable[[Any], Any]) -> None:
         look, holder, wanted = self.drawn(data)
         if type(holder) is np.ndarray and holder.dtype == SINGLE and holder.flags.c_contiguous:
             holder = derive(holder)
@@ -105,12 +105,12 @@ class Holding(RuleBasedStateMachine):
             thread.join()
 
     @invariant()
-    def all_that_is_held_is_as_it_was(self) -> None:
+    def held_memory_is_unchanged(self) -> None:
         for look, _, wanted in self.held:
             assert look.tobytes() == wanted
 
     @invariant()
-    def little_lies_idle(self) -> None:
+    def idle_bytes_are_bounded(self) -> None:
         assert 0 <= self.pool.idle_bytes <= MOST_IDLE
 
 
@@ -125,8 +125,8 @@ TestHolding = Holding.TestCase
 TestHolding.settings = settings(max_examples=8, stateful_step_count=30, deadline=None)
 
 
-def test_thousands_of_steps_make_a_few_blocks(made: list[int]) -> None:
-    """The results of three steps are held, as by a program that compares them."""
+def test_repeated_steps_reuse_a_few_blocks(made: list[int]) -> None:
+    """The results of three steps are held at a time, as by a program that compares them."""
     buffers = [np.full(MIB // 4, index, np.float32) for index in (1, 2)]
     kept: deque[np.ndarray] = deque(maxlen=3)
     step = reduction(ReduceOp.SUM, SINGLE, buffers[0].shape, 2, among=True)
@@ -163,7 +163,7 @@ def test_kernels_write_into_blocks(made: list[int]) -> None:
     assert made == [10_000]
 
 
-def test_results_that_come_and_go_together_lie_in_blocks_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_a_nest_use_blocks_from_a_smaller_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "POOLED_AMONG_FROM", LEAST // 4)
     buffers = [np.ones(LEAST // 8, SINGLE)] * 2
     for among in (False, True):
@@ -171,7 +171,7 @@ def test_results_that_come_and_go_together_lie_in_blocks_earlier(monkeypatch: py
         assert reduced(buffers).flags.owndata is not among
 
 
-def test_lease_that_the_collector_has_ended_shows_its_block_to_nobody() -> None:
+def test_finalised_lease_exports_no_memory() -> None:
     blocks = Pool()
     saved: list[Any] = []
     Cycle(blocks.empty((LEAST,), np.dtype(np.uint8)).base.base, saved)  # type: ignore[union-attr]
@@ -201,18 +201,18 @@ def test_threads_never_share_a_block() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-    assert blocks.idle_bytes <= 8 * LEAST  # each thread drops its array when it has the next one
+    assert blocks.idle_bytes <= 8 * LEAST  # each thread drops its array only after it has got the next one
 
 
-def test_blocks_that_come_back_while_the_pool_is_looked_through() -> None:
-    """The collector may run, and end many leases, wherever the interpreter makes an object."""
+def test_leases_that_die_within_the_pools_own_code() -> None:
+    """The garbage collector may run, and end many leases, wherever the interpreter creates an object."""
     blocks, kind, before = Pool(64 * LEAST), np.dtype(np.uint8), gc.get_threshold()
     try:
         for least in range(1, 40):
             gc.set_threshold(0)
             for _ in range(200):
                 Cycle(blocks.empty((LEAST,), kind))
-            gc.set_threshold(least, 1, 1)  # to run at another moment of what follows
+            gc.set_threshold(least, 1, 1)  # so that it runs at another moment below
             arrays = [blocks.empty((LEAST,), kind) for _ in range(50)]
             assert len({array.ctypes.data for array in arrays}) == 50
             assert 0 <= blocks.idle_bytes <= 64 * LEAST

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every way to reduce arrays gives the fold that the rules describe, whatever their layout; so do Python's numbers."""
+"""Reductions of arrays in any layout, and of Python numbers, give the fold that the rules describe."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import functools
 import itertools
 import math
 import operator
+from collections.abc import Callable
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,22 +30,14 @@ from aiodist_kernels import (
 )
 from aiodist_kernels.pool import MIB
 from tests.kernels import arrays
-from tests.kernels.arrays import ALL, BFLOAT16, BOOL, COMPLEX, assert_same_bits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.kernels.arrays import ALL, BFLOAT16, BOOL, COMPLEX, SINGLE, assert_same_bits
 
 SUM, MEAN, MIN, MAX, PRODUCT = ReduceOp
-UFUNCS: dict[ReduceOp, np.ufunc] = {
-    SUM: np.add,
-    MEAN: np.add,
-    MIN: np.minimum,
-    MAX: np.maximum,
-    PRODUCT: np.multiply,
-}
+UFUNCS: dict[ReduceOp, np.ufunc] = dict(
+    zip(ReduceOp, (np.add, np.add, np.minimum, np.maximum, np.multiply), strict=True)
+)
 ACCUMULATE: tuple[Accumulate, ...] = ("native", "float64")
 HALVES = [np.dtype(np.float16), BFLOAT16]
-SINGLE = np.dtype(np.float32)
 
 
 def defined(op: ReduceOp, dtype: np.dtype) -> bool:
@@ -55,7 +48,7 @@ DEFINED = [(op, dtype) for op, dtype in itertools.product(ReduceOp, ALL) if defi
 
 SIZES = {SUM: 1, MEAN: 8, MIN: 1, MAX: 4, PRODUCT: 2}
 COMPILED = [(op, dtype) for op, dtype in DEFINED if dtype.kind not in "iu" or dtype.itemsize == SIZES[op]]
-"""What to compile, which takes its time: every op on every kind of number, with integers of each size under one."""
+"""What to compile, which takes time: every op on every kind of number, and integers of each size under one op."""
 
 
 def accumulator(op: ReduceOp, dtype: np.dtype, accumulate: str) -> np.dtype:
@@ -68,7 +61,7 @@ def accumulator(op: ReduceOp, dtype: np.dtype, accumulate: str) -> np.dtype:
 
 
 def to_bfloat16(value: float) -> float:
-    """Round to nearest even in exact arithmetic, by way of no other format."""
+    """Round to nearest even, in exact arithmetic."""
     if not math.isfinite(value) or value == 0:
         return value
     unit = Fraction(2) ** (max(math.frexp(value)[1] - 1, -126) - 7)
@@ -77,7 +70,7 @@ def to_bfloat16(value: float) -> float:
 
 
 def expected(op: ReduceOp, buffers: list[np.ndarray], accumulate: str) -> np.ndarray:
-    """Fold in plain NumPy, without gaps between elements; round once."""
+    """Fold contiguous arrays in plain NumPy, and round once."""
     dtype, count = buffers[0].dtype, len(buffers)
     wide = accumulator(op, dtype, accumulate)
     result = wide if dtype.kind in "iu" else dtype
@@ -88,7 +81,7 @@ def expected(op: ReduceOp, buffers: list[np.ndarray], accumulate: str) -> np.nda
         if op is MEAN:
             parts = total.view(f"f{wide.itemsize // (2 if wide.kind == 'c' else 1)}")
             total = (parts / count if wide == result else parts * parts.dtype.type(1 / count)).view(wide)
-        if dtype == BFLOAT16 and wide == np.float64:  # by way of float32 it would be rounded twice
+        if dtype == BFLOAT16 and wide == np.float64:  # through float32 it would be rounded twice
             total = np.array([to_bfloat16(float(x)) for x in total])
         return total.astype(result).reshape(buffers[0].shape)
 
@@ -132,7 +125,7 @@ def test_reduce_any_layout(
     assert_same_bits(in_pieces(op, passed, 4, accumulate=accumulate), result)
     assert [buffer.tobytes() for buffer in passed] == before
     wanted = expected(op, buffers, accumulate)
-    if op in (MIN, MAX):  # which of 0.0 and -0.0 is greater is left open
+    if op in (MIN, MAX):  # which of 0.0 and -0.0 is greater is unspecified
         result, wanted = result + result.dtype.type(0), wanted + wanted.dtype.type(0)
     assert_same_bits(result, np.asarray(wanted))
 
@@ -166,7 +159,7 @@ def test_out_may_be_the_first_buffer(op: ReduceOp, dtype: np.dtype, nbytes: int)
         assert_same_bits(buffers[0], wanted)
 
 
-def test_what_a_reduction_costs() -> None:
+def test_cost_of_a_reduction() -> None:
     assert plan_for(SUM, SINGLE, 3, "native").cost(1000) == 16_000
     assert plan_for(MEAN, np.dtype(np.int8), 3, "native").cost(1000) == 11_000 * policy.SLOWNESS_OF_WIDE_FOLDS
     assert [policy.blocks(moved * MIB) for moved in (60, 70)] == [False, True]
@@ -175,7 +168,7 @@ def test_what_a_reduction_costs() -> None:
 
 
 @pytest.mark.parametrize(("op", "dtype"), DEFINED, ids=arrays.name)
-def test_number_alone_has_the_bits_that_it_has_among_others(op: ReduceOp, dtype: np.dtype) -> None:
+def test_single_number_has_the_bits_of_an_element(op: ReduceOp, dtype: np.dtype) -> None:
     for count, accumulate in itertools.product((1, 3, 6, 7, 12, 13, 64), ACCUMULATE):
         buffers = arrays.buffers(5, count, (6,), dtype)
         wanted = reduce(op, buffers, accumulate=accumulate)
@@ -208,7 +201,7 @@ def test_float64_accumulator_rounds_once_to_bfloat16() -> None:
     assert reduce(SUM, parts, accumulate="float64").astype(float).tolist() == [1 + 2**-7, -1 - 2**-7]
 
 
-# Python's numbers.
+# Python numbers.
 
 
 @given(st.lists(st.integers(), min_size=1, max_size=70))
@@ -248,7 +241,7 @@ def test_numbers_and_their_types(op: ReduceOp, numbers: list[float], wanted: str
     assert repr(reduce_numbers(op, numbers)) == wanted
 
 
-# What has no such reduction.
+# Errors.
 
 ONE_OF = "one of SUM, MEAN, MIN, MAX, PRODUCT (ReduceOp.SUM, or the string 'SUM' in any case)"
 CAST = "of bool: expected numbers, got bool; cast first, e.g. x.astype(np.int64) or int(x), or use MIN (all) or MAX"

@@ -3,27 +3,26 @@
 
     direct(out, addresses, vectors, lanes)
         out         address of the result
-        addresses   of the buffers, a tuple: they travel in the launch, with no upload
-        vectors     vectors that the leaf has; 0 where an address is no multiple of 16
-        lanes       lanes that it has
+        addresses   addresses of the buffers, a tuple: they travel in the launch, without an upload
+        vectors     vectors in the leaf; 0 if an address is no multiple of 16
+        lanes       lanes in the leaf
 
     tabled(heads, rows, chunks, count)
         heads, rows addresses of 64-bit words in device memory, see `forms`
         chunks      entries of the heads, each for one block
         count       buffers of each leaf
 
-Loops over lanes are written with `while`: a `range` with a step costs a 64-bit division in every thread. A thread
-loads its lanes of all buffers before it stores any, and no other thread touches them: so the result may be one of
-the buffers. Nothing here calls a function that would have to be compiled apart, as Numba's own target does that for
-a device only: not even `min`.
+Loops over lanes use `while`: a `range` with a step costs a 64-bit division in every thread. A thread loads its lanes of
+all buffers before it stores any, and no other thread touches them: so the result may be one of the buffers. Nothing
+here calls a function that has to be compiled separately, not even `min`, because Numba's CUDA target does that for a
+device only.
 
-What is done to lanes is written in LLVM's instructions, and is the CPU kernels' own code. Only memory and one operation
-differ: vectors are loaded and stored as 32- or 64-bit words, which the compiler keeps together as one 128-bit access,
-whatever the lanes are; and the complex product says how each of its operations is rounded, else the compiler would fuse
-a multiplication with an addition.
+Operations on lanes are the CPU kernels' own LLVM code. Only memory and one operation differ: vectors are loaded and
+stored as 32- or 64-bit words, which the compiler combines into one 128-bit access for any lanes; and each operation of
+the complex product is rounded explicitly, because otherwise the compiler would fuse multiplications with additions.
 
-numba-cuda compiles, without a GPU if libNVVM is there. (numba-cuda-mlir, the successor, makes no PTX without a driver,
-and its intrinsics are not written in LLVM's instructions.)
+numba-cuda compiles without a GPU if libNVVM is installed. (numba-cuda-mlir, its successor, makes no PTX without a
+driver, and its intrinsics are not written in LLVM code.)
 """
 
 import contextlib
@@ -41,10 +40,9 @@ from aiodist_kernels.lanes import Builder, Value
 from aiodist_kernels.rules import DType, lane, product_is_fused
 
 INSTALL: Final = "pip install 'aiodist[cuda]'"
-"""The command that installs the compiler for CUDA, its libraries, and the launcher of kernels."""
 
 PTX_VERSION: Final = "7.8"
-"""The oldest that knows compute capability 9.0. Compilers write their own, which older linkers and drivers refuse."""
+"""The oldest for compute capability 9.0. Compilers write their own version, which older linkers and drivers refuse."""
 
 
 @contextlib.contextmanager
@@ -61,7 +59,7 @@ def needing_cuda() -> Iterator[None]:
 
 
 with needing_cuda():
-    importlib.import_module("numba_cuda")  # it takes the name `numba.cuda` over, which Numba alone has, too
+    importlib.import_module("numba_cuda")  # replaces Numba's own `numba.cuda`
     cuda: Any = importlib.import_module("numba.cuda")
     types: Any = importlib.import_module("numba.cuda.types")
     intrinsic: Any = importlib.import_module("numba.cuda.extending").intrinsic
@@ -74,30 +72,21 @@ _GLOBAL: Final = 1  # the address space of device memory
 
 
 class _Lanes:
-    """Writes the instructions of a fold for some lanes.
-
-    Args:
-        builder: appends them.
-        form: the kernel.
-        vector: take a whole vector of 16 bytes of each buffer, whose addresses are multiples of 16; else one element.
-    """
+    """Emits the instructions of a fold: for an aligned vector of 16 bytes of each buffer, or for one element."""
 
     def __init__(self, builder: Builder, form: Form, *, vector: bool) -> None:
-        self.builder = builder
-        self.form = form
-        self.rule = form.rule
+        self.builder, self.rule, self.vector = builder, form.rule, vector
         self.width = form.width if vector else form.rule.grain
-        self.vector = vector
 
     def fold_all(self, addresses: Sequence[Value], index: Value, total: Value | None = None) -> Value:
-        """Fold the same lanes of all buffers in their order, on top of `total` if there is one."""
-        values = [self._load(address, index) for address in addresses]  # all in flight before the first is needed
+        """Fold the same lanes of all buffers in their order, starting from `total` if there is one."""
+        values = [self._load(address, index) for address in addresses]  # all in flight before the first is used
         for value in values:
             total = value if total is None else self._fold(total, value)
         return total
 
     def fold_table(self, table: Value, index: Value, count: Value) -> Value:
-        """Fold lanes of any number of buffers, whose addresses lie in a table: in steps of many, then of one."""
+        """Fold lanes of any number of buffers, with addresses from a table: in steps of many, then one by one."""
         builder = self.builder
         total, done = self.fold_all(_read(builder, table, 1), index), _integer(1)
         for many in (UNROLLED, 1) if self.vector else (1,):
@@ -119,11 +108,11 @@ class _Lanes:
         return total
 
     def finish(self, out: Value, total: Value, index: Value, count: Value) -> None:
-        """Finish the fold of so many buffers, and store lanes of the result."""
+        """Finish the fold of `count` buffers, and store lanes of the result."""
         self._store(out, index, lanes.finish(self.builder, self.rule, total, count, narrows_double=True))
 
     def _load(self, address: Value, index: Value) -> Value:
-        """Load the lanes from `index` on of a buffer, widened to the accumulator."""
+        """Load lanes of a buffer, from `index`, and widen them to the accumulator."""
         stored = lane(self.rule.dtype)
         kind, size = lanes.lane_type(stored), stored.itemsize
         place = lanes.address(self.builder, address, index, stored)
@@ -137,7 +126,7 @@ class _Lanes:
         return lanes.widen(self.builder, self.rule, _joined(self.builder, parts))
 
     def _parts(self, words: Value, kind: Any, bits: int) -> list[Value]:
-        """Take lanes out of words one by one: of a cast of the whole vector the compiler makes narrower accesses."""
+        """Take lanes out of words one by one: a cast of the whole vector would be compiled to narrower accesses."""
         parts, word = [], words.type.element
         for each in _split(self.builder, words):
             if word.width == bits:
@@ -159,13 +148,13 @@ class _Lanes:
         word = _word(stored)
         words, in_vector = self._words(parts, word, word.width // (8 * size)), 128 // word.width
         for first in range(0, len(words), in_vector):
-            # fewer words where the result is narrower than the buffers
+            # There are fewer words if the result is narrower than the buffers.
             vector = _joined(self.builder, words[first : first + in_vector])
             pointer = self._pointer(place, first * word.width // 8, vector.type)
             self.builder.store(vector, pointer, align=vector.type.count * word.width // 8)
 
     def _words(self, parts: Sequence[Value], word: Any, per_word: int) -> list[Value]:
-        """Put lanes into words, so many into each."""
+        """Pack lanes into words."""
         if per_word == 1:
             return [self.builder.bitcast(part, word) for part in parts]
         words = []
@@ -186,7 +175,7 @@ class _Lanes:
         # Pairs (x, y)(u, v) are (x * u - y * v, x * v + y * u), as in NumPy's loops.
         totals, values, product = _split(self.builder, total), _split(self.builder, value), []
         for x, y, u, v in zip(totals[::2], totals[1::2], values[::2], values[1::2], strict=True):
-            # older than LLVM's fneg, and the same: the compiler of CUDA knows no fneg before compute capability 10
+            # The same as LLVM's fneg, which CUDA's compiler does not know before compute capability 10.
             minus = self.builder.fsub(ir.Constant(x.type, -0.0), self._rounded("mul", y, v))
             product += [self._multiply_add(x, u, minus), self._multiply_add(x, v, self._rounded("mul", y, u))]
         return _joined(self.builder, product)
@@ -197,7 +186,7 @@ class _Lanes:
         return self._rounded("add", self._rounded("mul", x, y), z)
 
     def _rounded(self, operation: str, *operands: Value) -> Value:
-        """Return the result of one operation, rounded to nearest even, and fused with no other."""
+        """Emit one operation that is rounded to nearest even, and never fused with another."""
         kind, module = operands[0].type, self.builder.module
         name = f"llvm.nvvm.{operation}.rn.{'d' if isinstance(kind, ir.DoubleType) else 'f'}"
         signature = ir.FunctionType(kind, [kind] * len(operands))
@@ -224,7 +213,7 @@ def _joined(builder: Builder, parts: Sequence[Value]) -> Value:
 
 
 def _read(builder: Builder, table: Value, many: int) -> list[Value]:
-    """Read words of a table. No kernel writes tables, so the loads may be cached, and moved before stores."""
+    """Read words of a table. No kernel writes tables, so the loads may be cached and moved before stores."""
     pointer = builder.inttoptr(table, _WORD.as_pointer(_GLOBAL))
     words = [builder.load(builder.gep(pointer, [_integer(i)]), align=8) for i in range(many)]
     for word in words:
@@ -233,15 +222,19 @@ def _read(builder: Builder, table: Value, many: int) -> list[Value]:
 
 
 def _reducing(form: Form, *, vector: bool) -> Any:
-    """Make `f(out, addresses, index, count)`: reduce lanes of all buffers; addresses are a tuple, or lie in a table."""
+    """Make `f(out, addresses, index, count)`: reduce lanes of all buffers, with addresses in a tuple or a table."""
 
     def reduce(_typing: Any, out: Any, addresses: Any, index: Any, count: Any) -> Any:
         def generate(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
             out, addresses, index, count = given
             some = _Lanes(builder, form, vector=vector)
             if form.count:
-                count, places = _integer(form.count), _read if form.tabled else _members
-                total = some.fold_all(places(builder, addresses, form.count), index)
+                count = _integer(form.count)
+                if form.tabled:
+                    places = _read(builder, addresses, form.count)
+                else:
+                    places = [builder.extract_value(addresses, i) for i in range(form.count)]
+                total = some.fold_all(places, index)
             else:
                 total = some.fold_table(addresses, index, count)
             some.finish(out, total, index, count)
@@ -250,10 +243,6 @@ def _reducing(form: Form, *, vector: bool) -> Any:
         return types.void(out, addresses, index, count), generate
 
     return intrinsic(reduce)
-
-
-def _members(builder: Builder, numbers: Value, many: int) -> list[Value]:
-    return [builder.extract_value(numbers, i) for i in range(many)]
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -267,7 +256,7 @@ def _word_at(_typing: Any, table: Any, place: Any) -> Any:
     return types.int64(table, place), generate
 
 
-# How threads go over leaves and buffers.
+# How threads iterate over leaves and buffers.
 
 Kernel = Callable[..., None]
 
@@ -319,11 +308,11 @@ def _tabled(form: Form) -> Kernel:
     return tabled
 
 
-# The text.
+# PTX.
 
 
 class Program(NamedTuple):
-    """One compiled kernel, for devices of the compute capability that it was compiled for, and later ones."""
+    """A compiled kernel, for devices of its compute capability and later ones."""
 
     name: str
     ptx: str
@@ -331,11 +320,7 @@ class Program(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def compile_form(form: Form, capability: tuple[int, int]) -> Program:
-    """Compile a kernel; it takes a few tenths of a second, and as much again for the first.
-
-    Raises:
-        ImportError: no compiler for CUDA is installed.
-    """
+    """Compile a kernel, in a few tenths of a second; an ImportError if no compiler for CUDA is installed."""
     make, arguments = _tabled, (types.int64,) * 4
     if not form.tabled:
         make, arguments = _direct, (types.int64, types.UniTuple(types.int64, form.count), types.int64, types.int64)

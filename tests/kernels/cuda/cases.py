@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every reduction that has a GPU kernel, and the forms that serve it."""
+"""Every reduction that has a GPU kernel, and its forms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.kernels.arrays import BFLOAT16, COMPLEX, FLOATS
 from tests.kernels.test_reduce import COMPILED, DEFINED
 
 ANY_COUNTS = (1, 5, 9, 10, 17, 20)
-"""Numbers of buffers that the kernel for any number serves: below, at and beyond one and two unrolled steps."""
+"""Numbers of buffers for the kernel for any number: below, at and beyond one and two unrolled steps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Case:
         return rule_for(self.op, self.dtype, self.accumulate)
 
     def forms(self) -> list[tuple[Form, int]]:
-        """Return each kernel with a number of buffers for it."""
+        """Return all kernels, each with a number of buffers."""
         fixed = [(form_for(self.rule, count, leaves=leaves), count) for count in DIRECT_COUNTS for leaves in (1, 2)]
         return [*fixed, *((form_for(self.rule, count), count) for count in ANY_COUNTS)]
 
@@ -58,4 +58,4 @@ ONE_OF_EACH_LAYOUT = [
     Case(ReduceOp.PRODUCT, COMPLEX[1], "native"),
     Case(ReduceOp.MAX, np.dtype(bool), "native"),
 ]
-"""Lanes of 4, 2 and 1 bytes, a result wider than the buffers, elements of two lanes, one vector an element."""
+"""Lanes of 4, 2 and 1 bytes, results wider than the buffers, elements of two lanes, vectors of one element."""

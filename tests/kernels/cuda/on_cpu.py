@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled kernels, run on the CPU: the LLVM code that CUDA's compiler is given goes to the processor's instead.
+"""Compiled kernels, run on the CPU: the LLVM code for CUDA's compiler is compiled for the processor instead.
 
-So loops, tables, tails and every instruction that we write are compared with NumPy bit by bit, without a GPU. What
-CUDA's compiler makes of them is read as text, see `test_ptx`.
+So loops, tables, tails and all of our instructions are compared with NumPy bit by bit, without a GPU. The output of
+CUDA's compiler is checked as text, see `test_ptx`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import llvmlite.binding as llvm
@@ -18,14 +19,10 @@ import numpy as np
 from numba.cuda.cudadrv import nvvm
 
 from aiodist_kernels.cuda.compiled import compile_form
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from aiodist_kernels.cuda.forms import Form
+from aiodist_kernels.cuda.forms import Form
 
 _PLACE = (ctypes.c_int32 * 4)()
-"""Where the thread that runs stands, in the order of `_SPECIAL`."""
+"""The indices of the running thread, in the order of `_SPECIAL`."""
 
 _SPECIAL = ("tid", "ctaid", "ntid", "nctaid")
 _ROUNDED = {
@@ -36,7 +33,7 @@ _ROUNDED = {
 
 
 class Kernel(NamedTuple):
-    """A kernel's PTX, and the LLVM code that it was made of."""
+    """A kernel's PTX, and its LLVM code."""
 
     name: str
     ptx: str
@@ -45,7 +42,7 @@ class Kernel(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def compiled(form: Form, capability: tuple[int, int]) -> Kernel:
-    """Compile a kernel, and listen to what CUDA's compiler is given."""
+    """Compile a kernel, and record the input of CUDA's compiler."""
     given: list[str] = []
     real: Any = nvvm.compile_ir
 
@@ -70,7 +67,7 @@ def run(kernel: Kernel, arguments: Sequence[int], blocks: int, threads: int) -> 
 
 
 def _for_the_processor(code: str) -> str:
-    """Return LLVM code with functions in the place of what only GPUs have."""
+    """Return LLVM code with functions in place of GPU intrinsics."""
     code = re.sub(r"^(target|declare) .*$", "", code, flags=re.MULTILINE)
     own = [
         f"declare {kind} @llvm.fma.f{bits}({kind}, {kind}, {kind})" for kind, bits in (("float", 32), ("double", 64))
@@ -90,7 +87,7 @@ def _for_the_processor(code: str) -> str:
 
 
 def _to_half(number: float) -> float:
-    """Round to float16, whose bits go into the lower half of a register; processors have no instruction for it."""
+    """Round to float16, with its bits in the lower half of a register: the library function that LLVM calls."""
     with np.errstate(over="ignore"):
         return float(np.array([np.float64(number).astype(np.float16), 0], np.float16).view(np.float32)[0])
 

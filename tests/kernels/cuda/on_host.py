@@ -1,33 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kernels compute, by NumPy on host memory: the devices of fake drivers."""
+"""The kernels' results by NumPy on host memory, for fake drivers."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from aiodist_kernels import ReduceOp
+from aiodist_kernels.cuda.forms import Form
 from aiodist_kernels.numpy_tier import fold_for, quietly
 from aiodist_kernels.rules import Rule, components, later_zero_wins
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from aiodist_kernels.cuda.forms import Form
-
-    Check = Callable[[int, int], object]
+Check = Callable[[int, int], object]
 
 
 def launch(form: Form, arguments: Sequence[int], reads_table: Check, touches: Check) -> None:
-    """Do what a kernel does with its arguments.
+    """Do the work of a launch.
 
     Args:
         form: the kernel.
         arguments: see `aiodist_kernels.cuda.compiled`.
-        reads_table: called with address and bytes of each piece of a table before it is read.
-        touches: called with address and bytes of the part of each buffer and result.
+        reads_table: called with the address and size of each piece of a table before it is read.
+        touches: called with the address and size of the part of each buffer and result that is accessed.
     """
     if not form.tabled:
         out, *buffers, vectors, lanes = arguments
@@ -44,7 +41,7 @@ def launch(form: Form, arguments: Sequence[int], reads_table: Check, touches: Ch
 
 
 def _reduce(rule: Rule, out: int, buffers: Sequence[int], low: int, high: int, touches: Check) -> None:
-    """Reduce the lanes [low, high) as NumPy does, to whose bits compiled kernels are held elsewhere."""
+    """Reduce the lanes [low, high) by NumPy; other tests compare compiled kernels' bits with it."""
     begin, end = low // components(rule.dtype), high // components(rule.dtype)
 
     def memory(address: int, dtype: np.dtype) -> np.ndarray:
@@ -58,7 +55,7 @@ def _reduce(rule: Rule, out: int, buffers: Sequence[int], low: int, high: int, t
         result[...] = fold_for(rule, arrays[0].nbytes, len(arrays))(rule, arrays, None)
         return
     total = arrays[0]
-    for array in arrays[1:]:  # NumPy may choose between zeros by where they stand
+    for array in arrays[1:]:  # NumPy's choice between zeros may depend on their position
         first, second = (total, array) if later_zero_wins(rule.dtype) else (array, total)
         is_first = first < second if rule.op is ReduceOp.MIN else first > second
         total = np.where(is_first | np.isnan(first), first, second)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels, compiled for two generations of GPUs: their text is read, and their code run on the CPU, bit by bit."""
+"""Kernels compiled for two generations of GPUs: their PTX is checked, and their code is run on the CPU."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ GRID = 2, 3  # blocks, threads of each
 POISON = 0xA5
 
 
-# What kernels must look like, as text and to the assembler.
+# Checks of PTX.
 
 
 def blocks_of(ptx: str) -> list[list[str]]:
-    """Cut a program's text into stretches without a jump in or out."""
+    """Cut a program's text into basic blocks."""
     found: list[list[str]] = [[]]
     for line in map(str.strip, ptx.splitlines()):
         if line.startswith("$") or re.match(r"(@!?%p\d+ )?bra", line):
@@ -54,7 +54,7 @@ def blocks_of(ptx: str) -> list[list[str]]:
 
 
 def check_text(form: Form, ptx: str, capability: tuple[int, int]) -> None:
-    """Vectors move 128 bits at a time and nothing else; no local memory, no calls, nothing fused that must not be."""
+    """Check that vectors move 128 bits at a time; and that there is no local memory, call or wrong fusion."""
     assert f".target sm_{capability[0]}{capability[1]}" in ptx
     assert "ftz" not in ptx
     assert "approx" not in ptx
@@ -70,51 +70,41 @@ def check_text(form: Form, ptx: str, capability: tuple[int, int]) -> None:
     assert ("fma" in ptx) is (form.rule.grain > 1 and product_is_fused(form.rule.accumulator))
 
 
-def _is_wide(line: str) -> bool:
-    return bool(re.match(r"(ld|st)\.global\.(v4\.[bfus]32|v2\.[bfus]64)\s", line))
-
-
 def _is_whole(line: str, form: Form) -> bool:
-    """Whether an access moves a whole vector; one of results that are narrower than the buffers has fewer bits."""
+    """Whether an access moves a whole vector; results narrower than the buffers have vectors of fewer bits."""
+    if re.match(r"(ld|st)\.global\.(v4\.[bfus]32|v2\.[bfus]64)\s", line):
+        return True
     narrow = form.width * lane(form.rule.result).itemsize
     found = re.match(r"st\.global(?:\.v(\d))?\.[bfus](\d+)\s", line)
-    return _is_wide(line) or (found is not None and narrow < 16 and int(found[1] or 1) * int(found[2]) == 8 * narrow)
+    return found is not None and narrow < 16 and int(found[1] or 1) * int(found[2]) == 8 * narrow
 
 
 def may_be_fused(ptx: str) -> bool:
-    """Whether a sum takes a product where neither says how it is rounded: an assembler may fuse the two."""
+    """Whether an assembler may fuse a sum with a product, because neither has explicit rounding."""
     products = set(re.findall(r"mul\.f\d+x?2?\s+(%\w+)", ptx))
     sums = re.findall(r"(?:add|sub)\.f\d+x?2?\s+%\w+, (%\w+), (%\w+)", ptx)
     return any(products & set(operands) for operands in sums)
 
 
 def assemble(ptx: str, capability: tuple[int, int]) -> None:
-    """Make machine code of a program, as a driver would, where there is an assembler; its registers must suffice."""
-    architecture = f"sm_{capability[0]}{capability[1]}"
+    """Assemble a program as a driver would, if there is an assembler, and check that it spills no registers."""
     if not importlib.util.find_spec("cuda"):
         return
-    log = _link(ptx, architecture)
+    nvjitlink = importlib.import_module("cuda.bindings.nvjitlink")
+    code = ptx.encode()
+    linker = nvjitlink.create(3, [f"-arch=sm_{capability[0]}{capability[1]}", "-verbose", "-Xptxas=-v"])
+    nvjitlink.add_data(linker, nvjitlink.InputType.PTX, code, len(code), "kernel")
+    nvjitlink.complete(linker)
+    buffer = bytearray(nvjitlink.get_info_log_size(linker))
+    nvjitlink.get_info_log(linker, buffer)
+    nvjitlink.destroy(linker)
+    log = buffer.decode()
     newer, older = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads", ", 0 stack, "  # CUDA 13.0's
     assert newer in log or (older in log and ", 0 bytes lmem" in log), log
 
 
-def _link(ptx: str, architecture: str) -> str:
-    nvjitlink = importlib.import_module("cuda.bindings.nvjitlink")
-    code = ptx.encode()
-    linker = nvjitlink.create(3, [f"-arch={architecture}", "-verbose", "-Xptxas=-v"])
-    nvjitlink.add_data(linker, nvjitlink.InputType.PTX, code, len(code), "kernel")
-    nvjitlink.complete(linker)
-    log = bytearray(nvjitlink.get_info_log_size(linker))
-    nvjitlink.get_info_log(linker, log)
-    nvjitlink.destroy(linker)
-    return log.decode()
-
-
 def some_kernels() -> list[tuple[Case, Form, int, tuple[int, int]]]:
-    """List one kernel for each rule, and for one rule of each layout two that read a table.
-
-    Forms, numbers of buffers and capabilities take turns.
-    """
+    """Return one kernel for each rule, with alternating forms and capabilities; and two tabled ones per layout."""
     turns = itertools.cycle([(turn, CAPABILITIES[turn % 2]) for turn in range(11)])
     found: dict[Rule, tuple[Case, Form, int, tuple[int, int]]] = {}
     for case, (turn, capability) in zip(SOME_CASES, turns, strict=False):
@@ -130,7 +120,7 @@ def name(kernel: tuple[Case, Form, int, tuple[int, int]]) -> str:
 
 
 def compiled(form: Form, capability: tuple[int, int] = (9, 0)) -> Any:
-    """Compile a kernel, and check its text and what an assembler makes of it."""
+    """Compile a kernel, check its PTX, and assemble it."""
     try:
         kernel = on_cpu.compiled(form, capability)
     except ImportError as error:
@@ -140,11 +130,11 @@ def compiled(form: Form, capability: tuple[int, int] = (9, 0)) -> Any:
     return kernel
 
 
-# Memory: leaves with a guard around each buffer and each result, which is poisoned.
+# Memory: leaves with poisoned guards around each buffer and result.
 
 
 def placed(values: np.ndarray, offset: int = 0) -> np.ndarray:
-    """Return a copy of `values` that begins `offset` bytes behind a multiple of 16."""
+    """Return a copy of `values` at an address that is `offset` beyond a multiple of 16."""
     raw = np.full(values.nbytes + 128, POISON, np.uint8)
     start = 64 - raw.ctypes.data % 16 + offset
     memory = raw[start : start + values.nbytes].view(values.dtype)
@@ -160,7 +150,7 @@ def guard_of(memory: np.ndarray) -> np.ndarray:
 
 
 def tables(form: Form, addresses: list[list[int]], lanes: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return heads and rows, given for each leaf where result and buffers lie, and how many lanes it has."""
+    """Return heads and rows, from each leaf's addresses (result first) and number of lanes."""
     layout = Layout(form, lanes, len(addresses[0]) - 1)
     return layout.heads, layout.rows(np.array(addresses, np.int64))
 
@@ -174,7 +164,7 @@ def check(
 ) -> None:
     """Run a kernel on leaves, each with its buffers and its result, and compare results bit by bit.
 
-    `far` is the number of the first lane, with which every address is that much lower.
+    `far` is the number of the first lane; every address is lowered accordingly.
     """
     kernel, lane_size = compiled(form, capability), lane(form.rule.dtype).itemsize
     addresses = [[array.ctypes.data for array in (out, *buffers)] for buffers, out in leaves]
@@ -202,7 +192,7 @@ def check_reduction(
     in_place: int | None = None,
     far: int = 0,
 ) -> None:
-    """Check a kernel on leaves of random values, of these sizes and offsets; the result may take a buffer's place."""
+    """Check a kernel on leaves of random values with these sizes and offsets; `in_place` is the result's buffer."""
     leaves, wanted = [], []
     for size, offset in sizes:
         values = arrays.buffers(size, count, (size,), case.dtype)
@@ -250,7 +240,7 @@ def test_lanes_are_counted_in_64_bits(count: int) -> None:
     check_reduction(form_for(SUM.rule, count, leaves=2), SUM, count, [(30, 0)], far=1 << 33)
 
 
-def test_text_asks_for_no_newer_ptx_than_it_needs() -> None:
+def test_ptx_version_is_the_oldest_needed() -> None:
     text = compiled(form_for(SUM.rule, 2)).ptx
     assert re.findall(r"^\.version.*", text, re.MULTILINE) == [f".version {compiling.PTX_VERSION}"]
 
@@ -267,14 +257,14 @@ SUM = Case(ReduceOp.SUM, np.dtype(np.float32), "native")
         (r"add\.f32(\s+)(%\w+), (%\w+),", r"mul.f32 \3, \3, \3;\nadd.f32\1\2, \3,"),  # which may be fused
     ],
 )
-def test_text_with_a_planted_mistake_is_refused(pattern: str, other: str) -> None:
+def test_text_check_finds_planted_mistakes(pattern: str, other: str) -> None:
     form = form_for(SUM.rule, 3)
     wrong = re.sub(pattern, other, compiled(form).ptx)
     with pytest.raises(AssertionError):
         check_text(form, wrong, (9, 0))
 
 
-def test_library_that_is_missing_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_is_named_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError("libNVVM cannot be found\n  listdir('/somewhere')")
 
@@ -286,7 +276,7 @@ def test_library_that_is_missing_is_named_with_what_installs_it(monkeypatch: pyt
     assert compiling.INSTALL in str(e.value)
 
 
-# The table deals every lane of every leaf out to exactly one chunk, and vectors only where addresses allow them.
+# Tables assign every lane of every leaf to exactly one chunk, and vectors only if addresses allow them.
 
 fields = st.lists(
     st.tuples(st.integers(0, 40_000), st.lists(st.integers(1, 1 << 40), min_size=5, max_size=5)), min_size=1, max_size=6
@@ -315,7 +305,7 @@ def test_every_lane_is_in_one_chunk(case: Case, fields: list[tuple[int, list[int
 
 
 @given(work=st.integers(0, 1 << 50))
-def test_grid_has_a_thread_for_each_as_far_as_it_reaches(work: int) -> None:
+def test_grid_has_a_thread_per_item_up_to_its_limit(work: int) -> None:
     count = blocks(work)
     assert 1 <= count < 1 << 31
     assert count == (1 << 31) - 1 or (count - 1) * THREADS < max(work, 1) <= count * THREADS
