@@ -388,7 +388,7 @@ _ELSEWHERE = "elsewhere"
 """Stands for a group's members that other processes run."""
 
 
-def never_go_on(ledger: Ledger, pending: Iterable[Context]) -> set[int]:
+def deadlocked(ledger: Ledger, pending: Iterable[Context]) -> set[int]:
     """Return the ids of a run's replicas that will certainly never continue.
 
     All tasks of such a replica wait: in a collective that lacks a replica that will never continue, for a lock held by

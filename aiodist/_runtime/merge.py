@@ -1,4 +1,4 @@
-"""merge_call: one function of the user's, run once for all replicas, in cross-replica context."""
+"""merge_call: a function of the program, run once for all replicas, in cross-replica context."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aiodist._runtime.rendezvous import Rendezvous
 
 
 class MergeCall(NamedTuple):
-    """What a replica contributes to a merge_call."""
+    """A replica's contribution to a merge_call."""
 
     fn: Callable[..., Any]
     args: Sequence[Any]
@@ -27,16 +27,15 @@ class MergeCall(NamedTuple):
 
 
 class Finish(Protocol):
-    """Takes a merge function's result for each replica, or its exception."""
+    """A function that completes a rendezvous with each replica's result, or an exception."""
 
-    def __call__(self, slot: Rendezvous, results: list[Any] | None, error: BaseException | None) -> object:
-        """Complete the rendezvous."""
+    def __call__(self, slot: Rendezvous, results: list[Any] | None, error: BaseException | None) -> object: ...
 
 
 async def merge(strategy: Any, finish: Finish, slot: Rendezvous) -> None:
-    """Run replica 0's merge function on all replicas' arguments, regrouped, and complete the rendezvous."""
+    """Run replica 0's merge function on the regrouped arguments of all replicas, and complete the rendezvous."""
     calls: list[MergeCall] = slot.values
-    if not calls:  # the run has failed meanwhile
+    if not calls:  # the run has failed in the meantime
         return
     group = slot.group
     size = len(group.members)

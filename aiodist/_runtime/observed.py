@@ -78,7 +78,7 @@ class RaceWatch(Observer):
         if (first.where, second.where) not in self._warned:
             self._warned.add((first.where, second.where))
             # Not here, in the midst of an arrival: a warning may be an error, and a task that runs shows no frames.
-            self._run.loop.call_plainly(_warn, member.replica_id, first, second)
+            self._run.loop.call_without_context(_warn, member.replica_id, first, second)
 
 
 def _warn(replica_id: int, first: _Issued, second: _Issued) -> None:

@@ -1,6 +1,6 @@
-"""Participants: a replica in one of its groups, as the runtime sees it. Users see a `ReplicaContext`.
+"""Participants: a replica in one of its groups, as the runtime sees it.
 
-The two are separate so that the context has no names but those for users.
+Users see a `ReplicaContext`, which is a separate class so that it has only their names.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class Participant:
     def __init__(
         self, run: Any, member: Member, threads: DeviceThreads | None, of_run: Participant | None = None
     ) -> None:
-        self.run: Any = run  # the scheduler's, which stands above this module
+        self.run: Any = run  # a `Run` of the scheduler, which is above this module
         self.member: Member = member
-        self.threads: DeviceThreads | None = threads  # do its blocking work; none outside of runs
-        self.of_run: Participant | None = of_run  # in the group of the whole run; None where this is that
+        self.threads: DeviceThreads | None = threads  # for blocking work; None outside of runs
+        self.of_run: Participant | None = of_run  # the same replica in the run's own group; None if this is it
         self.thread: int = run.thread  # in which it issues collectives
-        self.replica: Replica = member.replica  # whatever the group
+        self.replica: Replica = member.replica
         self.awaits: Awaits = Awaits() if of_run is None else of_run.awaits
-        self.branches: WeakSet[Participant] | None = None  # in the groups that it has made
-        self.context: ref[Any] | None = None  # what users see of it, as long as one of them has it
+        self.branches: WeakSet[Participant] | None = None  # the same replica in the groups that it has made
+        self.context: ref[Any] | None = None  # its `ReplicaContext`, as long as somebody holds that
 
     @property
     def strategy(self) -> Any:
@@ -53,7 +53,7 @@ class Participant:
         return self.run.strategy
 
     def branch(self, member: Member) -> Participant:
-        """Return this replica as a participant of a group that it has made."""
+        """Return the same replica in a group that it has made."""
         of_run = self.of_run or self
         made = Participant(self.run, member, self.threads, of_run)
         of_run.branches = of_run.branches if of_run.branches is not None else WeakSet()
@@ -61,7 +61,7 @@ class Participant:
         return made
 
     def retire(self) -> None:
-        """Make every collective raise from now on, because the replica's function has ended."""
+        """Make every later collective raise, because the replica's function has ended."""
         self.thread = _RETIRED
         self.awaits.frame = None
         for branch in self.branches or ():
@@ -83,11 +83,11 @@ class Participant:
         return post(run.handle(), self, request, frame.f_code, frame.f_lasti, path, leaves, build, extras)
 
     def contribute(self, frame: FrameType, request: Request, value: Any) -> None:
-        """Issue a collective that nobody has to await."""
+        """Issue a collective that need not be awaited."""
         self.awaits.note(self.issue(frame, request, value))
 
     def caller(self, frame: FrameType, name: str | None) -> FrameType:
-        """Return the program's frame that a call comes from, even if it comes through an event loop's functions."""
+        """Return the program's frame that a call comes from, perhaps through functions of an event loop."""
         found = program_frame(frame) or self.run.called_from  # as in `strategy.run(variable.assign, ...)`
         if found is None:
             if name is None:
@@ -130,7 +130,7 @@ class Participant:
             raise ReplicaContextError(
                 f"{through} outside that replica; collectives are issued inside the function that strategy.run runs"
             )
-        if here.replica is not self.replica:  # else one is that of a group
+        if here.replica is not self.replica:  # otherwise it is the same replica in another group
             raise ReplicaContextError(
                 f"{through} inside {here.who()}; each replica uses its own: ctx = aiodist.get_replica_context()"
             )

@@ -25,6 +25,7 @@ from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import Collective, Kind
 from aiodist._core.call import LEAF, ON_A_GPU, Call, Function, code_digest
 from aiodist._core.ledger import Group
+from aiodist._runtime.stacks import function_name
 from aiodist_kernels import Accumulate, ReduceOp
 
 _MOST_KEPT = 4096
@@ -351,7 +352,7 @@ def function_of(fn: Callable[..., Any]) -> Function:
             fn = fn.__func__
         else:
             break
-    name = getattr(fn, "__qualname__", type(fn).__qualname__).rpartition("<locals>.")[2]
+    name = function_name(fn)
     code = getattr(fn, "__code__", None)
     if code is not None:
         return Function(name, code.co_filename, code.co_firstlineno, _digest(code))

@@ -11,6 +11,7 @@ import gc
 import sys
 from asyncio import Handle
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, NamedTuple, TypeVar
 
@@ -139,6 +140,13 @@ def place_of(frame: FrameType) -> Location:
     return Location(
         code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname.rpartition(".<locals>.")[2]
     )
+
+
+def function_name(fn: Any) -> str:
+    """Return the name of a function, or of a callable object's type, without the functions around it."""
+    while isinstance(fn, partial):
+        fn = fn.func
+    return str(getattr(fn, "__qualname__", type(fn).__qualname__).rpartition("<locals>.")[2])
 
 
 def program_frame(frame: FrameType) -> FrameType | None:

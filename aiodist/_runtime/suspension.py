@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from aiodist._core.terms import Location
 from aiodist._core.text import place
 from aiodist._runtime.handle import CollectiveHandle, posted
-from aiodist._runtime.stacks import Link, await_chain, drives_replica, frames_of, is_plumbing, links
+from aiodist._runtime.stacks import Link, await_chain, drives_replica, frames_of, function_name, is_plumbing, links
 
 
 class Awaited(enum.StrEnum):
@@ -189,7 +189,7 @@ def _put_into_words(what: str, thing: Any) -> str:
     words: dict[str, Callable[[Any], str]] = {
         "{a thing}": _a_thing,
         "{collective}": _collective,
-        "{call}": _call,
+        "{call}": lambda fn: f"{function_name(fn)}()",
         "{tasks}": lambda thing: _tasks(_things(Awaited.TASK, thing)),
         "{value}": lambda value: f"{value:g}" if isinstance(value, (int, float)) else "…",
     }
@@ -213,10 +213,6 @@ def _collective(handle: CollectiveHandle[Any]) -> str:
     label = None if slot.group.is_root else slot.group.label()
     call = kind if slot is slot.group.joining else f"{kind} #{slot.number}"
     return call if label is None else f"{call} of {label}"
-
-
-def _call(fn: Any) -> str:
-    return f"{getattr(fn, '__qualname__', type(fn).__qualname__).rpartition('<locals>.')[2]}()"
 
 
 def _tasks(tasks: tuple[Any, ...]) -> str:

@@ -193,7 +193,7 @@ async def test_a_ring_of_thousands_of_groups_is_found() -> None:
 async def test_what_may_still_act_for_a_replica_is_no_alarm(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replica 1 uses the second group before the first, and replica 0 too, but by something beside its own task."""
     looked, looks = anyio.Event(), []
-    look = inspection.never_go_on
+    look = inspection.deadlocked
 
     def counted(*args: Any) -> object:
         looks.append(args)
@@ -226,7 +226,7 @@ async def test_what_may_still_act_for_a_replica_is_no_alarm(how: str, monkeypatc
             await first.barrier(name="first")
         return None
 
-    monkeypatch.setattr(inspection, "never_go_on", counted)
+    monkeypatch.setattr(inspection, "deadlocked", counted)
     await run(mirrored(2), program)
     assert looks
 

@@ -436,7 +436,7 @@ async def test_replicas_that_wait_for_each_other_end_after_a_second(
 ) -> None:
     strategy = mirrored(replicas)
     if reason == "cycle":  # else it would be found at once, as one that passes through groups is
-        monkeypatch.setattr("aiodist._runtime.scheduler.Run._look", lambda run: None)
+        monkeypatch.setattr("aiodist._runtime.scheduler.Run._check_for_deadlock", lambda run: None)
 
     async def later() -> None:
         await turns(50)
