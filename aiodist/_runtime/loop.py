@@ -15,9 +15,10 @@ import sys
 import time
 from asyncio import AbstractEventLoop, BaseEventLoop, Event, Future, TimerHandle, get_running_loop
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
+from dataclasses import dataclass
 from functools import cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -241,15 +242,17 @@ class TrioLoop(_TaskLoop):
 
     def start(self, replicas: Sequence[Start], names: Sequence[str]) -> None:
         """Start the replicas, in this order: each starts the next, because trio runs a batch in random order."""
-        self._start_next(replicas, names, 0)
+        self._start_next(iter(zip(replicas, names, strict=True)))
 
-    def _start_next(self, replicas: Sequence[Start], names: Sequence[str], index: int) -> None:
-        if index < len(replicas):
-            self._tasks.start_soon(self._start_one, replicas, names, index, name=names[index])
+    def _start_next(self, left: Iterator[tuple[Start, str]]) -> None:
+        following = next(left, None)
+        if following is not None:
+            replica, name = following
+            self._tasks.start_soon(self._start_one, replica, left, name=name)
 
-    async def _start_one(self, replicas: Sequence[Start], names: Sequence[str], index: int) -> None:
-        self._start_next(replicas, names, index + 1)
-        await replicas[index]()
+    async def _start_one(self, replica: Start, left: Iterator[tuple[Start, str]]) -> None:
+        self._start_next(left)
+        await replica()
 
     def wake(self, slot: Rendezvous) -> None:
         """Resume the waiters of a complete collective, in replica order."""
@@ -324,17 +327,15 @@ def _hold_interrupts_back(cls: type, *names: str) -> None:
                 enable_ki_protection(function)
 
 
+@dataclass(slots=True, eq=False)
 class Parked:
     """A task on trio that waits for its turn in a `Chain`."""
 
-    __slots__ = ("gone", "linked", "suspended", "task", "woken")
-
-    def __init__(self, task: trio.lowlevel.Task) -> None:
-        self.task = task
-        self.gone = False  # it no longer waits for its turn: it was cancelled, or woken by `wake_now`
-        self.linked = False  # its turn has come, so it must wake the next
-        self.suspended = False  # until then, it cannot be rescheduled
-        self.woken = False  # `wake_now` came before it was suspended
+    task: trio.lowlevel.Task
+    gone: bool = False  # it no longer waits for its turn: it was cancelled, or woken by `wake_now`
+    linked: bool = False  # its turn has come, so it must wake the next
+    suspended: bool = False  # until then, it cannot be rescheduled
+    woken: bool = False  # `wake_now` came before it was suspended
 
 
 class Chain:
@@ -350,22 +351,19 @@ class Chain:
         self._lowlevel = lowlevel
         self._parked: deque[Parked] = deque()
         self._linked = False
-        protected: Any = lowlevel.enable_ki_protection
-        self.park = protected(self._park)
-        self.extend = protected(self._extend)
-        self.wake_now = protected(self._wake_now)
+        _hold_interrupts_back(Chain)
 
     def new_parked(self) -> Parked:
         """Return a place for the current task, which it takes with ``park``."""
         return Parked(self._lowlevel.current_task())
 
-    def _extend(self, parked: Iterable[Parked]) -> None:
+    def extend(self, parked: Iterable[Parked]) -> None:
         """Resume these tasks in this order, after those before them."""
         self._parked.extend(parked)
         if not self._linked:
             self._wake_next()
 
-    def _wake_now(self, parked: Iterable[Parked]) -> None:
+    def wake_now(self, parked: Iterable[Parked]) -> None:
         """Resume these tasks at once, in any order."""
         for one in parked:
             if not one.suspended:
@@ -374,7 +372,7 @@ class Chain:
                 one.gone = True  # so that nothing else wakes it
                 self._lowlevel.reschedule(one.task)
 
-    async def _park(self, parked: Parked) -> None:
+    async def park(self, parked: Parked) -> None:
         """Suspend the current task until its turn comes; if that has come already, only yield."""
         if parked.woken:
             return
@@ -384,7 +382,7 @@ class Chain:
             finally:
                 self._wake_next()
             return
-        succeeded: trio.lowlevel.Abort = self._lowlevel.Abort.SUCCEEDED
+        succeeded = self._lowlevel.Abort.SUCCEEDED
 
         def abort(_: object) -> trio.lowlevel.Abort:
             parked.gone = True

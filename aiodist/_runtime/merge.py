@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 from anyio import get_cancelled_exc_class
 
@@ -26,10 +26,8 @@ class MergeCall(NamedTuple):
     context: Context  # a copy of the replica's
 
 
-class Finish(Protocol):
-    """A function that completes a rendezvous with each replica's result, or an exception."""
-
-    def __call__(self, slot: Rendezvous, results: list[Any] | None, error: BaseException | None) -> object: ...
+Finish: TypeAlias = Callable[[Rendezvous, list[Any] | None, BaseException | None], object]
+"""Completes a rendezvous with each replica's result, or an exception."""
 
 
 async def merge(strategy: Any, finish: Finish, slot: Rendezvous) -> None:

@@ -46,7 +46,6 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import check_awaited
 from aiodist._collectives import kinds
-from aiodist._collectives.work import Work
 from aiodist._core.call import OrderCheck, place
 from aiodist._core.errors import CollectiveError, IncompleteCollectiveError
 from aiodist._core.instrument import Observer, who_observes
@@ -221,25 +220,22 @@ class Run:
     def begin(self, slot: Rendezvous) -> None:
         """Apply the run's options to a collective."""
         slot.options = self.options
-        if self.options.timeout_seconds is not None:
-            self._limit(slot, self.options.timeout_seconds)
+        self._limit(slot, self.options.timeout_seconds)
 
     def add(self, slot: Rendezvous, position: int, extras: Extras) -> None:
         """Record the options and the buffers of one post."""
         options, out = extras.options, extras.out
         if options is not None:
-            if options.timeout_seconds is not None:
-                self._limit(slot, options.timeout_seconds)
+            self._limit(slot, options.timeout_seconds)
             if position == 0:
                 slot.options = slot.options.merge(options)
         if out is not None:
             slot.outs = {**(slot.outs or {}), position: out}
 
-    def _limit(self, slot: Rendezvous, seconds: float) -> None:
-        deadline = slot.started + seconds
-        if slot.deadline is None or deadline < slot.deadline:
-            slot.deadline = deadline
-            self._set_timer(deadline)
+    def _limit(self, slot: Rendezvous, seconds: float | None) -> None:
+        if seconds is not None and (slot.deadline is None or slot.started + seconds < slot.deadline):
+            slot.deadline = slot.started + seconds
+            self._set_timer(slot.deadline)
 
     def carry_out(self, slot: Rendezvous, last: int) -> None:
         """Carry out a collective that all replicas of this process have posted alike; ``last`` posted last."""
@@ -252,7 +248,9 @@ class Run:
             return
         try:
             work = slot.compute(self.devices_of)
-            if work is not None:
+            if work is not None and self.threads is None:  # outside any run
+                slot.take(work.carry_out(), shared=slot.shared)
+            elif work is not None:
                 slot.under_way = True
                 slot.deadline = None  # nobody is missing: it can be neither late nor abandoned
                 self.threads.carry_out(work, partial(self.complete, slot))
@@ -621,7 +619,7 @@ class Run:
         # If the event loop is blocked, another thread asks; after the run's end, its loop may be gone.
         is_here = get_ident() == self.thread
         looks, reads = is_here and not self.over, is_here or other_threads_can_be_looked_at()
-        look = look_at_run(self.ledger) if looks else Look({}, "", {})
+        look = look_at_run(self.ledger) if looks else Look()
         facts = tuple(
             ReplicaFacts(
                 replica.id,
@@ -662,23 +660,8 @@ def new_standing_run(run: Run) -> Run:
     if run.ledger.root.size > 1:
         run.thread = NO_RUN
     else:
-        run.attach(SoloLoop(partial(merge, run.strategy, run.finish_merge)), _InThisThread(), ANY_THREAD)
+        run.attach(SoloLoop(partial(merge, run.strategy, run.finish_merge)), None, ANY_THREAD)
     return run
-
-
-class _InThisThread:
-    """Replaces worker threads where no other replica could run meanwhile."""
-
-    under_way = 0
-
-    def carry_out(self, work: Work, done: Callable[[Any, BaseException | None], object]) -> None:
-        """Compute the result at once."""
-        try:
-            result = work.carry_out()
-        except Exception as error:  # noqa: BLE001  (the await raises it)
-            done(None, error)
-        else:
-            done(result, None)
 
 
 def run_replicas(run: Run, calls: Sequence[Call]) -> Coroutine[Any, Any, list[Any]]:

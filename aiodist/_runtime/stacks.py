@@ -1,4 +1,4 @@
-"""Where a replica is: the chain of awaits of its coroutine, from its function to the innermost one.
+"""Where a replica is: the chain of awaits of its coroutine, and the callers of a call.
 
 A task's own stack shows a single frame; the coroutine that each frame awaits leads to the next. If Python has no
 attribute for that (the iterator of a future, a step of an async generator, the result of a coroutine's
@@ -33,10 +33,7 @@ _ENDS = frozenset(
 )
 _MOST_FRAMES = 32
 _WITH_FRAMES = (CoroutineType, GeneratorType, AsyncGeneratorType)
-_OPAQUE = (
-    *("FutureIter", "coroutine_wrapper", "anext_awaitable"),
-    *("async_generator_asend", "async_generator_athrow"),
-)
+_OPAQUE = ("FutureIter", "coroutine_wrapper", "anext_awaitable", "async_generator_asend", "async_generator_athrow")
 
 
 class Link(NamedTuple):
@@ -81,7 +78,11 @@ def _look_into(awaitable: Any) -> tuple[FrameType | None, bool, Any]:
         running = awaitable.gi_running
         return awaitable.gi_frame, running, None if running else awaitable.gi_yieldfrom
     if isinstance(awaitable, AsyncGeneratorType):
-        running = _runs(awaitable)
+        if sys.version_info >= (3, 12):
+            suspended = awaitable.ag_suspended
+        else:
+            suspended = awaitable.ag_await is not None
+        running = awaitable.ag_running and not suspended  # Python also calls it running if it awaits
         return awaitable.ag_frame, running, None if running else awaitable.ag_await
     return None, False, None
 
@@ -89,19 +90,10 @@ def _look_into(awaitable: Any) -> tuple[FrameType | None, bool, Any]:
 def awaited_by(coroutine: Any) -> Any:
     """Return what a coroutine awaits; None while it runs.
 
-    Do not ask Python 3.12 what a running one awaits: it may mistake a counter between the instructions for an
+    Python 3.12 must not be asked what a running one awaits: it may mistake a counter between the instructions for an
     instruction, and return an address that is not an object's.
     """
     return None if coroutine.cr_running else coroutine.cr_await
-
-
-def _runs(generator: AsyncGeneratorType[Any, Any]) -> bool:
-    """Return whether the frame of an async generator runs. Python also says so of one that is suspended in an await."""
-    if sys.version_info >= (3, 12):
-        suspended = generator.ag_suspended
-    else:
-        suspended = generator.ag_await is not None
-    return generator.ag_running and not suspended
 
 
 def _behind(awaitable: Any) -> Any:
@@ -129,7 +121,7 @@ def other_threads_can_be_looked_at() -> bool:
 
 
 def is_plumbing(frame: FrameType) -> bool:
-    """Return whether a frame belongs to an event loop or aiodist, which reports leave out."""
+    """Return whether a frame belongs to an event loop or to aiodist; reports leave these out."""
     module = str(frame.f_globals.get("__name__", ""))
     return module.startswith(_PLUMBING) and not module.startswith(_OF_THE_PROGRAM)
 
@@ -137,9 +129,8 @@ def is_plumbing(frame: FrameType) -> bool:
 def place_of(frame: FrameType) -> Location:
     """Return where a frame is."""
     code = frame.f_code
-    return Location(
-        code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname.rpartition(".<locals>.")[2]
-    )
+    function = code.co_qualname.rpartition(".<locals>.")[2]
+    return Location(code.co_filename, frame.f_lineno or code.co_firstlineno, function)
 
 
 def function_name(fn: Any) -> str:
@@ -166,7 +157,7 @@ _drivers = {id(Handle._run.__code__)}  # noqa: SLF001  (it is there as long as a
 
 
 def drives_tasks(fn: Fn) -> Fn:
-    """Mark a function that runs tasks: it does not count as a caller of what they call."""
+    """Mark a function that runs tasks, so that it does not count as a caller of what they call."""
     _drivers.add(id(fn.__code__))
     return fn
 
@@ -180,7 +171,7 @@ def drives_replica(frame: FrameType | None) -> Member | None:
 
 
 def nearest_callers(frame: FrameType) -> Path:
-    """Return the two nearest callers of a frame, up to the replica's function or to where its task begins."""
+    """Return the two nearest callers of a frame, at most up to the replica's function or to where its task begins."""
     caller = frame.f_back
     if caller is None or id(caller.f_code) in _drivers:
         return ()
@@ -191,9 +182,9 @@ def nearest_callers(frame: FrameType) -> Path:
 
 
 def all_callers(frame: FrameType) -> Path:
-    """Return the callers of a frame, up to the replica's function.
+    """Return all callers of a frame up to the replica's function, or to where its task begins.
 
-    In a child task the chain ends where the task begins. Frames of event loops' own helpers are left out.
+    Frames of event loops' own helpers are left out.
     """
     path: list[Any] = []
     caller = frame.f_back
@@ -208,7 +199,7 @@ def all_callers(frame: FrameType) -> Path:
 
 
 def lines_here() -> tuple[tuple[str, int], ...]:
-    """Return the files and lines that are running, innermost first, without aiodist's own."""
+    """Return the files and lines of the running frames, innermost first, without aiodist's own."""
     lines: list[tuple[str, int]] = []
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  (documented, for all its name)
     while frame is not None and len(lines) < _MOST_FRAMES:

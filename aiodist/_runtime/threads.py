@@ -34,7 +34,7 @@ _IDLE_NAME = "aiodist idle"
 _PATIENCE_SECONDS = 1.0
 _PAUSE_SECONDS = 0.1
 _POLL_SECONDS = 50e-6
-"""How long a device is polled, in each turn of the loop, before a thread waits for it; waking that takes half as long."""
+"""For how long a device is polled before a thread is woken to wait for it, which takes half of that time."""
 
 Done: TypeAlias = Callable[[Any, BaseException | None], object]
 
@@ -140,7 +140,11 @@ class DeviceThreads:
         worker = self._workers.get(device)
         if worker is None:
             worker = self._workers[device] = take(f"aiodist {device}")
-        call = _on_gpu(device, fn) if device.startswith("GPU:") else fn
+        call: Callable[..., T] = fn
+        if device.startswith("GPU:"):
+            from aiodist._gpu import enqueue
+
+            call = partial(enqueue.call_on, device, enqueue.current_streams(device), fn)
         finished = self._loop.new_event()
         result: list[T] = []
         errors: list[BaseException] = []
@@ -174,7 +178,7 @@ class DeviceThreads:
     def _begin(self) -> None:
         """Begin the submitted jobs; those of a thread that still has other work begin by themselves."""
         jobs, self._submitted = self._submitted, []
-        at_once = []
+        at_once: list[tuple[Worker, Job]] = []
         for worker, job in jobs:
             if self._unfinished[worker]:  # not `busy`, which it may be for a moment after its notification
                 worker.submit(job)
@@ -182,8 +186,14 @@ class DeviceThreads:
                 at_once.append((worker, job))
         self._unfinished.update(worker for worker, _ in jobs)
         if at_once:
-            worker, job = at_once[0]
-            worker.submit(partial(_begin_all, at_once[1:], job))
+            (first, job_of_first), *others = at_once
+
+            def begin_all() -> None:
+                for worker, job in others:
+                    worker.submit(job)
+                job_of_first()
+
+            first.submit(begin_all)
 
     def _finish(self, worker: Worker, finished: Any) -> None:
         self._unfinished[worker] -= 1
@@ -220,18 +230,6 @@ class DeviceThreads:
             worker.release()
 
 
-def _begin_all(others: Sequence[tuple[Worker, Job]], job: Job) -> None:
-    for worker, other in others:
-        worker.submit(other)
-    job()
-
-
-def _on_gpu(device: str, fn: Callable[..., T]) -> Callable[..., T]:
-    from aiodist._gpu import enqueue
-
-    return partial(enqueue.call_on, device, enqueue.current_streams(device), fn)
-
-
 class ReductionThreads:
     """The threads in which a run computes results that would hold up its event loop.
 
@@ -256,7 +254,7 @@ class ReductionThreads:
             self._call_soon(self._poll, work, done, time.perf_counter() + _POLL_SECONDS)
 
     def _poll(self, work: Work, done: Done, until: float) -> None:
-        """Check, once in each turn of the loop, whether a device has done the work, before a thread waits for it."""
+        """Check, once in each turn of the loop, whether a device has done the work."""
         assert work.ready is not None
         try:
             ready = work.ready()

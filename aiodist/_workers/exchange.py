@@ -328,7 +328,7 @@ def _collective(slot: Rendezvous) -> Collective:
 def contributed(slot: Rendezvous) -> Sequence[Any]:
     """Return what the local replicas contribute to a slot."""
     over = slot.request.over_workers
-    return slot.values if over is None else over.bring(slot.values)
+    return slot.values if over is None else over.contribute(slot.values)
 
 
 def _buffers(slot: Rendezvous, places: Sequence[int]) -> dict[int, Any]:
