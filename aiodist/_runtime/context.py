@@ -75,7 +75,7 @@ class ReplicaContext:
         index = requests.replica_id(replica_id_in_sync_group, "replica_id_in_sync_group")
         if not 0 <= index < len(members):
             raise ValueError(f"replica_id_in_sync_group must be from 0 to {len(members) - 1}, got {index}")
-        self._show(Participant(run, members[index], None))
+        self._show(Participant(run, members[index]))
 
     def _show(self, participant: Participant) -> Self:
         self._me = participant
@@ -487,11 +487,11 @@ class ReplicaContext:
         self._me.check("run_sync")
         requests.check_plain(fn)
         call = partial(fn, *args, **kwargs) if args or kwargs else fn
-        me = self._me
-        if me.threads is None:  # outside a run no device has a thread of its own
+        run, replica_id = self._me.run, self._me.member.replica_id
+        if run.device_threads is None:  # outside any run
             return await anyio.to_thread.run_sync(call)
-        replica_id = me.member.replica_id
-        return await me.threads.run(me.run.device_of(replica_id), replica_id, call)
+        result: T = await run.device_threads.run(run.device_of(replica_id), replica_id, call)
+        return result
 
 
 def context_of(participant: Participant) -> ReplicaContext:

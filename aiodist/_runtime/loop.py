@@ -81,8 +81,7 @@ class AsyncioLoop(_TaskLoop):
         wakes_later: `wake` resumes nobody in the current callback of the loop, so a task that begins to wait in that
             callback is resumed, too.
         clock: returns the time in seconds.
-        call_soon, call_soon_threadsafe: call a function in the loop, after what is ready now; the second from any
-            thread.
+        call_soon_threadsafe: calls a function in the loop, from any thread.
     """
 
     handle: type[CollectiveHandle[Any]] = AsyncioHandle
@@ -96,7 +95,6 @@ class AsyncioLoop(_TaskLoop):
         # asyncio's own clock is the same with one more call; uvloop's has steps of a millisecond
         plain = type(self.loop).time is BaseEventLoop.time or type(self.loop).__module__ == "uvloop"
         self.clock: Callable[[], float] = time.monotonic if plain else self.loop.time
-        self.call_soon = self.loop.call_soon
         self.call_soon_threadsafe = self.loop.call_soon_threadsafe
         self.run_next: Any = getattr(self.loop, "run_next", None)  # of the controlled loop, which reorders tasks
         self._resume = self._resume_at_once if self.run_next is None else self._resume_by_choice
@@ -126,7 +124,7 @@ class AsyncioLoop(_TaskLoop):
             self._next = slot
         else:
             self._woken.append(slot)
-            self.call_soon(self._resume, context=self._context)
+            self.loop.call_soon(self._resume, context=self._context)
 
     @drives_tasks
     def _resume_at_once(self) -> None:  # noqa: C901  (every wake-up takes this path: one frame)
@@ -161,7 +159,7 @@ class AsyncioLoop(_TaskLoop):
                     began = slot.started
                 elif slot.started - began > _MOST_SECONDS_OF_A_TURN:
                     self._woken.append(slot)
-                    self.call_soon(self._resume, context=self._context)
+                    self.loop.call_soon(self._resume, context=self._context)
                     break
         except BaseException as error:
             if resumed is not None and not isinstance(error, Exception):
@@ -194,8 +192,8 @@ class AsyncioLoop(_TaskLoop):
         self.close()
         self._timer = self.loop.call_at(at, fn, context=self._context)
 
-    def call_without_context(self, fn: Callable[..., object], /, *args: Any) -> None:
-        """Call ``fn`` in the loop, after what is ready now, in the context of the run's caller."""
+    def call_soon(self, fn: Callable[..., object], /, *args: Any) -> None:
+        """Call a function in the loop, after what is ready now, in the context of the run's caller."""
         self.loop.call_soon(fn, *args, context=self._context)
 
     @property
@@ -236,8 +234,7 @@ class TrioLoop(_TaskLoop):
         self._timer = CancelScope()
         self.chain = Chain()
         self.clock = lowlevel.current_clock().current_time  # this loop's own, which also works after the run
-        self.call_soon = token.run_sync_soon
-        self.call_soon_threadsafe = token.run_sync_soon
+        self.call_soon = self.call_soon_threadsafe = token.run_sync_soon  # in a context of trio's own
         lowlevel.enable_ki_protection(TrioLoop._start_next)
 
     def start(self, replicas: Sequence[Start], names: Sequence[str]) -> None:
@@ -276,10 +273,6 @@ class TrioLoop(_TaskLoop):
         with scope:
             await sleep_until(at)
             fn()
-
-    def call_without_context(self, fn: Callable[..., object], /, *args: Any) -> None:
-        """Call ``fn`` in the loop, after what is ready now, in a context of trio's own."""
-        self.call_soon(fn, *args)
 
     def hold_interrupts_back(self, *classes: type) -> None:
         """Let trio delay a Ctrl-C while methods of these classes run; it is then raised in the main task.
@@ -420,7 +413,7 @@ class SoloLoop:
         """Call ``fn`` now."""
         fn(*args)
 
-    call_without_context = call_soon_threadsafe = call_soon
+    call_soon_threadsafe = call_soon
 
     def wake(self, *_: object) -> None:
         """Do nothing: nothing waits, nothing can be late, and there are no tasks."""

@@ -69,7 +69,7 @@ class RaceWatch(Observer):
         if where not in self._warned:
             self._warned.add(where)
             # Not in this call: the warning may be turned into an error, and a running task shows no frames.
-            self._run.loop.call_without_context(_warn, member.replica_id, found)
+            self._run.loop.call_soon(_warn, member.replica_id, found)
 
 
 def _warn(replica_id: int, found: list[tuple[Post, Any]]) -> None:

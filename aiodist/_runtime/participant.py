@@ -20,7 +20,6 @@ from aiodist._runtime.handle import Awaits, CollectiveHandle, post
 from aiodist._runtime.rendezvous import Extras, OutBuffers
 from aiodist._runtime.requests import Request
 from aiodist._runtime.stacks import program_frame
-from aiodist._runtime.threads import DeviceThreads
 
 _RETIRED: Final = -1
 ANY_THREAD: Final = 0
@@ -30,16 +29,11 @@ NO_RUN: Final = -2
 class Participant:
     """A replica in one of its groups."""
 
-    __slots__ = (
-        "__weakref__", "awaits", "branches", "context", "member", "of_run", "replica", "run", "thread", "threads",
-    )  # fmt: skip
+    __slots__ = ("__weakref__", "awaits", "branches", "context", "member", "of_run", "replica", "run", "thread")
 
-    def __init__(
-        self, run: Any, member: Member, threads: DeviceThreads | None, of_run: Participant | None = None
-    ) -> None:
+    def __init__(self, run: Any, member: Member, of_run: Participant | None = None) -> None:
         self.run: Any = run  # a `Run` of the scheduler, which is above this module
         self.member: Member = member
-        self.threads: DeviceThreads | None = threads  # for blocking work; None outside of runs
         self.of_run: Participant | None = of_run  # the same replica in the run's own group; None if this is it
         self.thread: int = run.thread  # in which it issues collectives
         self.replica: Replica = member.replica
@@ -55,7 +49,7 @@ class Participant:
     def branch(self, member: Member) -> Participant:
         """Return the same replica in a group that it has made."""
         of_run = self.of_run or self
-        made = Participant(self.run, member, self.threads, of_run)
+        made = Participant(self.run, member, of_run)
         of_run.branches = of_run.branches if of_run.branches is not None else WeakSet()
         of_run.branches.add(made)
         return made

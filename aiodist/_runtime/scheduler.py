@@ -166,7 +166,8 @@ class Run:
         self.error: CollectiveError | None = None  # what the order check found
         self.loop: Any = None
         self.handle: type[CollectiveHandle[Any]] = CollectiveHandle
-        self.threads: Any = None  # compute results that would hold up the loop
+        self.threads: Any = None  # compute results that would hold up the loop; None outside any run
+        self.device_threads: DeviceThreads | None = None  # for `run_sync`
         self.thread = 0  # the loop's
         self.has_groups = False  # besides the run's own
         self.called_from: FrameType | None = None  # who awaits the run, while a replica's function is called
@@ -183,9 +184,11 @@ class Run:
         self._quiet: tuple[tuple[int, ...], float] | None = None
         self._cycle_until: float | None = None
 
-    def attach(self, loop: AsyncioLoop | TrioLoop | SoloLoop, threads: Any, thread: int) -> None:
+    def attach(self, loop: AsyncioLoop | TrioLoop | SoloLoop, thread: int) -> None:
         """Bind the run to the event loop, and the thread, in which its replicas run."""
-        self.loop, self.threads, self.thread = loop, threads, thread
+        self.loop, self.thread = loop, thread
+        if not isinstance(loop, SoloLoop):
+            self.threads, self.device_threads = ReductionThreads(loop), DeviceThreads(loop)
         self.handle = loop.handle
         self.now = self.clock = loop.clock  # tells the time in seconds
         self._wake = loop.wake
@@ -263,7 +266,7 @@ class Run:
         if self._wakes_later or last == len(slot.waiters) - 1:
             self._wake(slot)
         else:
-            self.loop.call_soon(partial(self.release, slot))
+            self.loop.call_soon(self.release, slot)
 
     def _spans(self, group: Group) -> bool:
         """Return whether a group has members on other workers."""
@@ -338,7 +341,7 @@ class Run:
         slot.take(last, shared=True)
         slot.last = -1
         self._finish(slot)
-        self.loop.call_soon(partial(self.release, slot))
+        self.loop.call_soon(self.release, slot)
 
     def new_group(
         self, member: Member, ranks: tuple[int, ...], name: str | None, code: Any, offset: int, path: Path
@@ -363,7 +366,7 @@ class Run:
             self._waits += 1
             if not self._check_requested:
                 self._check_requested = True
-                self.loop.call_without_context(self._check_when_quiet, self._waits)
+                self.loop.call_soon(self._check_when_quiet, self._waits)
 
     def abandon(self, member: Member, slot: Rendezvous) -> None:
         """Note that a replica was cancelled out of a collective."""
@@ -406,7 +409,7 @@ class Run:
         if self.closed or self.over or trouble.until is not None:
             return
         if turns:
-            self.loop.call_soon(partial(self._report_after_turns, group, turns - 1))
+            self.loop.call_soon(self._report_after_turns, group, turns - 1)
         else:
             self._report(group)
 
@@ -479,9 +482,11 @@ class Run:
         """
         return self._analysed()
 
-    def end_waits(self) -> None:
-        """Raise an error in tasks that outlive the run and wait in a collective, now or later."""
-        self.closed = True
+    def finish(self) -> None:
+        """Release the threads, and raise an error in tasks that outlive the run and wait in a collective."""
+        self.closed = self.over = True
+        for threads in filter(None, (self.device_threads, self.threads)):
+            threads.close()
         for slot in self._open_slots():
             if slot.has_waiters():
                 self.fail_slot(slot)
@@ -539,7 +544,7 @@ class Run:
     def _check_when_quiet(self, waits: int) -> None:
         """Check for deadlocks if nobody has begun to wait in the last turn of the loop."""
         if waits != self._waits and not self.closed:
-            self.loop.call_without_context(self._check_when_quiet, self._waits)
+            self.loop.call_soon(self._check_when_quiet, self._waits)
             return
         self._check_requested = False
         self._check_for_deadlock()
@@ -660,7 +665,7 @@ def new_standing_run(run: Run) -> Run:
     if run.ledger.root.size > 1:
         run.thread = NO_RUN
     else:
-        run.attach(SoloLoop(partial(merge, run.strategy, run.finish_merge)), None, ANY_THREAD)
+        run.attach(SoloLoop(partial(merge, run.strategy, run.finish_merge)), ANY_THREAD)
     return run
 
 
@@ -681,7 +686,6 @@ class _Replicas:
         self._handled: dict[int, Exception] = {}
         self._cancellations: dict[int, BaseException] = {}
         self._noted: set[int] = set()  # identities of failures that have a note
-        self._threads: DeviceThreads | None = None
         self._running = len(calls)
         self._watch: StallWatch | None = None
         self._called_from: FrameType | None = None
@@ -733,22 +737,16 @@ class _Replicas:
     def _release(self) -> None:
         """Release what the run has used, however it ends."""
         run = self._run
-        run.over, self._called_from = True, None
+        self._called_from = None
         if self._watch is not None:
             self._watch.remove(run)
-        if self._threads is not None:
-            self._threads.close()
-        if run.threads is not None:
-            run.threads.close()
-        run.end_waits()
+        run.finish()
         if run.observer is not None:
             run.observer.run_ended(run)
 
     def _attach(self, loop: AsyncioLoop | TrioLoop, observer: Observer | None) -> None:
         run = self._run
-        threads = ReductionThreads(loop.call_without_context, loop.call_soon_threadsafe)
-        run.attach(loop, threads, get_ident())
-        self._threads = DeviceThreads(loop)
+        run.attach(loop, get_ident())
         loop.hold_interrupts_back(ReplicaContext, Participant, loop.handle)
         if self._watch is not None:
             self._watch.add(run)
@@ -762,7 +760,7 @@ class _Replicas:
     async def _drive(self, member: Member) -> None:
         """Run one replica's function to its end, and note how it ended."""
         run = self._run
-        me = Participant(run, member, self._threads)
+        me = Participant(run, member)
         state = run.state_of(member)
         end = ReplicaState.CANCELLED
         frame = None

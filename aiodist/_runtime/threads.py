@@ -159,7 +159,7 @@ class DeviceThreads:
 
         context = contextvars.copy_context()
         if not self._submitted:
-            self._loop.call_without_context(self._begin)
+            self._loop.call_soon(self._begin)
         self._submitted.append((worker, work))
         try:
             await finished.wait()
@@ -238,9 +238,8 @@ class ReductionThreads:
     nothing reads or writes its arrays once it has continued.
     """
 
-    def __init__(self, call_soon: Callable[..., object], call_soon_threadsafe: Callable[..., object]) -> None:
-        self._call_soon = call_soon  # in the loop's own thread, at a tenth of the other's cost
-        self._call_soon_threadsafe = call_soon_threadsafe
+    def __init__(self, loop: Any) -> None:
+        self._loop = loop
         self._workers: list[Worker] = []
         self._settled: anyio.Event | None = None
         self.under_way = 0
@@ -251,7 +250,7 @@ class ReductionThreads:
         if work.ready is None:
             self._begin(work, done)
         else:
-            self._call_soon(self._poll, work, done, time.perf_counter() + _POLL_SECONDS)
+            self._loop.call_soon(self._poll, work, done, time.perf_counter() + _POLL_SECONDS)
 
     def _poll(self, work: Work, done: Done, until: float) -> None:
         """Check, once in each turn of the loop, whether a device has done the work."""
@@ -264,7 +263,7 @@ class ReductionThreads:
         if ready:
             self._finish(work, done, None)
         elif time.perf_counter() < until:
-            self._call_soon(self._poll, work, done, until)
+            self._loop.call_soon(self._poll, work, done, until)
         else:
             self._begin(work, done)
 
@@ -275,7 +274,7 @@ class ReductionThreads:
 
         def ended(error: BaseException | None) -> None:
             with suppress(RuntimeError):  # the loop is closed
-                self._call_soon_threadsafe(self._finish, work, done, error)
+                self._loop.call_soon_threadsafe(self._finish, work, done, error)
 
         _Job(work, self._workers, ended).begin()
 
