@@ -39,7 +39,7 @@ class BlockedLoop:
 
     Args:
         loop: returns the asyncio loop that runs in this thread; None on trio.
-        tell: reports a replica that holds up the loop, with the text and the line; called in the watching thread.
+        report: reports a replica that holds up the loop, with the text and the line; called in the watching thread.
         clock: returns the time in seconds.
         computed: returns the processor time that a thread has used, in seconds.
     """
@@ -47,12 +47,12 @@ class BlockedLoop:
     def __init__(
         self,
         loop: Callable[[], asyncio.AbstractEventLoop | None],
-        tell: Callable[[str, Location], object],
+        report: Callable[[str, Location], object],
         clock: Callable[[], float] = time.monotonic,
         computed: Callable[[int], float] | None = None,
     ) -> None:
         self._loop = loop
-        self._tell = tell
+        self._report = report
         self._clock = clock
         self._computed = computed or (lambda thread: time.clock_gettime(time.pthread_getcpuclockid(thread)))
         self._thread = threading.get_ident()
@@ -120,7 +120,7 @@ class BlockedLoop:
         replica = replica_of(task)
         if replica is not None and not self._warned:
             self._warned = True
-            self._tell(
+            self._report(
                 f"replica {replica.id} has held up the event loop for more than a second at {place(where)}: meanwhile "
                 "no other replica can continue (await ctx.run_sync(function) runs such work in a thread)",
                 where,

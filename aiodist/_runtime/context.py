@@ -1,4 +1,4 @@
-"""The replica context: what a replica function knows of its sync group, and the collectives that it can issue."""
+"""The replica context: a replica's view of its sync group, and the collectives that it can issue."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class ReplicaContext:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas the sync group has."""
+        """The number of replicas in the sync group."""
         return self._me.member.group.size
 
     @property
@@ -214,7 +214,7 @@ class ReplicaContext:
                 if expected.dtype is value.dtype and expected.shape == value.shape:
                     request = expected
             else:
-                template = expected.template  # another thread's event loop may put another one there
+                template = expected.template  # read once: another thread's event loop may replace it
                 if template is not None and (found := template.match(value)) is not None:
                     request, leaves, build = expected, found, template.build
         if request is None:
@@ -495,7 +495,7 @@ class ReplicaContext:
 
 
 def context_of(participant: Participant) -> ReplicaContext:
-    """Return the context of a participant, the same object as long as somebody holds it."""
+    """Return the context of a participant: the same object as long as it is alive."""
     found = None if participant.context is None else participant.context()
     context: ReplicaContext = found or ReplicaContext.__new__(ReplicaContext)._show(participant)  # noqa: SLF001
     return context

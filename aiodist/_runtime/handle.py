@@ -86,8 +86,7 @@ def _warn(replica_id: int, post: Post) -> None:
 
 
 _shown: dict[Any, Any] = {}
-"""The warnings that have been shown: one in a loop is shown once, as Python does with those of its own."""
-
+"""The warnings that have been shown: like Python's own, one in a loop is shown once."""
 
 _MOST_KEPT = 4096
 
@@ -202,16 +201,8 @@ def post(
 ) -> CollectiveHandle[Any]:
     """Issue a replica's next collective through a new handle, and return the handle. Invalid arguments change nothing.
 
-    Args:
-        self: the handle.
-        me: the `Participant`.
-        request: what the call asks for.
-        code: the caller's code object.
-        offset: the offset of the call in that code.
-        path: the caller's own callers, as far as they are compared.
-        value: the contribution: a leaf, or a list of leaves for a nest.
-        build: builds a nest like the value; None for a single leaf.
-        extras: options and buffers of this call; None for most.
+    ``code`` and ``offset`` are the call site, ``path`` its callers as far as they are compared. ``value`` is a leaf, or
+    for a nest the list of its leaves, and ``build`` then builds such nests. Few calls have ``extras``.
     """
     run = me.run
     member = me.member
@@ -231,7 +222,7 @@ def post(
     self._slot = slot
     self._me = me
     self._build = build
-    if run.thread:  # `Awaits.issued`, inlined; outside any run nobody reports handles never awaited
+    if run.thread:  # `Awaits.issued`, inlined; outside any run its record would never be reported
         awaits = me.awaits
         if awaits.latest is not None:
             awaits.keep(awaits.latest)

@@ -78,7 +78,7 @@ class AsyncioLoop(_TaskLoop):
     Attributes:
         handle: the class of handles.
         new_event: makes an event, in a third of the time that anyio needs to find the running loop.
-        wakes_later: `wake` resumes nobody in the current callback of the loop, so a task that begins to wait in that
+        wakes_later: `wake` resumes no task in the current callback of the loop, so one that begins to wait in that
             callback is resumed, too.
         clock: returns the time in seconds.
         call_soon_threadsafe: calls a function in the loop, from any thread.

@@ -109,9 +109,7 @@ def _observed(handle: type[CollectiveHandle[Any]]) -> type[CollectiveHandle[Any]
     return type(f"Observed{handle.__name__}", (_Observed, handle), {"__slots__": ()})
 
 
-def observe(run: Any, observer: Observer) -> None:
-    """Let an observer see a run; unless it needs only runs, also warn of racing tasks."""
-    if observer.of_runs_alone:
-        run.observe(observer, run.loop.handle)
-    else:
-        run.observe(together(RaceWatch(run), observer), _observed(run.loop.handle))
+def observed(run: Any, observer: Observer) -> tuple[Observer, type[CollectiveHandle[Any]]]:
+    """Return an observer that also warns of racing tasks, and handles that notify it, unless it needs only runs."""
+    handle = run.loop.handle
+    return (observer, handle) if observer.of_runs_alone else (together(RaceWatch(run), observer), _observed(handle))

@@ -115,7 +115,7 @@ def error_of_run(
     alike: dict[str, list[int]] = {}
     for replica_id, error in others:
         alike.setdefault(brief(error), []).append(replica_id)
-    _add_notes(first, [f"{ids_briefly(who)} failed, too: {what}" for what, who in alike.items()])
+    _add_notes(first, [f"{ids_briefly(replicas)} failed, too: {text}" for text, replicas in alike.items()])
     return first
 
 

@@ -97,7 +97,7 @@ class Participant:
     def check(self, what: str) -> None:
         """Check that the replica may issue collectives in this group, here and now."""
         thread, here = self.thread, get_current()
-        through = f"{what} was called through the context of {self.who()}"
+        through = f"{what} was called through the context of {self.label()}"
         if thread == _RETIRED:
             raise ReplicaContextError(
                 f"{through}, whose function has ended; a replica's collectives are issued, and its child tasks end, "
@@ -105,19 +105,19 @@ class Participant:
             )
         if thread == NO_RUN:
             raise ReplicaContextError(
-                f"{what} was called through a context of {self.who()} that was made by hand; the other replicas are "
+                f"{what} was called through a context of {self.label()} that was made by hand; the other replicas are "
                 "not running: use `await strategy.run(fn)` and, in fn, `get_replica_context()`"
             )
         if thread != ANY_THREAD and thread != get_ident():
             raise ReplicaContextError(
-                f"{what} of {self.who()} was called in the thread {threading.current_thread().name!r}; "
+                f"{what} of {self.label()} was called in the thread {threading.current_thread().name!r}; "
                 "collectives are issued in the event loop's thread: return the value from run_sync and pass it there"
             )
         if here is self or (here is None and thread == ANY_THREAD):
             return
         if isinstance(here, CrossReplica):
             raise ReplicaContextError(
-                f"{what} of {self.who()} was called in cross-replica context (under strategy.scope() or in a merge "
+                f"{what} of {self.label()} was called in cross-replica context (under strategy.scope() or in a merge "
                 "function); there, combine per-replica values with `await strategy.reduce(op, value, axis)` or gather"
             )
         if here is None:
@@ -126,9 +126,9 @@ class Participant:
             )
         if here.replica is not self.replica:  # otherwise it is the same replica in another group
             raise ReplicaContextError(
-                f"{through} inside {here.who()}; each replica uses its own: ctx = aiodist.get_replica_context()"
+                f"{through} inside {here.label()}; each replica uses its own: ctx = aiodist.get_replica_context()"
             )
 
-    def who(self) -> str:
-        """Return what errors call this replica, e.g. ``replica 0 of 2``."""
+    def label(self) -> str:
+        """Return the replica as errors name it, e.g. ``replica 0 of 2``."""
         return f"replica {self.member.replica_id} of {self.member.group.ledger.root.size}"

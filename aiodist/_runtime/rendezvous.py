@@ -111,7 +111,8 @@ class Rendezvous(Slot):
                 values = list(map(in_native_order, values))
             size, executor = request.usual
             if len(values) != size or self.absent or options.accumulate != "native":
-                executor = request.executor(len(values), self.absent, options.accumulate, devices, self.group)
+                names = devices(self.group) if request.on_devices else ()
+                executor = request.executor(len(values), self.absent, options.accumulate, names)
             self.shared = executor.shared
             if self.outs is None:
                 result = executor.run(values)

@@ -24,7 +24,6 @@ from aiodist._collectives import kinds
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import Collective, Kind
 from aiodist._core.call import LEAF, ON_A_GPU, Call, Function, code_digest
-from aiodist._core.ledger import Group
 from aiodist._runtime.stacks import function_name
 from aiodist_kernels import Accumulate, ReduceOp
 
@@ -100,16 +99,8 @@ class Request:
         self.collective.check(size)
         self.checked_for = size
 
-    def executor(
-        self,
-        size: int,
-        absent: tuple[int, ...],
-        accumulate: Accumulate,
-        devices: Callable[[Group], tuple[str, ...]],
-        group: Group,
-    ) -> Any:
-        """Return its executor for the replicas of this process, without the absent ones, which have joined."""
-        names = devices(group) if self.on_devices else ()
+    def executor(self, size: int, absent: tuple[int, ...], accumulate: Accumulate, names: tuple[str, ...]) -> Any:
+        """Return its executor for the replicas of this process, without the absent ones, on these devices."""
         key = size, absent, accumulate, names
         found = self._executors.get(key)
         if found is None:

@@ -17,7 +17,7 @@ echo. No exception leaves a replica's task, so the task group never decides what
 ended, `outcome` does. A cancellation of the caller passes through the task group unchanged.
 
 **Deadlocks.** In a run with groups, each await of an open collective requests a check, which happens after a turn of
-the loop in which nobody else has begun to wait. Replicas that wait for each other, each in another group, are
+the loop in which no other replica has begun to wait. Replicas that wait for each other, each in another group, are
 deadlocked if none of their tasks can run and none of their timers is pending (if the loop does not show its timers, a
 second without progress counts instead). While this is undecided the check is repeated, for at most a fiftieth of the
 time.
@@ -54,34 +54,15 @@ from aiodist._core.report import CollectiveReport
 from aiodist._core.snapshot import Overdue, ReplicaFacts, Snapshot
 from aiodist._core.terms import Location, Reason, ReplicaState
 from aiodist._core.text import ids
+from aiodist._runtime import outcome, stacks
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import current
 from aiodist._runtime.handle import CollectiveHandle, fill_in
 from aiodist._runtime.loop import AsyncioLoop, SoloLoop, TrioLoop, new_loop
 from aiodist._runtime.merge import merge
-from aiodist._runtime.outcome import (
-    error_of_run,
-    interrupt_in,
-    is_only,
-    note_of_failure,
-    origin_of,
-    without_cancellations,
-    without_frames_of_ours,
-)
 from aiodist._runtime.participant import ANY_THREAD, NO_RUN, Participant
 from aiodist._runtime.rendezvous import Extras, Rendezvous
 from aiodist._runtime.requests import Request
-from aiodist._runtime.stacks import (
-    all_callers,
-    await_chain,
-    drives_tasks,
-    function_name,
-    is_plumbing,
-    lines_here,
-    nearest_callers,
-    other_threads_can_be_looked_at,
-    program_frame,
-)
 from aiodist._runtime.stall import PROOF_SECONDS, StallWatch, watch_here
 from aiodist._runtime.threads import DeviceThreads, ReductionThreads
 
@@ -134,15 +115,9 @@ class _Trouble:
 
 
 class Run:
-    """One run of a strategy on this process's replicas.
+    """One run of a strategy on this process's replicas, one for each device.
 
-    Args:
-        strategy: the strategy that the replicas belong to.
-        devices: the replicas' devices, in canonical form.
-        order_check: how call sites are compared.
-        options: the strategy's, overridden by the run's own.
-        first: the id of the first replica.
-        total: the number of replicas over all workers; None if there are no other workers.
+    ``first`` is the id of the first one; ``total`` is their number over all workers, or None if there are no others.
     """
 
     def __init__(
@@ -160,7 +135,7 @@ class Run:
         self.options = options
         self.first = first
         self.ledger = Ledger(range(first, first + len(devices)), order_check, total=total, slot_type=Rendezvous)
-        self.callers = all_callers if order_check is OrderCheck.CALL_PATH else nearest_callers
+        self.callers = stacks.all_callers if order_check is OrderCheck.CALL_PATH else stacks.nearest_callers
         self.closed = False  # nothing completes any more: the run has failed
         self.over = False  # all its tasks have ended, or never began
         self.error: CollectiveError | None = None  # what the order check found
@@ -170,7 +145,7 @@ class Run:
         self.device_threads: DeviceThreads | None = None  # for `run_sync`
         self.thread = 0  # the loop's
         self.has_groups = False  # besides the run's own
-        self.called_from: FrameType | None = None  # who awaits the run, while a replica's function is called
+        self.called_from: FrameType | None = None  # the frame that awaits the run, while a replica's function is called
         self.span: Span | None = None  # None if there are no other workers
         self.observer: Observer | None = None
         self.has_options = options != CommunicationOptions()
@@ -195,11 +170,6 @@ class Run:
         self._wakes_later = loop.wakes_later
         for group in list(self.ledger.troubled):  # another worker was in trouble before this one began
             self.reconsider(group)
-
-    def observe(self, observer: Observer, handle: type[CollectiveHandle[Any]]) -> None:
-        """Notify an observer of what happens, with handles that notify it of awaits."""
-        self.observer = observer
-        self.handle = handle
 
     @property
     def ending(self) -> bool:
@@ -255,7 +225,7 @@ class Run:
                 slot.take(work.carry_out(), shared=slot.shared)
             elif work is not None:
                 slot.under_way = True
-                slot.deadline = None  # nobody is missing: it can be neither late nor abandoned
+                slot.deadline = None  # no replica is missing: it can be neither late nor abandoned
                 self.threads.carry_out(work, partial(self.complete, slot))
                 return
         except Exception as error:  # noqa: BLE001  (the waiting replicas raise it)
@@ -376,7 +346,7 @@ class Run:
         if member.abandoned is None or slot.number < member.abandoned:
             from aiodist._runtime.inspection import why_cancelled  # loaded only if something has gone wrong
 
-            state.cancelled_in, state.cancelled_by = lines_here(), why_cancelled()
+            state.cancelled_in, state.cancelled_by = stacks.lines_here(), why_cancelled()
         member.group.abandon(member, slot)
         self.reconsider(member.group, member)
 
@@ -542,7 +512,7 @@ class Run:
     # Replicas that wait for each other.
 
     def _check_when_quiet(self, waits: int) -> None:
-        """Check for deadlocks if nobody has begun to wait in the last turn of the loop."""
+        """Check for deadlocks if no replica has begun to wait in the last turn of the loop."""
         if waits != self._waits and not self.closed:
             self.loop.call_soon(self._check_when_quiet, self._waits)
             return
@@ -623,14 +593,14 @@ class Run:
 
         # If the event loop is blocked, another thread asks; after the run's end, its loop may be gone.
         is_here = get_ident() == self.thread
-        looks, reads = is_here and not self.over, is_here or other_threads_can_be_looked_at()
+        looks, reads = is_here and not self.over, is_here or stacks.other_threads_can_be_looked_at()
         look = look_at_run(self.ledger) if looks else Look()
         facts = tuple(
             ReplicaFacts(
                 replica.id,
                 self.device_of(replica.id),
                 replica.end,
-                await_chain(state.awaitable if reads else None),
+                stacks.await_chain(state.awaitable if reads else None),
                 look.waits.get(replica.id),
                 *_how_it_returned(state),
                 state.cancelled_in,
@@ -693,17 +663,14 @@ class _Replicas:
     async def results(self) -> list[Any]:
         """Run the replicas and return what they return."""
         run = self._run
-        self._called_from = program_frame(sys._getframe(1))  # noqa: SLF001  (documented, for all its name)
+        self._called_from = stacks.program_frame(sys._getframe(1))  # noqa: SLF001  (documented, for all its name)
         observer = who_observes()
         self._watch = watch_here()
         try:
             async with create_task_group() as tasks:
                 self._attach(new_loop(tasks), observer)
-                members = run.ledger.root.members
-                names = [
-                    f"replica {m.replica_id} of {function_name(self._calls[0][0])} ({run.device_of(m.replica_id)})"
-                    for m in members
-                ]
+                members, name = run.ledger.root.members, stacks.function_name(self._calls[0][0])
+                names = [f"replica {m.replica_id} of {name} ({run.device_of(m.replica_id)})" for m in members]
                 run.loop.start([partial(self._drive, member) for member in members], names)
             if run.span is not None:  # returns at once, unless the last replica was cancelled in this call
                 await run.span.finish(self._failures)
@@ -711,18 +678,18 @@ class _Replicas:
             if reported is not None or self._cancellations:
                 await checkpoint_if_cancelled()  # the caller may be: on trio, a task group does not raise that
         except get_cancelled_exc_class() as cancellation:
-            error = error_of_run(None, self._failures, {})
+            error = outcome.error_of_run(None, self._failures, {})
             if error is not None:
-                raise without_frames_of_ours(error) from None
+                raise outcome.without_frames_of_ours(error) from None
             raise cancellation.with_traceback(None)  # noqa: B904
         except BaseExceptionGroup as group:  # trio's, of a Ctrl-C that meets this task where it waits for the replicas
-            interrupt = interrupt_in(group)
+            interrupt = outcome.interrupt_in(group)
             if interrupt is not None:
-                raise without_frames_of_ours(interrupt) from None
+                raise outcome.without_frames_of_ours(interrupt) from None
             raise
         finally:
             self._release()
-        error = error_of_run(reported, self._failures, self._handled)
+        error = outcome.error_of_run(reported, self._failures, self._handled)
         if error is None and self._cancellations:
             replica_id = min(self._cancellations)
             error = RuntimeError(
@@ -731,7 +698,7 @@ class _Replicas:
             )
             error.__cause__ = self._cancellations[replica_id]
         if error is not None:
-            raise without_frames_of_ours(error)
+            raise outcome.without_frames_of_ours(error)
         return self._results
 
     def _release(self) -> None:
@@ -751,12 +718,12 @@ class _Replicas:
         if self._watch is not None:
             self._watch.add(run)
         if observer is not None:
-            from aiodist._runtime.observed import observe  # loaded only for observers
+            from aiodist._runtime.observed import observed  # loaded only for observers
 
-            observe(run, observer)
+            run.observer, run.handle = observed(run, observer)
             observer.run_begun(run, self._calls[0][0])
 
-    @drives_tasks
+    @stacks.drives_tasks
     async def _drive(self, member: Member) -> None:
         """Run one replica's function to its end, and note how it ended."""
         run = self._run
@@ -770,7 +737,7 @@ class _Replicas:
                 if inspect.isawaitable(result):
                     state.awaitable = result
                     frame = getattr(result, "cr_frame", None)  # kept, for it will tell where the function returned
-                    if frame is not None and not is_plumbing(frame):
+                    if frame is not None and not stacks.is_plumbing(frame):
                         me.awaits.frame = frame
                     result = await result
                 check_awaited(result, "result")
@@ -802,7 +769,7 @@ class _Replicas:
         run = self._run
         if run.threads.under_way:
             await run.threads.settle()
-        if is_last and run.span is not None:  # here, while merge functions that nobody awaits can still be started
+        if is_last and run.span is not None:  # here, while merge functions that no replica awaits can still be started
             await run.span.finish(self._failures)
 
     def _call(self, me: Participant) -> Any:
@@ -831,21 +798,21 @@ class _Replicas:
         """Note what a replica's function has raised, and return the replica's state."""
         run = self._run
         cancelled = get_cancelled_exc_class()
-        error = interrupt_in(error) or without_cancellations(error, cancelled)
+        error = outcome.interrupt_in(error) or outcome.without_cancellations(error, cancelled)
         if isinstance(error, KeyboardInterrupt):
             run.loop.was_interrupted = True
-        if is_only(error, cancelled):
+        if outcome.is_only(error, cancelled):
             if not run.closed:
                 self._cancellations[member.replica_id] = error
             return ReplicaState.CANCELLED
-        if run.closed and is_only(error, CollectiveError, cancelled):
-            origin = origin_of(error)
+        if run.closed and outcome.is_only(error, CollectiveError, cancelled):
+            origin = outcome.origin_of(error)
             if origin is not None:
                 self._handled[member.replica_id] = origin
             return ReplicaState.FAILED
         if id(error) not in self._noted:
             self._noted.add(id(error))
             device = run.device_of(member.replica_id)
-            error.add_note(note_of_failure(run.ledger, member.replica, device, first=not self._failures))
+            error.add_note(outcome.note_of_failure(run.ledger, member.replica, device, first=not self._failures))
         self._failures[member.replica_id] = error
         return ReplicaState.FAILED

@@ -57,7 +57,11 @@ async def run(
     strategy: aiodist.Strategy, program: Program, options: CommunicationOptions | None = None
 ) -> tuple[Any, ...]:
     """Run a program that takes its context; return the local results."""
-    return strategy.experimental_local_results(await strategy.run(lambda: program(here()), options=options))
+
+    def replica() -> Any:
+        return program(here())
+
+    return strategy.experimental_local_results(await strategy.run(replica, options=options))
 
 
 async def results(replicas: int, program: Program, **settings: Any) -> tuple[Any, ...]:
