@@ -156,8 +156,8 @@ class Run:
         self._waits = 0  # awaits of open collectives so far
         self._check_requested = self._checks_again = False
         self._not_before = 0.0
-        self._quiet: tuple[tuple[int, ...], float] | None = None
-        self._cycle_until: float | None = None
+        self._seen: tuple[int, ...] = ()
+        self._seen_since = 0.0
 
     def attach(self, loop: AsyncioLoop | TrioLoop | SoloLoop, thread: int) -> None:
         """Bind the run to the event loop, and the thread, in which its replicas run."""
@@ -533,7 +533,7 @@ class Run:
             certain = self.waiting_for_good()
             if self.span is not None and certain:
                 self.span.stuck(certain)
-            elif certain & suspects and self._no_timer_helps() and self._others_have_settled(certain):
+            elif certain & suspects and self._is_proven(certain):
                 self._end_by_deadlock(certain)
                 return
         took = time.perf_counter() - began
@@ -546,21 +546,18 @@ class Run:
             self._checks_again = True
             self._set_timer(self._not_before)
 
-    def _others_have_settled(self, certain: set[int]) -> bool:
-        """Return whether the replicas outside the cycle have ended, or have had time to reach it."""
-        if self._cycle_until is None:
-            self._cycle_until = self.now() + _SETTLE_SECONDS
-        running = (each.id for each in self.ledger.replicas if each.end is None)
-        return certain.issuperset(running) or self.now() >= self._cycle_until
+    def _is_proven(self, certain: set[int]) -> bool:
+        """Return whether these replicas are deadlocked, and the others have ended, or have had time to reach the cycle.
 
-    def _no_timer_helps(self) -> bool:
-        """Return whether the loop shows its timers or, if it does not, whether no replica has moved for a second."""
-        if self.loop.pending() is not None:
-            return True
-        progress, now = self.ledger.progress(), self.now()
-        if self._quiet is None or self._quiet[0] != progress:
-            self._quiet = (progress, now)
-        return now - self._quiet[1] >= PROOF_SECONDS
+        If the loop does not show its timers, one may help, unless nothing has moved for a second.
+        """
+        shows_timers, now = self.loop.pending() is not None, self.now()
+        seen = tuple(sorted(certain)) if shows_timers else self.ledger.progress()
+        if seen != self._seen:
+            self._seen, self._seen_since = seen, now
+        alone = certain.issuperset(replica.id for replica in self.ledger.replicas if replica.end is None)
+        delay = 0.0 if alone else _SETTLE_SECONDS
+        return now - self._seen_since >= (delay if shows_timers else PROOF_SECONDS)
 
     def waiting_for_good(self) -> set[int]:
         """Return the ids of local replicas that are certain to wait only for other replicas."""
