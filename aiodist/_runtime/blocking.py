@@ -60,7 +60,6 @@ class BlockedLoop:
         self._held = 0.0
         self._warned = False
         self._sent = self._arrived = 0  # callbacks
-        self.watched = False
 
     @property
     def over(self) -> bool:
@@ -140,7 +139,7 @@ def _where(frame: FrameType) -> Location | None:
     return None if where is None or is_plumbing(where) else place_of(where)
 
 
-_watched: list[tuple[BlockedLoop, Sized]] = []
+_watched: dict[BlockedLoop, Sized] = {}  # with their runs
 _lock = lock_for(_watched)
 
 
@@ -149,24 +148,20 @@ def watch(blocked: BlockedLoop, runs: Sized) -> None:
     if not other_threads_can_be_looked_at():
         return
     with _lock, suppress(RuntimeError):  # no more threads can be started, so there is no watch
-        if blocked.watched:
-            return
         if not _watched:
             start_new_thread(_look_until_no_runs, ())  # `Thread.start` would wait for it: a fifth of a first run
-        blocked.watched = True
-        _watched.append((blocked, runs))
+        _watched[blocked] = runs
 
 
 def _look_until_no_runs() -> None:
     while True:
         time.sleep(_PAUSE_SECONDS)
         with _lock:
-            for each in _watched.copy():
-                if not each[1] or each[0].over:
-                    each[0].watched = False
-                    _watched.remove(each)
+            for blocked, runs in list(_watched.items()):
+                if not runs or blocked.over:
+                    del _watched[blocked]
             if not _watched:
                 return
-            looked_at = _watched.copy()
-        for blocked, _ in looked_at:
+            looked_at = list(_watched)
+        for blocked in looked_at:
             blocked.look()

@@ -371,7 +371,7 @@ class ReplicaContext:
         if name is None:
             run = me.run
             path = () if frame is awaits.frame else run.callers(frame)
-            return post(run.handle(), me, _BARRIER, frame.f_code, frame.f_lasti, path, None, None, None)
+            return post(run.handle(), me, requests.BARRIER, frame.f_code, frame.f_lasti, path, None, None, None)
         request = requests.request(kinds.BARRIER, None, None, requests.checked_name(name), None, None)
         return me.issue(frame, request, None)
 
@@ -516,7 +516,5 @@ def _out_buffers(given: Any, request: Request, leaves: Any) -> OutBuffers:
     own = [leaves] if structure is None else leaves
     return OutBuffers(out_buffers.checked(request.collective, own, buffers), given)
 
-
-_BARRIER = Request.of_kind(kinds.BARRIER)
 
 ReplicaContext.__module__ = "aiodist"

@@ -24,7 +24,7 @@ from aiodist._core.ledger import Member, Path, RawPost, post_of
 from aiodist._core.text import shown
 from aiodist._runtime.current import get_current
 from aiodist._runtime.rendezvous import Extras, Rendezvous
-from aiodist._runtime.requests import START, Request
+from aiodist._runtime.requests import BARRIER, Request
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class Awaits:
     def __init__(self) -> None:
         self.code: CodeType | None = None  # of the program, and has issued a collective; never an event loop's
         self.frame: FrameType | None = None  # of the replica's function, which has no callers; None if unknown
-        self.request: Request = START  # of the last reduction, which mostly tells what the next one is
+        self.request: Request = BARRIER  # of the last reduction, if any, which mostly tells what the next one is
         self.latest: CollectiveHandle[Any] | None = None  # issued last, until it is awaited
         self.future: Future[None] | None = None  # in which its task waits next on asyncio, see `AsyncioLoop`
         self._earlier: dict[tuple[int, int], RawPost] = {}  # those before the latest, by group and number

@@ -29,6 +29,7 @@ from aiodist._core.terms import Location
 from aiodist._core.text import ids_briefly, place, shown, upper
 from aiodist._core.waitgraph import shortest_cycle, stuck
 from aiodist._runtime.current import current
+from aiodist._runtime.merge import merge
 from aiodist._runtime.stacks import Link, drives_replica, frames_of, is_plumbing, links
 from aiodist._runtime.suspension import Awaited, Suspension, coroutine_of, current_task, suspension_of, task_text
 
@@ -87,7 +88,7 @@ def _inspect(task: Any) -> Waiter:
     frames = tuple(link.frame for link in chain if link.frame is not None)
     member = next(filter(None, map(drives_replica, frames)), None)
     replica = replica_of(task) if member is None else member.replica
-    merging = next(filter(None, map(_merging, frames)), None)
+    merging = next((frame.f_locals.get("slot") for frame in frames if frame.f_code is merge.__code__), None)
     return Waiter(task, chain, frames, member, replica, merging, suspension_of(coroutine))
 
 
@@ -101,12 +102,6 @@ def _replica_in(context: Context) -> Replica | None:
     owner = context.get(current)
     replica: Replica | None = None if owner is None else owner.replica
     return replica
-
-
-def _merging(frame: FrameType) -> Any:
-    """Return the slot whose merge function runs in this frame."""
-    ours = frame.f_globals.get("__name__") == "aiodist._runtime.merge" and frame.f_code.co_name == "merge"
-    return frame.f_locals.get("slot") if ours else None
 
 
 def _entered(chain: Sequence[Link]) -> Iterator[Any]:

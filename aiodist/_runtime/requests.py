@@ -112,8 +112,7 @@ class Request:
         return found
 
 
-START = Request.of_kind(kinds.BARRIER)
-"""Stands for the reduction before a replica's first one."""
+BARRIER = Request.of_kind(kinds.BARRIER)
 
 
 @functools.lru_cache(_MOST_KEPT)

@@ -98,8 +98,8 @@ def take(name: str) -> Worker:
     return worker
 
 
-def lock_for(threads: list[Any]) -> threading.Lock:
-    """Return a lock for a list about threads. A forked child process, which has none of them, begins with it empty."""
+def lock_for(threads: list[Any] | dict[Any, Any]) -> threading.Lock:
+    """Return a lock for a collection about threads; a forked child process, which has none of them, finds it empty."""
     lock = threading.Lock()
 
     def begin_anew() -> None:

@@ -582,7 +582,7 @@ def test_loop_is_not_watched_without_the_interpreter_lock(monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
     unwatched = BlockedLoop(lambda: None, lambda *_: None)
     blocking.watch(unwatched, ["a run"])
-    assert not unwatched.watched
+    assert unwatched not in blocking._watched
 
 
 @locked
@@ -637,5 +637,5 @@ def test_loop_that_was_closed_in_the_middle_of_a_run_is_no_longer_watched(monkey
     loop.close()
     left = BlockedLoop(lambda: loop, lambda *_: None)
     blocking.watch(left, ["a run that never ends"])
-    while left.watched:
+    while left in blocking._watched:
         threading.Event().wait(0.01)
