@@ -69,7 +69,7 @@ class BlockedLoop:
 
     def look(self) -> None:
         """Check, in the watching thread, whether one step has held up the loop for a second."""
-        frame = sys._current_frames().get(self._thread)  # noqa: SLF001  (documented, for all its name)
+        frame = sys._current_frames().get(self._thread)  # noqa: SLF001  (documented, despite its name)
         if frame is None:
             return
         now, computed = self._clock(), self._computed(self._thread)

@@ -38,8 +38,8 @@ class Awaits:
     __slots__ = ("_earlier", "code", "frame", "future", "latest", "request")
 
     def __init__(self) -> None:
-        self.code: CodeType | None = None  # of the program, and has issued a collective; never an event loop's
-        self.frame: FrameType | None = None  # of the replica's function, which has no callers; None if unknown
+        self.code: CodeType | None = None  # of its last call, known to be the program's and not an event loop's
+        self.frame: FrameType | None = None  # of its function, which has no callers; None if unknown
         self.request: Request = BARRIER  # of the last reduction, if any, which mostly tells what the next one is
         self.latest: CollectiveHandle[Any] | None = None  # issued last, until it is awaited
         self.future: Future[None] | None = None  # in which its task waits next on asyncio, see `AsyncioLoop`

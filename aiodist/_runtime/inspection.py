@@ -319,7 +319,7 @@ def _tasks_here() -> Iterable[Any]:
 # A run.
 
 
-class Look(NamedTuple):
+class Inspection(NamedTuple):
     """What an inspection of a run's tasks has found, as texts by replica id."""
 
     waits: Mapping[int, str] = {}  # what replicas wait for that are not in a collective
@@ -327,7 +327,7 @@ class Look(NamedTuple):
     calls: Mapping[int, tuple[tuple[Location, str], ...]] = {}  # where child tasks are suspended
 
 
-def look_at_run(ledger: Ledger) -> Look:
+def inspect_run(ledger: Ledger) -> Inspection:
     """Inspect a run's tasks; with many replicas, only those of the first few that do not wait in a collective."""
     tasks = _tasks_here()
     if ledger.root.size > _MOST_REPLICAS:
@@ -353,7 +353,7 @@ def look_at_run(ledger: Ledger) -> Look:
             calls.setdefault(replica.id, []).append((here, f"{task_text(waiter.task)}{waiter.where}"))
         elif waiter.member is not None and waiter.suspension.kind is not Awaited.COLLECTIVE:
             waits[replica.id] = graph.sentence(waiter)
-    return Look(waits, graph.cycle_text(), {replica_id: tuple(found) for replica_id, found in calls.items()})
+    return Inspection(waits, graph.cycle_text(), {replica_id: tuple(found) for replica_id, found in calls.items()})
 
 
 _ELSEWHERE = "elsewhere"
@@ -472,7 +472,7 @@ def _task_groups() -> Iterator[Any]:
     for callback, _ in getattr(task, "_callbacks", None) or ():
         known = getattr(callback, "__self__", None), *gc.get_referents(*(getattr(callback, "__closure__", None) or ()))
         yield from filter(_is_task_group, known)
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  (documented)
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  (documented, despite its name)
     while frame is not None:
         if not is_plumbing(frame):
             yield from filter(_is_task_group, list(frame.f_locals.values()))

@@ -49,7 +49,7 @@ class _TaskLoop:
     def __init__(self, tasks: TaskGroup) -> None:
         self.was_interrupted = False  # a Ctrl-C was raised in a replica
         self._tasks = tasks
-        self._context = copy_context()  # the run's caller's, outside any replica
+        self._context = copy_context()  # of the run's caller, outside any replica
 
     def start_task(self, context: Context, fn: Callable[..., Any], *args: Any) -> None:
         """Start a task beside the replicas, in the given context."""
@@ -103,7 +103,7 @@ class AsyncioLoop(_TaskLoop):
         self._ready: Any = (None,) if shown is None else shown  # what the loop calls next; not empty if unknown
         self._woken: deque[Rendezvous] = deque()  # for each, a callback is scheduled
         self._resumes = False  # `_resume_at_once` is running
-        self._next: Rendezvous | None = None  # with which it continues
+        self._next: Rendezvous | None = None  # the slot with which it continues
         self._done: Future[None] = Future(loop=self.loop)
         self._done.set_result(None)
 
@@ -138,7 +138,7 @@ class AsyncioLoop(_TaskLoop):
         loop, which costs as much as a small collective. Timers and I/O wait for a millisecond at most.
         """
         slot, done = self._woken.popleft(), self._done  # no argument: a callback's are kept alive until it returns
-        resumed: Any = None  # a future, with what was taken from it
+        resumed: Any = None  # a future, and the wake-up taken from it
         began = None
         self._resumes = True
         try:

@@ -586,28 +586,28 @@ class Run:
 
     def snapshot(self, **more: Any) -> Snapshot:
         """Return what every replica called and where it is, including waits outside of collectives."""
-        from aiodist._runtime.inspection import Look, handled_in, look_at_run  # loaded only if something has gone wrong
+        from aiodist._runtime.inspection import Inspection, handled_in, inspect_run  # loaded only in trouble
 
         # If the event loop is blocked, another thread asks; after the run's end, its loop may be gone.
         is_here = get_ident() == self.thread
-        looks, reads = is_here and not self.over, is_here or stacks.other_threads_can_be_looked_at()
-        look = look_at_run(self.ledger) if looks else Look()
+        inspects, reads = is_here and not self.over, is_here or stacks.other_threads_can_be_looked_at()
+        found = inspect_run(self.ledger) if inspects else Inspection()
         facts = tuple(
             ReplicaFacts(
                 replica.id,
                 self.device_of(replica.id),
                 replica.end,
                 stacks.await_chain(state.awaitable if reads else None),
-                look.waits.get(replica.id),
+                found.waits.get(replica.id),
                 *_how_it_returned(state),
                 state.cancelled_in,
-                child_calls=look.calls.get(replica.id, ()),
+                child_calls=found.calls.get(replica.id, ()),
                 cancelled_by=state.cancelled_by,
                 handles=handled_in(state.awaitable if reads else None),
             )
             for replica, state in zip(self.ledger.replicas, self._states, strict=True)
         )
-        return self.ledger.snapshot(facts, **{"circle": look.circle, **more})
+        return self.ledger.snapshot(facts, **{"circle": found.circle, **more})
 
 
 JOIN = Request.of_kind(kinds.JOIN)
@@ -660,7 +660,7 @@ class _Replicas:
     async def results(self) -> list[Any]:
         """Run the replicas and return what they return."""
         run = self._run
-        self._called_from = stacks.program_frame(sys._getframe(1))  # noqa: SLF001  (documented, for all its name)
+        self._called_from = stacks.program_frame(sys._getframe(1))  # noqa: SLF001  (documented, despite its name)
         observer = who_observes()
         self._watch = watch_here()
         try:

@@ -47,11 +47,22 @@ class Link(NamedTuple):
 def links(awaitable: Any) -> Iterator[Link]:
     """Follow a chain of awaits from its outermost link to its end."""
     while awaitable is not None:
-        frame, running, inner = _look_into(awaitable)
+        if hasattr(awaitable, "cr_frame"):  # a coroutine, or a handle, which runs as one
+            frame, running, inner = awaitable.cr_frame, awaitable.cr_running, awaited_by(awaitable)
+        elif isinstance(awaitable, GeneratorType):
+            frame, running = awaitable.gi_frame, awaitable.gi_running
+            inner = None if running else awaitable.gi_yieldfrom
+        elif isinstance(awaitable, AsyncGeneratorType):
+            if sys.version_info >= (3, 12):
+                suspended = awaitable.ag_suspended
+            else:
+                suspended = awaitable.ag_await is not None
+            running = awaitable.ag_running and not suspended  # `ag_running` is also true while it awaits
+            frame, inner = awaitable.ag_frame, None if running else awaitable.ag_await
+        else:
+            frame, running, inner = None, False, _behind(awaitable)
         yield Link(awaitable, frame, running)
-        if running:
-            return
-        awaitable = inner if frame is not None else _behind(awaitable)
+        awaitable = inner
 
 
 def await_chain(awaitable: Any) -> tuple[Location, ...]:
@@ -68,23 +79,6 @@ def frames_of(awaitable: Any) -> list[FrameType]:
             if link.running:
                 frames += _running_above(link.frame)
     return frames
-
-
-def _look_into(awaitable: Any) -> tuple[FrameType | None, bool, Any]:
-    """Return the frame of an awaitable, whether it runs at this moment, and what it awaits."""
-    if hasattr(awaitable, "cr_frame"):  # a coroutine, or what runs as one, a handle
-        return awaitable.cr_frame, awaitable.cr_running, awaited_by(awaitable)
-    if isinstance(awaitable, GeneratorType):
-        running = awaitable.gi_running
-        return awaitable.gi_frame, running, None if running else awaitable.gi_yieldfrom
-    if isinstance(awaitable, AsyncGeneratorType):
-        if sys.version_info >= (3, 12):
-            suspended = awaitable.ag_suspended
-        else:
-            suspended = awaitable.ag_await is not None
-        running = awaitable.ag_running and not suspended  # Python also calls it running if it awaits
-        return awaitable.ag_frame, running, None if running else awaitable.ag_await
-    return None, False, None
 
 
 def awaited_by(coroutine: Any) -> Any:
@@ -107,7 +101,7 @@ def _behind(awaitable: Any) -> Any:
 def _running_above(frame: FrameType) -> list[FrameType]:
     """Return the running frames that ``frame`` has called, outermost first."""
     above: list[FrameType] = []
-    caller: FrameType | None = sys._getframe()  # noqa: SLF001  (documented, for all its name)
+    caller: FrameType | None = sys._getframe()  # noqa: SLF001  (documented, despite its name)
     while caller is not None and caller is not frame:
         above.append(caller)
         caller = caller.f_back
@@ -201,7 +195,7 @@ def all_callers(frame: FrameType) -> Path:
 def lines_here() -> tuple[tuple[str, int], ...]:
     """Return the files and lines of the running frames, innermost first, without aiodist's own."""
     lines: list[tuple[str, int]] = []
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  (documented, for all its name)
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  (documented, despite its name)
     while frame is not None and len(lines) < _MOST_FRAMES:
         if str(frame.f_globals.get("__name__", "")).partition(".")[0] != "aiodist":
             lines.append((frame.f_code.co_filename, frame.f_lineno))

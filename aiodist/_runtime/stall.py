@@ -113,7 +113,7 @@ class StallWatch:
         if slot is None:
             return
         if inspects:
-            seen.inspect_after = 2 * still  # ever more seldom
+            seen.inspect_after = 2 * still  # less and less often
             run.look_for_deadlock()
         if warns and not run.closed:
             seen.warned = True

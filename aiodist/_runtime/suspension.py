@@ -214,13 +214,13 @@ def task_text(task: Any) -> str:
     """Return what reports call a task: its replica, or the name that it was given, or its function."""
     if not hasattr(task, "get_coro") and not hasattr(task, "coro"):
         return "a future"
-    member = next((m for link in links(coroutine_of(task)) if (m := drives_replica(link.frame)) is not None), None)
+    coroutine = coroutine_of(task)
+    member = next(filter(None, map(drives_replica, frames_of(coroutine))), None)
     if member is not None:
         return f"replica {member.replica_id}"
     name = str(getattr(task, "name", "") or (task.get_name() if hasattr(task, "get_name") else ""))
     if name and not name.startswith("Task-") and "." not in name:  # given by the program
         return f"the task {name!r}"
-    coroutine = coroutine_of(task)
     if isinstance(coroutine, CollectiveHandle):
         slot, member = posted(coroutine)
         post = slot.post_of(member.position)

@@ -510,10 +510,10 @@ class LoopThread:
 
     def __init__(self) -> None:
         loop = None if running_on_trio() else asyncio.get_running_loop()
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.now = self.computed = 0.0
         self._blocked = BlockedLoop(
-            lambda: loop, lambda text, _: self.told.append(text), lambda: self.now, lambda _: self.computed
+            lambda: loop, lambda text, _: self.reported.append(text), lambda: self.now, lambda _: self.computed
         )
 
     def hold(self, seconds: float, share: float = 1.0) -> None:
@@ -562,8 +562,8 @@ async def test_replica_that_holds_up_the_loop_is_named_with_its_line(
                     await hold(seconds)
 
     await run(mirrored(2), program)
-    assert len(thread.told) == warns
-    for text in thread.told:
+    assert len(thread.reported) == warns
+    for text in thread.reported:
         assert re.match(r"replica 1 has held up the event loop for more than a second at \S*test_stall.py:\d+: ", text)
 
 
@@ -590,12 +590,12 @@ def test_loop_is_not_watched_without_the_interpreter_lock(monkeypatch: pytest.Mo
 async def test_a_thread_watches_the_loop_while_there_are_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocking, "_LIMIT_SECONDS", 0.02)
     monkeypatch.setattr(blocking, "_PAUSE_SECONDS", 0.01)
-    told = threading.Event()
-    monkeypatch.setattr(warnings, "warn_explicit", lambda *_: told.set())
+    shown = threading.Event()
+    monkeypatch.setattr(warnings, "warn_explicit", lambda *_: shown.set())
 
     async def program(ctx: ReplicaContext) -> None:
         await ctx.barrier()
-        assert told.wait(60)
+        assert shown.wait(60)
 
     await run(mirrored(1), program)
 
@@ -604,14 +604,14 @@ async def test_a_thread_watches_the_loop_while_there_are_runs(monkeypatch: pytes
 @pytest.mark.every_loop
 async def test_a_real_timer_watches_a_real_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIODIST_STALL_SECONDS", "0.01")
-    told = anyio.Event()
+    shown = anyio.Event()
 
     def warn(_text: str, category: type[Warning], *_: Any) -> None:  # filters are shared with threads
         if category is StallWarning:
-            told.set()
+            shown.set()
 
     monkeypatch.setattr(warnings, "warn_explicit", warn)
-    await run(mirrored(2), waits_for(told))
+    await run(mirrored(2), waits_for(shown))
 
 
 @pytest.mark.usefixtures("new_watches")
