@@ -231,7 +231,7 @@ class Run:
         except Exception as error:  # noqa: BLE001  (the waiting replicas raise it)
             slot.fail(error)
         slot.last = last
-        self._finish(slot)
+        self._mark_complete(slot)
         # The last to arrive takes its place among the others when it awaits, which it normally does in this very step.
         if self._wakes_later or last == len(slot.waiters) - 1:
             self._wake(slot)
@@ -251,10 +251,10 @@ class Run:
             slot.take(result, shared=slot.shared)
         else:
             slot.fail(error)
-        self._finish(slot)
+        self._mark_complete(slot)
         self.release(slot)
 
-    def _finish(self, slot: Rendezvous) -> None:
+    def _mark_complete(self, slot: Rendezvous) -> None:
         slot.values = []  # a merge function whose task has not begun finds nothing to merge, and does not run
         slot.group.complete(slot)
         if self.observer is not None:
@@ -310,7 +310,7 @@ class Run:
         slot.group.finish_join(slot, number)
         slot.take(last, shared=True)
         slot.last = -1
-        self._finish(slot)
+        self._mark_complete(slot)
         self.loop.call_soon(self.release, slot)
 
     def new_group(
@@ -439,7 +439,7 @@ class Run:
     def fail_slot(self, slot: Rendezvous) -> None:
         """Complete a collective of a run that has failed, with the run's error, or an echo of a replica's failure."""
         slot.fail(self.error or self._echo)
-        self._finish(slot)
+        self._mark_complete(slot)
         slot.released = True
         self.loop.wake_failed(slot)
 
@@ -452,7 +452,7 @@ class Run:
         """
         return self._analysed()
 
-    def finish(self) -> None:
+    def shut_down(self) -> None:
         """Release the threads, and raise an error in tasks that outlive the run and wait in a collective."""
         self.closed = self.over = True
         for threads in filter(None, (self.device_threads, self.threads)):
@@ -704,7 +704,7 @@ class _Replicas:
         self._called_from = None
         if self._watch is not None:
             self._watch.remove(run)
-        run.finish()
+        run.shut_down()
         if run.observer is not None:
             run.observer.run_ended(run)
 
