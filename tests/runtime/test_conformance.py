@@ -480,16 +480,17 @@ def test_ctrl_c_at_every_line_of_the_adapters(anyio_backend: Loop) -> None:
 # Timers.
 
 
-async def test_smallest_of_several_timeouts_counts() -> None:
+async def test_smallest_timeout_of_replicas_and_collectives_counts() -> None:
     async def program(ctx: ReplicaContext) -> None:
         if replica() == 2:
             await anyio.sleep_forever()
-        limits = [CommunicationOptions(timeout_seconds=seconds) for seconds in (60.0, 0.01, 30.0)]
-        for handle in [ctx.all_reduce("SUM", 1, limit) for limit in limits]:
-            await handle
+        for seconds in (60.0, (30.0, 0.01)[replica()], 60.0):
+            ctx.all_reduce("SUM", 1, CommunicationOptions(timeout_seconds=seconds))
+        await ctx.barrier()
 
-    report = (await error_of(program)).report
-    assert (report.reason, report.sequence_number, report.suspects) == ("timeout", 1, (2,))
+    error = await error_of(program)
+    assert str(error).startswith("collective #1 timed out after 0.01 s: replica 2 has not arrived")
+    assert (error.report.reason, error.report.suspects) == ("timeout", (2,))
 
 
 # One loop inside another.
