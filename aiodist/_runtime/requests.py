@@ -46,9 +46,8 @@ class Request:
     """What a call asks for."""
 
     __slots__ = (
-        "_executors", "_misses", "call", "checked_for", "collective", "compute", "dtype",
-        "following", "kind", "on_devices", "op", "over_workers", "shape", "spelling", "structure", "template",
-        "usual",
+        "_executors", "_misses", "call", "checked_for", "collective", "compute", "dtype", "following", "kind",
+        "on_devices", "over_workers", "shape", "spelling", "structure", "template", "usual",
     )  # fmt: skip
 
     def __init__(
@@ -62,7 +61,6 @@ class Request:
         self.collective: Collective = collective
         self.call: Call = call  # as the ledger compares it
         self.kind: Kind = collective.kind
-        self.op: ReduceOp | None = collective.op
         self.spelling: Any = collective.op  # the op as the last caller wrote it
         self.compute: Compute | None = compute  # makes the result from the values and options, if no plan does
         self.over_workers: OverWorkers | None = over_workers
