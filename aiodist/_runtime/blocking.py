@@ -1,9 +1,9 @@
-"""The watch over replicas that hold up their event loop: another thread looks at what the loop's thread does.
+"""The warning about a replica that holds up its event loop: another thread samples what the loop's thread does.
 
-As long as every look finds the same step of one task, nothing else runs in the loop. The machine may be busy, so only
-some time counts towards the second: time in which the loop's thread has used the processor, or has stayed at one
-instruction without using it, and so waits for something. There is no warning where a thread's processor time cannot be
-read (macOS, Windows), nor without the interpreter lock, because the loop's thread would run while its frames are read.
+As long as every sample finds the same step of one task, nothing else runs in the loop. The machine may be busy, so only
+some of the time counts: that in which the loop's thread has used the processor, or has stayed at one instruction
+without using it, because it waits for something. There is no warning where a thread's processor time cannot be read
+(macOS, Windows), nor without the interpreter lock, because the loop's thread would run while its frames are read.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from weakref import ref
 from aiodist._core.terms import Location
 from aiodist._core.text import place
 from aiodist._runtime.stacks import is_plumbing, other_threads_can_be_looked_at, place_of
+from aiodist._runtime.threads import lock_for
 
 _LIMIT_SECONDS = 1.0
 _PAUSE_SECONDS = 0.25
@@ -38,7 +39,7 @@ class BlockedLoop:
 
     Args:
         loop: returns the asyncio loop that runs in this thread; None on trio.
-        tell: reports that a replica blocks the loop, with the text and the line; called in the watching thread.
+        report: reports a replica that holds up the loop, with the text and the line; called in the watching thread.
         clock: returns the time in seconds.
         computed: returns the processor time that a thread has used, in seconds.
     """
@@ -46,12 +47,12 @@ class BlockedLoop:
     def __init__(
         self,
         loop: Callable[[], asyncio.AbstractEventLoop | None],
-        tell: Callable[[str, Location], object],
+        report: Callable[[str, Location], object],
         clock: Callable[[], float] = time.monotonic,
         computed: Callable[[int], float] | None = None,
     ) -> None:
         self._loop = loop
-        self._tell = tell
+        self._report = report
         self._clock = clock
         self._computed = computed or (lambda thread: time.clock_gettime(time.pthread_getcpuclockid(thread)))
         self._thread = threading.get_ident()
@@ -59,17 +60,16 @@ class BlockedLoop:
         self._held = 0.0
         self._warned = False
         self._sent = self._arrived = 0  # callbacks
-        self.watched = False
 
     @property
     def over(self) -> bool:
-        """Whether the loop is closed, perhaps in the middle of a run, which then never ends."""
+        """Whether the loop is closed, perhaps in the middle of a run that then never ends."""
         loop = self._loop()
         return loop is not None and loop.is_closed()
 
     def look(self) -> None:
-        """Check, from another thread, whether one step has held the loop for a second."""
-        frame = sys._current_frames().get(self._thread)  # noqa: SLF001  (documented, for all its name)
+        """Check, in the watching thread, whether one step has held up the loop for a second."""
+        frame = sys._current_frames().get(self._thread)  # noqa: SLF001  (documented, despite its name)
         if frame is None:
             return
         now, computed = self._clock(), self._computed(self._thread)
@@ -80,20 +80,20 @@ class BlockedLoop:
         if step is None or step != step_before:
             self._held, self._warned = 0.0, False
             return
-        passed = min(now - then, 2 * _PAUSE_SECONDS)  # the whole process may have stood still
+        passed = min(now - then, 2 * _PAUSE_SECONDS)  # the whole process may have been stopped
         used = computed - computed_then
         self._held += passed if at == at_before and used < _IDLE_SHARE * passed else used
         if self._held >= _LIMIT_SECONDS:
             where = _where(frame)
             if where is None:
-                self._warned = True  # a debugger's step may take as long as it likes
+                self._warned = True  # a step in a debugger may take any time
             else:
                 self.blocks(task, where, self._held)
 
     def step_in(self, frame: FrameType) -> tuple[Any, object]:
         """Return the task that runs, and a value that changes with its next step; None for both if no task runs.
 
-        A task on trio counts its steps. On asyncio a callback is sent, which runs before the task's next step.
+        On trio a task counts its steps. On asyncio a callback is scheduled, which runs before the task's next step.
         """
         for outer, _ in walk_stack(frame):
             if outer.f_code.co_name == "unrolled_run" and outer.f_globals.get("__name__") == "trio._core._run":
@@ -113,13 +113,13 @@ class BlockedLoop:
         self._arrived = self._sent
 
     def blocks(self, task: Any, where: Location, seconds: float) -> None:  # noqa: ARG002
-        """Report, once for each step, that it has held the loop for so long; the step may continue."""
+        """Report, once for each step, that it has held up the loop for that time; the step may continue."""
         from aiodist._runtime.inspection import replica_of  # loaded when something is overdue
 
         replica = replica_of(task)
         if replica is not None and not self._warned:
             self._warned = True
-            self._tell(
+            self._report(
                 f"replica {replica.id} has held up the event loop for more than a second at {place(where)}: meanwhile "
                 "no other replica can continue (await ctx.run_sync(function) runs such work in a thread)",
                 where,
@@ -132,52 +132,36 @@ def _where(frame: FrameType) -> Location | None:
     for outer, _ in walk_stack(frame):
         if str(outer.f_globals.get("__name__", "")).startswith(_DEBUGGERS):
             return None
-        if where is None and (is_plumbing(outer) or not _is_of_the_library(outer)):
+        file = outer.f_code.co_filename
+        of_the_library = file.startswith(_LIBRARY) and "site-packages" not in file
+        if where is None and (is_plumbing(outer) or not of_the_library):
             where = outer
     return None if where is None or is_plumbing(where) else place_of(where)
 
 
-def _is_of_the_library(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    return file.startswith(_LIBRARY) and "site-packages" not in file
-
-
-_lock = threading.Lock()
-_watched: list[tuple[BlockedLoop, Sized]] = []
+_watched: dict[BlockedLoop, Sized] = {}  # with their runs
+_lock = lock_for(_watched)
 
 
 def watch(blocked: BlockedLoop, runs: Sized) -> None:
     """Watch a loop as long as it has runs; one thread watches all loops of the process."""
     if not other_threads_can_be_looked_at():
         return
-    with _lock, suppress(RuntimeError):  # no more threads can be started: then nobody looks
-        if blocked.watched:
-            return
+    with _lock, suppress(RuntimeError):  # no more threads can be started, so there is no watch
         if not _watched:
-            start_new_thread(_look_until_no_runs, ())  # `Thread.start` would wait until it runs: a fifth of a first run
-        blocked.watched = True
-        _watched.append((blocked, runs))
+            start_new_thread(_look_until_no_runs, ())  # `Thread.start` would wait for it: a fifth of a first run
+        _watched[blocked] = runs
 
 
 def _look_until_no_runs() -> None:
     while True:
         time.sleep(_PAUSE_SECONDS)
         with _lock:
-            for each in _watched.copy():
-                if not each[1] or each[0].over:
-                    each[0].watched = False
-                    _watched.remove(each)
+            for blocked, runs in list(_watched.items()):
+                if not runs or blocked.over:
+                    del _watched[blocked]
             if not _watched:
                 return
-            looked_at = _watched.copy()
-        for blocked, _ in looked_at:
+            looked_at = list(_watched)
+        for blocked in looked_at:
             blocked.look()
-
-
-def _begin_anew() -> None:
-    _watched.clear()
-    _lock.release()
-
-
-if hasattr(os, "register_at_fork"):  # a child process has its parent's list and lock, and none of the threads
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_begin_anew)

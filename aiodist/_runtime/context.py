@@ -1,4 +1,4 @@
-"""The replica context: what a replica function knows of its sync group, and the collectives that it can issue."""
+"""The replica context: a replica's view of its sync group, and the collectives that it can issue."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ReplicaContext:
         index = requests.replica_id(replica_id_in_sync_group, "replica_id_in_sync_group")
         if not 0 <= index < len(members):
             raise ValueError(f"replica_id_in_sync_group must be from 0 to {len(members) - 1}, got {index}")
-        self._show(Participant(run, members[index], None))
+        self._show(Participant(run, members[index]))
 
     def _show(self, participant: Participant) -> Self:
         self._me = participant
@@ -102,7 +102,7 @@ class ReplicaContext:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas the sync group has."""
+        """The number of replicas in the sync group."""
         return self._me.member.group.size
 
     @property
@@ -214,7 +214,7 @@ class ReplicaContext:
                 if expected.dtype is value.dtype and expected.shape == value.shape:
                     request = expected
             else:
-                template = expected.template  # another thread's event loop may put another one there
+                template = expected.template  # read once: another thread's event loop may replace it
                 if template is not None and (found := template.match(value)) is not None:
                     request, leaves, build = expected, found, template.build
         if request is None:
@@ -371,7 +371,7 @@ class ReplicaContext:
         if name is None:
             run = me.run
             path = () if frame is awaits.frame else run.callers(frame)
-            return post(run.handle(), me, _BARRIER, frame.f_code, frame.f_lasti, path, None, None, None)
+            return post(run.handle(), me, requests.BARRIER, frame.f_code, frame.f_lasti, path, None, None, None)
         request = requests.request(kinds.BARRIER, None, None, requests.checked_name(name), None, None)
         return me.issue(frame, request, None)
 
@@ -487,15 +487,15 @@ class ReplicaContext:
         self._me.check("run_sync")
         requests.check_plain(fn)
         call = partial(fn, *args, **kwargs) if args or kwargs else fn
-        me = self._me
-        if me.threads is None:  # outside a run no device has a thread of its own
+        run, replica_id = self._me.run, self._me.member.replica_id
+        if run.device_threads is None:  # outside any run
             return await anyio.to_thread.run_sync(call)
-        replica_id = me.member.replica_id
-        return await me.threads.run(me.run.device_of(replica_id), replica_id, call)
+        result: T = await run.device_threads.run(run.device_of(replica_id), replica_id, call)
+        return result
 
 
 def context_of(participant: Participant) -> ReplicaContext:
-    """Return the context of a participant, the same object as long as somebody holds it."""
+    """Return the context of a participant: the same object as long as it is alive."""
     found = None if participant.context is None else participant.context()
     context: ReplicaContext = found or ReplicaContext.__new__(ReplicaContext)._show(participant)  # noqa: SLF001
     return context
@@ -516,7 +516,5 @@ def _out_buffers(given: Any, request: Request, leaves: Any) -> OutBuffers:
     own = [leaves] if structure is None else leaves
     return OutBuffers(out_buffers.checked(request.collective, own, buffers), given)
 
-
-_BARRIER = Request.of_kind(kinds.BARRIER)
 
 ReplicaContext.__module__ = "aiodist"

@@ -2,7 +2,7 @@
 
 It is a context variable, so a child task or a worker thread of a replica keeps its replica's context, and concurrent
 runs stay separate. It is a `Participant` inside a replica, a `CrossReplica` under a strategy's scope or in a merge
-function, and not set elsewhere: there the default strategy's only replica is the current one.
+function, and None elsewhere, where the default strategy's only replica is the current one.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class CrossReplica(NamedTuple):
     """Cross-replica context of a strategy."""
 
     strategy: Any
-    size: int  # how many components per-replica values have: in a merge function, its group's replicas here
-    group: Group | None = None  # in a merge function of a group that `new_group` made, that group
-    lasting: bool = False  # `experimental_set_strategy` has made it, and not a with-block or a merge function
-    replica: None = None  # it is no replica's
+    size: int  # the number of components of per-replica values: in a merge function, of its group's local replicas
+    group: Group | None = None  # that `new_group` made, in a merge function of that group
+    lasting: bool = False  # made by `experimental_set_strategy`, not by a with-block or a merge function
+    replica: None = None  # as in a `Participant`
 
 
 class Entries:
-    """The open with-blocks of one object; several tasks and threads may each be in one."""
+    """The open with-blocks of one object, which several tasks and threads may have entered."""
 
     __slots__ = ("_tokens",)
 
@@ -50,7 +50,7 @@ current: ContextVar[Any] = ContextVar("aiodist_current", default=None)
 
 
 class MakesRuns:
-    """Base class of strategies: what a replica context that a program makes itself needs."""
+    """Base class of strategies, for replica contexts that a program makes itself."""
 
     def _new_standing_run(self) -> Any:
         raise NotImplementedError
@@ -60,8 +60,8 @@ def standing_run(strategy: object) -> Any:
     """Return the run of a replica context that a program has made itself."""
     if not isinstance(strategy, MakesRuns):
         raise TypeError(f"ReplicaContext expects a strategy, got {strategy!r}")
-    return strategy._new_standing_run()  # noqa: SLF001  (declared above, for this module alone)
+    return strategy._new_standing_run()  # noqa: SLF001  (declared above)
 
 
 get_current = current.get
-"""Returns what ``current`` holds; bound once, for an imported name's method is looked up at every call."""
+"""Returns the value of ``current``; bound once, because a method is otherwise looked up at every call."""

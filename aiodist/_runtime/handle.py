@@ -24,32 +24,36 @@ from aiodist._core.ledger import Member, Path, RawPost, post_of
 from aiodist._core.text import shown
 from aiodist._runtime.current import get_current
 from aiodist._runtime.rendezvous import Extras, Rendezvous
-from aiodist._runtime.requests import START, Request
+from aiodist._runtime.requests import BARRIER, Request
 
 T = TypeVar("T")
 
 
 class Awaits:
-    """What one replica has awaited, in all its contexts. At its end, handles that it never awaited give a warning.
+    """Which of a replica's handles have been awaited, over all its groups: at its end, the others give a warning.
 
-    Handles have no destructor, which would cost every collective a tenth of its time.
+    A destructor of handles could do that, too, but would cost every collective a tenth of its time.
     """
 
     __slots__ = ("_earlier", "code", "frame", "future", "latest", "request")
 
     def __init__(self) -> None:
-        self.code: CodeType | None = None  # of the program, which has issued a collective; never an event loop's
-        self.frame: FrameType | None = None  # of its function, which has no callers; None where that is not known
-        self.request: Request = START  # what was reduced last: it tells what is mostly reduced next
-        self.latest: CollectiveHandle[Any] | None = None  # what was issued last, until it is awaited
+        self.code: CodeType | None = None  # of its last call, known to be the program's and not an event loop's
+        self.frame: FrameType | None = None  # of its function, which has no callers; None if unknown
+        self.request: Request = BARRIER  # of the last reduction, if any, which mostly tells what the next one is
+        self.latest: CollectiveHandle[Any] | None = None  # issued last, until it is awaited
         self.future: Future[None] | None = None  # in which its task waits next on asyncio, see `AsyncioLoop`
-        self._earlier: dict[tuple[int, int], RawPost] | None = None  # those before the latest, by group and number
+        self._earlier: dict[tuple[int, int], RawPost] = {}  # those before the latest, by group and number
+
+    def issued(self, handle: CollectiveHandle[Any]) -> None:
+        """Note that a handle has been issued."""
+        if self.latest is not None:
+            self.keep(self.latest)
+        self.latest = handle
 
     def keep(self, handle: CollectiveHandle[Any]) -> None:
         """Remember a handle that is not awaited before the next collective is issued."""
         slot, member = posted(handle)
-        if self._earlier is None:
-            self._earlier = {}
         if len(self._earlier) < _MOST_KEPT and slot is not slot.group.joining:
             self._earlier[slot.group.serial, slot.number] = slot.raw_post_of(member.position)
 
@@ -58,8 +62,6 @@ class Awaits:
         if self.latest is handle:
             self.latest = None
             return True
-        if not self._earlier:
-            return False
         slot, _ = posted(handle)
         return self._earlier.pop((slot.group.serial, slot.number), None) is not None
 
@@ -84,8 +86,7 @@ def _warn(replica_id: int, post: Post) -> None:
 
 
 _shown: dict[Any, Any] = {}
-"""The warnings that have been shown: one in a loop is shown once, as Python does with those of its own."""
-
+"""The warnings that have been shown: like Python's own, one in a loop is shown once."""
 
 _MOST_KEPT = 4096
 
@@ -94,8 +95,8 @@ class CollectiveHandle(Coroutine[Any, Any, T]):
     """A collective that has been issued. Await it for the result.
 
     A handle may be awaited more than once, and from any task of its replica. One that is never awaited still
-    contributes; a `RuntimeWarning` reports it when the replica ends. A handle can be passed to whatever runs a
-    coroutine, such as `asyncio.create_task`, and to whatever awaits one.
+    contributes; a `RuntimeWarning` reports it when the replica ends. A handle can be passed to any function that runs
+    or awaits a coroutine, such as `asyncio.create_task`.
 
     Raises (when awaited):
         CollectiveError: the replicas disagree, or the collective can never be complete.
@@ -103,14 +104,13 @@ class CollectiveHandle(Coroutine[Any, Any, T]):
         Exception: what a merge function raised, or what went wrong while the result was computed.
     """
 
-    # One is made for every call, so it has no constructor: `post` fills it in. What users have no use for has an
-    # underscore, or is a function below.
+    # One is made for every call, so it has no constructor: `post` fills it in.
     __slots__ = ("__weakref__", "_build", "_me", "_slot", "_steps")
 
     _slot: Rendezvous
     _me: Any  # the `Participant` that issued it
-    _build: Build | None  # puts the leaves of the result into containers like its own; None for a single leaf
-    _steps: Any
+    _build: Build | None  # puts the leaves of the result into containers like the value's; None for a single leaf
+    _steps: Any  # the await, if a task was given the handle itself
 
     def done(self) -> bool:
         """Return whether the collective is complete, so that awaiting it does not wait for another replica."""
@@ -129,7 +129,7 @@ class CollectiveHandle(Coroutine[Any, Any, T]):
     def __await__(self) -> Generator[Any, Any, T]:
         raise NotImplementedError  # each event loop's handle has its own
 
-    # As a coroutine: what a task does when it has been given the handle itself.
+    # As a coroutine, for a task that was given the handle itself.
 
     def _generator(self) -> Any:
         steps: Any = getattr(self, "_steps", None)
@@ -158,11 +158,7 @@ class CollectiveHandle(Coroutine[Any, Any, T]):
         self._steps = None
 
     def _check_owner(self, here: Any) -> None:
-        """Check that the replica that awaits the handle issued it; any other would wait for ever.
-
-        Raises:
-            ReplicaContextError: another replica awaits it.
-        """
+        """Check that the replica that awaits the handle has issued it; any other would wait forever."""
         me = self._me
         if here is None or here.replica is None or here.replica is me.replica:
             return
@@ -178,8 +174,8 @@ class CollectiveHandle(Coroutine[Any, Any, T]):
         if slot.error is None:
             return slot.read(me.member.position, self._build)
         me.run.raised_before(me.member)
-        if isinstance(slot.error, CollectiveError):
-            raise type(slot.error)(slot.error.report) from slot.error.__cause__  # each has its own, for its traceback
+        if isinstance(slot.error, CollectiveError):  # each replica raises a copy, which has its own traceback
+            raise type(slot.error)(slot.error.report) from slot.error.__cause__
         raise slot.error.with_traceback(slot.traceback)
 
 
@@ -189,7 +185,7 @@ def _refuse(handle: CollectiveHandle[Any], *_: object, **__: object) -> NoReturn
 
 def posted(handle: CollectiveHandle[Any]) -> tuple[Rendezvous, Member]:
     """Return a handle's collective, and the replica that issued it."""
-    return handle._slot, handle._me.member  # noqa: SLF001  (declared above, for this module alone)
+    return handle._slot, handle._me.member  # noqa: SLF001  (of this module's own class)
 
 
 def post(
@@ -203,18 +199,10 @@ def post(
     build: Build | None,
     extras: Extras | None,
 ) -> CollectiveHandle[Any]:
-    """Let a replica issue its next collective through a new handle; return that. Wrong arguments change nothing.
+    """Issue a replica's next collective through a new handle, and return the handle. Invalid arguments change nothing.
 
-    Args:
-        self: the handle.
-        me: the `Participant`.
-        request: what it asks for.
-        code: its caller's code, with
-        offset: the offset of the call in it.
-        path: its callers, as far as they are noted.
-        value: what it contributes: a leaf, or a list of leaves for a nest.
-        build: makes a nest like the one that it contributes; None for a single leaf.
-        extras: what few calls have; None for the others.
+    ``code`` and ``offset`` are the call site, ``path`` its callers as far as they are compared. ``value`` is a leaf, or
+    for a nest the list of its leaves, and ``build`` then builds such nests. Few calls have ``extras``.
     """
     run = me.run
     member = me.member
@@ -231,10 +219,10 @@ def post(
     if extras is not None:
         run.add(slot, position, extras)
     slot.values[position] = value
-    self._slot = slot  # and `fill_in`, written out
+    self._slot = slot
     self._me = me
     self._build = build
-    if run.thread:
+    if run.thread:  # `Awaits.issued`, inlined; outside any run its record would never be reported
         awaits = me.awaits
         if awaits.latest is not None:
             awaits.keep(awaits.latest)
@@ -249,13 +237,10 @@ def post(
 
 
 def fill_in(self: CollectiveHandle[Any], me: Any, slot: Rendezvous) -> CollectiveHandle[Any]:
-    """Fill in a handle for a collective that a replica has posted."""
+    """Fill in and return a new handle for a collective that a replica has posted."""
     self._slot, self._me, self._build = slot, me, None
-    if me.run.thread:  # outside any run there is no end at which to report those never awaited
-        awaits = me.awaits
-        if awaits.latest is not None:
-            awaits.keep(awaits.latest)
-        awaits.latest = self
+    if me.run.thread:
+        me.awaits.issued(self)
     return self
 
 
@@ -270,7 +255,7 @@ class AsyncioHandle(CollectiveHandle[T]):
 
     __slots__ = ()
 
-    def __await__(self) -> Generator[Any, Any, T]:  # noqa: C901, PLR0912, PLR0915  (the way of every collective, in one frame)
+    def __await__(self) -> Generator[Any, Any, T]:  # noqa: C901, PLR0912, PLR0915  (every collective takes this path: one frame)
         slot = self._slot
         me = self._me
         here = get_current()
@@ -283,16 +268,16 @@ class AsyncioHandle(CollectiveHandle[T]):
             awaits.note(self)
         if slot.released:
             if slot.error is not None and me.run.raised_before(me.member):
-                yield  # a waiter that has got the error must be cancellable
+                yield  # a replica that has raised the error must be cancellable when it awaits again
         else:
             run = me.run
             member = me.member
             if run.closed and not (slot.complete or slot.under_way):
-                yield  # nobody will come; but the cancellation may be on its way
+                yield  # it will never be complete, but a cancellation may be on its way
                 if not slot.complete:
                     run.fail_slot(slot)
             future = awaits.future
-            if future is None:  # or another task of the replica waits in it
+            if future is None:  # the first await, or another task of the replica waits in it
                 future = Future(loop=run.loop.loop)
             else:
                 awaits.future = None
@@ -304,7 +289,7 @@ class AsyncioHandle(CollectiveHandle[T]):
                     waiters.append(future)
                 if run.has_groups or member.group.doomed is not None:
                     run.blocked(member)
-                if not slot.released:  # the group may just have ended by that
+                if not slot.released:  # `blocked` may have ended the run
                     future._asyncio_future_blocking = True  # noqa: SLF001  (what a future's own iterator does)
                     yield future
             except CancelledError:
@@ -332,7 +317,7 @@ class AsyncioHandle(CollectiveHandle[T]):
             raise RuntimeError(f"two tasks were given the same handle; let each of them await it: {self._text()}")
         return super().send(value)
 
-    # What asks for the state of a coroutine, as anyio before it cancels a task, reads these.
+    # anyio, for one, reads these before it cancels a task.
 
     cr_frame = property(lambda self: self._generator().gi_frame)
     cr_code = property(lambda self: self._generator().gi_code)
@@ -381,10 +366,10 @@ class TrioHandle(CollectiveHandle[T]):
         return cast("T", self._outcome())
 
     def _gives_way(self, first: bool) -> bool:
-        """Return whether to yield once even though there is nothing to wait for.
+        """Return whether to yield once although the collective is complete.
 
-        The last replica to arrive yields at its first await, to take its place in the order. A replica that has been
-        given the run's error and awaits again yields, too, so that it can be cancelled.
+        The last replica to arrive yields at its first await, to take its place in the order. A replica that has raised
+        the run's error and awaits again yields, too, so that it can be cancelled.
         """
         if self._slot.error is not None:
             return bool(self._me.run.raised_before(self._me.member))
@@ -392,7 +377,7 @@ class TrioHandle(CollectiveHandle[T]):
 
 
 class SoloHandle(CollectiveHandle[T]):
-    """A handle outside any run: it never waits, and no end of a run reports that it was not awaited."""
+    """A handle outside any run: it never waits, and reports by itself that it was not awaited."""
 
     __slots__ = ("_awaited",)
 

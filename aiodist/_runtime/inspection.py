@@ -3,7 +3,7 @@
 This is done when something has failed or makes no progress; until then nothing is recorded. An edge goes from a task to
 the tasks that could end its wait. It is certain for a collective (the replicas that have not arrived), for a task, and
 for a lock or semaphore whose holder is found: a task suspended inside ``async with lock``, whose frames refer to the
-lock. For a queue, an event, a condition or a bare future nobody can know, so there is no edge.
+lock. Nobody can know what ends a wait for a queue, an event, a condition or a bare future, so there is no edge.
 """
 
 from __future__ import annotations
@@ -29,11 +29,15 @@ from aiodist._core.terms import Location
 from aiodist._core.text import ids_briefly, place, shown, upper
 from aiodist._core.waitgraph import shortest_cycle, stuck
 from aiodist._runtime.current import current
+from aiodist._runtime.merge import merge
 from aiodist._runtime.stacks import Link, drives_replica, frames_of, is_plumbing, links
 from aiodist._runtime.suspension import Awaited, Suspension, coroutine_of, current_task, suspension_of, task_text
 
 _MOST_LINES = 16
 _MOST_WAYS = 2
+_LONGEST_SENTENCE = 4
+_MOST_REPLICAS = 128
+_HELD = (Awaited.LOCK, Awaited.SEMAPHORE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,16 +45,16 @@ class Waiter:
     """A task of asyncio or trio, as it was when it was inspected."""
 
     task: Any
-    chain: tuple[Link, ...]  # of awaits, with
-    frames: tuple[FrameType, ...]
+    chain: tuple[Link, ...]  # of awaits
+    frames: tuple[FrameType, ...]  # of the chain
     member: Member | None  # the replica whose function it runs
-    replica: Replica | None  # the one that it belongs to, also as a child task
+    replica: Replica | None  # the replica that it belongs to, perhaps as a child task
     merging: Any  # the slot whose merge function it runs
     suspension: Suspension
 
     @property
-    def who(self) -> str:
-        """Its name for a person."""
+    def name(self) -> str:
+        """What reports call it."""
         if self.member is not None:
             return f"replica {self.member.replica_id}"
         if self.merging is not None:
@@ -72,32 +76,19 @@ class Waiter:
         return any(frame.f_code.co_qualname == "_Replicas.results" for frame in self.frames)
 
     @property
-    def verb(self) -> str:
-        """What it does."""
-        if self.suspension.kind is Awaited.NOTHING:
-            return self.suspension.what.removeprefix("for nothing: it ")
-        return f"waits {self.suspension.what}"
-
-    @property
     def where(self) -> str:
         """The place at which it waits, in brackets; empty if it is in no frame of the program."""
         location = self.suspension.location
         return f" ({place(location)})" if location is not None else ""
 
 
-def _rank(waiter: Waiter) -> tuple[int, bool, str]:
-    """Return the sort key of waiters: replicas by id, each before its child tasks, others last."""
-    return sys.maxsize if waiter.replica is None else waiter.replica.id, waiter.member is None, waiter.who
-
-
-def look_at(task: Any) -> Waiter:
-    """Inspect a task at this moment."""
+def _inspect(task: Any) -> Waiter:
     coroutine = coroutine_of(task)
     chain = tuple(links(coroutine))
     frames = tuple(link.frame for link in chain if link.frame is not None)
     member = next(filter(None, map(drives_replica, frames)), None)
     replica = replica_of(task) if member is None else member.replica
-    merging = next(filter(None, map(_merging, frames)), None)
+    merging = next((frame.f_locals.get("slot") for frame in frames if frame.f_code is merge.__code__), None)
     return Waiter(task, chain, frames, member, replica, merging, suspension_of(coroutine))
 
 
@@ -113,13 +104,7 @@ def _replica_in(context: Context) -> Replica | None:
     return replica
 
 
-def _merging(frame: FrameType) -> Any:
-    """Return the slot whose merge function runs in this frame."""
-    ours = frame.f_globals.get("__name__") == "aiodist._runtime.merge" and frame.f_code.co_name == "merge"
-    return frame.f_locals.get("slot") if ours else None
-
-
-def entered(chain: Sequence[Link]) -> Iterator[Any]:
+def _entered(chain: Sequence[Link]) -> Iterator[Any]:
     """Yield the context managers that a suspended task is in: its frames' stacks hold their exits."""
     for index, link in enumerate(chain):
         inner = chain[index + 1].frame if index + 1 < len(chain) else None
@@ -137,71 +122,36 @@ def _with_inner(manager: Any) -> Iterator[Any]:
 
 
 def _managers(awaitable: Any) -> Iterator[Any]:
-    followed = any(hasattr(awaitable, frame) for frame in ("cr_frame", "ag_frame", "gi_frame"))
-    referents = gc.get_referents(awaitable) if followed else []
+    has_frame = any(hasattr(awaitable, frame) for frame in ("cr_frame", "ag_frame", "gi_frame"))
+    referents = gc.get_referents(awaitable) if has_frame else []
     for index, one in enumerate(referents):
         if getattr(one, "__name__", "") not in {"__aexit__", "__exit__"}:
             continue
         manager = getattr(one, "__self__", None)
-        if manager is None and index + 1 < len(referents):  # since Python 3.14 the function, and behind it the object
+        if manager is None and index + 1 < len(referents):  # since Python 3.14 the function, followed by the object
             manager = referents[index + 1]
         yield manager
-
-
-def _owner_of(lock: Any) -> int | None:
-    """Return the identity of the task that holds a lock. Locks of trio and anyio know it, those of asyncio do not."""
-    owner = getattr(lock.statistics(), "owner", None) if hasattr(lock, "statistics") else None
-    return None if owner is None else getattr(owner, "id", id(owner))  # anyio describes the task, trio names it
-
-
-# In words.
-
-
-def _conjugated(clause: str, number: int) -> str:
-    """Return a verb phrase conjugated for that many tasks."""
-    if number == 1:
-        return clause
-    return clause.replace("waits", "wait", 1) if clause.startswith("waits") else clause.replace("is ", "are ", 1)
-
-
-def _together(waiters: Sequence[Waiter]) -> str:
-    """Return the waiters as texts: replicas together by their ids, every other task by itself."""
-    if waiters[0].member is not None:
-        return ids_briefly(w.member.replica_id for w in waiters if w.member is not None)
-    return waiters[0].who if len(waiters) == 1 else f"{len(waiters)} times {waiters[0].who}"
-
-
-def _all_together(waiters: Sequence[Waiter]) -> str:
-    """Return replicas and other tasks as one list in words."""
-    replicas = [w.member.replica_id for w in waiters if w.member is not None]
-    parts = ([ids_briefly(replicas)] if replicas else []) + [w.who for w in waiters if w.member is None]
-    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 # Who waits for whom.
 
 
-_LONGEST_SENTENCE = 4
-_HELD = (Awaited.LOCK, Awaited.SEMAPHORE)
-
-
 class WaitGraph:
-    """The tasks of an event loop at one moment, and which of them wait for which."""
+    """The tasks of an event loop at one moment, and which of them wait for which.
+
+    Attributes:
+        waiters: the program's tasks: replicas by id, each before its child tasks, then the others.
+        enders: for each, the tasks that could end its wait, if that is certain.
+    """
 
     def __init__(self, tasks: Iterable[Any]) -> None:
-        waiters = [look_at(task) for task in tasks]
-        self.waiters = sorted((w for w in waiters if not w.is_plumbing), key=_rank)
+        waiters = [_inspect(task) for task in tasks]
+        self.waiters = sorted((waiter for waiter in waiters if not waiter.is_plumbing), key=_rank)
         self._by_task: dict[int | None, Waiter] = {id(waiter.task): waiter for waiter in self.waiters}
         self._by_replica = {id(w.member.replica): w for w in self.waiters if w.member is not None}
         self._of_slots: dict[int, tuple[Waiter, ...]] = {}
-        self._enders = {waiter: self._find_enders(waiter) for waiter in self.waiters}
-        self._names: dict[int, str] = {}  # of those who could end a wait, for thousands wait for the same thousands
-
-    # Who could end a wait.
-
-    def enders(self, waiter: Waiter) -> tuple[Waiter, ...]:
-        """Return the tasks that could end a wait, if that is certain."""
-        return self._enders[waiter]
+        self.enders = {waiter: self._find_enders(waiter) for waiter in self.waiters}
+        self._names: dict[int, str] = {}  # of enders, because thousands of tasks may wait for the same thousands
 
     def _find_enders(self, waiter: Waiter) -> tuple[Waiter, ...]:
         kind, things = waiter.suspension.kind, waiter.suspension.things
@@ -221,20 +171,22 @@ class WaitGraph:
         return tuple(self._by_replica[id(r)] for r in missing if id(r) in self._by_replica)
 
     def _holders_of(self, lock: Any) -> tuple[Waiter, ...]:
-        owner = self._by_task.get(_owner_of(lock))
-        return tuple(self._holders.get(id(lock), ())) or ((owner,) if owner is not None else ())
+        if id(lock) in self._holders:
+            return tuple(self._holders[id(lock)])
+        # Locks of trio and anyio know their owner, those of asyncio do not. anyio describes the task, trio names it.
+        owner = getattr(lock.statistics(), "owner", None) if hasattr(lock, "statistics") else None
+        found = None if owner is None else self._by_task.get(getattr(owner, "id", id(owner)))
+        return () if found is None else (found,)
 
     @cached_property
     def _holders(self) -> dict[int, list[Waiter]]:
         """The tasks suspended inside ``with`` or ``async with``, by the identity of the context manager."""
         holders: dict[int, list[Waiter]] = {}
         for waiter in self.waiters:
-            for manager in entered(waiter.chain):
+            for manager in _entered(waiter.chain):
                 for lock in (manager, getattr(manager, "_lock", None)):  # a condition's own, and an adapter's
                     holders.setdefault(id(lock), []).append(waiter)
         return holders
-
-    # Cycles.
 
     @cached_property
     def cycle(self) -> tuple[Waiter, ...]:
@@ -242,14 +194,14 @@ class WaitGraph:
 
         Thousands may wait for the same thousands, so tasks that are on no cycle are removed first.
         """
-        waits = {waiter: [id(each)] if each else [] for waiter, each in self._enders.items()}
-        left = stuck(waits, {id(each): each for each in self._enders.values()})
-        return tuple(shortest_cycle(self._enders, [waiter for waiter in self.waiters if waiter in left]))
+        waits = {waiter: [id(each)] if each else [] for waiter, each in self.enders.items()}
+        left = stuck(waits, {id(each): each for each in self.enders.values()})
+        return tuple(shortest_cycle(self.enders, [waiter for waiter in self.waiters if waiter in left]))
 
-    # In words.
+    # As text.
 
     def lines(self, *, replicas_alone: bool = False) -> list[str]:
-        """Return a line for each kind of wait, with all that wait so; for all tasks, or only replicas and merges."""
+        """Return a line for each kind of wait, with all tasks that wait so, or only replicas and merge functions."""
         alike: dict[tuple[str, ...], list[Waiter]] = {}
         for waiter in self.waiters:
             if waiter.replica or waiter.merging or not (replicas_alone or waiter.waits_for_a_run):
@@ -257,11 +209,11 @@ class WaitGraph:
         return [f"{_together(waiters)} {_conjugated(clause[0], len(waiters))}" for clause, waiters in alike.items()]
 
     def _clause(self, waiter: Waiter) -> tuple[str, ...]:
-        clause = f"{waiter.verb}{waiter.where}{self._whom(waiter)}"
-        return (clause,) if waiter.member is not None else (clause, waiter.who)
+        clause = f"{waiter.suspension.text}{waiter.where}{self._whom(waiter)}"
+        return (clause,) if waiter.member is not None else (clause, waiter.name)
 
     def _whom(self, waiter: Waiter) -> str:
-        enders = self.enders(waiter)
+        enders = self.enders[waiter]
         kind = waiter.suspension.kind
         if kind is Awaited.LOCK and not enders:
             return "; who took it cannot be seen"
@@ -274,9 +226,9 @@ class WaitGraph:
 
     def sentence(self, waiter: Waiter) -> str:
         """Return what a task waits for, without the place; if that is a task, also what that one waits for."""
-        sentence = f"{waiter.verb}{self._whom(waiter)}"
+        sentence = f"{waiter.suspension.text}{self._whom(waiter)}"
         for _ in range(_LONGEST_SENTENCE):
-            enders = self.enders(waiter)
+            enders = self.enders[waiter]
             if waiter.suspension.kind is not Awaited.TASK or len(enders) != 1:
                 break
             waiter = enders[0]
@@ -288,8 +240,8 @@ class WaitGraph:
         if not self.cycle:
             return ""
         pairs = zip(self.cycle, (*self.cycle[1:], self.cycle[0]), strict=True)
-        clauses = [f"{waiter.verb}{waiter.where}{self._whom_of(waiter, on)}" for waiter, on in pairs]
-        sentence = f"{self.cycle[0].who} {', which '.join(clauses)}."
+        clauses = [f"{waiter.suspension.text}{waiter.where}{_on_whom(waiter, next_one)}" for waiter, next_one in pairs]
+        sentence = f"{self.cycle[0].name} {', which '.join(clauses)}."
         sentence = sentence if len(sentence) <= 110 else sentence.replace(", which ", ",\n  which ")
         return f"The cycle: {sentence}"
 
@@ -304,72 +256,92 @@ class WaitGraph:
         for waiter in self.waiters:
             if waiter.member is not None and waiter.suspension.kind is not Awaited.COLLECTIVE:
                 ways.setdefault(waiter.suspension.stack[:-1], []).append(waiter)
-        return "\n".join([
-            headline,
-            *(f"  {line}" for line in [*waits[:_MOST_LINES], *([f"… and {beyond} more"] if beyond > 0 else [])]),
-            *(
-                f"{upper(_together(who))} got there through {', '.join(map(shown, way))}."
-                for way, who in [*ways.items()][:_MOST_WAYS] if way
-            ),
-            *([self.cycle_text()] if self.cycle else []),
-            *more,
-        ])  # fmt: skip
+        lines = [headline, *(f"  {line}" for line in waits[:_MOST_LINES])]
+        if beyond > 0:
+            lines.append(f"  … and {beyond} more")
+        for way, waiters in [*ways.items()][:_MOST_WAYS]:
+            if way:
+                lines.append(f"{upper(_together(waiters))} got there through {', '.join(map(shown, way))}.")
+        if self.cycle:
+            lines.append(self.cycle_text())
+        return "\n".join([*lines, *more])
 
-    def _whom_of(self, waiter: Waiter, on: Waiter) -> str:
-        kind = waiter.suspension.kind
-        if kind is Awaited.TASK:
-            return "" if len(waiter.suspension.things) == 1 else f", one of which is {on.who}"
-        return f" for {on.who}" if kind is Awaited.COLLECTIVE else f" that {on.who} holds"
+
+def _rank(waiter: Waiter) -> tuple[int, bool, str]:
+    return sys.maxsize if waiter.replica is None else waiter.replica.id, waiter.member is None, waiter.name
+
+
+def _conjugated(clause: str, number: int) -> str:
+    """Return a verb phrase conjugated for that many tasks."""
+    if number == 1:
+        return clause
+    return clause.replace("waits", "wait", 1) if clause.startswith("waits") else clause.replace("is ", "are ", 1)
+
+
+def _together(waiters: Sequence[Waiter]) -> str:
+    """Return tasks that wait alike as text: replicas by their ids, any other task with a count."""
+    if waiters[0].member is not None:
+        return ids_briefly(w.member.replica_id for w in waiters if w.member is not None)
+    return waiters[0].name if len(waiters) == 1 else f"{len(waiters)} times {waiters[0].name}"
+
+
+def _all_together(waiters: Sequence[Waiter]) -> str:
+    """Return replicas and other tasks as a list in one text."""
+    replicas = [w.member.replica_id for w in waiters if w.member is not None]
+    parts = ([ids_briefly(replicas)] if replicas else []) + [w.name for w in waiters if w.member is None]
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def _on_whom(waiter: Waiter, next_one: Waiter) -> str:
+    kind = waiter.suspension.kind
+    if kind is Awaited.TASK:
+        return "" if len(waiter.suspension.things) == 1 else f", one of which is {next_one.name}"
+    return f" for {next_one.name}" if kind is Awaited.COLLECTIVE else f" that {next_one.name} holds"
 
 
 def look_at_loop(loop: asyncio.AbstractEventLoop | None = None) -> WaitGraph:
-    """Return who waits for whom at this moment, in an asyncio loop or in the loop of asyncio or trio that runs here."""
-    return WaitGraph(asyncio.all_tasks(loop) if loop is not None else tasks_here())
+    """Return who waits for whom at this moment, in an asyncio loop or in the loop that runs here."""
+    return WaitGraph(asyncio.all_tasks(loop) if loop is not None else _tasks_here())
 
 
-def tasks_here() -> Iterable[Any]:
+def _tasks_here() -> Iterable[Any]:
     """Return the tasks of the loop of asyncio or trio that runs here."""
     trio = sys.modules.get("trio")
     if trio is not None:
-        with suppress(RuntimeError):  # no trio runs here
-            return _trio_tasks([trio.lowlevel.current_root_task()])
+        with suppress(RuntimeError):  # trio does not run here
+            tasks = [trio.lowlevel.current_root_task()]
+            for task in tasks:  # which grows
+                tasks += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
+            return tasks
     return asyncio.all_tasks()
 
 
-def _trio_tasks(tasks: list[Any]) -> list[Any]:
-    for task in tasks:  # which grows
-        tasks += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
-    return tasks
+# A run.
 
 
-# Looking at a run.
-
-_MOST_REPLICAS = 128
-
-
-class Look(NamedTuple):
+class Inspection(NamedTuple):
     """What an inspection of a run's tasks has found, as texts by replica id."""
 
-    waits: Mapping[int, str]  # of those that are not in a collective
-    circle: str  # of waits
-    calls: Mapping[int, tuple[tuple[Location, str], ...]]  # where child tasks are suspended
+    waits: Mapping[int, str] = {}  # what replicas wait for that are not in a collective
+    circle: str = ""  # of waits
+    calls: Mapping[int, tuple[tuple[Location, str], ...]] = {}  # where child tasks are suspended
 
 
-def look_at_run(ledger: Ledger) -> Look:
+def inspect_run(ledger: Ledger) -> Inspection:
     """Inspect a run's tasks; with many replicas, only those of the first few that do not wait in a collective."""
-    everyone = ledger.replicas
-    if ledger.root.size <= _MOST_REPLICAS:
-        graph = WaitGraph(tasks_here())
-    else:
+    tasks = _tasks_here()
+    if ledger.root.size > _MOST_REPLICAS:
         waiting = {
             member.replica
             for slot in ledger.open_slots()
             for member in slot.group.members
             if slot.waiters[member.position] is not None
         }
-        few = {id(each) for each in [r for r in everyone if r not in waiting and r.end is None][:_MOST_REPLICAS]}
-        graph = WaitGraph(task for task in tasks_here() if id(replica_of(task)) in few) if few else WaitGraph(())
-    mine = {id(replica) for replica in everyone}
+        others = [replica for replica in ledger.replicas if replica not in waiting and replica.end is None]
+        few = set(map(id, others[:_MOST_REPLICAS]))
+        tasks = [task for task in tasks if id(replica_of(task)) in few] if few else []
+    graph = WaitGraph(tasks)
+    mine = set(map(id, ledger.replicas))
     waits: dict[int, str] = {}
     calls: dict[int, list[tuple[Location, str]]] = {}
     for waiter in graph.waiters:
@@ -381,37 +353,37 @@ def look_at_run(ledger: Ledger) -> Look:
             calls.setdefault(replica.id, []).append((here, f"{task_text(waiter.task)}{waiter.where}"))
         elif waiter.member is not None and waiter.suspension.kind is not Awaited.COLLECTIVE:
             waits[replica.id] = graph.sentence(waiter)
-    return Look(waits, graph.cycle_text(), {replica_id: tuple(found) for replica_id, found in calls.items()})
+    return Inspection(waits, graph.cycle_text(), {replica_id: tuple(found) for replica_id, found in calls.items()})
 
 
 _ELSEWHERE = "elsewhere"
 """Stands for a group's members that other processes run."""
 
 
-def never_go_on(ledger: Ledger, pending: Iterable[Context]) -> set[int]:
+def deadlocked(ledger: Ledger, pending: Iterable[Context]) -> set[int]:
     """Return the ids of a run's replicas that will certainly never continue.
 
     All tasks of such a replica wait: in a collective that lacks a replica that will never continue, for a lock held by
     a task that will never continue, or for such a task. A replica may continue if one of its tasks waits for an event,
-    a queue, a sleep, a thread or I/O, or has a time limit around its wait, or if the replica has a timer. What replicas
-    of other processes do is not known here: they are assumed never to continue. ``pending`` has the contexts of the
-    event loop's callbacks and timers to come.
+    a queue, a sleep, a thread or I/O, or has a time limit around its wait, or if the replica has a timer. Replicas of
+    other processes are unknown here, and assumed never to continue. ``pending`` has the contexts of the event loop's
+    scheduled callbacks and timers.
     """
     graph = look_at_loop()
-    mine = {id(replica) for replica in ledger.replicas}
+    mine = set(map(id, ledger.replicas))
     limited = {id(waiter.replica or waiter.task) for waiter in graph.waiters if _has_time_limit(waiter)}
-    ways: dict[Any, Sequence[Sequence[Any]]] = {}  # by task or replica: how it goes on, each those who must all act
+    ways: dict[Any, Sequence[Sequence[Any]]] = {}  # by task or replica, the ways to continue: those who must all act
     own: dict[int, list[int]] = {}
     for waiter in graph.waiters:
         replica = waiter.replica
-        elsewhere = replica is not None and id(replica) not in mine  # of another run: a proof over several is not tried
+        elsewhere = replica is not None and id(replica) not in mine  # no proof is attempted over several runs
         may_act = elsewhere or id(replica or waiter.task) in limited
         ways[id(waiter.task)] = () if may_act else _ways_out(graph, waiter)
         own.setdefault(id(replica), []).append(id(waiter.task))
     for context in pending:
         own.setdefault(id(_replica_in(context)), []).append(id(context))
         ways[id(context)] = ()
-    for replica_node in mine & own.keys():  # a replica goes on when any of its tasks does
+    for replica_node in mine & own.keys():  # a replica continues when any of its tasks does
         ways["replica", replica_node] = [[task] for task in own[replica_node]]
     waits = {node: [(node, index) for index in range(len(found))] for node, found in ways.items()}
     blockers = {(node, index): all_of_them for node, found in ways.items() for index, all_of_them in enumerate(found)}
@@ -421,9 +393,9 @@ def never_go_on(ledger: Ledger, pending: Iterable[Context]) -> set[int]:
 
 
 def _ways_out(graph: WaitGraph, waiter: Waiter) -> Sequence[Sequence[Any]]:
-    """Return the ways in which a wait can end, each as the set of tasks that must act; empty if that is not certain."""
+    """Return the ways in which a wait can end, each as the tasks that must all act; empty if that is not certain."""
     kind, things = waiter.suspension.kind, waiter.suspension.things
-    enders = [id(each.task) for each in graph.enders(waiter)]
+    enders = [id(each.task) for each in graph.enders[waiter]]
     if kind is Awaited.COLLECTIVE and things:
         slot = things[0]
         elsewhere = [_ELSEWHERE] if slot.group.size != len(slot.group.members) else []
@@ -444,7 +416,7 @@ def _has_time_limit(waiter: Waiter) -> bool:
     if any(frame.f_code.co_name == "wait_for" and frame.f_locals.get("timeout") is not None for frame in waiter.frames):
         return True
     shielded = False
-    for manager in reversed([*entered(waiter.chain)]):
+    for manager in reversed([*_entered(waiter.chain)]):
         if isinstance(manager, asyncio.Timeout):
             if manager.when() is not None and not manager.expired():
                 return True
@@ -468,9 +440,9 @@ _BY_TASK = re.compile(r" by <Task .*?name='([^']*)'")
 def why_cancelled() -> str:
     """Say why the running task is being cancelled; empty if unknown. Call it while the cancellation passes through."""
     for group in _task_groups():
-        failed = next((e for e in _failures_of(group) if isinstance(e, Exception)), None)
+        failed = next((error for error in _failures_of(group) if isinstance(error, Exception)), None)
         if failed is not None:
-            return f"its sibling task failed with {described(failed)}"
+            return f"its sibling task failed with {_described(failed)}"
     cancellation = sys.exception()
     found = _BY_TASK.search(str(cancellation))
     by = getattr(cancellation, "source_task", None) or (found[1] if found else "")  # what trio and anyio note
@@ -480,12 +452,12 @@ def why_cancelled() -> str:
     return f"the task {name!r} cancelled its scope" if name and name != own.rpartition(".")[2] else ""
 
 
-def described(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     """Return an exception's type, and where in the program it was raised."""
     at, step = None, error.__traceback__
     while step is not None:
-        if is_of_the_program(step.tb_frame.f_code.co_filename):
-            code = step.tb_frame.f_code
+        code = step.tb_frame.f_code
+        if is_of_the_program(code.co_filename):
             at = Location(code.co_filename, step.tb_lineno, code.co_name)
         step = step.tb_next
     return type(error).__name__ if at is None else f"{type(error).__name__} at {place(at)}"
@@ -499,11 +471,11 @@ def _task_groups() -> Iterator[Any]:
         return
     for callback, _ in getattr(task, "_callbacks", None) or ():
         known = getattr(callback, "__self__", None), *gc.get_referents(*(getattr(callback, "__closure__", None) or ()))
-        yield from (one for one in known if _is_task_group(one))
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  (documented)
+        yield from filter(_is_task_group, known)
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  (documented, despite its name)
     while frame is not None:
         if not is_plumbing(frame):
-            yield from (one for one in list(frame.f_locals.values()) if _is_task_group(one))
+            yield from filter(_is_task_group, list(frame.f_locals.values()))
         frame = frame.f_back
 
 
@@ -511,10 +483,10 @@ def _is_task_group(thing: Any) -> bool:
     return type(thing).__name__ == "TaskGroup" and type(thing).__module__.startswith(("asyncio", "anyio"))
 
 
-def _failures_of(group: Any) -> Iterable[Any]:
+def _failures_of(group: Any) -> Iterator[Any]:
     for name in _FAILURES:
         yield from getattr(group, name, None) or ()
-    parent = getattr(group, "_parent_task", None)  # asyncio's notes what its body has raised when all tasks have ended
+    parent = getattr(group, "_parent_task", None)  # asyncio's adds what its body has raised when all tasks have ended
     for frame in frames_of(parent.get_coro()) if isinstance(parent, asyncio.Task) else ():
         if frame.f_code.co_qualname == "TaskGroup.__aexit__" and frame.f_locals.get("self") is group:
             yield frame.f_locals.get("exc")
@@ -530,14 +502,14 @@ def handled_in(awaitable: Any) -> str:
             running = sys.exception()
             while running is not None and not _is_of_the_program(running):
                 running = running.__context__
-            return "" if running is None else described(running)
+            return "" if running is None else _described(running)
         if link.frame is None or is_plumbing(link.frame):
             continue
         errors = [one for one in gc.get_referents(link.awaitable) if _is_of_the_program(one)]
         variables = Counter(map(id, link.frame.f_locals.values())) if errors else Counter[int]()
-        for one in errors:
+        for one in errors:  # one that a variable refers to need not be handled
             if not variables[id(one)]:
-                return described(one)
+                return _described(one)
             variables[id(one)] -= 1
     return ""
 

@@ -1,9 +1,9 @@
-"""Event loops: what the scheduler needs from asyncio (including uvloop) and trio. No other module depends on these.
+"""Event loops: what the scheduler needs of asyncio (including uvloop) and trio.
 
-Replicas are resumed in a fixed order. On asyncio one callback of the loop wakes all tasks that wait in a collective,
+Replicas are resumed in a fixed order. On asyncio one callback of the loop resumes all tasks that wait in a collective,
 one after the other: each task has left its wake-up in the future that it awaits. trio runs the tasks of a batch in
-random order, so tasks that must follow each other must not be in one batch: only the first is rescheduled, and each
-task, when it runs, reschedules the next before it continues (`Chain`).
+random order, so only the first is rescheduled, and each task, when it runs, reschedules the next before it continues
+(`Chain`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import sys
 import time
 from asyncio import AbstractEventLoop, BaseEventLoop, Event, Future, TimerHandle, get_running_loop
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
+from dataclasses import dataclass
 from functools import cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -34,7 +35,7 @@ from aiodist._runtime.stacks import drives_tasks
 if TYPE_CHECKING:
     import trio
 
-with suppress(ImportError):  # anyio loads its backend at the first use: 10 ms that belong to an import, not to a run
+with suppress(ImportError):  # anyio loads its backend at the first use, which would cost the first run 10 ms
     importlib.import_module("anyio._backends._asyncio")
 
 _MOST_SECONDS_OF_A_TURN = 0.001
@@ -43,20 +44,20 @@ Start: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
 class _TaskLoop:
-    """What event loops have in common: replicas and merge functions are tasks of one task group."""
+    """The common part of both event loops: replicas and merge functions are tasks of one task group."""
 
     def __init__(self, tasks: TaskGroup) -> None:
         self.was_interrupted = False  # a Ctrl-C was raised in a replica
         self._tasks = tasks
-        self._context = copy_context()  # that of the run's caller, which is no replica's
+        self._context = copy_context()  # of the run's caller, outside any replica
 
     def start_task(self, context: Context, fn: Callable[..., Any], *args: Any) -> None:
-        """Start a task beside the replicas, with the context variables of one."""
+        """Start a task beside the replicas, in the given context."""
         context.run(self._tasks.start_soon, fn, *args)
 
     @property
     def ending(self) -> bool:
-        """Whether all replicas, or the one whose task runs now, are being cancelled."""
+        """Whether all replicas, or the one that runs now, are being cancelled."""
         if self._tasks.cancel_scope.cancel_called:
             return True
         with suppress(RuntimeError):  # no event loop runs in this thread
@@ -68,7 +69,7 @@ class _TaskLoop:
         self._tasks.cancel_scope.cancel()
 
     def hold_interrupts_back(self, *classes: type) -> None:
-        """Hold a Ctrl-C back in the methods of these classes; it is raised where the program continues."""
+        """Delay a Ctrl-C that arrives in a method of these classes until the program continues."""
 
 
 class AsyncioLoop(_TaskLoop):
@@ -76,12 +77,11 @@ class AsyncioLoop(_TaskLoop):
 
     Attributes:
         handle: the class of handles.
-        new_event: makes an event, in a third of the time that anyio takes to find out which loop runs.
-        wakes_later: `wake` resumes nobody in the current callback of the loop; a task that begins to wait in that
+        new_event: makes an event, in a third of the time that anyio needs to find the running loop.
+        wakes_later: `wake` resumes no task in the current callback of the loop, so one that begins to wait in that
             callback is resumed, too.
         clock: returns the time in seconds.
-        wake: resume those who wait in a complete collective, in replica order, after what is ready now.
-        call_soon, call_soon_threadsafe: call a function in the loop, after what is ready now; from any thread.
+        call_soon_threadsafe: calls a function in the loop, from any thread.
     """
 
     handle: type[CollectiveHandle[Any]] = AsyncioHandle
@@ -91,22 +91,21 @@ class AsyncioLoop(_TaskLoop):
     def __init__(self, tasks: TaskGroup) -> None:
         super().__init__(tasks)
         self.loop: AbstractEventLoop = get_running_loop()
-        self._alarm: TimerHandle | None = None
-        # asyncio's own clock is the same, a call longer; uvloop's, too, but for its steps of a millisecond
+        self._timer: TimerHandle | None = None
+        # asyncio's own clock is the same with one more call; uvloop's has steps of a millisecond
         plain = type(self.loop).time is BaseEventLoop.time or type(self.loop).__module__ == "uvloop"
         self.clock: Callable[[], float] = time.monotonic if plain else self.loop.time
-        self.call_soon = self.loop.call_soon
         self.call_soon_threadsafe = self.loop.call_soon_threadsafe
         self.run_next: Any = getattr(self.loop, "run_next", None)  # of the controlled loop, which reorders tasks
         self._resume = self._resume_at_once if self.run_next is None else self._resume_by_choice
-        timed = plain and self.run_next is None  # a clock of the loop's own may stand still until the loop takes a turn
+        timed = plain and self.run_next is None  # any other clock may stand still until the loop takes a turn
         shown = getattr(self.loop, "_ready", None) if timed else None
-        self._ready: Any = (None,) if shown is None else shown  # what the loop calls next; not empty if that is unknown
-        self._woken: deque[Rendezvous] = deque()  # for each, a callback is on its way
-        self._resumes = False  # `_resume_at_once` is under way
-        self._next: Rendezvous | None = None  # which it goes on with
-        self._over: Future[None] = Future(loop=self.loop)
-        self._over.set_result(None)
+        self._ready: Any = (None,) if shown is None else shown  # what the loop calls next; not empty if unknown
+        self._woken: deque[Rendezvous] = deque()  # for each, a callback is scheduled
+        self._resumes = False  # `_resume_at_once` is running
+        self._next: Rendezvous | None = None  # the slot with which it continues
+        self._done: Future[None] = Future(loop=self.loop)
+        self._done.set_result(None)
 
     def start(self, replicas: Sequence[Start], names: Sequence[str]) -> None:
         """Start the replicas, in this order."""
@@ -114,32 +113,32 @@ class AsyncioLoop(_TaskLoop):
             self._tasks.start_soon(replica, name=name)
 
     def wake_failed(self, slot: Rendezvous) -> None:
-        """Resume those who wait in a collective that has failed, in replica order, before they can be cancelled."""
+        """Resume the waiters of a collective that has failed, in replica order, before they can be cancelled."""
         for future in slot.waiters:
             if future is not None and not (future.done() or self.loop.is_closed()):
                 future.set_result(None)
 
     def wake(self, slot: Rendezvous) -> None:
-        """Resume those who wait in a complete collective, in replica order, after what is ready now."""
-        if self._resumes and self._next is None and not self._ready:  # it would be called next in any case
+        """Resume the waiters of a complete collective, in replica order, after what is ready now."""
+        if self._resumes and self._next is None and not self._ready:  # the callback would be the next in any case
             self._next = slot
         else:
             self._woken.append(slot)
-            self.call_soon(self._resume, context=self._context)
+            self.loop.call_soon(self._resume, context=self._context)
 
     @drives_tasks
-    def _resume_at_once(self) -> None:  # noqa: C901  (the way of every wake-up, in one frame)
-        """Resume them, one after the other: each runs to its next await.
+    def _resume_at_once(self) -> None:  # noqa: C901  (every wake-up takes this path: one frame)
+        """Resume the waiters of a slot one after the other; each runs to its next await.
 
-        The futures in which they wait are never done; this takes their tasks' wake-ups from them. A future without one
-        belongs to a task that was cancelled, or has been resumed. If a Ctrl-C is raised in a task or here, the other
-        tasks are resumed in another callback.
+        Their futures are never done: this takes the tasks' wake-ups from the futures and calls them. A future without
+        one belongs to a task that was cancelled, or has been resumed. If a Ctrl-C is raised in a task or here, the
+        other tasks are resumed in another callback.
 
-        If this completes their next collective, and nothing else is ready, they are resumed again without a turn of
-        the loop, which costs as much as a small collective. Timers and I/O wait for a millisecond at most.
+        If this completes their next collective and nothing else is ready, they are resumed again without a turn of the
+        loop, which costs as much as a small collective. Timers and I/O wait for a millisecond at most.
         """
-        slot, over = self._woken.popleft(), self._over  # no argument: those of a callback are kept until it returns
-        resumed: Any = None  # a future, with what was taken from it
+        slot, done = self._woken.popleft(), self._done  # no argument: a callback's are kept alive until it returns
+        resumed: Any = None  # a future, and the wake-up taken from it
         began = None
         self._resumes = True
         try:
@@ -150,7 +149,7 @@ class AsyncioLoop(_TaskLoop):
                         wake, context = callbacks[0]
                         resumed = future, wake, context
                         future.remove_done_callback(wake)
-                        context.run(wake, over)
+                        context.run(wake, done)
                 following = self._next
                 if following is None:
                     break
@@ -160,7 +159,7 @@ class AsyncioLoop(_TaskLoop):
                     began = slot.started
                 elif slot.started - began > _MOST_SECONDS_OF_A_TURN:
                     self._woken.append(slot)
-                    self.call_soon(self._resume, context=self._context)
+                    self.loop.call_soon(self._resume, context=self._context)
                     break
         except BaseException as error:
             if resumed is not None and not isinstance(error, Exception):
@@ -176,7 +175,7 @@ class AsyncioLoop(_TaskLoop):
         self._resumes = False
 
     def _resume_by_choice(self) -> None:
-        """Let the controlled loop resume them in the order of its choice."""
+        """Let the controlled loop resume the waiters of a slot in an order of its choice."""
         slot = self._woken.popleft()
         slot.released = True
         wakes = []
@@ -185,31 +184,28 @@ class AsyncioLoop(_TaskLoop):
                 wake, context = callbacks[0]
                 future.remove_done_callback(wake)
                 future.set_result(None)  # a cancellation from now on does not wake the task a second time
-                wakes.append((wake, self._over, context))
+                wakes.append((wake, self._done, context))
         self.run_next(wakes)
 
     def call_at(self, at: float, fn: Callable[[], object]) -> None:
-        """Call a function at that time of ``clock``, and not what was to be called before."""
+        """Call a function at that time of ``clock``, instead of what was to be called before."""
         self.close()
-        self._alarm = self.loop.call_at(at, fn, context=self._context)
+        self._timer = self.loop.call_at(at, fn, context=self._context)
 
-    def call_plainly(self, fn: Callable[..., object], /, *args: Any) -> None:
-        """Call ``fn`` in the loop, after what is ready now, with no replica's context variables."""
+    def call_soon(self, fn: Callable[..., object], /, *args: Any) -> None:
+        """Call a function in the loop, after what is ready now, in the context of the run's caller."""
         self.loop.call_soon(fn, *args, context=self._context)
 
     @property
     def interrupted(self) -> bool:
-        """Whether a Ctrl-C is cancelling the run.
-
-        asyncio has no public way to ask; its runner, which handles the signal, counts them.
-        """
+        """Whether a Ctrl-C is cancelling the run: asyncio's runner, which handles the signal, counts them."""
         runner = getattr(getattr(signal.getsignal(signal.SIGINT), "func", None), "__self__", None)
         return self.was_interrupted or getattr(runner, "_interrupt_count", 0) > 0
 
     def pending(self) -> list[Context] | None:
-        """Return the contexts of callbacks and timers to come; None if the loop does not show them.
+        """Return the contexts of scheduled callbacks and timers; None if the loop does not show them.
 
-        asyncio's own loops do, by undocumented attributes; uvloop's does not.
+        asyncio's own loops do, in undocumented attributes; uvloop's does not.
         """
         loop: Any = self.loop
         if not isinstance(loop, BaseEventLoop):
@@ -218,13 +214,13 @@ class AsyncioLoop(_TaskLoop):
         return [handle._context for handle in handles if not handle.cancelled()]  # noqa: SLF001
 
     def close(self) -> None:
-        """Leave nothing behind."""
-        if self._alarm is not None:
-            self._alarm.cancel()
+        """Cancel the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 class TrioLoop(_TaskLoop):
-    """trio, also as the guest of another loop. The attributes are those of `AsyncioLoop`."""
+    """trio, also as the guest of another loop, with the attributes of `AsyncioLoop`."""
 
     handle: type[CollectiveHandle[Any]] = TrioHandle
     wakes_later = False
@@ -235,57 +231,54 @@ class TrioLoop(_TaskLoop):
         super().__init__(tasks)
         self.new_event = Event
         token = lowlevel.current_trio_token()
-        self._alarm = CancelScope()
+        self._timer = CancelScope()
         self.chain = Chain()
-        self.clock = lowlevel.current_clock().current_time  # also after the run, and what it reads is this loop's own
-        self.call_soon = token.run_sync_soon
-        self.call_soon_threadsafe = token.run_sync_soon
+        self.clock = lowlevel.current_clock().current_time  # this loop's own, which also works after the run
+        self.call_soon = self.call_soon_threadsafe = token.run_sync_soon  # in a context of trio's own
         lowlevel.enable_ki_protection(TrioLoop._start_next)
 
     def start(self, replicas: Sequence[Start], names: Sequence[str]) -> None:
-        """Start the replicas, in this order: each starts the next, for trio runs a batch in any order."""
-        self._start_next(replicas, names, 0)
+        """Start the replicas, in this order: each starts the next, because trio runs a batch in random order."""
+        self._start_next(iter(zip(replicas, names, strict=True)))
 
-    def _start_next(self, replicas: Sequence[Start], names: Sequence[str], index: int) -> None:
-        if index < len(replicas):
-            self._tasks.start_soon(self._start_one, replicas, names, index, name=names[index])
+    def _start_next(self, left: Iterator[tuple[Start, str]]) -> None:
+        following = next(left, None)
+        if following is not None:
+            replica, name = following
+            self._tasks.start_soon(self._start_one, replica, left, name=name)
 
-    async def _start_one(self, replicas: Sequence[Start], names: Sequence[str], index: int) -> None:
-        self._start_next(replicas, names, index + 1)
-        await replicas[index]()
+    async def _start_one(self, replica: Start, left: Iterator[tuple[Start, str]]) -> None:
+        self._start_next(left)
+        await replica()
 
     def wake(self, slot: Rendezvous) -> None:
-        """Resume those who wait in a complete collective, in replica order."""
+        """Resume the waiters of a complete collective, in replica order."""
         slot.released = True
         self.chain.extend(parked for parked in slot.waiters if parked is not None)
 
     def wake_failed(self, slot: Rendezvous) -> None:
-        """Resume them before they can be cancelled."""
+        """Resume the waiters of a collective that has failed, before they can be cancelled."""
         self.chain.wake_now(parked for parked in slot.waiters if parked is not None)
 
     def call_at(self, at: float, fn: Callable[[], object]) -> None:
-        """Call a function at that time of ``clock``, and not what was to be called before.
+        """Call a function at that time of ``clock``, instead of what was to be called before.
 
-        It is called even if the run's caller and all its tasks are cancelled, because a replica may be shielded.
+        This happens even if the run's caller and all its tasks are cancelled, because a replica may be shielded.
         """
         self.close()
-        self._alarm = CancelScope(shield=True)
-        self._context.run(self._tasks.start_soon, self._call_at, at, fn, self._alarm)
+        self._timer = CancelScope(shield=True)
+        self._context.run(self._tasks.start_soon, self._call_at, at, fn, self._timer)
 
     async def _call_at(self, at: float, fn: Callable[[], object], scope: CancelScope) -> None:
         with scope:
             await sleep_until(at)
             fn()
 
-    def call_plainly(self, fn: Callable[..., object], /, *args: Any) -> None:
-        """Call ``fn`` in the loop, after what is ready now; trio does that in a context of its own."""
-        self.call_soon(fn, *args)
-
     def hold_interrupts_back(self, *classes: type) -> None:
-        """Let trio hold a Ctrl-C back while methods of these classes run; it is raised in the main task then.
+        """Let trio delay a Ctrl-C while methods of these classes run; it is then raised in the main task.
 
-        The functions that start tasks do the same: otherwise a Ctrl-C between making a coroutine and starting it would
-        leave it never awaited.
+        So do the functions that start tasks: a Ctrl-C between making a coroutine and starting it would leave that never
+        awaited.
         """
         from trio import Nursery
 
@@ -307,12 +300,12 @@ class TrioLoop(_TaskLoop):
         return self.was_interrupted
 
     def pending(self) -> list[Context] | None:
-        """Return nothing: on trio, everything to come runs in a task."""
+        """Return no contexts: trio runs everything in tasks."""
         return []
 
     def close(self) -> None:
-        """Leave nothing behind."""
-        self._alarm.cancel()
+        """Cancel the timer."""
+        self._timer.cancel()
 
 
 @cache
@@ -327,25 +320,22 @@ def _hold_interrupts_back(cls: type, *names: str) -> None:
                 enable_ki_protection(function)
 
 
+@dataclass(slots=True, eq=False)
 class Parked:
-    """A task on trio that waits for its turn."""
+    """A task on trio that waits for its turn in a `Chain`."""
 
-    __slots__ = ("gone", "linked", "suspended", "task", "woken")
-
-    def __init__(self, task: trio.lowlevel.Task) -> None:
-        self.task = task
-        self.gone = False  # it was cancelled, and waits no more
-        self.linked = False  # its turn has come, so it must wake the next
-        self.suspended = False  # it waits; until then, it cannot be rescheduled
-        self.woken = False  # it was to be resumed at once, before it waited
+    task: trio.lowlevel.Task
+    gone: bool = False  # it no longer waits for its turn: it was cancelled, or woken by `wake_now`
+    linked: bool = False  # its turn has come, so it must wake the next
+    suspended: bool = False  # until then, it cannot be rescheduled
+    woken: bool = False  # `wake_now` came before it was suspended
 
 
 class Chain:
-    """Tasks on trio that are to be resumed one after the other.
+    """Tasks on trio that are resumed one after the other.
 
-    If a Ctrl-C arrived after a task is entered here and before it is suspended, trio would be asked to reschedule a
-    task that does not wait. So `park` holds it back, as trio's own primitives do; it is raised where the task
-    continues.
+    If a Ctrl-C interrupted a task that has been added here and is not suspended yet, trio would be asked to reschedule
+    a task that does not wait. So `park` delays it, as trio's own primitives do, until the task continues.
     """
 
     def __init__(self) -> None:
@@ -354,32 +344,29 @@ class Chain:
         self._lowlevel = lowlevel
         self._parked: deque[Parked] = deque()
         self._linked = False
-        protected: Any = lowlevel.enable_ki_protection
-        self.park = protected(self._park)
-        self.extend = protected(self._extend)
-        self.wake_now = protected(self._wake_now)
+        _hold_interrupts_back(Chain)
 
     def new_parked(self) -> Parked:
-        """Return a place for the current task, which it takes by ``park``."""
+        """Return a place for the current task, which it takes with ``park``."""
         return Parked(self._lowlevel.current_task())
 
-    def _extend(self, parked: Iterable[Parked]) -> None:
-        """Resume these in this order, after those that are still to be resumed."""
+    def extend(self, parked: Iterable[Parked]) -> None:
+        """Resume these tasks in this order, after those before them."""
         self._parked.extend(parked)
         if not self._linked:
             self._wake_next()
 
-    def _wake_now(self, parked: Iterable[Parked]) -> None:
-        """Resume these at once, in any order."""
+    def wake_now(self, parked: Iterable[Parked]) -> None:
+        """Resume these tasks at once, in any order."""
         for one in parked:
             if not one.suspended:
                 one.woken = True
             elif not one.gone:
-                one.gone = True  # from now on nobody else wakes it
+                one.gone = True  # so that nothing else wakes it
                 self._lowlevel.reschedule(one.task)
 
-    async def _park(self, parked: Parked) -> None:
-        """Suspend the current task until its turn comes. If that has come already, only yield."""
+    async def park(self, parked: Parked) -> None:
+        """Suspend the current task until its turn comes; if that has come already, only yield."""
         if parked.woken:
             return
         if parked.linked:
@@ -388,7 +375,7 @@ class Chain:
             finally:
                 self._wake_next()
             return
-        succeeded: trio.lowlevel.Abort = self._lowlevel.Abort.SUCCEEDED
+        succeeded = self._lowlevel.Abort.SUCCEEDED
 
         def abort(_: object) -> trio.lowlevel.Abort:
             parked.gone = True
@@ -412,7 +399,7 @@ class Chain:
 
 
 class SoloLoop:
-    """Replaces an event loop for a single replica outside any run: whatever that issues is complete at once."""
+    """Replaces an event loop for a single replica outside any run, whose collectives are complete at once."""
 
     handle = SoloHandle
     ending = False
@@ -420,16 +407,16 @@ class SoloLoop:
 
     def __init__(self, merge: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
         self.clock = time.monotonic
-        self.merge = merge  # runs a merge function, in the await: in a task that can be cancelled
+        self.merge = merge  # called in the await of a merge_call, by a task that can be cancelled
 
     def call_soon(self, fn: Callable[..., object], /, *args: Any) -> None:
         """Call ``fn`` now."""
         fn(*args)
 
-    call_plainly = call_soon_threadsafe = call_soon
+    call_soon_threadsafe = call_soon
 
     def wake(self, *_: object) -> None:
-        """Do nothing: nobody waits, nothing can be late, and there are no tasks."""
+        """Do nothing: nothing waits, nothing can be late, and there are no tasks."""
 
     wake_failed = call_at = start_task = cancel = close = wake
 
@@ -440,7 +427,7 @@ def new_loop(tasks: TaskGroup) -> AsyncioLoop | TrioLoop:
 
 
 def current_loop() -> tuple[Any, Callable[..., object]]:
-    """Return the running event loop, and its function that calls another in it from any thread."""
+    """Return the running event loop, and its function that calls another one in the loop from any thread."""
     if running_on_trio():
         from trio.lowlevel import current_trio_token
 

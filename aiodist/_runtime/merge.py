@@ -1,4 +1,4 @@
-"""merge_call: one function of the user's, run once for all replicas, in cross-replica context."""
+"""merge_call: a function of the program, run once for all replicas, in cross-replica context."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 from anyio import get_cancelled_exc_class
 
@@ -18,7 +18,7 @@ from aiodist._runtime.rendezvous import Rendezvous
 
 
 class MergeCall(NamedTuple):
-    """What a replica contributes to a merge_call."""
+    """A replica's contribution to a merge_call."""
 
     fn: Callable[..., Any]
     args: Sequence[Any]
@@ -26,17 +26,14 @@ class MergeCall(NamedTuple):
     context: Context  # a copy of the replica's
 
 
-class Finish(Protocol):
-    """Takes a merge function's result for each replica, or its exception."""
-
-    def __call__(self, slot: Rendezvous, results: list[Any] | None, error: BaseException | None) -> object:
-        """Complete the rendezvous."""
+Finish: TypeAlias = Callable[[Rendezvous, list[Any] | None, BaseException | None], object]
+"""Completes a rendezvous with each replica's result, or an exception."""
 
 
 async def merge(strategy: Any, finish: Finish, slot: Rendezvous) -> None:
-    """Run replica 0's merge function on all replicas' arguments, regrouped, and complete the rendezvous."""
+    """Run replica 0's merge function on the regrouped arguments of all replicas, and complete the rendezvous."""
     calls: list[MergeCall] = slot.values
-    if not calls:  # the run has failed meanwhile
+    if not calls:  # the run has failed in the meantime
         return
     group = slot.group
     size = len(group.members)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from aiodist._core.errors import CollectiveError
-from aiodist._core.ledger import Ledger, Replica, Slot
+from aiodist._core.ledger import Ledger, Member, Replica, Slot
 from aiodist._core.text import brief, ids, ids_briefly, place
 
 _MOST_NOTES = 4
@@ -13,26 +13,21 @@ _SCHEDULER = "aiodist._runtime.scheduler"
 
 
 def note_of_failure(ledger: Ledger, replica: Replica, device: str, *, first: bool) -> str:
-    """Say which replica failed and, for the first failure, where the others were waiting at that moment."""
+    """Return which replica failed and, for the first failure, where the others were waiting at that moment."""
     note = f"replica {replica.id} of {ledger.root.size} on {device}"
-    if not first:
-        return note
-    waits = next((text for slot in ledger.open_slots() if (text := _who_waits(slot, replica.id))), None)
-    return note if waits is None else f"{note}; {waits}"
+    for slot in ledger.open_slots() if first else ():
+        waiting = [m for m in slot.group.members if m.replica is not replica and m.has_posted(slot)]
+        if waiting and not slot.matched and slot.number >= 0:
+            were = "was" if len(waiting) == 1 else "were"
+            return f"{note}; {ids(m.replica_id for m in waiting)} {were} waiting in {_text(slot, waiting[0])}"
+    return note
 
 
-def _who_waits(slot: Slot, failed: int) -> str | None:
-    """Say who waits in an open collective, and where."""
-    group = slot.group
-    waiting = [m for m in group.members if m.replica_id != failed and m.has_posted(slot)]
-    if not waiting or slot.matched or slot.number < 0:
-        return None
-    post = slot.post_of(waiting[0].position)
+def _text(slot: Slot, member: Member) -> str:
+    group, post = slot.group, slot.post_of(member.position)
     label = group.label()
     call = post.call.kind if slot is group.joining else f"{post.call.kind} #{slot.number}"
-    where = f"{call} of {label}" if label is not None else call
-    were = "was" if len(waiting) == 1 else "were"
-    return f"{ids(m.replica_id for m in waiting)} {were} waiting in {where} at {place(post.location)}"
+    return f"{call if label is None else f'{call} of {label}'} at {place(post.location)}"
 
 
 def origin_of(error: BaseException) -> Exception | None:
@@ -52,7 +47,7 @@ def origin_of(error: BaseException) -> Exception | None:
 
 
 def is_only(error: BaseException, *types: type[BaseException]) -> bool:
-    """Return whether an error is of these types, or an exception group of only such errors."""
+    """Return whether an error is of these types, or an exception group of such errors only."""
     if isinstance(error, BaseExceptionGroup):
         return all(is_only(inner, *types) for inner in error.exceptions)
     return isinstance(error, types)
@@ -61,17 +56,17 @@ def is_only(error: BaseException, *types: type[BaseException]) -> bool:
 def without_cancellations(error: BaseException, cancelled: type[BaseException]) -> BaseException:
     """Return an error without the cancellations in its exception group.
 
-    trio's nurseries raise, in one group, what failed and the cancellations of the tasks that were stopped for it. The
+    A nursery of trio raises, in one group, the failure and the cancellations of the tasks that were stopped for it. The
     remaining group has the same traceback; a cancellation alone is returned unchanged.
     """
     if not isinstance(error, BaseExceptionGroup):
         return error
     found, rest = error.split(cancelled)
-    return error if found is None or rest is None else rest  # the very group, where there is nothing to take out
+    return error if found is None or rest is None else rest  # a group without cancellations stays the same object
 
 
 def interrupt_in(error: BaseException) -> KeyboardInterrupt | None:
-    """Return the Ctrl-C in an error: itself, in its group, or the context of a collective's error; None for none."""
+    """Return the Ctrl-C that is an error, or in its group, or the context of a collective's error; None if none is."""
     if isinstance(error, BaseExceptionGroup):
         return next(filter(None, map(interrupt_in, error.exceptions)), None)
     if isinstance(error, CollectiveError) and error.__context__ is not None:
@@ -99,7 +94,8 @@ def error_of_run(
     cause. Then come the replicas' own failures: if all have one type, the first as itself, with the others in its
     notes; otherwise all as a group.
     """
-    distinct = _distinct(failures)
+    lowest = {id(failures[replica_id]): replica_id for replica_id in sorted(failures, reverse=True)}
+    distinct = {replica_id: failures[replica_id] for replica_id in sorted(lowest.values())}
     for error in distinct.values():
         if not isinstance(error, Exception):
             return error
@@ -119,7 +115,7 @@ def error_of_run(
     alike: dict[str, list[int]] = {}
     for replica_id, error in others:
         alike.setdefault(brief(error), []).append(replica_id)
-    _add_notes(first, [f"{ids_briefly(who)} failed, too: {what}" for what, who in alike.items()])
+    _add_notes(first, [f"{ids_briefly(replicas)} failed, too: {text}" for text, replicas in alike.items()])
     return first
 
 
@@ -128,14 +124,3 @@ def _add_notes(error: BaseException, notes: Sequence[str]) -> None:
         error.add_note(note)
     if len(notes) > _MOST_NOTES:
         error.add_note(f"… and {len(notes) - _MOST_NOTES} more like these")
-
-
-def _distinct(failures: Mapping[int, BaseException]) -> dict[int, BaseException]:
-    """Return the failures by ascending replica id, with an exception that several replicas raised only once."""
-    seen: dict[int, BaseException] = {}
-    known: set[int] = set()
-    for replica_id in sorted(failures):
-        if id(failures[replica_id]) not in known:
-            known.add(id(failures[replica_id]))
-            seen[replica_id] = failures[replica_id]
-    return seen

@@ -16,14 +16,14 @@ from aiodist._runtime.requests import Request
 
 
 class OutBuffers(NamedTuple):
-    """A replica's own buffers for a result: the leaves, in the form that executors take, and their nest."""
+    """A replica's own buffers for a result: their leaves, in the form that executors take, and the nest itself."""
 
     leaves: list[Any]
     nest: Any
 
 
 class Extras(NamedTuple):
-    """What only few calls have: options of their own, which override the run's, and buffers for the result."""
+    """What few calls have: options of their own, which override the run's, and buffers for the result."""
 
     options: CommunicationOptions | None = None
     out: OutBuffers | None = None
@@ -40,23 +40,23 @@ class Rendezvous(Slot):
         "traceback", "under_way", "values",
     )  # fmt: skip
 
-    request: Request  # what the first post asked for
-    values: list[Any]  # by position, what each contributes: a leaf, or a list of them; emptied on completion
+    request: Request  # of the first post
+    values: list[Any]  # the contributions by position: a leaf, or a list of leaves; emptied on completion
     options: CommunicationOptions
-    started: float  # when the first arrived, on the event loop's clock
+    started: float  # when it was first posted, on the event loop's clock
     deadline: float | None
     waiters: list[Any]
-    last: int  # the position of the replica whose arrival completed it
-    shared: bool  # one result serves all replicas; else it is a list by position
+    last: int  # the position of the replica whose post completed it; -1 if none did
+    shared: bool  # one result serves all replicas; otherwise it is a list by position
     plain: bool  # one result serves all replicas, and goes into no buffers
-    under_way: bool  # worker threads make the result, from what all have contributed
-    released: bool  # the waiters have been woken; a later one need not wait
-    outs: dict[int, OutBuffers] | None  # by position, the buffers that replicas want the result in
+    under_way: bool  # worker threads compute the result
+    released: bool  # the waiters have been woken; later ones need not wait
+    outs: dict[int, OutBuffers] | None  # by position, the buffers that replicas passed for the result
     result: Any
     traceback: TracebackType | None
 
     def __init__(self, group: Group, number: int, call: Call, code: Any, offset: int, path: Path) -> None:
-        # One is made for every collective: what the base class does is written out.
+        # One is made for every collective: the base class's constructor is inlined.
         self.group = group
         self.number = number
         self.call = call
@@ -75,32 +75,32 @@ class Rendezvous(Slot):
         self.last = -1
 
     def clear(self) -> None:
-        """Forget values and waiters, once the run is over."""
+        """Drop values and waiters, once the run is over."""
         super().clear()
         self.values = []
         self.outs = None
 
     def fail(self, error: BaseException) -> None:
-        """Set what went wrong as the outcome."""
+        """Set an error as the outcome."""
         self.error = error
-        self.traceback = error.__traceback__  # each replica that raises the error begins from here
+        self.traceback = error.__traceback__  # the tracebacks of all replicas that raise it continue this one
 
     def add_waiter(self, position: int, waiter: Any) -> None:
-        """Add a task of that replica to those to wake: its first task in replica order, further ones at the end."""
+        """Add a waiting task of that replica: its first task in replica order, further ones at the end."""
         if self.waiters[position] is None:
             self.waiters[position] = waiter
         else:
             self.waiters.append(waiter)
 
     def remove_waiter(self, position: int, waiter: Any) -> None:
-        """Remove a task of that replica, because it has been cancelled."""
+        """Remove a task of that replica that has been cancelled."""
         if self.waiters[position] is waiter:
             self.waiters[position] = None
         elif waiter in self.waiters:
             self.waiters[self.waiters.index(waiter)] = None
 
     def compute(self, devices: Callable[[Group], tuple[str, ...]]) -> Work | None:
-        """Compute the result and keep it, or return the work if it is to be done elsewhere."""
+        """Compute the result and store it, or return the work if it belongs in worker threads."""
         request, options, values = self.request, self.options, self.values
         if request.compute is not None:
             self.shared = True
@@ -111,7 +111,8 @@ class Rendezvous(Slot):
                 values = list(map(in_native_order, values))
             size, executor = request.usual
             if len(values) != size or self.absent or options.accumulate != "native":
-                executor = request.executor(len(values), self.absent, options.accumulate, devices, self.group)
+                names = devices(self.group) if request.on_devices else ()
+                executor = request.executor(len(values), self.absent, options.accumulate, names)
             self.shared = executor.shared
             if self.outs is None:
                 result = executor.run(values)
@@ -125,13 +126,13 @@ class Rendezvous(Slot):
         return None
 
     def take(self, result: Any, *, shared: bool) -> None:
-        """Keep the result."""
+        """Store the result."""
         self.result = result
         self.shared = shared
         self.plain = shared and self.outs is None
 
     def read(self, position: int, build: nests.Build | None) -> Any:
-        """Return the result for a replica: containers of its own, around leaves that may be shared."""
+        """Return the result for a replica, in containers of its own; the leaves may be shared."""
         if self.outs is not None and position in self.outs:
             return self.outs[position].nest
         result = self.result if self.shared else self.result[position]

@@ -1,7 +1,7 @@
 """Requests: what a call on a replica's context asks for, checked and described before any other replica is affected.
 
-The same value requested in the same way gives the same `Request`, with the same `Call` for the ledger and the same
-executors. A training step repeats the same few requests, and describing them costs more than comparing them.
+Equal calls give the same `Request`, with the same `Call` for the ledger and the same executors: a training step repeats
+a few requests, and describing one costs more than comparing it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from aiodist._collectives import kinds
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import Collective, Kind
 from aiodist._core.call import LEAF, ON_A_GPU, Call, Function, code_digest
-from aiodist._core.ledger import Group
+from aiodist._runtime.stacks import function_name
 from aiodist_kernels import Accumulate, ReduceOp
 
 _MOST_KEPT = 4096
 _LEARNS_AT = (3, 30, 300)
-"""At which miss a request learns to recognise a nest: code for one that never comes again would not pay."""
-
+"""After how many misses code that recognises a nest is generated: it must come again for that to pay."""
 
 Compute: TypeAlias = Callable[[Sequence[Any], CommunicationOptions], Any]
 
@@ -38,18 +37,17 @@ Compute: TypeAlias = Callable[[Sequence[Any], CommunicationOptions], Any]
 class OverWorkers(NamedTuple):
     """How a request with its own ``compute`` is carried out over several workers."""
 
-    collective: Collective  # what is made of what all replicas contribute
-    bring: Callable[[Sequence[Any]], Sequence[Any]]  # makes what local replicas contribute of their values
-    finish: Callable[[Sequence[Any], Any], Any]  # makes this worker's result of the values and of what came out
+    collective: Collective  # what is computed from the contributions of all replicas
+    contribute: Callable[[Sequence[Any]], Sequence[Any]]  # makes the local replicas' contributions from their values
+    finish: Callable[[Sequence[Any], Any], Any]  # makes this worker's result from the values and the collective's
 
 
 class Request:
     """What a call asks for."""
 
     __slots__ = (
-        "_executors", "_misses", "call", "checked_for", "collective", "compute", "dtype",
-        "following", "kind", "on_devices", "op", "over_workers", "shape", "spelling", "structure", "template",
-        "usual",
+        "_executors", "_misses", "call", "checked_for", "collective", "compute", "dtype", "following", "kind",
+        "on_devices", "over_workers", "shape", "spelling", "structure", "template", "usual",
     )  # fmt: skip
 
     def __init__(
@@ -61,27 +59,25 @@ class Request:
         over_workers: OverWorkers | None = None,
     ) -> None:
         self.collective: Collective = collective
-        self.call: Call = call  # the same, as the ledger compares it
+        self.call: Call = call  # as the ledger compares it
         self.kind: Kind = collective.kind
-        self.op: ReduceOp | None = collective.op
-        self.spelling: Any = collective.op  # what the op was last called by
-        self.compute: Compute | None = compute  # makes the result of the values and options, where no plan does
+        self.spelling: Any = collective.op  # the op as the last caller wrote it
+        self.compute: Compute | None = compute  # makes the result from the values and options, if no plan does
         self.over_workers: OverWorkers | None = over_workers
         self.structure: nests.Structure | None = structure
+        self.shape: tuple[int | None, ...] | None = None
+        self.dtype: Any = None
         spec = collective.spec
         plain = compute is None and collective.kind is kinds.ALL_REDUCE and call.name is None
-        if spec is None or not (plain and spec.single and spec.marks == (None,)):
-            self.shape: tuple[int | None, ...] | None = None
-            self.dtype: Any = None
-        else:  # a single NumPy array that is reduced without a name
+        if plain and spec is not None and spec.single and spec.marks == (None,):  # one NumPy array, without a name
             self.shape, self.dtype = spec.shapes[0], spec.dtypes[0]
         self.on_devices: bool = spec is not None and any(isinstance(mark, DeviceType) for mark in spec.marks)
-        self.template: nests.Template | None = None  # recognises such nests, once they have come again and again
-        self.following: Request | None = None  # what was asked for behind this the last time
-        self.checked_for: int = 0  # for how many replicas it was last found to be one that can be carried out
+        self.template: nests.Template | None = None  # recognises such nests, once they have come often enough
+        self.following: Request | None = None  # the request that came next the last time
+        self.checked_for: int = 0  # the number of replicas for which it was last found valid
         self._misses = 0
-        # For how many, and the executor where all take part, in the native way, on the host. They change together, for
-        # event loops in other threads have the same request.
+        # The number of replicas, and the executor on the host if all take part, without options. They change together,
+        # because event loops in other threads have the same request.
         self.usual: tuple[int, Any] = (0, None)
         self._executors: dict[Any, Any] = {}
 
@@ -91,26 +87,18 @@ class Request:
         return cls(Collective(kind, None, None, None), Call(kind.name))
 
     def learn(self, nest: Any) -> None:
-        """Note that the template did not recognise a nest of NumPy arrays; now and then, make another one."""
+        """Note that the template did not recognise a nest of NumPy arrays; at some misses, generate another one."""
         self._misses += 1
         if self._misses in _LEARNS_AT:
             self.template = nests.template(nest)
 
     def check(self, size: int) -> None:
-        """Check that it works for that many replicas."""
+        """Check that it is valid for that many replicas."""
         self.collective.check(size)
         self.checked_for = size
 
-    def executor(
-        self,
-        size: int,
-        absent: tuple[int, ...],
-        accumulate: Accumulate,
-        devices: Callable[[Group], tuple[str, ...]],
-        group: Group,
-    ) -> Any:
-        """Return its executor for the replicas of this process, without the absent ones, which have joined."""
-        names = devices(group) if self.on_devices else ()
+    def executor(self, size: int, absent: tuple[int, ...], accumulate: Accumulate, names: tuple[str, ...]) -> Any:
+        """Return its executor for the replicas of this process, without the absent ones, on these devices."""
         key = size, absent, accumulate, names
         found = self._executors.get(key)
         if found is None:
@@ -122,8 +110,7 @@ class Request:
         return found
 
 
-START = Request.of_kind(kinds.BARRIER)
-"""Stands for what a replica has reduced before its first reduction."""
+BARRIER = Request.of_kind(kinds.BARRIER)
 
 
 @functools.lru_cache(_MOST_KEPT)
@@ -137,7 +124,18 @@ def request(
     kind: Kind, op: ReduceOp | None, detail: Any, name: str | None, structure: Any, spec: Spec | None
 ) -> Request:
     """Return the request for a described value."""
-    call = call_of(kind, op, detail, name, structure, spec)
+    call = Call(
+        kind.name,
+        op=None if op is None else op.name,
+        axis=detail if kind.by_leaf else None,
+        source=detail if kind.from_one else None,
+        name=name,
+        structure=None if structure is None else _skeleton(structure),
+        paths=() if structure is None else tuple(nests.leaf_paths(structure, "")),
+        shapes=None if spec is None else spec.shapes,
+        dtypes=() if spec is None else tuple([dtype_text(dtype, kind) for dtype in spec.dtypes]),
+        arrays=() if spec is None else tuple(map(array_text, spec.marks)),
+    )
     return Request(Collective(kind, op, detail, spec), call, structure=structure)
 
 
@@ -154,25 +152,6 @@ def _merge_request(function: Function, name: str | None, structure: Any, argumen
     return Request(Collective(kinds.MERGE_CALL, None, None, None), call)
 
 
-def call_of(kind: Kind, op: ReduceOp | None, detail: Any, name: str | None, structure: Any, spec: Spec | None) -> Call:
-    """Return a request as plain data."""
-    paths: tuple[str, ...] = ()
-    if structure is not None:
-        paths = tuple(nests.leaf_paths(structure, ""))
-    return Call(
-        kind.name,
-        op=None if op is None else op.name,
-        axis=detail if kind.by_leaf else None,
-        source=detail if kind.from_one else None,
-        name=name,
-        structure=None if structure is None else _skeleton(structure),
-        paths=paths,
-        shapes=None if spec is None else spec.shapes,
-        dtypes=() if spec is None else tuple([dtype_text(dtype, kind) for dtype in spec.dtypes]),
-        arrays=() if spec is None else tuple(map(array_text, spec.marks)),
-    )
-
-
 class _Leaf:
     """A placeholder for a leaf, whose repr is `LEAF`."""
 
@@ -182,11 +161,11 @@ class _Leaf:
 
 @functools.lru_cache(maxsize=1024)
 def _skeleton(structure: Any) -> str:
-    """Return a nest as text, with dicts in the order of their leaves, so it does not depend on who came first."""
+    """Return a nest as text, with dicts in the order of their leaves, whichever replica came first."""
     structure = nests.without_factories(structure)
     leaves = iter([_Leaf() for _ in range(structure.num_leaves)])
     text = repr(_in_order_of_keys(structure, leaves))
-    # A registered class may have a repr without its leaves, and with an address, which differs from worker to worker.
+    # The repr of a registered class may lack its leaves, and have an address, which differs from worker to worker.
     return text if text.count(LEAF) == structure.num_leaves else nests.text(structure).replace("*", LEAF)
 
 
@@ -196,8 +175,7 @@ def _in_order_of_keys(structure: Any, leaves: Any) -> Any:
     children = [_in_order_of_keys(child, leaves) for child in structure.children()]
     if structure.type is dict:
         return dict(zip(structure.entries(), children, strict=True))
-    level = structure.one_level()
-    return level.unflatten(children)
+    return structure.one_level().unflatten(children)
 
 
 def dtype_text(dtype: Any, kind: Kind) -> str:
@@ -220,7 +198,7 @@ def array_text(mark: LeafMark) -> str:
 def reduction(given: ReduceOp | str, value: Any, name: str | None) -> tuple[Request, nests.Build | None, Any]:
     """Return the request for an all_reduce of a value, the function that builds such nests, and the leaves.
 
-    A single leaf has no such function, and stands for itself.
+    For a single leaf there is no such function, and the leaf comes instead of a list.
     """
     op = reduce_op(given, value)
     if type(value) is np.ndarray and name is None:
@@ -238,7 +216,7 @@ def reduction(given: ReduceOp | str, value: Any, name: str | None) -> tuple[Requ
 
 
 def described(value: Any) -> tuple[nests.Structure | None, Spec, Any]:
-    """Return structure, spec and leaves of a value, as `describe` does; warn of one whose leaves are all None."""
+    """Return structure, spec and leaves of a value, as `describe` does; warn if all leaves are None."""
     found = describe(value)
     if not found[1].shapes:
         check_not_all_none(value, 5)
@@ -246,7 +224,7 @@ def described(value: Any) -> tuple[nests.Structure | None, Spec, Any]:
 
 
 def check_not_all_none(value: Any, stacklevel: int) -> None:
-    """Warn of a value whose leaves are all None: it has nothing to communicate, which is mostly a mistake."""
+    """Warn of a value whose leaves are all None: nothing is communicated, which is mostly a mistake."""
     leaves, _ = nests.flatten_with_none(value)
     if leaves and all(leaf is None for leaf in leaves):
         warnings.warn(
@@ -271,7 +249,7 @@ def reduce_op(given: Any, value: Any = None) -> ReduceOp:
 
 
 def checked_name(name: Any) -> str | None:
-    """Return a collective's name as a plain string, because an enum's or NumPy's differs when sent to workers."""
+    """Return a collective's name as a plain string: an enum's or NumPy's would differ on other workers."""
     if name is None:
         return None
     if not isinstance(name, str):
@@ -316,11 +294,10 @@ def replica_ids(value: Any, size: int) -> tuple[int, ...]:
 
 
 def uncalled(fn: object) -> str:
-    """Return advice if a coroutine was passed instead of its function; empty for everything else."""
+    """Return advice if a coroutine was passed instead of its function; otherwise an empty text."""
     if not isinstance(fn, CoroutineType):
         return ""
-    name = fn.__name__
-    return f"; pass the function itself, uncalled, and its arguments in args: run({name}, args=(...))"
+    return f"; pass the function itself, uncalled, and its arguments in args: run({fn.__name__}, args=(...))"
 
 
 def call_arguments(args: Any, kwargs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -344,14 +321,9 @@ def check_plain(fn: Any) -> None:
 
 def function_of(fn: Callable[..., Any]) -> Function:
     """Return what two merge functions must share to be the same: their code or, for callable objects, their type."""
-    while True:
-        if isinstance(fn, functools.partial):
-            fn = fn.func
-        elif inspect.ismethod(fn):
-            fn = fn.__func__
-        else:
-            break
-    name = getattr(fn, "__qualname__", type(fn).__qualname__).rpartition("<locals>.")[2]
+    while isinstance(fn, functools.partial) or inspect.ismethod(fn):
+        fn = fn.func if isinstance(fn, functools.partial) else fn.__func__
+    name = function_name(fn)
     code = getattr(fn, "__code__", None)
     if code is not None:
         return Function(name, code.co_filename, code.co_firstlineno, _digest(code))

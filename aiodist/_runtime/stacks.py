@@ -1,4 +1,4 @@
-"""Where a replica is: the chain of awaits of its coroutine, from its function to the innermost one.
+"""Where a replica is: the chain of awaits of its coroutine, and the callers of a call.
 
 A task's own stack shows a single frame; the coroutine that each frame awaits leads to the next. If Python has no
 attribute for that (the iterator of a future, a step of an async generator, the result of a coroutine's
@@ -11,6 +11,7 @@ import gc
 import sys
 from asyncio import Handle
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, NamedTuple, TypeVar
 
@@ -32,10 +33,7 @@ _ENDS = frozenset(
 )
 _MOST_FRAMES = 32
 _WITH_FRAMES = (CoroutineType, GeneratorType, AsyncGeneratorType)
-_OPAQUE = (
-    *("FutureIter", "coroutine_wrapper", "anext_awaitable"),
-    *("async_generator_asend", "async_generator_athrow"),
-)
+_OPAQUE = ("FutureIter", "coroutine_wrapper", "anext_awaitable", "async_generator_asend", "async_generator_athrow")
 
 
 class Link(NamedTuple):
@@ -49,11 +47,22 @@ class Link(NamedTuple):
 def links(awaitable: Any) -> Iterator[Link]:
     """Follow a chain of awaits from its outermost link to its end."""
     while awaitable is not None:
-        frame, running, inner = _look_into(awaitable)
+        if hasattr(awaitable, "cr_frame"):  # a coroutine, or a handle, which runs as one
+            frame, running, inner = awaitable.cr_frame, awaitable.cr_running, awaited_by(awaitable)
+        elif isinstance(awaitable, GeneratorType):
+            frame, running = awaitable.gi_frame, awaitable.gi_running
+            inner = None if running else awaitable.gi_yieldfrom
+        elif isinstance(awaitable, AsyncGeneratorType):
+            if sys.version_info >= (3, 12):
+                suspended = awaitable.ag_suspended
+            else:
+                suspended = awaitable.ag_await is not None
+            running = awaitable.ag_running and not suspended  # `ag_running` is also true while it awaits
+            frame, inner = awaitable.ag_frame, None if running else awaitable.ag_await
+        else:
+            frame, running, inner = None, False, _behind(awaitable)
         yield Link(awaitable, frame, running)
-        if running:
-            return
-        awaitable = inner if frame is not None else _behind(awaitable)
+        awaitable = inner
 
 
 def await_chain(awaitable: Any) -> tuple[Location, ...]:
@@ -72,35 +81,13 @@ def frames_of(awaitable: Any) -> list[FrameType]:
     return frames
 
 
-def _look_into(awaitable: Any) -> tuple[FrameType | None, bool, Any]:
-    """Return the frame of an awaitable, whether it runs at this moment, and what it awaits."""
-    if hasattr(awaitable, "cr_frame"):  # a coroutine, or what runs as one, a handle
-        return awaitable.cr_frame, awaitable.cr_running, awaited_by(awaitable)
-    if isinstance(awaitable, GeneratorType):
-        running = awaitable.gi_running
-        return awaitable.gi_frame, running, None if running else awaitable.gi_yieldfrom
-    if isinstance(awaitable, AsyncGeneratorType):
-        running = _runs(awaitable)
-        return awaitable.ag_frame, running, None if running else awaitable.ag_await
-    return None, False, None
-
-
 def awaited_by(coroutine: Any) -> Any:
     """Return what a coroutine awaits; None while it runs.
 
-    Do not ask Python 3.12 what a running one awaits: it may mistake a counter between the instructions for an
+    Python 3.12 must not be asked what a running one awaits: it may mistake a counter between the instructions for an
     instruction, and return an address that is not an object's.
     """
     return None if coroutine.cr_running else coroutine.cr_await
-
-
-def _runs(generator: AsyncGeneratorType[Any, Any]) -> bool:
-    """Return whether the frame of an async generator runs. Python also says so of one that is suspended in an await."""
-    if sys.version_info >= (3, 12):
-        suspended = generator.ag_suspended
-    else:
-        suspended = generator.ag_await is not None
-    return generator.ag_running and not suspended
 
 
 def _behind(awaitable: Any) -> Any:
@@ -114,7 +101,7 @@ def _behind(awaitable: Any) -> Any:
 def _running_above(frame: FrameType) -> list[FrameType]:
     """Return the running frames that ``frame`` has called, outermost first."""
     above: list[FrameType] = []
-    caller: FrameType | None = sys._getframe()  # noqa: SLF001  (documented, for all its name)
+    caller: FrameType | None = sys._getframe()  # noqa: SLF001  (documented, despite its name)
     while caller is not None and caller is not frame:
         above.append(caller)
         caller = caller.f_back
@@ -128,7 +115,7 @@ def other_threads_can_be_looked_at() -> bool:
 
 
 def is_plumbing(frame: FrameType) -> bool:
-    """Return whether a frame belongs to an event loop or aiodist, which reports leave out."""
+    """Return whether a frame belongs to an event loop or to aiodist; reports leave these out."""
     module = str(frame.f_globals.get("__name__", ""))
     return module.startswith(_PLUMBING) and not module.startswith(_OF_THE_PROGRAM)
 
@@ -136,9 +123,15 @@ def is_plumbing(frame: FrameType) -> bool:
 def place_of(frame: FrameType) -> Location:
     """Return where a frame is."""
     code = frame.f_code
-    return Location(
-        code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname.rpartition(".<locals>.")[2]
-    )
+    function = code.co_qualname.rpartition(".<locals>.")[2]
+    return Location(code.co_filename, frame.f_lineno or code.co_firstlineno, function)
+
+
+def function_name(fn: Any) -> str:
+    """Return the name of a function, or of a callable object's type, without the functions around it."""
+    while isinstance(fn, partial):
+        fn = fn.func
+    return str(getattr(fn, "__qualname__", type(fn).__qualname__).rpartition("<locals>.")[2])
 
 
 def program_frame(frame: FrameType) -> FrameType | None:
@@ -158,7 +151,7 @@ _drivers = {id(Handle._run.__code__)}  # noqa: SLF001  (it is there as long as a
 
 
 def drives_tasks(fn: Fn) -> Fn:
-    """Mark a function that runs tasks: it does not count as a caller of what they call."""
+    """Mark a function that runs tasks, so that it does not count as a caller of what they call."""
     _drivers.add(id(fn.__code__))
     return fn
 
@@ -172,7 +165,7 @@ def drives_replica(frame: FrameType | None) -> Member | None:
 
 
 def nearest_callers(frame: FrameType) -> Path:
-    """Return the two nearest callers of a frame, up to the replica's function or to where its task begins."""
+    """Return the two nearest callers of a frame, at most up to the replica's function or to where its task begins."""
     caller = frame.f_back
     if caller is None or id(caller.f_code) in _drivers:
         return ()
@@ -183,9 +176,9 @@ def nearest_callers(frame: FrameType) -> Path:
 
 
 def all_callers(frame: FrameType) -> Path:
-    """Return the callers of a frame, up to the replica's function.
+    """Return all callers of a frame up to the replica's function, or to where its task begins.
 
-    In a child task the chain ends where the task begins. Frames of event loops' own helpers are left out.
+    Frames of event loops' own helpers are left out.
     """
     path: list[Any] = []
     caller = frame.f_back
@@ -200,9 +193,9 @@ def all_callers(frame: FrameType) -> Path:
 
 
 def lines_here() -> tuple[tuple[str, int], ...]:
-    """Return the files and lines that are running, innermost first, without aiodist's own."""
+    """Return the files and lines of the running frames, innermost first, without aiodist's own."""
     lines: list[tuple[str, int]] = []
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  (documented, for all its name)
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  (documented, despite its name)
     while frame is not None and len(lines) < _MOST_FRAMES:
         if str(frame.f_globals.get("__name__", "")).partition(".")[0] != "aiodist":
             lines.append((frame.f_code.co_filename, frame.f_lineno))

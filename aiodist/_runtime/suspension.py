@@ -1,11 +1,11 @@
-"""What a task is suspended in: its chain of awaits, and the thing at the end of it.
+"""What a task is suspended in: its chain of awaits, and the object at the end of it.
 
-This is inspected when something has failed, and never tracked before. The chain is followed to its end. Its outermost
-frame of an event loop's library, after the last frame of the program, tells what was called (``Lock.acquire``,
-``Queue.get``), and the frame's ``self`` is the lock or the queue. A bare future is classified by its type and by what
-its callbacks refer to.
+A task is inspected when something has failed, and never tracked before. Behind the last frame of the program in its
+chain of awaits, the outermost frame of an event loop's library tells what was called (``Lock.acquire``, ``Queue.get``),
+and the frame's ``self`` is the lock or the queue. A bare future is classified by its type and by what its callbacks
+refer to.
 
-This relies on undocumented details of the libraries: the names of their functions and of a few variables, a future's
+This relies on undocumented details of the libraries: the names of functions and of a few variables, a future's
 ``_callbacks`` and a gathering future's ``_children``. If a release changes them, the answer is `Awaited.UNKNOWN` or
 `Awaited.FUTURE`, with the same chain of places.
 """
@@ -20,16 +20,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiodist._core.terms import Location
 from aiodist._core.text import place
 from aiodist._runtime.handle import CollectiveHandle, posted
-from aiodist._runtime.stacks import Link, await_chain, drives_replica, frames_of, is_plumbing, links
+from aiodist._runtime.stacks import Link, await_chain, drives_replica, frames_of, function_name, is_plumbing, links
 
 
 class Awaited(enum.StrEnum):
-    """What kind of thing a task waits for. Members compare equal to their lower-case names."""
+    """What kind of thing a task waits for."""
 
     COLLECTIVE = "collective"
     LOCK = "lock"
@@ -48,11 +48,11 @@ class Awaited(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Suspension:
-    """What one task is suspended in, with the actual objects."""
+    """What one task is suspended in."""
 
     kind: Awaited
-    what: str  # the words after "waits": ``for an asyncio.Lock``, ``in all_reduce #3``
-    things: tuple[Any, ...]  # the collective, the lock, the event, the tasks; empty where unknown
+    text: str  # ``waits for an asyncio.Lock``, ``waits in all_reduce #3``, ``is about to run``
+    things: tuple[Any, ...]  # the collective, the lock, the event, the tasks themselves; empty if unknown
     stack: tuple[Location, ...]  # the program's places in the chain of awaits, innermost last
 
     @property
@@ -61,17 +61,9 @@ class Suspension:
         return self.stack[-1] if self.stack else None
 
 
-class _Known(NamedTuple):
-    """A function of a library in which tasks wait, and the variable that holds what they wait for."""
-
-    kind: Awaited
-    what: str
-    variable: str | None
-
-
 _KNOWN = {
-    function: _Known(kind, what, variable)
-    for kind, what, variable, functions in (
+    function: (kind, text, variable)
+    for kind, text, variable, functions in (
         (Awaited.COLLECTIVE, "in {collective}", "self", "AsyncioHandle.__await__ TrioHandle._wait"),
         (Awaited.LOCK, "for {a thing}", "self", "Lock.acquire LockAdapter.acquire _LockImpl.acquire"),
         (Awaited.SEMAPHORE, "for {a thing}", "self", "Semaphore.acquire SemaphoreAdapter.acquire"),
@@ -82,12 +74,8 @@ _KNOWN = {
         (Awaited.CONDITION, "for {a thing} to be notified", "self", "Condition.wait"),
         (Awaited.QUEUE, "for an item of {a thing}", "self", "Queue.get MemoryObjectReceiveStream.receive"),
         (Awaited.QUEUE, "for an item of {a thing}", "self", "MemoryReceiveChannel.receive"),
-        (
-            Awaited.QUEUE,
-            "for room in {a thing}",
-            "self",
-            "Queue.put MemoryObjectSendStream.send MemorySendChannel.send",
-        ),
+        (Awaited.QUEUE, "for room in {a thing}", "self", "Queue.put MemoryObjectSendStream.send"),
+        (Awaited.QUEUE, "for room in {a thing}", "self", "MemorySendChannel.send"),
         (Awaited.QUEUE, "for {a thing} to be worked off", "self", "Queue.join"),
         (Awaited.TASK, "for {tasks}", "fut", "wait_for"),
         (Awaited.TASK, "for {tasks}", "fs", "wait"),
@@ -100,7 +88,10 @@ _KNOWN = {
     )
     for function in functions.split()
 }
-"""By the function's qualified name: the libraries that have one of a name wait in it for the same."""
+"""Functions of the libraries in which tasks wait, by qualified name, and the variable that has what they wait for.
+
+In libraries that have functions of the same name, these wait for the same.
+"""
 
 _IO = (
     *("asyncio.base_events", "asyncio.selector_events", "asyncio.streams", "asyncio.subprocess", "asyncio.unix_events"),
@@ -114,12 +105,12 @@ def suspension_of(awaitable: Any) -> Suspension:
     chain = list(links(awaitable))
     stack = await_chain(awaitable)
     if any(link.running for link in chain):
-        return Suspension(Awaited.NOTHING, "for nothing: it runs", (), stack)
+        return Suspension(Awaited.NOTHING, "runs", (), stack)
     end = chain[-1].awaitable if chain else None
     if isinstance(end, asyncio.Future) and end.done():
-        return Suspension(Awaited.NOTHING, "for nothing: it is about to run", (), stack)
+        return Suspension(Awaited.NOTHING, "is about to run", (), stack)
     kind, what, things = _in_a_library(chain) or _in_a_future(end)
-    return Suspension(kind, what, things, stack)
+    return Suspension(kind, f"waits {what}", things, stack)
 
 
 def current_task() -> Any:
@@ -141,7 +132,7 @@ _Found = tuple[Awaited, str, tuple[Any, ...]]
 
 
 def _in_a_library(chain: list[Link]) -> _Found | None:
-    """Recognise the function of a library that the program called and that waits."""
+    """Recognise the library function that the program has called, and that waits."""
     frames = [link.frame for link in chain if link.frame is not None]
     own = max((index for index, frame in enumerate(frames) if not is_plumbing(frame)), default=-1)
     inner = frames[own + 1 :]
@@ -156,10 +147,11 @@ def _recognised(frames: Iterable[FrameType]) -> Iterator[_Found]:
         module = str(frame.f_globals.get("__name__", ""))
         known = _KNOWN.get(frame.f_code.co_qualname)
         if known is not None:
-            thing = _variable(frame, known.variable)
-            if thing is not None or known.variable is None:
-                what = known.what.replace("{library}", module.partition(".")[0])
-                yield known.kind, _put_into_words(what, thing), _things(known.kind, thing)
+            kind, text, variable = known
+            thing = _variable(frame, variable)
+            if thing is not None or variable is None:
+                text = text.replace("{library}", module.partition(".")[0])
+                yield kind, _filled_in(text, thing), _things(kind, thing)
         elif module.startswith(_IO):
             yield Awaited.IO, f"for I/O: {frame.f_code.co_qualname}()", ()
 
@@ -173,30 +165,25 @@ def _variable(frame: FrameType, name: str | None) -> Any:
 
 
 def _things(kind: Awaited, thing: Any) -> tuple[Any, ...]:
+    if kind is Awaited.COLLECTIVE:
+        return (posted(thing)[0],)
     if kind is not Awaited.TASK:
-        if kind is Awaited.COLLECTIVE:
-            return (posted(thing)[0],)
         return () if kind in (Awaited.SLEEP, Awaited.THREAD) else (thing,)
     tasks = thing if isinstance(thing, (set, frozenset, list, tuple)) else [thing]
-    return tuple(task for task in tasks if not _is_over(task))
+    return tuple(task for task in tasks if not (isinstance(task, asyncio.Future) and task.done()))
 
 
-def _is_over(task: Any) -> bool:
-    return isinstance(task, asyncio.Future) and task.done()
-
-
-def _put_into_words(what: str, thing: Any) -> str:
-    words: dict[str, Callable[[Any], str]] = {
+def _filled_in(text: str, thing: Any) -> str:
+    """Return a text of `_KNOWN` with what it says of a thing."""
+    fillings: dict[str, Callable[[Any], str]] = {
         "{a thing}": _a_thing,
         "{collective}": _collective,
-        "{call}": _call,
+        "{call}": lambda fn: f"{function_name(fn)}()",
         "{tasks}": lambda thing: _tasks(_things(Awaited.TASK, thing)),
         "{value}": lambda value: f"{value:g}" if isinstance(value, (int, float)) else "…",
     }
-    for key, put in words.items():
-        if key in what:
-            return what.replace(key, put(thing))
-    return what
+    key = next((key for key in fillings if key in text), None)
+    return text if key is None else text.replace(key, fillings[key](thing))
 
 
 def _a_thing(thing: Any) -> str:
@@ -215,46 +202,33 @@ def _collective(handle: CollectiveHandle[Any]) -> str:
     return call if label is None else f"{call} of {label}"
 
 
-def _call(fn: Any) -> str:
-    return f"{getattr(fn, '__qualname__', type(fn).__qualname__).rpartition('<locals>.')[2]}()"
-
-
 def _tasks(tasks: tuple[Any, ...]) -> str:
-    if len(tasks) != 1:
-        return f"{len(tasks)} tasks"
-    return task_text(tasks[0])
+    return task_text(tasks[0]) if len(tasks) == 1 else f"{len(tasks)} tasks"
 
 
 def task_text(task: Any) -> str:
-    """Return a task's name for a person: the replica, or the name that it was given, or its function."""
+    """Return what reports call a task: its replica, or the name that it was given, or its function."""
     if not hasattr(task, "get_coro") and not hasattr(task, "coro"):
         return "a future"
-    member = next((m for link in links(coroutine_of(task)) if (m := drives_replica(link.frame)) is not None), None)
+    coroutine = coroutine_of(task)
+    member = next(filter(None, map(drives_replica, frames_of(coroutine))), None)
     if member is not None:
         return f"replica {member.replica_id}"
     name = str(getattr(task, "name", "") or (task.get_name() if hasattr(task, "get_name") else ""))
-    given = name and not name.startswith("Task-") and "." not in name
-    if given:
+    if name and not name.startswith("Task-") and "." not in name:  # given by the program
         return f"the task {name!r}"
-    coroutine = coroutine_of(task)
     if isinstance(coroutine, CollectiveHandle):
         slot, member = posted(coroutine)
         post = slot.post_of(member.position)
         return f"the task of {post.call.kind} at {place(post.location)}"
-    code = _program_of(coroutine)
+    codes = (frame.f_code for frame in frames_of(coroutine) if not is_plumbing(frame))
+    code: CodeType = next(codes, None) or getattr(coroutine, "cr_code", None) or coroutine.gi_code
     function = code.co_qualname.rpartition("<locals>.")[2]
     return f"the task of {function}() at {place(Location(code.co_filename, code.co_firstlineno, function))}"
 
 
-def _program_of(coroutine: Any) -> CodeType:
-    """Return the code that a task was made for: of the program's outermost frame, else of its outermost frame."""
-    own = next((frame.f_code for frame in frames_of(coroutine) if not is_plumbing(frame)), None)
-    fallback: CodeType = coroutine.cr_code if hasattr(coroutine, "cr_code") else coroutine.gi_code
-    return own or fallback
-
-
 def _in_a_future(end: Any) -> _Found:
-    """Say what kind of future the program awaits directly."""
+    """Classify a future that the program awaits directly."""
     if isinstance(end, asyncio.Task):
         return Awaited.TASK, f"for {task_text(end)}", (end,)
     if not isinstance(end, asyncio.Future):
@@ -272,7 +246,7 @@ def _in_a_future(end: Any) -> _Found:
 
 
 def _sources(future: asyncio.Future[Any]) -> Iterator[Any]:
-    """Yield the futures that a future's callbacks refer to, which it copies or shields.
+    """Yield the futures that a future copies or shields, which its callbacks refer to.
 
     In Python 3.14 a shield also refers to the task that waits in it.
     """

@@ -1,8 +1,8 @@
 """Threads: the process-wide cache of idle ones, and those of a run, for `run_sync` and for large results.
 
-Starting a thread costs some 50 microseconds of the event loop's time, and joining it costs as much again; a run of one
-training step would pay that for every replica. So runs take threads from here and give them back. An idle thread waits
-ten seconds for the next run and then ends, as trio's do. As a daemon it never keeps the interpreter alive.
+Starting a thread costs some 50 microseconds of the event loop's time, and joining it as much again, which a run of one
+training step would pay for every replica. So runs take threads from a cache and release them. An idle thread ends after
+ten seconds, as trio's do. All are daemons, so they never keep the interpreter alive.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from anyio import CancelScope, get_cancelled_exc_class, move_on_after
 
 from aiodist._collectives.work import Call, Work, thread_count
 from aiodist._core.text import ids
+from aiodist._runtime.stacks import function_name
 
 T = TypeVar("T")
 Job: TypeAlias = Callable[[], object]
@@ -32,10 +33,14 @@ _IDLE_SECONDS = 10.0
 _IDLE_NAME = "aiodist idle"
 _PATIENCE_SECONDS = 1.0
 _PAUSE_SECONDS = 0.1
+_POLL_SECONDS = 50e-6
+"""For how long a device is polled before a thread is woken to wait for it, which takes half of that time."""
+
+Done: TypeAlias = Callable[[Any, BaseException | None], object]
 
 
 class Worker(threading.Thread):
-    """A thread that does jobs, one after the other, for its current owner."""
+    """A thread that does the jobs of its current owner, one after the other."""
 
     def __init__(self) -> None:
         super().__init__(name=_IDLE_NAME, daemon=True)
@@ -48,12 +53,12 @@ class Worker(threading.Thread):
         return bool(self._unfinished)
 
     def submit(self, job: Job) -> None:
-        """Do a job, which must not raise, after the ones before it."""
+        """Do a job, which must not raise, after those submitted before."""
         self._unfinished.append(None)
         self._jobs.put(job)
 
     def release(self) -> None:
-        """Give the thread back; the next run may take it once its jobs are done."""
+        """Return the thread to the cache once its jobs are done."""
         self._jobs.put(None)
 
     def run(self) -> None:
@@ -67,7 +72,7 @@ class Worker(threading.Thread):
                     if self in _idle:
                         _idle.remove(self)
                         return
-                taken = True  # in this very moment
+                taken = True  # just now
                 continue
             taken = job is not None
             if job is None:
@@ -78,55 +83,56 @@ class Worker(threading.Thread):
             try:
                 job()
             finally:
-                del job  # an idle thread keeps nobody's memory
+                del job  # an idle thread must keep no memory alive
                 self._unfinished.pop()
 
 
 def take(name: str) -> Worker:
-    """Return a thread with that name, which the caller owns until releasing it."""
+    """Return a thread with that name, which the caller owns until it releases it."""
     with _lock:
         worker = _idle.pop() if _idle else None
     if worker is None:
         worker = Worker()
-        contextvars.Context().run(worker.start)  # free-threaded Pythons let a thread inherit context variables
+        contextvars.Context().run(worker.start)  # on a free-threaded Python, threads inherit context variables
     worker.name = name
     return worker
 
 
-_lock = threading.Lock()
+def lock_for(threads: list[Any] | dict[Any, Any]) -> threading.Lock:
+    """Return a lock for a collection about threads; a forked child process, which has none of them, finds it empty."""
+    lock = threading.Lock()
+
+    def begin_anew() -> None:
+        threads.clear()
+        lock.release()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=begin_anew)
+    return lock
+
+
 _idle: list[Worker] = []
-
-
-def _begin_anew() -> None:
-    _idle.clear()
-    _lock.release()
-
-
-if hasattr(os, "register_at_fork"):  # a child process has its parent's list and lock, and none of the threads
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_begin_anew)
+_lock = lock_for(_idle)
 
 
 class DeviceThreads:
-    """The threads of one run's devices, each taken with its first work.
+    """The threads of one run's devices, each taken with its first job.
 
     Jobs that replicas submit in one turn of the event loop begin together: the loop wakes one thread, which wakes the
     others before it begins. If the loop woke several threads and kept running itself, the system would put two of them
-    on one core, and might leave them there for many steps while another core is idle: with that, two replicas that
-    trained on two cores did an eighth fewer steps.
-
-    Args:
-        loop: the event loop.
+    on one core, and might leave them there for many steps while another core is idle: two replicas that trained on two
+    cores did an eighth fewer steps.
     """
 
     def __init__(self, loop: Any) -> None:
         self._loop = loop
         self._workers: dict[str, Worker] = {}
-        self._handed_over: list[tuple[Worker, Job]] = []  # in this turn of the loop
-        self._unfinished: Counter[Worker] = Counter()  # jobs that have begun, as far as the loop has heard
-        self._left: dict[Any, tuple[str, int]] = {}  # work, and whose, that nobody waits for unless it ends at once
+        self._submitted: list[tuple[Worker, Job]] = []  # in this turn of the loop
+        self._unfinished: Counter[Worker] = Counter()  # jobs that have begun and, as far as the loop knows, not ended
+        self._cancelled: dict[Any, tuple[str, int]] = {}  # by event: the function and the replica that was cancelled
 
     async def run(self, device: str, replica_id: int, fn: Callable[..., T], *args: Any) -> T:
-        """Return ``fn(*args)``, called in the thread of a replica's device, in the caller's context variables.
+        """Return ``fn(*args)``, called in the thread of a replica's device, with the caller's context variables.
 
         A thread cannot be stopped: if the caller is cancelled, the cancellation is raised once ``fn`` has returned, or
         a second after a Ctrl-C.
@@ -134,7 +140,11 @@ class DeviceThreads:
         worker = self._workers.get(device)
         if worker is None:
             worker = self._workers[device] = take(f"aiodist {device}")
-        call = _on_gpu(device, fn) if device.startswith("GPU:") else fn
+        call: Callable[..., T] = fn
+        if device.startswith("GPU:"):
+            from aiodist._gpu import enqueue
+
+            call = partial(enqueue.call_on, device, enqueue.current_streams(device), fn)
         finished = self._loop.new_event()
         result: list[T] = []
         errors: list[BaseException] = []
@@ -142,153 +152,131 @@ class DeviceThreads:
         def work() -> None:
             try:
                 result.append(context.run(call, *args))
-            except BaseException as error:  # noqa: BLE001  (whatever it is, it is for the caller)
+            except BaseException as error:  # noqa: BLE001  (raised in the caller)
                 errors.append(error)
-            with suppress(RuntimeError):  # the loop is closed: nobody is left to notify
+            with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._finish, worker, finished)
 
         context = contextvars.copy_context()
-        if not self._handed_over:
-            self._loop.call_plainly(self._begin)
-        self._handed_over.append((worker, work))
+        if not self._submitted:
+            self._loop.call_soon(self._begin)
+        self._submitted.append((worker, work))
         try:
             await finished.wait()
         except get_cancelled_exc_class():
-            self._left[finished] = _name(fn), replica_id
+            self._cancelled[finished] = function_name(fn), replica_id
             with CancelScope(shield=True):
-                await self._outwait(finished)
+                await self._wait_uncancelled(finished)
             raise
         if errors:
             try:
                 raise errors[0]
             finally:
-                errors.clear()  # an exception keeps this frame, which keeps the exception
+                errors.clear()  # breaks the cycle of the exception and this frame
         return result[0]
 
     def _begin(self) -> None:
-        """Let the submitted jobs begin, without waiting for a thread that still has other work."""
-        jobs, self._handed_over = self._handed_over, []
-        at_once = []
+        """Begin the submitted jobs; those of a thread that still has other work begin by themselves."""
+        jobs, self._submitted = self._submitted, []
+        at_once: list[tuple[Worker, Job]] = []
         for worker, job in jobs:
-            if self._unfinished[worker]:  # `busy` it may be for a moment after it has told that it is done
+            if self._unfinished[worker]:  # not `busy`, which it may be for a moment after its notification
                 worker.submit(job)
             else:
                 at_once.append((worker, job))
         self._unfinished.update(worker for worker, _ in jobs)
         if at_once:
-            worker, job = at_once[0]
-            worker.submit(partial(_begin_all, at_once[1:], job))
+            (first, job_of_first), *others = at_once
+
+            def begin_all() -> None:
+                for worker, job in others:
+                    worker.submit(job)
+                job_of_first()
+
+            first.submit(begin_all)
 
     def _finish(self, worker: Worker, finished: Any) -> None:
         self._unfinished[worker] -= 1
         finished.set()
 
-    async def _outwait(self, finished: Any) -> None:
-        """Wait until the work is done, whatever is cancelled meanwhile, or until a second after a Ctrl-C."""
+    async def _wait_uncancelled(self, finished: Any) -> None:
+        """Wait until the job is done, however often this is cancelled, or until a second after a Ctrl-C."""
         until: float | None = None
         while not finished.is_set():
-            with suppress(get_cancelled_exc_class()), move_on_after(_PAUSE_SECONDS):  # asyncio's own: no shield helps
+            with suppress(get_cancelled_exc_class()), move_on_after(_PAUSE_SECONDS):  # no shield stops asyncio's own
                 await finished.wait()
             if until is None:
                 until = time.monotonic() + _PATIENCE_SECONDS if self._loop.interrupted else None
             elif time.monotonic() >= until and not finished.is_set():
-                self._tell_of_those_left()
+                self._report_cancelled()
                 return
-        self._left.pop(finished, None)
+        self._cancelled.pop(finished, None)
 
-    def _tell_of_those_left(self) -> None:
-        """Print one line for the whole run on what still runs in threads after a Ctrl-C, and forget it."""
+    def _report_cancelled(self) -> None:
+        """Print one line, for the whole run, on the functions that still run in threads after a Ctrl-C."""
         working: dict[str, list[int]] = {}
-        for finished, (name, replica_id) in self._left.items():
+        for finished, (name, replica_id) in self._cancelled.items():
             if not finished.is_set():
                 working.setdefault(name, []).append(replica_id)
-        self._left.clear()
+        self._cancelled.clear()
         if working:
-            functions = ", ".join(f"{name} of {ids(replicas)}" for name, replicas in working.items())
-            with suppress(Exception):  # nobody may be left to notify
+            functions = ", ".join(f"{name}() of {ids(replicas)}" for name, replicas in working.items())
+            with suppress(Exception):  # standard error may be closed
                 sys.stderr.write(f"aiodist: interrupted while run_sync still runs {functions}\n")
 
     def close(self) -> None:
-        """Give the threads back, each once its work is done."""
+        """Release the threads, each once its jobs are done."""
         for worker in self._workers.values():
             worker.release()
-
-
-def _begin_all(others: Sequence[tuple[Worker, Job]], job: Job) -> None:
-    for worker, other in others:
-        worker.submit(other)
-    job()
-
-
-def _on_gpu(device: str, fn: Callable[..., T]) -> Callable[..., T]:
-    from aiodist._gpu import enqueue
-
-    return partial(enqueue.call_on, device, enqueue.current_streams(device), fn)
-
-
-def _name(fn: Any) -> str:
-    while isinstance(fn, partial):
-        fn = fn.func
-    return f"{getattr(fn, '__qualname__', type(fn).__qualname__).rpartition('<locals>.')[2]}()"
-
-
-LOOKS_SECONDS = 50e-6
-"""How long each turn of the loop looks whether a device is done, before a thread is woken, which takes half of that."""
-
-Done: TypeAlias = Callable[[Any, BaseException | None], object]
 
 
 class ReductionThreads:
     """The threads in which a run computes results that would hold up its event loop.
 
     The run takes them with its first large value, so two runs never wait for each other's work. They work on the
-    replicas' arrays, so a replica that is cancelled meanwhile is held back until the work is done (`settle`): nobody
-    reads or writes a replica's arrays once it has continued.
+    replicas' arrays: a replica that is cancelled meanwhile is held back until the work is done (`settle`), so that
+    nothing reads or writes its arrays once it has continued.
     """
 
-    def __init__(self, call_soon: Callable[..., object], call_soon_threadsafe: Callable[..., object]) -> None:
-        self._call_soon = call_soon  # from the loop's own thread, at a tenth of what others pay
-        self._call_soon_threadsafe = call_soon_threadsafe
+    def __init__(self, loop: Any) -> None:
+        self._loop = loop
         self._workers: list[Worker] = []
         self._settled: anyio.Event | None = None
         self.under_way = 0
 
     def carry_out(self, work: Work, done: Done) -> None:
-        """Compute a result in the worker threads; then call ``done``, in the loop, with it or the exception.
-
-        Called in the loop's thread.
-        """
+        """Compute a result in the worker threads; then call ``done``, in the loop, with the result or an exception."""
         self.under_way += 1
         if work.ready is None:
             self._begin(work, done)
         else:
-            self._call_soon(self._look, work, done, time.perf_counter() + LOOKS_SECONDS)
+            self._loop.call_soon(self._poll, work, done, time.perf_counter() + _POLL_SECONDS)
 
-    def _look(self, work: Work, done: Done, until: float) -> None:
-        """Check whether a device has done the work, once in each turn of the loop, before a thread waits for it."""
+    def _poll(self, work: Work, done: Done, until: float) -> None:
+        """Check, once in each turn of the loop, whether a device has done the work."""
         assert work.ready is not None
         try:
             ready = work.ready()
-        except Exception as error:  # noqa: BLE001  (what a device has run into is for those who wait)
+        except Exception as error:  # noqa: BLE001  (the device's; the waiting replicas raise it)
             self._finish(work, done, error)
             return
         if ready:
             self._finish(work, done, None)
         elif time.perf_counter() < until:
-            self._call_soon(self._look, work, done, until)
+            self._loop.call_soon(self._poll, work, done, until)
         else:
             self._begin(work, done)
 
     def _begin(self, work: Work, done: Done) -> None:
-        with suppress(RuntimeError):  # no more threads can be started: those that there are do it, or the loop's own
+        with suppress(RuntimeError):  # no more threads can be started: those taken do the work, or else the loop's
             while len(self._workers) < thread_count():
                 self._workers.append(take("aiodist reduction"))
-        _Job(work, self._workers, lambda error: self._tell(work, done, error)).begin()
 
-    def _tell(self, work: Work, done: Done, error: BaseException | None) -> None:
-        """Notify the loop, from a worker thread, that a job has ended."""
-        with suppress(RuntimeError):  # the loop is closed: nobody is left to notify
-            self._call_soon_threadsafe(self._finish, work, done, error)
+        def ended(error: BaseException | None) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._finish, work, done, error)
+
+        _Job(work, self._workers, ended).begin()
 
     def _finish(self, work: Work, done: Done, error: BaseException | None) -> None:
         self.under_way -= 1
@@ -296,7 +284,7 @@ class ReductionThreads:
         if error is None:
             try:
                 result = work.result()
-            except Exception as failure:  # noqa: BLE001  (whatever it is, it is for those who wait)
+            except Exception as failure:  # noqa: BLE001  (the waiting replicas raise it)
                 error = failure
         done(result, error)
         if self._settled is not None and not self.under_way:
@@ -304,22 +292,22 @@ class ReductionThreads:
             self._settled = None
 
     async def settle(self) -> None:
-        """Wait until no work is in progress, whatever is cancelled meanwhile."""
+        """Wait until no work is in progress, however often this is cancelled."""
         with CancelScope(shield=True):
             while self.under_way:
                 if self._settled is None:
                     self._settled = anyio.Event()
-                with suppress(get_cancelled_exc_class()):  # asyncio's own, which no shield keeps out
+                with suppress(get_cancelled_exc_class()):  # no shield stops asyncio's own
                     await self._settled.wait()
 
     def close(self) -> None:
-        """Give the threads back; their work is done."""
+        """Release the threads, whose work is done."""
         for worker in self._workers:
             worker.release()
 
 
 class _Job:
-    """One piece of work, phase by phase. Each thread takes calls from it until none is left."""
+    """One piece of work, phase by phase; each thread takes calls of a phase until none is left."""
 
     def __init__(self, work: Work, workers: Sequence[Worker], ended: Callable[[BaseException | None], None]) -> None:
         self._phases = list(work.phases)
@@ -331,7 +319,7 @@ class _Job:
         self._error: BaseException | None = None
 
     def begin(self) -> None:
-        """Begin the next phase; after the last, or an error, the job has ended."""
+        """Begin the next phase; after the last one, or an error, the job has ended."""
         while self._phases and not self._phases[0]:
             self._phases.pop(0)
         if not self._phases or self._error is not None:
@@ -354,7 +342,7 @@ class _Job:
                 return
             try:
                 call()
-            except BaseException as error:  # noqa: BLE001  (a worker thread has nobody else to tell)
+            except BaseException as error:  # noqa: BLE001  (the waiting replicas raise it)
                 self._error = error
             with self._lock:
                 self._missing -= 1

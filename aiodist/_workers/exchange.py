@@ -324,7 +324,7 @@ def _collective(slot: Rendezvous) -> Collective:
 def contributed(slot: Rendezvous) -> Sequence[Any]:
     """Return the local replicas' contributions to a slot."""
     over = slot.request.over_workers
-    return slot.values if over is None else over.bring(slot.values)
+    return slot.values if over is None else over.contribute(slot.values)
 
 
 def _buffers(slot: Rendezvous, keys: Sequence[int]) -> dict[int, Any]:

@@ -1,4 +1,4 @@
-"""What tests of runs share."""
+"""Fixtures for tests of runs."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from tests.runtime.programs import HeldThreads
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> HeldThreads:
-    """Hold the work of reduction threads until the test lets it go."""
+    """Hold the work of reduction threads until the test releases it."""
     return HeldThreads(monkeypatch)

@@ -1,4 +1,4 @@
-"""What tests of runs are made of: strategies of n replicas, programs that run on each, held threads, warnings."""
+"""Helpers for tests of runs: strategies of n replicas, programs that run on each, held threads, warnings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def mirrored(
 
 
 def here() -> ReplicaContext:
-    """Return the replica context that is current, which is not None."""
+    """Return the current replica context, which is not None."""
     context = get_replica_context()
     assert isinstance(context, ReplicaContext)
     return context
@@ -42,13 +42,13 @@ def replica() -> int:
 
 
 async def turns(count: int = 10) -> None:
-    """Let everybody else have so many turns."""
+    """Let all other tasks run, that many times."""
     for _ in range(count):
         await checkpoint()
 
 
 async def on_each(count: int, fn: Callable[..., Any], *args: Any, **settings: Any) -> tuple[Any, ...]:
-    """Run a function on so many replicas; return what each of them returned, as `run` gives it."""
+    """Run a function on that many replicas; return their local results."""
     strategy = mirrored(count, **settings)
     return strategy.experimental_local_results(await strategy.run(fn, args=args))
 
@@ -65,7 +65,7 @@ async def run(
 
 
 async def results(replicas: int, program: Program, **settings: Any) -> tuple[Any, ...]:
-    """Return what a program that takes its context gives on each replica: the very objects, of whatever structure."""
+    """Return the objects that a program that takes its context returns on each replica, of whatever structure."""
     found: list[Any] = [None] * replicas
 
     async def kept(ctx: ReplicaContext) -> None:
@@ -76,7 +76,7 @@ async def results(replicas: int, program: Program, **settings: Any) -> tuple[Any
 
 
 async def error_of(program: Program, replicas: int = 3, **settings: Any) -> CollectiveError:
-    """Return the collective error that comes out of a run; the same strategy must work afterwards."""
+    """Return the collective error that a run raises; the strategy must work afterwards."""
     strategy = mirrored(replicas, **settings)
     with pytest.raises(CollectiveError) as caught:
         await run(strategy, program)
@@ -85,7 +85,7 @@ async def error_of(program: Program, replicas: int = 3, **settings: Any) -> Coll
 
 
 def check_golden(golden: Path, error: CollectiveError, update: bool) -> None:
-    """Compare an error's text with the one that is kept, or keep it; it fits on a screen."""
+    """Compare an error's text with its golden file, or update that; the text fits on a screen."""
     golden, text = golden.with_suffix(".txt"), f"{type(error).__name__}: {error}\n"
     if update:
         golden.write_text(text, encoding="utf-8")
@@ -94,7 +94,7 @@ def check_golden(golden: Path, error: CollectiveError, update: bool) -> None:
 
 
 async def still_works(strategy: aiodist.Strategy) -> None:
-    """Check that a strategy serves another run."""
+    """Check that a strategy can run again."""
 
     async def program(ctx: ReplicaContext) -> int:
         total = await ctx.all_reduce("SUM", np.array([ctx.replica_id_in_sync_group]))
@@ -106,12 +106,9 @@ async def still_works(strategy: aiodist.Strategy) -> None:
 
 
 class Relay:
-    """Lets replicas go one after the other, in an order of the test's choosing: no clock, no luck.
+    """Lets replicas act one after the other, in the order given.
 
-    Used as ``await relay.turn()``, then the act, then ``relay.pass_on()``, with nothing awaited between.
-
-    Args:
-        order: replica ids, by their turn.
+    Use it as ``await relay.turn()``, then the act, then ``relay.pass_on()``, with nothing awaited between.
     """
 
     def __init__(self, order: Sequence[int]) -> None:
@@ -131,13 +128,13 @@ class Relay:
 
 
 class HeldThreads:
-    """Stands in for a run's worker threads: keeps what they are given until the test lets it go.
+    """Replaces a run's worker threads: holds their jobs until the test releases them.
 
     Every all_reduce of 256 KiB and more goes to them.
 
     Attributes:
-        given: what is held.
-        taken: how many threads are taken and not released.
+        given: the jobs.
+        taken: the number of threads that are taken and not released.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,17 +151,17 @@ class HeldThreads:
         self.given.append(fn)
 
     def release(self) -> None:
-        assert not self.given, "the run has ended before its work"
+        assert not self.given, "the run ended before its work"
         self.taken -= 1
 
     async def wait(self) -> None:
-        """Wait until they have work, and for some turns of the loop."""
+        """Wait until there are jobs, and for some turns of the loop."""
         while not self.given:
             await checkpoint()
         await turns()
 
     def go_on(self) -> None:
-        """Do all that is held, also what comes of it."""
+        """Do all jobs, and those that they submit."""
         while self.given:
             self.given.pop(0)()
 
@@ -180,11 +177,11 @@ class Warned(NamedTuple):
 
 @contextmanager
 def warned() -> Iterator[list[Warned]]:
-    """Gather warnings, whatever the filters: all threads share those, and libraries exchange them."""
-    told: list[Warned] = []
+    """Gather warnings, whatever the filters, which all threads share and libraries replace."""
+    found: list[Warned] = []
 
     def warn_explicit(text: Any, category: type[Warning], file: str, line: int, *_: Any, **__: Any) -> None:
-        told.append(Warned(str(text), category, file, line))
+        found.append(Warned(str(text), category, file, line))
 
     def warn(text: Any, category: type[Warning] = UserWarning, stacklevel: int = 1, **_: Any) -> None:
         frame = sys._getframe(stacklevel)
@@ -193,4 +190,4 @@ def warned() -> Iterator[list[Warned]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warnings, "warn_explicit", warn_explicit)
         patch.setattr(warnings, "warn", warn)
-        yield told
+        yield found

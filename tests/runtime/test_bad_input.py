@@ -1,4 +1,4 @@
-"""Bad input: a specific exception at the call, before any other replica is disturbed, and the run goes on."""
+"""Invalid input: a specific exception at the call, before any other replica is affected, and the run continues."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CALLS: list[Call] = [
     (lambda c: c.all_reduce("MIN", 1j), TypeError, "MIN of complex.*no order"),
     (lambda c: c.all_reduce("SUM", OBJECTS), TypeError, "SUM of object"),
     (lambda c: c.all_gather(OBJECTS, 0), TypeError, "Python objects would be shared"),
-    # What is no array.
+    # Not arrays.
     (lambda c: c.all_reduce("SUM", "text"), TypeError, r"expected a nest of arrays.*builtins\.str: 'text'"),
     (lambda c: c.all_reduce("SUM", object()), TypeError, r"got an object of type builtins\.object"),
     (lambda c: c.broadcast(PLAIN), TypeError, r"@optree\.dataclasses\.dataclass\(namespace='aiodist'\)"),
@@ -80,13 +80,13 @@ CALLS: list[Call] = [
 ]
 
 
-async def test_errors_at_the_call_disturb_nobody() -> None:
-    """Some make the bad calls, catch the errors and go on; those who wait in a collective meanwhile learn nothing."""
+async def test_errors_at_the_call_affect_no_other_replica() -> None:
+    """Some replicas make the invalid calls and catch the errors; the others wait in a collective meanwhile."""
 
     async def program() -> Any:
         for offenders in ([2], [1], [0, 1, 2]):
             if replica() in offenders:
-                await turns(2)  # the others wait already: these are errors in themselves, no mismatch
+                await turns(2)  # the others wait already, so none of these errors is a mismatch
                 for issue, error, text in CALLS:
                     with pytest.raises(error, match=text) as caught:
                         issue(here())
@@ -99,7 +99,7 @@ async def test_errors_at_the_call_disturb_nobody() -> None:
     assert X.flags.writeable
 
 
-# Calls in the wrong place.
+# Calls in the wrong context.
 
 
 async def test_context_of_another_replica_or_from_outside_the_run() -> None:

@@ -1,6 +1,6 @@
-"""What every event loop must give: asyncio, uvloop and trio run each of these; other tests run on asyncio alone.
+"""Conformance of event loops: these tests run on asyncio, uvloop and trio; most others run on asyncio alone.
 
-The order of wake-ups, cancellation, shielding, exceptions, Ctrl-C at every step, timers, and trio as another's guest.
+The order of wake-ups, cancellation, shielding, exceptions, Ctrl-C at every line, timers, and trio as another's guest.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def on(loop: Loop, main: Callable[..., Any], *args: Any) -> Any:
     return anyio.run(main, *args, backend=backend, backend_options=options)
 
 
-# The order of wake-ups: replicas start, and go on after each collective, in the order of their ids.
+# The order of wake-ups: replicas start, and continue after each collective, in the order of their ids.
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def on(loop: Loop, main: Callable[..., Any], *args: Any) -> Any:
     [(4, [*itertools.permutations(range(4))]), (1, [(0,)] * 2), (200, [tuple(range(200))[::-1], tuple(range(200))])],
     ids=["any order", "one", "a crowd"],
 )
-async def test_replicas_go_on_in_order_whoever_came_last(count: int, orders: list[tuple[int, ...]]) -> None:
+async def test_replicas_continue_in_order_whoever_arrives_last(count: int, orders: list[tuple[int, ...]]) -> None:
     log: list[tuple[int, int]] = []
     relays = [Relay(order) for order in orders]
 
@@ -79,7 +79,7 @@ async def test_replicas_go_on_in_order_whoever_came_last(count: int, orders: lis
     assert log == [(number, replica_id) for number in range(-1, len(orders)) for replica_id in range(count)]
 
 
-async def test_what_is_ready_goes_on_between_collectives() -> None:
+async def test_other_tasks_run_between_collectives() -> None:
     steps, over = 0, False
 
     async def neighbour() -> None:
@@ -174,8 +174,8 @@ async def test_cancel_of_an_asyncio_task(place: Any) -> None:
     await still_works(strategy)
 
 
-async def test_every_replica_unwinds_and_a_failure_meanwhile_is_not_lost() -> None:
-    """As in any task group: an exception of a child's comes out, the cancellation does not hide it."""
+async def test_failure_while_a_cancelled_run_unwinds_is_raised() -> None:
+    """As in any task group, the cancellation does not hide it; every replica unwinds."""
     unwound: list[int] = []
 
     async def program(cancel: Any) -> None:
@@ -194,10 +194,10 @@ async def test_every_replica_unwinds_and_a_failure_meanwhile_is_not_lost() -> No
     await still_works(strategy)
 
 
-@pytest.mark.parametrize("cancelled", ["before the call", "behind the call", "when it is woken"])
+@pytest.mark.parametrize("cancelled", ["before the call", "after the call", "when it is woken"])
 @pytest.mark.parametrize("order", [(1, 2, 0), (0, 2, 1), (0, 1, 2), (2, 1, 0)], ids=str)
-async def test_cancellation_of_who_is_in_a_complete_collective(order: tuple[int, ...], cancelled: str) -> None:
-    """It is only that, in this await or in a later one, as the loop has it, or comes too late."""
+async def test_cancellation_in_a_complete_collective_abandons_nothing(order: tuple[int, ...], cancelled: str) -> None:
+    """It is raised in this await or in a later one, as the loop has it, or comes too late."""
     relay = Relay(order)
     scopes: dict[int, anyio.CancelScope] = {}
 
@@ -210,7 +210,7 @@ async def test_cancellation_of_who_is_in_a_complete_collective(order: tuple[int,
             handle = here().barrier(name="first")
             relay.pass_on()
             for each in range(3):
-                if last and cancelled == ("behind the call" if each == replica() else "when it is woken"):
+                if last and cancelled == ("after the call" if each == replica() else "when it is woken"):
                     scopes[each].cancel()
             await handle
         total: int = await here().all_reduce("SUM", 1)
@@ -219,10 +219,10 @@ async def test_cancellation_of_who_is_in_a_complete_collective(order: tuple[int,
     assert await on_each(3, program) == (3, 3, 3)
 
 
-# Threads that are at work on what replicas contributed: nobody gets his arrays back before they have done with them.
+# Threads that work on contributions: no replica continues before they have finished with its arrays.
 
 
-async def test_cancelled_replica_is_held_back_until_nobody_reads_its_array(held: HeldThreads) -> None:
+async def test_cancelled_replica_is_held_back_until_its_array_is_no_longer_read(held: HeldThreads) -> None:
     events: list[str] = []
 
     async def program() -> Any:
@@ -250,7 +250,7 @@ async def test_cancelled_replica_is_held_back_until_nobody_reads_its_array(held:
 
 
 class Meanwhile(Exception):  # noqa: N818
-    """What a replica raises while the work is under way."""
+    """Raised by a replica while the work is in progress."""
 
 
 @pytest.mark.parametrize("what", [Meanwhile, KeyboardInterrupt, "another collective", "a cancelled scope"])
@@ -287,7 +287,7 @@ async def test_run_that_ends_meanwhile_waits_for_the_work(what: Any, held: HeldT
                 await strategy.run(program)
             except (Meanwhile, KeyboardInterrupt, CollectiveError) as error:
                 caught = error
-    assert gathered == [(1 << 16,)]  # who is shielded gets what all have contributed to
+    assert gathered == [(1 << 16,)]  # the shielded replica gets the result
     assert scope.cancelled_caught == (what == "a cancelled scope")
     if what == "another collective":
         assert caught.report.sequence_number == 1
@@ -298,7 +298,7 @@ async def test_run_that_ends_meanwhile_waits_for_the_work(what: Any, held: HeldT
 
 
 @pytest.mark.every_loop("asyncio", "uvloop")
-async def test_task_that_is_cancelled_again_and_again_waits_for_its_work(held: HeldThreads) -> None:
+async def test_task_that_is_cancelled_repeatedly_waits_for_its_work(held: HeldThreads) -> None:
     strategy = mirrored(2)
     task = asyncio.ensure_future(run(strategy, lambda ctx: ctx.all_reduce("SUM", np.ones(1 << 16, np.float32))))
     await held.wait()
@@ -312,7 +312,7 @@ async def test_task_that_is_cancelled_again_and_again_waits_for_its_work(held: H
     await still_works(strategy)
 
 
-# Shielding: where no cancellation reaches a replica, it gets an error, for nobody will come.
+# Shielding: a replica that no cancellation reaches gets an error, because the collective will never be complete.
 
 
 @pytest.mark.parametrize("issued", ["awaited before", "before", "after"])
@@ -348,7 +348,7 @@ async def test_shielded_collective_of_a_run_that_ends(fails: bool, issued: str) 
     await still_works(strategy)
 
 
-async def test_replica_that_asks_again_and_again_after_the_end_can_be_cancelled() -> None:
+async def test_replica_that_catches_every_error_after_the_end_can_be_cancelled() -> None:
     async def program(ctx: ReplicaContext) -> None:
         while True:
             with suppress(CollectiveError):
@@ -357,7 +357,7 @@ async def test_replica_that_asks_again_and_again_after_the_end_can_be_cancelled(
     assert isinstance(await error_of(program), CollectiveMismatchError)
 
 
-# Exceptions: the cause is never lost, whatever a nursery or a task group makes of it.
+# Exceptions: the cause is never lost, whatever a nursery or a task group does with it.
 
 
 async def unwind(error: Exception) -> None:
@@ -421,9 +421,9 @@ def test_interruption_that_a_replica_raises(kind: type[BaseException], anyio_bac
 
 
 class CtrlC:
-    """Presses Ctrl-C as the program comes to the n-th line of handles and event loops, by a trace function.
+    """A trace function that presses Ctrl-C at the n-th line of handles and event loops.
 
-    Of each line the first three times count: for the first replica, another, and the last.
+    Of each line the first three executions count: for the first replica, another, and the last.
     """
 
     FILES = (loop_module.__file__, handle_module.AsyncioHandle.__await__.__code__.co_filename)
@@ -434,7 +434,7 @@ class CtrlC:
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
         if frame.f_code.co_filename not in self.FILES or frame.f_code.co_name in ("__del__", "_warn"):
-            return None  # Python swallows what a destructor raises
+            return None  # Python ignores what a destructor raises
         line = frame.f_code.co_filename, frame.f_lineno
         if event == "line" and self.met[line] < 3:
             self.met[line] += 1
@@ -445,7 +445,7 @@ class CtrlC:
 
 
 def test_ctrl_c_at_every_line_of_the_adapters(anyio_backend: Loop) -> None:
-    """Whatever it meets, it comes out as itself, every replica has unwound, and the strategy serves another run."""
+    """Wherever it arrives, it is raised as itself, every replica unwinds, and the strategy can run again."""
     strategy = mirrored(3)
     unwound: list[int] = []
 
@@ -480,19 +480,20 @@ def test_ctrl_c_at_every_line_of_the_adapters(anyio_backend: Loop) -> None:
 # Timers.
 
 
-async def test_smallest_of_several_timeouts_counts() -> None:
+async def test_smallest_timeout_of_replicas_and_collectives_counts() -> None:
     async def program(ctx: ReplicaContext) -> None:
         if replica() == 2:
             await anyio.sleep_forever()
-        limits = [CommunicationOptions(timeout_seconds=seconds) for seconds in (60.0, 0.01, 30.0)]
-        for handle in [ctx.all_reduce("SUM", 1, limit) for limit in limits]:
-            await handle
+        for seconds in (60.0, (30.0, 0.01)[replica()], 60.0):
+            ctx.all_reduce("SUM", 1, CommunicationOptions(timeout_seconds=seconds))
+        await ctx.barrier()
 
-    report = (await error_of(program)).report
-    assert (report.reason, report.sequence_number, report.suspects) == ("timeout", 1, (2,))
+    error = await error_of(program)
+    assert str(error).startswith("collective #1 timed out after 0.01 s: replica 2 has not arrived")
+    assert (error.report.reason, error.report.suspects) == ("timeout", (2,))
 
 
-# Several runs, and one loop inside of another.
+# One loop inside another.
 
 
 @pytest.mark.every_loop("asyncio", "uvloop")
@@ -505,7 +506,7 @@ def test_trio_as_the_guest_of_another_loop(anyio_backend: Loop) -> None:
         done: asyncio.Future[Any] = loop.create_future()
 
         async def guest() -> None:
-            await still_works(strategy)  # a host's task beside it uses the strategy, too
+            await still_works(strategy)  # the host uses the strategy at the same time
             with pytest.raises(CollectiveTimeoutError):
                 await mirrored(3, timeout=0.01).run(partial(in_barrier, lambda: None))
 

@@ -1,4 +1,4 @@
-"""Replicas that fail, never come or give up: what comes out of the run, and that nobody is left waiting."""
+"""Replicas that fail: what the run raises, and that no replica is left waiting."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SecondError(Exception):
 
 
 async def failure_of(program: Callable[[], Any], replicas: int = 3, kind: type[BaseException] = FirstError) -> Any:
-    """Return what comes out of a run; the same strategy must work afterwards."""
+    """Return the error that a run raises; the strategy must work afterwards."""
     strategy = mirrored(replicas)
     with pytest.raises(kind) as caught:
         await strategy.run(program)
@@ -37,16 +37,16 @@ async def failure_of(program: Callable[[], Any], replicas: int = 3, kind: type[B
     return caught.value
 
 
-async def part() -> None:
-    """Let replica 0 call something else than the others."""
+async def diverge() -> None:
+    """Let replica 0 make another call than the others."""
     await (here().barrier() if replica() else here().all_reduce("SUM", 1))
 
 
-# A replica's own exception cancels the others, and comes out of run as itself.
+# A replica's own exception cancels the others, and the run raises it as itself.
 
 
 @pytest.mark.parametrize("error", [FirstError("mine"), ExceptionGroup("mine", [FirstError(), SecondError()])])
-async def test_exception_comes_out_as_itself_with_a_note(error: Exception) -> None:
+async def test_exception_is_raised_as_itself_with_a_note(error: Exception) -> None:
     async def program() -> None:
         if replica() == 1:
             raise error
@@ -57,18 +57,18 @@ async def test_exception_comes_out_as_itself_with_a_note(error: Exception) -> No
     assert note.startswith("replica 1 of 3 on CPU:1; replica 0 was waiting in barrier #0 at ")
 
 
-async def test_exception_of_a_plain_function_begins_no_other() -> None:
-    begun = []
+async def test_exception_of_a_plain_function_starts_no_other() -> None:
+    started = []
 
     def program() -> None:
-        begun.append(replica())
+        started.append(replica())
         raise FirstError
 
     assert (await failure_of(program)).__notes__ == ["replica 0 of 3 on CPU:0"]
-    assert begun == [0]
+    assert started == [0]
 
 
-async def test_a_cancellation_that_nobody_asked_for_is_an_error_and_no_cancellation_of_the_caller() -> None:
+async def test_cancellation_of_a_replica_alone_is_an_error_and_does_not_cancel_the_caller() -> None:
     async def program() -> None:
         await here().barrier()
         task = asyncio.current_task()
@@ -82,7 +82,7 @@ async def test_a_cancellation_that_nobody_asked_for_is_an_error_and_no_cancellat
 
 
 def when_unwinding(*errors: Exception | None) -> Callable[[], Any]:
-    """Return a program in which replica 1 fails, and each raises what is given for it while it unwinds."""
+    """Return a program in which replica 1 fails, and each replica raises its error while it unwinds."""
 
     async def program() -> None:
         try:
@@ -97,7 +97,7 @@ def when_unwinding(*errors: Exception | None) -> Callable[[], Any]:
     return program
 
 
-async def test_several_failures_come_out_as_one_with_notes_by_type_as_a_group_and_an_object_once() -> None:
+async def test_several_failures_are_one_with_notes_or_a_group_if_their_types_differ() -> None:
     error = await failure_of(when_unwinding(*(FirstError(f"own of {i}") for i in range(3))))
     assert str(error) == "own of 0"
     assert error.__notes__[0].startswith("replica 0 of 3 on CPU:0")
@@ -121,7 +121,7 @@ async def test_several_failures_come_out_as_one_with_notes_by_type_as_a_group_an
         (200, "none in {0}", "more like these"),
     ],
 )
-async def test_crowds_that_fail_have_a_handful_of_notes(replicas: int, text: str, last: str) -> None:
+async def test_many_failures_have_a_handful_of_notes(replicas: int, text: str, last: str) -> None:
     async def program() -> None:
         with anyio.CancelScope(shield=True):
             await here().barrier()
@@ -135,17 +135,17 @@ async def test_crowds_that_fail_have_a_handful_of_notes(replicas: int, text: str
     assert all(len(note) < 200 for note in notes)
 
 
-# A disagreement, and exceptions beside it.
+# A disagreement, and other exceptions.
 
 
 @pytest.mark.parametrize("shield", [False, True])
-async def test_analysis_that_fails_keeps_nobody_waiting(shield: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_analysis_that_fails_keeps_no_replica_waiting(shield: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a bug")
 
     async def program() -> None:
         with anyio.CancelScope(shield=shield):
-            await part()
+            await diverge()
 
     monkeypatch.setattr(analysis, "analyse", fail)
     strategy = mirrored(3)
@@ -156,7 +156,7 @@ async def test_analysis_that_fails_keeps_nobody_waiting(shield: bool, monkeypatc
     await still_works(strategy)
 
 
-async def test_join_is_analysed_where_call_paths_are_compared() -> None:
+async def test_join_is_analysed_if_call_paths_are_compared() -> None:
     async def program(ctx: ReplicaContext) -> None:
         with anyio.CancelScope(shield=True):
             await (ctx.join() if replica() == 0 else ctx.barrier() if replica() == 1 else ctx.all_reduce("SUM", 1))
@@ -165,10 +165,10 @@ async def test_join_is_analysed_where_call_paths_are_compared() -> None:
     assert (report.reason, report.replicas[0].call) == ("kind", "join()")
 
 
-async def test_failure_while_unwinding_from_a_mismatch_stands_in_a_note() -> None:
+async def test_failure_while_unwinding_from_a_mismatch_is_in_a_note() -> None:
     async def program() -> None:
         try:
-            await part()
+            await diverge()
         finally:
             if replica() == 1:
                 raise SecondError("clean-up")
@@ -179,7 +179,7 @@ async def test_failure_while_unwinding_from_a_mismatch_stands_in_a_note() -> Non
 
 @pytest.mark.parametrize("error", [FirstError("mine"), ExceptionGroup("tasks", [FirstError("mine")])])
 @pytest.mark.parametrize("where", ["itself", "a child", "a child that cleans up"])
-async def test_disagreement_is_caused_by_what_the_odd_replica_was_handling(error: Exception, where: str) -> None:
+async def test_cause_of_a_disagreement_is_what_the_odd_replica_was_handling(error: Exception, where: str) -> None:
     async def fail() -> None:
         try:
             raise error
@@ -206,26 +206,28 @@ async def test_disagreement_is_caused_by_what_the_odd_replica_was_handling(error
     assert f"replica 1 was handling {type(cause).__name__}: {cause}" in found.__notes__
 
 
-# Those who can still make a call are let run until all have settled, or none of them settles any more.
+# Before a report, replicas that can still make a call keep running.
 
 
-async def test_those_who_are_ready_are_heard_however_late_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the whole process has stood still, and the delay is over before anybody ran."""
+async def test_replicas_that_are_ready_run_before_a_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They do even if the whole process was stopped, and the delay is over before any of them ran."""
     monkeypatch.setattr("aiodist._runtime.scheduler._SETTLE_SECONDS", 0.0)
 
     async def program(_: ReplicaContext) -> None:
         await turns(3 * (replica() > 1))
-        await part()
+        await diverge()
 
     report = (await error_of(program, 6)).report
     assert (report.reason, report.suspects) == (Reason.KIND, (0,))
     assert [replica.state for replica in report.replicas] == ["waiting"] * 6
 
 
-# Too late.
+# Other properties of runs.
 
 
-async def test_a_time_limit_keeps_no_result_alive_until_it_would_be_up() -> None:
+async def test_time_limit_keeps_no_result_alive() -> None:
     async def program(ctx: ReplicaContext) -> None:
         alive = [weakref.ref(await ctx.all_reduce("SUM", np.ones(3))) for _ in range(8)]
         gc.collect()
@@ -234,10 +236,7 @@ async def test_a_time_limit_keeps_no_result_alive_until_it_would_be_up() -> None
     await run(mirrored(2, timeout=600.0), program)
 
 
-# Several at once.
-
-
-async def test_overlapped_collectives_differ_at_the_first_that_differs_and_no_merge_function_runs_behind_it() -> None:
+async def test_overlapped_collectives_are_reported_at_the_first_that_differs_and_no_later_merge_function_runs() -> None:
     results: dict[int, int] = {}
     merged: list[Any] = []
 
@@ -258,10 +257,7 @@ async def test_overlapped_collectives_differ_at_the_first_that_differs_and_no_me
     assert merged == []
 
 
-# Ten thousand replicas in one process.
-
-
-async def test_ten_thousand_replicas_meet_and_leave_the_garbage_collector_alone() -> None:
+async def test_ten_thousand_replicas_cause_no_garbage_collections() -> None:
     count = 10_000
     order, collections = list[int](), list[object]()
 

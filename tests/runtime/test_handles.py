@@ -1,4 +1,4 @@
-"""A collective is issued by the call and completed by the await, in a replica that is a task like any other."""
+"""Handles: a collective is issued by the call and completed by the await, in a replica that is an ordinary task."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_each_replica_is_a_task_of_its_own_with_a_name_and_the_callers_con
     async def train() -> tuple[Any, ...]:
         before = variable.get()
         variable.set(replica())
-        await here().barrier()  # all of them are there at once
+        await here().barrier()  # all have started
         task = anyio.get_current_task()
         return task.id, task.name, before, variable.get()
 
@@ -76,11 +76,11 @@ async def test_child_tasks_and_threads_have_their_replicas_context() -> None:
     assert await on_each(2, program) == ([0] * 4, [1] * 4)
 
 
-# Tasks of one replica that race for its next collective are warned of, in runs that are observed.
+# In observed runs, there is a warning about tasks of one replica that race for its next collective.
 
 
 async def warnings_of(program: Program, *, observed: bool = True) -> list[str]:
-    """Return the texts of the warnings that two replicas' run of a program gives."""
+    """Return the texts of the warnings that a program gives on two replicas."""
     with warned() as found, observing(Observer()) if observed else nullcontext():
         await run(mirrored(2, "signature"), program)
     return [warning.text for warning in found]
@@ -112,7 +112,7 @@ async def beside_its_child(ctx: ReplicaContext) -> None:
     ("program", "other"), [(side_by_side, "the task of learner() at "), (beside_its_child, "replica 0")]
 )
 async def test_racing_tasks_are_named_with_their_lines(program: Program, other: str) -> None:
-    (text,) = await warnings_of(program)  # one for all replicas
+    (text,) = await warnings_of(program)  # one, for all replicas
     assert text.startswith("tasks of replica 0 race for the next collective: the task of actor() at ")
     assert text.count("issued all_reduce(SUM, float) at ") == 2
     assert f", {other}" in text
@@ -160,7 +160,7 @@ async def test_tasks_in_an_order_give_no_warning(program: Program) -> None:
     assert await warnings_of(program) == []
 
 
-# What takes a handle.
+# Uses of a handle.
 
 
 @pytest.mark.every_loop
@@ -190,7 +190,7 @@ async def test_handle_may_be_awaited_again_late_and_in_several_tasks() -> None:
 @pytest.mark.parametrize("own_is_complete", [False, True])
 @pytest.mark.every_loop
 async def test_handle_of_another_replica_is_refused_at_once(own_is_complete: bool) -> None:
-    """It would be waited for ever: no timeout ends it, where its own replica never comes to the end of the others."""
+    """Otherwise it might be awaited forever, because no timeout ends it."""
     handles: dict[int, CollectiveHandle[int]] = {}
 
     async def program() -> int:
@@ -205,7 +205,7 @@ async def test_handle_of_another_replica_is_refused_at_once(own_is_complete: boo
     assert await on_each(2, program, communication_options=CommunicationOptions(timeout_seconds=30)) == (2, 2)
 
 
-async def test_asyncio_takes_handles_where_it_takes_coroutines() -> None:
+async def test_handle_is_accepted_wherever_asyncio_accepts_a_coroutine() -> None:
     async def program() -> list[int]:
         handle = here().all_reduce("SUM", 0)
         assert isinstance(handle, CollectiveHandle)
@@ -226,8 +226,8 @@ async def test_asyncio_takes_handles_where_it_takes_coroutines() -> None:
 
 
 @pytest.mark.every_loop
-async def test_task_groups_take_methods_that_give_handles() -> None:
-    """The call site is the program's line, not the line of the event loop that makes the call."""
+async def test_task_groups_accept_methods_that_return_handles() -> None:
+    """The call site is the program's line, not that of the event loop that makes the call."""
 
     async def program(ctx: ReplicaContext) -> None:
         async with anyio.create_task_group() as tasks:
@@ -246,7 +246,7 @@ async def test_task_groups_take_methods_that_give_handles() -> None:
     assert [each.location and each.location.line for each in caught.value.report.replicas] == [line, line + 2]
 
 
-async def test_a_collective_that_an_event_loop_calls_needs_a_name() -> None:
+async def test_collective_that_an_event_loop_calls_needs_a_name() -> None:
     async def program() -> None:
         errors: list[Any] = []
         loop = asyncio.get_running_loop()
@@ -259,7 +259,7 @@ async def test_a_collective_that_an_event_loop_calls_needs_a_name() -> None:
     await on_each(1, program)
 
 
-# Not awaited.
+# Handles that are not awaited.
 
 SLIPS: list[Callable[[Any], object]] = [
     lambda handle: handle / 2,
@@ -271,7 +271,7 @@ SLIPS: list[Callable[[Any], object]] = [
 ]
 
 
-async def test_a_handle_that_is_used_as_a_value_asks_for_await() -> None:
+async def test_handle_that_is_used_as_a_value_asks_for_await() -> None:
     async def program() -> None:
         handle = here().all_reduce("SUM", np.ones(2))
         for use in SLIPS:
@@ -292,7 +292,7 @@ async def test_dropped_handle_has_contributed_and_warns_with_its_call_site() -> 
     async def program() -> Any:
         handle: Any = here().all_reduce("SUM", np.float32(replica()))
         if replica() == 1:
-            handle = None  # line of the warning: the call's, above
+            handle = None  # the warning has the line of the call above
             gc.collect()
         result = None if handle is None else await handle
         await here().barrier(name="later")
@@ -307,7 +307,7 @@ async def test_dropped_handle_has_contributed_and_warns_with_its_call_site() -> 
     assert "it has contributed, but its result is lost" in warning.text
 
 
-async def test_a_handle_that_is_dropped_in_a_loop_is_complained_of_once_for_each_replica() -> None:
+async def test_handle_that_is_dropped_in_a_loop_gives_one_warning_for_each_replica() -> None:
     async def program() -> None:
         for _ in range(3):
             here().barrier()
@@ -321,7 +321,7 @@ async def test_a_handle_that_is_dropped_in_a_loop_is_complained_of_once_for_each
 
 
 @pytest.mark.parametrize("ending", ["well", "a replica fails", "cancelled"])
-async def test_handles_that_a_failed_or_cancelled_run_leaves_are_not_complained_of(ending: str) -> None:
+async def test_handles_that_a_failed_or_cancelled_run_leaves_give_no_warning(ending: str) -> None:
     async def program() -> None:
         for handle in [here().all_reduce("SUM", k) for k in range(3)]:
             await handle
@@ -342,7 +342,7 @@ async def test_handles_that_a_failed_or_cancelled_run_leaves_are_not_complained_
     assert found == []
 
 
-async def test_a_merge_call_dropped_outside_any_run_leaves_nothing_open() -> None:
+async def test_merge_call_dropped_outside_any_run_leaves_nothing_open() -> None:
     ctx = get_replica_context()
     before = dict(ctx._me.member.group.open)
     with warned() as found:
@@ -355,7 +355,7 @@ async def test_a_merge_call_dropped_outside_any_run_leaves_nothing_open() -> Non
 
 
 class ClockedLoop(asyncio.SelectorEventLoop):
-    """Its clock goes on by a millisecond a turn."""
+    """An event loop whose clock advances by a millisecond in each turn."""
 
     turns = 0
 
@@ -369,18 +369,18 @@ class ClockedLoop(asyncio.SelectorEventLoop):
 
 def test_timers_of_a_loop_with_a_clock_of_its_own_are_called_between_collectives() -> None:
     async def program() -> bool:
-        rung: list[int] = []
-        asyncio.get_running_loop().call_later(0.02, rung.append, 1)
+        called: list[int] = []
+        asyncio.get_running_loop().call_later(0.02, called.append, 1)
         for _ in range(100):
             await here().barrier()
-        return bool(rung)
+        return bool(called)
 
     with asyncio.Runner(loop_factory=ClockedLoop) as runner:
         assert runner.run(on_each(2, program)) == (True, True)
 
 
 @pytest.mark.filterwarnings("ignore:replica 0 never awaited:RuntimeWarning")
-async def test_an_incomplete_collective_is_an_error_for_tasks_that_outlive_the_run() -> None:
+async def test_incomplete_collective_is_an_error_for_tasks_that_outlive_the_run() -> None:
     left: list[Any] = []
 
     async def in_a_task(ctx: ReplicaContext) -> None:

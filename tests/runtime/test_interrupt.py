@@ -1,4 +1,4 @@
-"""Ctrl-C, as a person presses it: a process of its own, a real signal, and what is left on the screen."""
+"""Ctrl-C as a user presses it: a separate process, a real signal, and the text on the screen."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ main(*sys.argv[1:])
 
 
 def _interrupted(program: str, loop: str, times: int = 1) -> str:
-    """Return what a program of its own has written to standard error, once it has ended by Ctrl-C."""
+    """Return the standard error of a program that is ended by Ctrl-C."""
     pytest.importorskip(loop)
     command = [sys.executable, "-c", _PROGRAM, program, loop]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path.cwd())
@@ -91,7 +91,7 @@ def _interrupted(program: str, loop: str, times: int = 1) -> str:
 @pytest.mark.parametrize(
     ("program", "loop"), [("saving", "asyncio"), ("saving", "trio"), ("child_tasks", "uvloop"), ("child_tasks", "trio")]
 )
-def test_ctrl_c_ends_what_does_nothing_but_collectives(program: str, loop: str) -> None:
+def test_ctrl_c_ends_replicas_that_issue_only_collectives(program: str, loop: str) -> None:
     _interrupted(program, loop)
 
 

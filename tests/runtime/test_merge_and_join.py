@@ -1,4 +1,4 @@
-"""merge_call: one function, once, for all replicas, in cross-replica context; join: replicas that run out of data."""
+"""merge_call: a function that runs once for all replicas. join: replicas that run out of data."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_result_gives_each_replica_its_component_at_any_depth() -> None:
     assert await on_each(2, program) == ({"a": 1, "b": [3, "bare"]}, {"a": 2, "b": [3, "bare"]})
 
 
-async def test_exception_may_be_caught_by_every_replica_and_comes_out_once_and_as_itself() -> None:
+async def test_exception_can_be_caught_by_every_replica_and_is_raised_once_and_as_itself() -> None:
     error = KeyError("merge")
 
     def fail() -> None:
@@ -85,10 +85,10 @@ async def test_collective_inside_the_merge_function_is_refused_with_both_lines()
     assert "merge" in [entry.name for entry in caught.traceback]
 
 
-# Joining: what the others' collectives and errors are then. The random programs join, too.
+# Joining: the others' collectives and errors meanwhile. The random programs join, too.
 
 
-async def test_values_of_every_form_are_reduced_without_it() -> None:
+async def test_values_of_every_form_are_reduced_without_a_joined_replica() -> None:
     large = np.ones((1 << 20) + 1, np.float32)
     strategy = mirrored(3)
     with strategy.scope():
@@ -111,7 +111,7 @@ async def test_values_of_every_form_are_reduced_without_it() -> None:
     assert [float(value) for value in total.values] == [2.0] * 3
 
 
-async def test_what_needs_a_value_of_every_replica_is_refused() -> None:
+async def test_collective_that_needs_a_value_of_every_replica_is_refused() -> None:
     kinds: dict[str, tuple[Any, ...]] = {
         "reduce_scatter": ("SUM", np.ones(3)),
         "scan": ("SUM", 1),
@@ -129,7 +129,7 @@ async def test_what_needs_a_value_of_every_replica_is_refused() -> None:
     await run(mirrored(3), program)
 
 
-async def test_a_join_in_a_group_is_of_that_group() -> None:
+async def test_join_in_a_group_is_of_that_group() -> None:
     async def program(ctx: ReplicaContext) -> Any:
         if replica() == 1:
             return await ctx.all_reduce("SUM", 1, name="all")
@@ -141,7 +141,7 @@ async def test_a_join_in_a_group_is_of_that_group() -> None:
     assert await results(3, program) == ((0, 3), 3, (0, 3))
 
 
-async def test_a_join_is_awaited_before_the_next_collective() -> None:
+async def test_join_must_be_awaited_before_the_next_collective() -> None:
     async def program(ctx: ReplicaContext) -> None:
         handle = ctx.join()
         for issue in (ctx.barrier, ctx.join) if replica() == 0 else ():
@@ -153,7 +153,7 @@ async def test_a_join_is_awaited_before_the_next_collective() -> None:
     await run(mirrored(2), program)
 
 
-async def test_a_join_may_last_longer_than_collectives_may_and_leaves_nothing() -> None:
+async def test_join_has_no_time_limit_and_leaves_nothing() -> None:
     async def late(ctx: ReplicaContext) -> None:
         for _ in range(20 * replica()):
             await checkpoint()
@@ -171,7 +171,7 @@ async def test_a_join_may_last_longer_than_collectives_may_and_leaves_nothing() 
 
 
 @pytest.mark.filterwarnings("ignore:replica . never awaited join:RuntimeWarning")
-async def test_a_replica_that_returns_without_awaiting_its_join_has_joined() -> None:
+async def test_replica_that_returns_without_awaiting_its_join_has_joined() -> None:
     async def program(ctx: ReplicaContext) -> Any:
         if replica() == 0:
             ctx.join()

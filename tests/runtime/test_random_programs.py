@@ -1,4 +1,4 @@
-"""Random programs: correct ones give NumPy's numbers, and whatever replicas do ends; tests/core has others."""
+"""Random programs: correct ones give NumPy's numbers, and all of them end. tests/core has more."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ FOLDS: dict[str, Callable[..., Any]] = {
 
 @pytest.fixture(autouse=True, scope="module")
 def unhurried() -> Iterator[None]:
-    """A report waits for the others at most this long; on a busy machine a tenth of a second can pass anywhere."""
+    """Let a report wait longer for other replicas: on a busy machine a tenth of a second can pass anywhere."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("aiodist._runtime.scheduler._SETTLE_SECONDS", 30.0)
         yield
 
 
-# Random programs of collectives, and what they must give, worked out one after the other in plain NumPy.
+# Random programs of collectives, and their results, computed one after the other in plain NumPy.
 
-# Every step of a program has a place of its own, as if it were written on a line of its own.
+# Every step of a program has a call site of its own, as if each stood on its own line.
 _places: dict[str, Any] = {}
 _lines = [f"def place_{i}(method, *args): return method(*args)" for i in range(LONGEST)]
 exec(compile("\n".join(_lines), "random_program.py", "exec"), _places)
 
 
 class Step(NamedTuple):
-    """One collective: what is asked, of which values, and whether its await is left for later."""
+    """One collective: its kind, its arguments, and whether its await comes later."""
 
     place: int
     kind: str
@@ -57,7 +57,7 @@ class Step(NamedTuple):
     overlapped: bool
 
     def leaves(self, replica_id: int, replicas: int) -> list[np.ndarray]:
-        """Return what a replica brings: small whole numbers, so what they add up to is exact."""
+        """Return a replica's contribution: small whole numbers, whose sums are exact."""
         rng = np.random.default_rng([self.place, replica_id])
         shape = (replicas * self.rows, replicas)
         return [rng.integers(-3, 4, shape).astype("f8") for _ in range(3 if self.nested else 1)]
@@ -80,7 +80,7 @@ class Step(NamedTuple):
         return handle
 
     def wanted(self, contributed: list[np.ndarray], replica_id: int) -> Any:
-        """Return what a replica must get for a leaf."""
+        """Return the result for one leaf on a replica."""
         n = len(contributed)
         if self.kind in ("all_reduce", "scan"):
             return FOLDS[self.op](contributed if self.kind == "all_reduce" else contributed[: replica_id + 1], axis=0)
@@ -146,7 +146,7 @@ async def carry_out(ctx: ReplicaContext, steps: list[Step], pauses: random.Rando
 
 
 class Part(NamedTuple):
-    """A stretch of a program: collectives of one group, whose members' ids stand in the group's order."""
+    """A part of a program: collectives of one group, whose members' ids are in the group's order."""
 
     members: tuple[int, ...]
     steps: list[Step]
@@ -154,7 +154,7 @@ class Part(NamedTuple):
 
 @st.composite
 def parts(draw: st.DrawFn) -> tuple[int, list[Part]]:
-    """Draw a number of replicas, and what groups of them do, the first of them all."""
+    """Draw a number of replicas, and the programs of groups of them, the first of which has them all."""
     replicas = draw(st.integers(2, 5))
     everyone = draw(st.permutations(range(replicas)))
     sizes = [replicas, *draw(st.lists(st.integers(2, replicas), max_size=4))]
@@ -170,7 +170,7 @@ async def carry_out_part(part: Part, group: ReplicaContext | None, seed: int) ->
 
 
 @given(drawn=parts(), seed=seeds, racing=st.booleans())
-def test_a_correct_program_gives_numpys_numbers(drawn: tuple[int, list[Part]], seed: int, racing: bool) -> None:
+def test_correct_program_gives_numpys_numbers(drawn: tuple[int, list[Part]], seed: int, racing: bool) -> None:
     replicas, what = drawn
 
     async def program(ctx: ReplicaContext) -> None:
@@ -186,8 +186,8 @@ def test_a_correct_program_gives_numpys_numbers(drawn: tuple[int, list[Part]], s
 
 
 @given(counts=st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=4), min_size=2, max_size=4), seed=seeds)
-def test_any_uneven_loops_add_up(counts: list[list[int]], seed: int) -> None:
-    """Each inner list is a replica's: how many steps it makes in each epoch, before it joins."""
+def test_uneven_loops_reduce_the_values_of_replicas_that_have_not_joined(counts: list[list[int]], seed: int) -> None:
+    """Each inner list is a replica's: the number of steps in each epoch, before it joins."""
     replicas = len(counts)
 
     async def program(ctx: ReplicaContext) -> None:
@@ -210,7 +210,7 @@ def test_any_uneven_loops_add_up(counts: list[list[int]], seed: int) -> None:
     asyncio.run(run(mirrored(replicas), program))
 
 
-# Whatever replicas do at collectives ends in a result or in an error, on every event loop: nobody waits for ever.
+# Whatever replicas do, on every event loop, ends in a result or an error: none waits forever.
 
 DEEPEST = 3
 COMMON = ("barrier", "reduce", "hold", "pause", "await", "merge", "group")
@@ -232,7 +232,7 @@ async def merge_that_fails(strategy: Any) -> None:
 
 
 class Actor:
-    """Does what comes to its mind, by a seed."""
+    """Does random things, by a seed."""
 
     def __init__(self, seed: str, ctx: ReplicaContext, outer: anyio.CancelScope, everyones: list[Any]) -> None:
         self.random = random.Random(seed)
@@ -307,7 +307,7 @@ class Actor:
 
 @pytest.fixture
 def collected() -> Iterator[None]:
-    """Let dropped handles that stand in cycles warn where it is expected."""
+    """Collect dropped handles that are in cycles, so that they warn where warnings are ignored."""
     yield
     gc.collect()
 
@@ -320,7 +320,7 @@ def collected() -> Iterator[None]:
 def test_whatever_replicas_do_ends(
     anyio_backend: Loop, seed: int, replicas: int, alike: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They do the same where they are ``alike``; none of them waits for ever."""
+    """If they are ``alike`` they all do the same."""
     monkeypatch.setattr("aiodist._runtime.scheduler._SETTLE_SECONDS", 0.1)
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Replicas that stand still: who waits for whom, a warning that says so, and an error where none can ever go on."""
+"""Replicas that make no progress: who waits for whom, the warning that says so, and the error if none can continue."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def while_it_runs(program: Program, act: Callable[[], Any], replicas: int) -> None:
-    """Do something when nothing in a run moves any more, then end it."""
+    """Do something once nothing in a run moves, then end the run."""
     async with anyio.create_task_group() as tasks:
 
         async def later() -> None:
@@ -47,17 +47,13 @@ async def while_it_runs(program: Program, act: Callable[[], Any], replicas: int)
 
 
 async def look_at(program: Program, check: Callable[[WaitGraph], None], replicas: int = 2) -> None:
-    """Look who waits for whom when nothing moves any more."""
+    """Check who waits for whom once nothing in a run moves."""
     await while_it_runs(program, lambda: check(look_at_loop()), replicas)
 
 
-def without_places(lines: list[str]) -> list[str]:
-    return [re.sub(r" \(\S+:\d+\)", "", line) for line in lines]
-
-
 def lines_of(graph: WaitGraph) -> list[str]:
-    """Return what is said of replicas and their tasks, without places."""
-    return without_places([line for line in graph.lines() if line.startswith("replica")])
+    """Return the lines on replicas and their tasks, without places."""
+    return [re.sub(r" \(\S+:\d+\)", "", line) for line in graph.lines() if line.startswith("replica")]
 
 
 # What a task waits for.
@@ -178,11 +174,11 @@ async def test_work_in_a_thread_is_named() -> None:
     await look_at(lambda ctx: anyio.to_thread.run_sync(work) if replica() else ctx.run_sync(work), check)
 
 
-# Python's own accounts of what is awaited.
+# What Python reports of coroutines and generators.
 
 
 async def test_running_coroutine_awaits_nothing() -> None:
-    # what Python 3.12 says of one depends on a counter: it is wrong at one of some hundred steps, and crashes
+    """Python 3.12's own answer depends on a counter: at one of some hundred steps it is wrong, and crashes."""
     found: list[Any] = []
 
     class Step:
@@ -219,7 +215,7 @@ async def test_step_of_an_async_generator_ends_where_it_runs() -> None:
 
 
 @pytest.mark.every_loop
-async def test_a_lock_that_knows_its_holder_need_not_be_taken_by_with(anyio_backend_name: str) -> None:
+async def test_lock_that_knows_its_holder_need_not_be_taken_by_with(anyio_backend_name: str) -> None:
     async def program(ctx: ReplicaContext, lock: Any) -> None:
         await lock.acquire()
         await ctx.barrier()
@@ -243,11 +239,11 @@ async def test_a_lock_that_knows_its_holder_need_not_be_taken_by_with(anyio_back
 # The warning.
 
 
-NEVER = threading.Barrier(3)  # which nobody passes until a test ends it
+NEVER = threading.Barrier(3)  # passed by nobody until a test breaks it
 
 
 class Looks:
-    """A clock and a timer that stand still until a test lets time go by."""
+    """A clock and a timer that stand still until a test advances them."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -284,7 +280,7 @@ def waits_for(event: anyio.Event) -> Program:
 
 
 async def warnings_of(program: Program, looks: Looks, *seconds: float, replicas: int = 3) -> list[Warned]:
-    """Return the warnings of a program that stands still for so long, and so long again."""
+    """Return the warnings of a program that makes no progress while these times pass, one after the other."""
     found: list[Warned] = []
 
     def act() -> None:
@@ -297,7 +293,7 @@ async def warnings_of(program: Program, looks: Looks, *seconds: float, replicas:
     return found
 
 
-async def test_who_stands_still_is_warned_of_once_with_who_waits_for_what(looks: Looks) -> None:
+async def test_run_without_progress_gives_one_warning_that_says_who_waits_for_what(looks: Looks) -> None:
     (warning,) = await warnings_of(waits_for(anyio.Event()), looks, 2.5, 2.5, 10.0, 20.0)
     assert (warning.category, warning.file) == (StallWarning, __file__)
     assert re.sub(r"\(\S*test_stall.py:\d+\)", "(here)", warning.text).splitlines() == [
@@ -310,8 +306,8 @@ async def test_who_stands_still_is_warned_of_once_with_who_waits_for_what(looks:
 variable: ContextVar[str] = ContextVar("variable", default="")
 
 
-async def test_warning_is_given_in_the_context_of_who_runs_the_replicas(looks: Looks) -> None:
-    """There a free-threaded Python keeps the filters of `warnings.catch_warnings`."""
+async def test_warning_is_given_in_the_context_of_the_runs_caller(looks: Looks) -> None:
+    """A free-threaded Python keeps the filters of `warnings.catch_warnings` there."""
     shown: list[str] = []
     variable.set("the caller's")
     with pytest.MonkeyPatch.context() as patch:
@@ -321,7 +317,7 @@ async def test_warning_is_given_in_the_context_of_who_runs_the_replicas(looks: L
     assert shown == ["the caller's"]
 
 
-async def test_replicas_that_go_on_or_are_in_no_collective_are_not_warned_of(looks: Looks) -> None:
+async def test_replicas_that_make_progress_or_are_in_no_collective_give_no_warning(looks: Looks) -> None:
     async def program(ctx: ReplicaContext) -> None:
         for _ in range(5):
             if replica() == 0:
@@ -344,7 +340,7 @@ class BrokenHandler(logging.Handler):
 
 
 @pytest.mark.parametrize("handlers", [[], [BrokenHandler()]])
-async def test_stall_that_cannot_be_shown_does_not_end_the_program(
+async def test_warning_that_cannot_be_shown_does_not_end_the_program(
     handlers: list[logging.Handler], looks: Looks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     event = anyio.Event()
@@ -363,7 +359,7 @@ async def test_stall_that_cannot_be_shown_does_not_end_the_program(
     assert ("no replica has made progress for 10 s" in caplog.text) == (not handlers)
 
 
-# Nobody can go on.
+# Nobody can continue.
 
 Beside = Callable[[ReplicaContext], Any]
 
@@ -379,7 +375,7 @@ def lock_across_a_barrier(_: Beside) -> Program:
 
 
 def child_tasks_crossed(beside: Beside) -> Program:
-    """Return a program in which each replica's child task waits in a group for the other's, for they are crossed."""
+    """Return a program in which the replicas' child tasks use two groups in opposite order."""
 
     async def work(first: ReplicaContext, second: ReplicaContext) -> None:
         await first.barrier(name="x")
@@ -421,7 +417,7 @@ def lock_of_a_child_task(beside: Beside) -> Program:
 @pytest.mark.parametrize(
     ("program", "replicas", "reason", "suspects"),
     [
-        (lock_across_a_barrier, 3, "deadlock", (1, 2)),  # those who wait outside of the collective
+        (lock_across_a_barrier, 3, "deadlock", (1, 2)),  # those that wait outside of the collective
         (child_tasks_crossed, 2, "cycle", (0, 1)),
         (lock_of_a_child_task, 2, "deadlock", (0,)),
     ],
@@ -435,14 +431,14 @@ async def test_replicas_that_wait_for_each_other_end_after_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     strategy = mirrored(replicas)
-    if reason == "cycle":  # else it would be found at once, as one that passes through groups is
-        monkeypatch.setattr("aiodist._runtime.scheduler.Run._look", lambda run: None)
+    if reason == "cycle":  # otherwise it is found at once, because it passes through groups
+        monkeypatch.setattr("aiodist._runtime.scheduler.Run._check_for_deadlock", lambda run: None)
 
     async def later() -> None:
         await turns(50)
         looks.pass_time(0.5, 0.5)
         await turns(50)
-        assert not caught  # the first of these looks has seen them go on
+        assert not caught  # the first of these checks has still seen progress
         looks.pass_time(0.5)
 
     caught: list[DeadlockError] = []
@@ -464,7 +460,7 @@ async def wait_for_an_event(_: ReplicaContext) -> None:
 
 
 async def set_a_timer(ctx: ReplicaContext) -> None:
-    if running_on_trio():  # where there is none
+    if running_on_trio():  # which has no such timers
         await wait_for_an_event(ctx)
     asyncio.get_running_loop().call_later(1000, print)
     await turns(1)
@@ -510,18 +506,18 @@ async def test_what_may_end_a_wait_makes_it_a_warning(program: Any, beside: Any,
 
 
 class LoopThread:
-    """Looks at the thread that makes it as often as a test says, at times of the test's choosing."""
+    """Watches the thread that makes it, on a clock that a test controls."""
 
     def __init__(self) -> None:
         loop = None if running_on_trio() else asyncio.get_running_loop()
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.now = self.computed = 0.0
         self._blocked = BlockedLoop(
-            lambda: loop, lambda text, _: self.told.append(text), lambda: self.now, lambda _: self.computed
+            lambda: loop, lambda text, _: self.reported.append(text), lambda: self.now, lambda _: self.computed
         )
 
     def hold(self, seconds: float, share: float = 1.0) -> None:
-        """Hold up the loop, and say that it computes for a share of that time; without one it stands still."""
+        """Hold up the loop for a time, of which the thread computes for a share."""
         looker = threading.Thread(target=self._look, args=(round(seconds * 10) + 1, share))
         looker.start()
         looker.join()
@@ -541,11 +537,11 @@ class LoopThread:
         ([(1.2,)], 1, True),
         ([(3.0,)], 0, True),
         ([(1.2,)], 0.5, False),
-        ([(0.9, 0.9)], 1, False),  # steps of one task, and of two tasks one after the other
+        ([(0.9, 0.9)], 1, False),  # two steps of one task, and below, steps of two tasks
         ([(0.9,), (0.9,)], 1, False),
     ],
 )
-async def test_a_replica_that_holds_up_the_loop_is_named_with_its_line(
+async def test_replica_that_holds_up_the_loop_is_named_with_its_line(
     held: list[tuple[float, ...]], share: float, warns: bool, child: bool
 ) -> None:
     thread = LoopThread()
@@ -566,12 +562,12 @@ async def test_a_replica_that_holds_up_the_loop_is_named_with_its_line(
                     await hold(seconds)
 
     await run(mirrored(2), program)
-    assert len(thread.told) == warns
-    for text in thread.told:
+    assert len(thread.reported) == warns
+    for text in thread.reported:
         assert re.match(r"replica 1 has held up the event loop for more than a second at \S*test_stall.py:\d+: ", text)
 
 
-# When they look.
+# Real threads and timers.
 
 
 @pytest.fixture
@@ -582,64 +578,64 @@ def new_watches(monkeypatch: pytest.MonkeyPatch) -> None:
 locked = pytest.mark.skipif(not other_threads_can_be_looked_at(), reason="frames of other threads cannot be read")
 
 
-def test_nobody_looks_at_the_loops_thread_where_no_lock_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_is_not_watched_without_the_interpreter_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
     unwatched = BlockedLoop(lambda: None, lambda *_: None)
     blocking.watch(unwatched, ["a run"])
-    assert not unwatched.watched
+    assert unwatched not in blocking._watched
 
 
 @locked
 @pytest.mark.usefixtures("new_watches")
-async def test_a_thread_looks_after_the_loop_while_there_are_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_thread_watches_the_loop_while_there_are_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocking, "_LIMIT_SECONDS", 0.02)
     monkeypatch.setattr(blocking, "_PAUSE_SECONDS", 0.01)
-    told = threading.Event()
-    monkeypatch.setattr(warnings, "warn_explicit", lambda *_: told.set())
+    shown = threading.Event()
+    monkeypatch.setattr(warnings, "warn_explicit", lambda *_: shown.set())
 
     async def program(ctx: ReplicaContext) -> None:
         await ctx.barrier()
-        assert told.wait(60)
+        assert shown.wait(60)
 
     await run(mirrored(1), program)
 
 
 @pytest.mark.usefixtures("new_watches")
 @pytest.mark.every_loop
-async def test_a_real_timer_looks_after_a_real_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_real_timer_watches_a_real_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIODIST_STALL_SECONDS", "0.01")
-    told = anyio.Event()
+    shown = anyio.Event()
 
     def warn(_text: str, category: type[Warning], *_: Any) -> None:  # filters are shared with threads
         if category is StallWarning:
-            told.set()
+            shown.set()
 
     monkeypatch.setattr(warnings, "warn_explicit", warn)
-    await run(mirrored(2), waits_for(told))
+    await run(mirrored(2), waits_for(shown))
 
 
 @pytest.mark.usefixtures("new_watches")
-async def test_zero_turns_it_off_and_what_is_no_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_zero_seconds_turn_the_warning_off_and_invalid_ones_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for text in ("soon", "-1", "inf", "nan"):
         monkeypatch.setenv("AIODIST_STALL_SECONDS", text)
-        with pytest.raises(
-            ValueError, match="AIODIST_STALL_SECONDS must be a number of seconds, 0 for no stall report"
-        ):
+        with pytest.raises(ValueError, match="AIODIST_STALL_SECONDS must be a number of seconds, 0 for no"):
             await run(mirrored(2), lambda ctx: ctx.barrier())
     monkeypatch.setenv("AIODIST_STALL_SECONDS", "0")
     watch = watch_here()
     assert watch is not None
-    assert not watch.warns  # it looks for deadlocks alone
+    assert not watch.warns  # it only looks for deadlocks
     monkeypatch.delenv("AIODIST_STALL_SECONDS")
     assert stall_seconds() == 10
 
 
 @locked
-def test_nobody_looks_after_a_loop_that_was_closed_in_the_middle_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_that_was_closed_in_the_middle_of_a_run_is_no_longer_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocking, "_PAUSE_SECONDS", 0.01)
     loop = asyncio.new_event_loop()
     loop.close()
     left = BlockedLoop(lambda: loop, lambda *_: None)
     blocking.watch(left, ["a run that never ends"])
-    while left.watched:
+    while left in blocking._watched:
         threading.Event().wait(0.01)

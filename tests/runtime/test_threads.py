@@ -1,4 +1,4 @@
-"""Threads: `run_sync` does a replica's blocking work in its device's; large values are reduced beside the loop."""
+"""Threads: `run_sync` does blocking work in the thread of a replica's device; others compute large results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ variable: ContextVar[str] = ContextVar("variable", default="")
 # run_sync.
 
 
-async def test_work_of_a_device_is_done_in_one_thread_of_its_own_that_the_next_run_uses_again() -> None:
+async def test_each_device_has_one_thread_which_the_next_run_uses_again() -> None:
     threads = list[threading.Thread]()
 
     async def program() -> tuple[int, str]:
@@ -50,7 +50,7 @@ async def test_work_of_a_device_is_done_in_one_thread_of_its_own_that_the_next_r
 
 
 async def test_replicas_work_at_the_same_time_with_their_context_and_arguments() -> None:
-    """Each waits in its thread for the other: one after the other, they would never end."""
+    """Each waits in its thread for the other, so one after the other they would never end."""
     meeting = threading.Barrier(2)
 
     def work(factor: int) -> tuple[int, str, bool]:
@@ -120,7 +120,7 @@ async def test_cancellation_waits_for_the_work(outside: bool) -> None:
     await still_works(strategy)
 
 
-async def test_what_is_no_plain_function_is_refused() -> None:
+async def test_run_sync_of_anything_but_a_plain_function_is_refused() -> None:
     async def work() -> None: ...
 
     async def program() -> None:
@@ -132,10 +132,8 @@ async def test_what_is_no_plain_function_is_refused() -> None:
     await mirrored(2).run(program)
 
 
-async def test_loop_wakes_one_thread_for_all_replicas_though_theirs_have_just_ended_a_job(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A thread that has told the loop of its result may still be on its way to the next job."""
+async def test_loop_wakes_one_thread_for_all_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does even if a thread that has notified the loop of its result still seems busy."""
     submit, callers = threads.Worker.submit, list[threading.Thread]()
 
     def noted(worker: threads.Worker, job: threads.Job) -> None:
@@ -155,8 +153,8 @@ async def test_loop_wakes_one_thread_for_all_replicas_though_theirs_have_just_en
     assert len(callers) == 6
 
 
-def test_thread_of_the_cache_has_nobodys_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Python lets threads inherit context variables, it would keep those of whoever needed it first."""
+def test_thread_of_the_cache_has_an_empty_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If Python lets threads inherit context variables, it would otherwise keep those of its first owner."""
     start = threading.Thread.start
 
     def inheriting(thread: threading.Thread) -> None:
@@ -178,7 +176,7 @@ def test_thread_of_the_cache_has_nobodys_context(monkeypatch: pytest.MonkeyPatch
 
 
 class ReadWhile(list[Any]):
-    """A list that lets something happen whenever its length is asked for."""
+    """A list that calls a function whenever its length is read."""
 
     def __init__(self, values: list[Any], happens: Callable[[], object]) -> None:
         super().__init__(values)
@@ -189,14 +187,14 @@ class ReadWhile(list[Any]):
         return super().__len__()
 
 
-async def test_other_threads_with_other_numbers_of_replicas_do_not_disturb_a_reduction() -> None:
-    """Without the interpreter lock they find their executor for the same request in the middle of this one's."""
+async def test_other_threads_with_other_numbers_of_replicas_do_not_affect_a_reduction() -> None:
+    """Without the interpreter lock they may look up their executor of the same request at the same time."""
 
     async def program() -> float:
         handle = here().all_reduce("MEAN", {"a": np.ones(37), "b": np.ones(3)})
         slot, member = posted(handle)
         if member.replica_id == 0:
-            find = functools.partial(slot.request.executor, 2, (), "native", lambda _: (), member.group)
+            find = functools.partial(slot.request.executor, 2, (), "native", ())
             slot.values = ReadWhile(slot.values, find if member.group.size == 2 else int)
         return float((await handle)["a"][0])
 
@@ -205,10 +203,10 @@ async def test_other_threads_with_other_numbers_of_replicas_do_not_disturb_a_red
 
 
 @pytest.mark.parametrize("locked", [True, False])
-async def test_another_thread_asks_where_replicas_are_only_where_they_stand_still(
+async def test_snapshot_in_another_thread_reads_frames_only_under_the_interpreter_lock(
     locked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does so for the other workers, while the loop is blocked; without the lock, reading a frame may crash."""
+    """Another thread takes it for the other workers while the loop is blocked; without the lock Python may crash."""
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: locked, raising=False)
     found: list[bool] = []
 
@@ -224,14 +222,14 @@ async def test_another_thread_asks_where_replicas_are_only_where_they_stand_stil
     assert found == [locked]
 
 
-# Reductions; what ends a run meanwhile waits for them on every event loop, see test_conformance.
+# Reductions in threads; test_conformance has runs that end in the meantime.
 
 
 def part(index: int) -> np.ndarray:
     return np.random.default_rng(index).uniform(1, 2, 1 << 16).astype(np.float32)
 
 
-async def test_reductions_under_way_together_complete_each_when_it_is_done(held: HeldThreads) -> None:
+async def test_overlapped_reductions_complete_each_when_it_is_done(held: HeldThreads) -> None:
     order: list[int] = []
 
     async def program() -> list[Any]:
@@ -253,7 +251,7 @@ async def test_reductions_under_way_together_complete_each_when_it_is_done(held:
 
 
 @pytest.mark.parametrize("awaited", [True, False])
-async def test_work_ends_before_the_run_and_its_time_limit_counts_until_all_have_arrived(
+async def test_work_ends_before_the_run_and_has_no_time_limit_once_all_have_arrived(
     awaited: bool, held: HeldThreads
 ) -> None:
     handles: list[Any] = []
@@ -310,6 +308,6 @@ async def test_contributions_are_released_when_the_work_is_done(monkeypatch: pyt
 
     await mirrored(2).run(program)
     while any(thread.name == "aiodist reduction" for thread in threading.enumerate()):
-        await turns(1)  # what has ended the work is about to release it
+        await turns(1)  # the thread is about to drop the work
     gc.collect()
     assert [reference() for reference in alive] == [None] * 4
