@@ -36,7 +36,7 @@ async def test_variable_of_a_scope_starts_from_the_first_workers_value(layout: t
         with strategy.scope():
             v = Variable(np.full(2, first_of(strategy) + 1.0), aggregation="sum")
         if len(layout) > 1:
-            with pytest.raises(ReplicaContextError, match=r"has not arrived yet; wait for it before .*await strategy.run"):
+            with pytest.raises(ReplicaContextError, match=r"has not arrived yet; wait for it before .*strategy.run"):
                 v.read_value()
 
         async def replica() -> None:
