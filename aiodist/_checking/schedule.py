@@ -13,9 +13,10 @@ A schedule is the seed of the program's random numbers and its changes, written 
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
@@ -115,3 +116,15 @@ def directed(rng: random.Random, points: Collection[Sequence[int]]) -> Order:
         point = rng.choice(rng.choice(places))
         changes[point] = Change(point, DEFER if rng.random() < 0.75 else -1)
     return replayed(changes.values())
+
+
+def other_orders(seed: int, points: int, places: Collection[Sequence[int]] = ()) -> Iterator[Order]:
+    """Yield the orders to try after the default one: its reverse, then random ones and directed ones in turn.
+
+    Each is a function of the seed and of its number, so a search can be repeated. There are ``points`` points in the
+    default order; ``places`` are the same by place in the program. Without them, there are no directed orders.
+    """
+    yield last_first
+    for number in itertools.count(2):
+        rng = random.Random(f"{seed}.{number}")  # noqa: S311  (a schedule is no secret)
+        yield directed(rng, places) if places and number % 2 else at_random(rng, points)
