@@ -19,7 +19,6 @@ from tests.tools.command import exit_code, interrupt_command, run_command
 PROGRAM = '''
 """Programs to check."""
 import asyncio
-import signal
 import sys
 
 import numpy as np
@@ -104,6 +103,7 @@ def endless():
 
 
 async def computes():
+    import signal
     signal.signal(signal.SIGALRM, signal.SIG_IGN)  # as a program may; the check ends its steps by another signal
     while True:
         pass
