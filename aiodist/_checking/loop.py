@@ -99,8 +99,8 @@ class Timer(TimerHandle):
 
 
 OnPoint: TypeAlias = Callable[[int, Step, Step | None], object]
-"""Called at a point with its number, the step whose turn it is, and the one that runs instead: the same if it is deferred,
-None if nothing changes."""
+"""Called at a point with its number, the step whose turn it is, and the one that runs instead: the same if it is
+deferred, None if nothing changes."""
 OnStuck: TypeAlias = "Callable[[ControlledLoop, Reason], object]"
 """Called when runs cannot continue (`Reason.DEADLOCK`), have taken too long (`Reason.TIMEOUT`), or may be polling for
 ever (`Reason.LIVELOCK`). Makes something run or raises an error out of the loop; in the last case it may do nothing."""

@@ -1,4 +1,4 @@
-"""Reports on programs of torch.distributed, in PyTorch's terms: ranks in place of replicas, and its own advice."""
+"""Reports on programs of torch.distributed, in PyTorch's terms: ranks instead of replicas, and PyTorch's advice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiodist._core.terms import Reason, ReplicaState
 from aiodist._core.text import replicas_called
 
 NEW_GROUP: Final = "new_group"
-"""What calls are that make groups, and the name of the group of all ranks that has them in order."""
+"""The kind of calls that make groups, and the name of the group in which all ranks issue them."""
 
 _DECIDE = [
     "A condition on a rank's own data is the usual cause: reduce the condition first, e.g.",
@@ -52,7 +52,7 @@ _ADVICE: dict[Reason | DivergenceKind, list[str]] = {
 
 @replicas_called("rank")
 def report_on(snapshot: Snapshot, *, overdue: Overdue | None = None) -> CollectiveReport:
-    """Return what a snapshot of a torch.distributed program says went wrong, in the words of its author."""
+    """Return the report on a snapshot of a torch.distributed program."""
     report = analyse(snapshot, overdue=overdue)
     advice = _advice(report)
     text = report.text.removesuffix("\n".join(["", *report.advice]))
@@ -85,7 +85,7 @@ def _advice(report: CollectiveReport) -> list[str]:
 def call_of_tensors(
     kind: str, shapes: tuple[tuple[int | None, ...], ...], dtypes: tuple[str, ...], **more: Any
 ) -> Call:
-    """Return a call on a tensor or on a list of tensors; ``more`` are other fields of `Call`."""
+    """Return a call on a tensor or a list of tensors; ``more`` are other fields of `Call`."""
     size = len(shapes)
     return Call(
         kind,
