@@ -42,9 +42,6 @@ class Explanation(NamedTuple):
         report = None if self.report is None else self.report.to_dict()
         return {"report": report, "notes": list(self.notes), "text": self.text}
 
-    def __str__(self) -> str:
-        return self.text
-
 
 class _ProcessGroup(NamedTuple):
     """A process group of the job."""
