@@ -49,8 +49,7 @@ _WHAT = {
 }
 _MORE = {
     Reason.DEADLOCK: "No timer is pending, and no thread, subprocess or socket is at work: nothing can wake them.",
-    Reason.LIVELOCK: "In that time tasks have only slept and woken, at least a thousand times: what they look for does "
-    "not come.",
+    Reason.LIVELOCK: "In that time, tasks have only slept and polled, at least a thousand times.",
 }
 _MORE_TIME = "If a run needs that long, give it more time: --timeout, or timeout=."
 

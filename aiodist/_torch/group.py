@@ -271,6 +271,8 @@ class RankStore(c10d.Store):  # type: ignore[misc]
     def delete_key(self, key: str) -> bool:
         return self._values.delete_key(key)  # type: ignore[no-any-return]
 
+    getNumKeys, deleteKey = num_keys, delete_key  # noqa: N815  (C++ calls them so)
+
     def check(self, keys: Sequence[str]) -> bool:
         """If a key is missing, let other ranks run: a program may ask in a loop."""
         found: bool = self._values.check(keys)

@@ -89,7 +89,7 @@ class Checked:
         outcome, request = self.outcome, self.request
         if outcome.kind == "agreed":
             order = "the given schedule" if request.replay is not None else count(self.schedules, "schedule")
-            agreed = f"{request.ranks} ranks agreed in {count(outcome.collectives, 'collective')}, in {order}."
+            agreed = f"{count(request.ranks, 'rank')} agreed in {count(outcome.collectives, 'collective')}, in {order}."
             return "\n".join([agreed, *outcome.notes])
         found = []
         if self.schedules > 1:

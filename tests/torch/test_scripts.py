@@ -162,8 +162,10 @@ RIGHT = {
         doubled = dist.all_reduce(torch.ones(2), async_op=True).get_future().then(lambda f: f.value()[0] * 2)
         assert doubled.wait().tolist() == [6, 6]
     """,
-    "compare_set of a store, and os._exit": """
-        first = dist.distributed_c10d._get_default_store().compare_set("first", "", str(rank))
+    "the default store, and os._exit": """
+        store = dist.distributed_c10d._get_default_store()
+        first = store.compare_set("first", "", str(rank))
+        assert store.num_keys() and not store.delete_key("absent")
         firsts = [None] * size
         dist.all_gather_object(firsts, first)
         assert len({*firsts}) == 1 and firsts[0] in (b"0", b"1", b"2")
