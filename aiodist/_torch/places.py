@@ -62,12 +62,16 @@ def call_sites() -> Sites:
 
 def _text(at: Place) -> tuple[str, str, str] | Place:
     """Return the text of a call up to where its parentheses end, with its file and function; else its place."""
-    text, column = "", at.column or 0
+    text, depth, column = "", 0, at.column or 0
     for line in linecache.getlines(at.file)[at.line - 1 : at.line + _MOST_LINES]:
-        text += line[column:].strip()
-        column = 0
-        if text.count("(") <= text.count(")"):
+        for char in line[column:].strip():
+            if text.endswith(")") and not depth and char not in ".([":
+                return at.file, at.function, text
+            text += char
+            depth += (char == "(") - (char == ")")
+        if depth <= 0:
             return at.file, at.function, text
+        column = 0
     return at
 
 

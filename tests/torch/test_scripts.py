@@ -384,6 +384,9 @@ WRONG: dict[str, tuple[str, str, list[int], list[str]]] = {
     "root": ("dist.broadcast(torch.ones(2), src=rank // 2)", "source", [2], ["py:4"]),
     "shape": ("dist.all_reduce(torch.ones(2 + (rank == 0)))", "shape", [0], ["py:4"]),
     "dtype": ("dist.all_reduce(torch.ones(2, dtype=torch.float64 if rank == 0 else None))", "dtype", [0], ["py:4"]),
+    "with a backend that torch lacks": (
+        "dist.destroy_process_group()\ndist.init_process_group('nccl')\ndist.all_reduce(torch.ones(2 + (rank == 0)))",
+        "shape", [0], ["py:6"]),
     "early exit": ("if rank == 1:\n    sys.exit()\ndist.barrier()", "exited", [1], ["py:6"]),
     "uneven loops": ("for _ in range(3 + (rank == 0)):\n    dist.all_reduce(torch.ones(2))", "exited", [0], ["py:5"]),
     "asynchronous and never awaited": ("if rank == 0:\n    dist.all_reduce(torch.ones(2), async_op=True)",
@@ -409,6 +412,13 @@ else:
     )
     dist.all_reduce(y)
 """, "call_site", [1], ["py:7", "py:12", "collective #1", "Make the calls in the same order"]),
+    "equal calls in another order, on one line": ("""
+x, y = torch.ones(2), torch.zeros(2)
+if rank == 1:
+    dist.all_reduce(y), dist.all_reduce(x)
+else:
+    dist.all_reduce(x), dist.all_reduce(y)
+""", "call_site", [1], ["py:7", "py:9", "Make the calls in the same order"]),
     "equal calls in another order, through a helper": ("""
 def total(value):
     dist.all_reduce(value)
