@@ -43,9 +43,6 @@ _ENDS_STEP: Any = getattr(signal, "SIGRTMAX", None)
 """The signal that ends a step which holds up the loop for too long. Programs use SIGALRM themselves."""
 
 
-# Statistics of the first run.
-
-
 @dataclass(slots=True, eq=False)
 class Site:
     """The collectives of one kind at one place of the program; its fields are those of the JSON.
@@ -173,9 +170,6 @@ class HeldUpLoop(BlockedLoop):
         return None if step is None else step.task, step
 
 
-# The check.
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
     """What to check, and how."""
@@ -214,13 +208,19 @@ class Checked:
     @property
     def text(self) -> str:
         """A sentence if all replicas agreed, or what went wrong and how to repeat it."""
+        request, statistics, done = self.request, self.statistics, self.result.schedules
         if self.result.error is not None:
-            return "\n".join([self.failure(), "", *self._schedule_lines()])
-        statistics, done = self.statistics, self.result.schedules
+            where = "Found in the default order"
+            if request.replay is not None:
+                where = "In the given schedule"
+            elif self.result.schedule.changes:
+                where = f"Found in schedule {done} of {request.most_schedules()}"
+            story = self.result.story(where, ", in which nothing fails:") or [f"{where}."]
+            return "\n".join([self.failure(), "", *story, f"Again:  {self.command()}"])
         collectives = count(sum(site.times for site in statistics.sites.values()), "collective")
         runs = "" if statistics.runs == 1 else f" in {statistics.runs} runs"
-        only = " (it leaves no choice)" if done == 1 < self.request.most_schedules() else ""
-        order = f"{count(done, 'schedule')}{only}" if self.request.replay is None else "the given schedule"
+        only = " (it leaves no choice)" if done == 1 < request.most_schedules() else ""
+        order = f"{count(done, 'schedule')}{only}" if request.replay is None else "the given schedule"
         return f"{count(statistics.replicas, 'replica')} agreed in {collectives}{runs}, in {order}."
 
     def table(self) -> tuple[list[str], list[list[str]], int]:
@@ -240,16 +240,6 @@ class Checked:
         if isinstance(error, TargetExitError):
             return str(error)
         return "".join(format_exception(without_frames_before(error))).rstrip()
-
-    def _schedule_lines(self) -> list[str]:
-        """Return in which schedule the target failed, how that schedule differs, and the command that repeats it."""
-        where = "Found in the default order"
-        if self.request.replay is not None:
-            where = "In the given schedule"
-        elif self.result.schedule.changes:
-            where = f"Found in schedule {self.result.schedules} of {self.request.most_schedules()}"
-        story = self.result.story(where, ", in which nothing fails:") or [f"{where}."]
-        return [*story, f"Again:  {self.command()}"]
 
     def command(self) -> str:
         """Return the command that runs the failing schedule again."""
@@ -288,10 +278,9 @@ class Checked:
 
 
 def check(request: Request, *, output: TextIO | None = None) -> Checked:
-    """Check a target, which prints to the output in its first schedule (None: as usual), and nothing in the others.
+    """Check a target; a TargetError if that cannot be done as requested.
 
-    Raises:
-        TargetError: it cannot be checked as requested.
+    The target prints to the output in its first schedule (None: as usual), and nothing in the others.
     """
     source = Source(request.target, request.arguments)
     strategy = None if request.replicas is None else MirroredStrategy(request.replicas)

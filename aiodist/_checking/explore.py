@@ -54,9 +54,6 @@ _MORE = {
 _MORE_TIME = "If a run needs that long, give it more time: --timeout, or timeout=."
 
 
-# Runs that cannot continue.
-
-
 class StuckRuns(Observer):
     """Ends runs that cannot continue, or have taken longer than ``seconds`` (None: no limit).
 
@@ -122,9 +119,6 @@ def took_too_long(seconds: float, why: Iterable[str]) -> CollectiveError:
     """Return the error for a run that its loop could not end in time, with what held it up."""
     text = on_a_screen([_WHAT[Reason.TIMEOUT].format(seconds), *map(upper, why), _MORE_TIME])
     return analysis.error_of(CollectiveReport(Reason.TIMEOUT, 0, (), (), text))
-
-
-# One execution.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,9 +194,6 @@ def without_frames_before(error: Exception) -> Exception:
     ):
         traceback = traceback.tb_next
     return error.with_traceback(traceback)
-
-
-# Many executions.
 
 
 def explore(program: Program, *, schedules: int, seed: int, seconds: float | None) -> Result:

@@ -23,11 +23,7 @@ _FOLDS: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {
 
 
 def op_name(op: Any) -> str:
-    """Return the name of a reduce op, e.g. ``SUM``.
-
-    Raises:
-        NotImplementedError: it cannot be carried out.
-    """
+    """Return the name of a reduce op, e.g. ``SUM``; a NotImplementedError if it cannot be carried out."""
     name: str = getattr(op, "op", op).name
     if name not in _FOLDS:
         raise NotImplementedError(f"aiodist check cannot carry out ReduceOp.{name}")
@@ -46,16 +42,9 @@ def call_on(tensors: Tensors, kind: str, *, rows: bool = True, **more: Any) -> C
 
 
 def compute(call: Call, root: int, inputs: Sequence[Tensors], outputs: Sequence[Tensors]) -> None:
-    """Carry out a collective: read the tensors that each rank passes, and write those that it receives.
+    """Carry out a collective: read each rank's inputs, and write each rank's outputs, by position in the group.
 
-    Args:
-        call: what all ranks ask for.
-        root: the position of the root in the group; it counts where the kind has one.
-        inputs: by position in the group, the tensors to read.
-        outputs: by position in the group, the tensors to write.
-
-    Raises:
-        ValueError: a rank receives more or less than it expects.
+    The root's position counts if the kind has a root. A ValueError says that a rank expects more or less than it gets.
     """
     with torch.no_grad():
         results = _results(call, root, inputs)  # before anything is written: an input may be a part of an output

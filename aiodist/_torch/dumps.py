@@ -102,15 +102,8 @@ class Dump:
     dropped: bool = False  # older calls are no longer in it
 
 
-# Files.
-
-
 def read_all(paths: Iterable[Path]) -> list[Dump]:
-    """Return the dumps in some files, by rank.
-
-    Raises:
-        DumpError: a file is not a dump that can be read, or two are of one rank.
-    """
+    """Return the dumps in some files, by rank; a DumpError if one cannot be read, or two are of one rank."""
     found: dict[int, Dump] = {}
     for path in paths:
         dump = _read(path)
@@ -162,9 +155,6 @@ def _check_plain(raw: bytes) -> None:
             at += 1 + size + int.from_bytes(raw[at + 1 : at + 1 + size], "little")
         elif raw[at] != ord("."):
             raise DumpError(f"has {raw[at : at + 20]!r} at byte {at}: dumps contain only plain containers")
-
-
-# One dump.
 
 
 def _dump(data: Any, dump: Dump) -> Dump:

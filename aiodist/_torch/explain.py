@@ -53,11 +53,7 @@ class _ProcessGroup(NamedTuple):
 
 @replicas_called("rank")
 def explain(dumps: Sequence[Dump]) -> Explanation:
-    """Return what the dumps of a job say; some ranks' may be missing.
-
-    Raises:
-        DumpError: they are not of one job.
-    """
+    """Return what the dumps of a job say, of which some may be missing; a DumpError if they are not of one job."""
     of = {dump.rank: dump for dump in dumps}
     groups = _process_groups(dumps)
     records = [_record(group, number, of) for number, group in enumerate(groups, -1)]
@@ -83,15 +79,8 @@ def explain(dumps: Sequence[Dump]) -> Explanation:
     return Explanation(report, notes, "\n".join([text, "", *notes]))
 
 
-# Process groups.
-
-
 def _process_groups(dumps: Sequence[Dump]) -> list[_ProcessGroup]:
-    """Return the job's process groups, the one of all ranks first; if no dump contains the members, those that called.
-
-    Raises:
-        DumpError: the dumps are of different jobs, or of more ranks than the job had.
-    """
+    """Return the job's process groups, that of all ranks first; if no dump contains the members, those that called."""
     known: dict[tuple[str, tuple[int, ...]], str] = {}
     callers: dict[tuple[str, str], list[int]] = {}
     for dump in dumps:
@@ -119,9 +108,6 @@ def _process_groups(dumps: Sequence[Dump]) -> list[_ProcessGroup]:
         if description != _DEFAULT
     ]
     return [_ProcessGroup(default, None, world), *others]
-
-
-# Calls.
 
 
 def _first(group: _ProcessGroup, of: Mapping[int, Dump]) -> int:
@@ -192,9 +178,6 @@ def _messages(groups: Sequence[_ProcessGroup], dumps: Sequence[Dump]) -> Iterato
 
 def _missing(group: GroupRecord, slot: SlotRecord) -> set[int]:
     return set(group.key[0]).difference(*(there for _, there in slot.posts))
-
-
-# Notes.
 
 
 def _waiting(records: Iterable[GroupRecord]) -> Iterator[str]:

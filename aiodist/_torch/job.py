@@ -107,11 +107,7 @@ class Job:
                     self.wait(member, slot)  # type: ignore[arg-type]
 
     def rank(self) -> int:
-        """Return the rank that calls.
-
-        Raises:
-            RuntimeError: a process that the script has started calls.
-        """
+        """Return the rank that calls; a RuntimeError in a process that the script has started."""
         rank = self.ranks.current()
         if rank is None:
             raise RuntimeError("torch.distributed is used outside of the ranks that aiodist check runs")
@@ -120,11 +116,7 @@ class Job:
     # Collectives.
 
     def post(self, member: Member, call: Call, inputs: Tensors = (), outputs: Tensors = ()) -> Collective:
-        """Issue a collective, with the tensors that a member passes and those that it receives.
-
-        Raises:
-            CollectiveError: the job cannot continue.
-        """
+        """Issue a collective, with the tensors that a member passes, and those in which it receives the result."""
         self._raise_error()
         at, callers = call_sites()
         slot: Any = member.group.post(member, call, at, 0, callers)
@@ -154,12 +146,7 @@ class Job:
         self.ranks.wake()
 
     def wait(self, member: Member, slot: Collective, *, for_future: bool = False) -> None:
-        """Wait for a collective; for a future, at most until no other rank can continue.
-
-        Raises:
-            CollectiveError: it will never be complete.
-            Exception: torch's error about its tensors.
-        """
+        """Wait for a collective, and raise its error; for a future, wait at most until no other rank can continue."""
         self.observer.waits(member, slot)
         if not slot.complete:
             self._raise_error()

@@ -54,24 +54,17 @@ _ADVICE: dict[Reason | DivergenceKind, list[str]] = {
 def report_on(snapshot: Snapshot, *, overdue: Overdue | None = None) -> CollectiveReport:
     """Return the report on a snapshot of a torch.distributed program."""
     report = analyse(snapshot, overdue=overdue)
-    advice = _advice(report)
     text = report.text.removesuffix("\n".join(["", *report.advice]))
-    return replace(
-        report,
-        reason=Reason.GROUP if _makes_groups(report) else report.reason,
-        text="\n".join([text, *advice]),
-        advice=tuple(advice),
-    )
-
-
-def _makes_groups(report: CollectiveReport) -> bool:
-    return f"'{NEW_GROUP}'" in (report.group or "")
+    if f"'{NEW_GROUP}'" in (report.group or ""):
+        report = replace(report, reason=Reason.GROUP)
+    advice = _advice(report)
+    return replace(report, text="\n".join([text, *advice]), advice=tuple(advice))
 
 
 def _advice(report: CollectiveReport) -> list[str]:
     if any(each.state is ReplicaState.FAILED for each in report.replicas):
         return []  # its error says more
-    if _makes_groups(report) or report.sequence_number < 0:
+    if report.reason is Reason.GROUP or report.sequence_number < 0:
         return _ADVICE[Reason.GROUP]
     if "of group 'messages " in report.text and report.reason is not Reason.UNMATCHED:
         return _PAIRS
