@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,33 +47,6 @@ async def work_in_threads() -> None:
     for start in (asyncio.to_thread, anyio.to_thread.run_sync, partial(loop.run_in_executor, None)):
         async with asyncio.timeout(1000):  # which the clock must not jump to
             await start(work_until_the_loop_waits)
-
-
-async def executor_of_its_own() -> None:
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    with ThreadPoolExecutor(1) as pool:
-        for _ in range(20):
-            pool.submit(int).add_done_callback(lambda _: loop.call_soon_threadsafe(ready.set))
-            await ready.wait()
-            ready.clear()
-
-
-async def thread_fed_by_a_queue() -> None:
-    work: queue.Queue[Callable[[], Any] | None] = queue.Queue()
-
-    def serve() -> None:
-        while (job := work.get()) is not None:
-            job()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    for _ in range(20):
-        work.put(lambda: loop.call_soon_threadsafe(ready.set))
-        await ready.wait()
-        ready.clear()
-    work.put(None)
-    thread.join()
 
 
 async def thread_awaited_in_a_loop() -> None:
@@ -140,8 +112,8 @@ POSIX = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 @pytest.mark.parametrize(
     "main",
     [
-        *(work_in_threads, executor_of_its_own, thread_fed_by_a_queue, thread_awaited_in_a_loop),
-        *(foreign_thread, sockets, subprocess, pytest.param(signal_handler, marks=POSIX)),
+        *(work_in_threads, thread_awaited_in_a_loop, foreign_thread, sockets, subprocess),
+        pytest.param(signal_handler, marks=POSIX),
     ],
 )
 def test_run_that_can_continue_is_no_deadlock(main: Main) -> None:
