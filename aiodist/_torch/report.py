@@ -21,14 +21,14 @@ _DECIDE = [
     "  torch.distributed.all_reduce(stop, torch.distributed.ReduceOp.MAX)",
 ]
 _STEPS = [
-    "Every rank must make as many steps as the others: drop the remainder of the data (drop_last=True), use the Join",
-    "context manager of DistributedDataParallel, or decide together when to stop, e.g.",
+    "All ranks must make the same number of steps: drop the remainder of the data (drop_last=True),",
+    "use DistributedDataParallel's join(), or decide together when to stop, e.g.",
     "  torch.distributed.all_reduce(done, torch.distributed.ReduceOp.MAX)",
 ]
 _ORDER = ["Make the calls in the same order on every rank: iterate over sorted keys, not over a set."]
 _PAIRS = [
-    "Every send needs a receive of the same size and tag on the other rank, in the same order. Those that depend on",
-    "each other go together, in batch_isend_irecv.",
+    "Every send needs a receive of the same size and tag on the other rank, in the same order.",
+    "Those that depend on each other go together, in batch_isend_irecv.",
 ]
 _ADVICE: dict[Reason | DivergenceKind, list[str]] = {
     DivergenceKind.LEFT_LOOP: _STEPS,

@@ -149,6 +149,7 @@ def test_job_is_explained(job: Job, headline: str, suspects: tuple[int, ...], te
     assert "replica" not in found.text
     assert "ctx." not in found.text
     assert len(found.text.splitlines()) < 30
+    assert max(map(len, found.text.splitlines())) <= 100
     assert json.loads(json.dumps(found.to_dict()))["text"] == found.text
 
 
