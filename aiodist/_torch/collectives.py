@@ -51,7 +51,7 @@ def compute(call: Call, root: int, inputs: Sequence[Tensors], outputs: Sequence[
         for rank, (own, values) in enumerate(zip(outputs, results, strict=True)):
             for part, (output, value) in enumerate(zip(own, values, strict=False)):
                 if value.numel() != output.numel():
-                    sent = f"rank {rank} of the group is sent, as part {part}, {list(value.shape)}"
+                    sent = f"rank {rank} of the group is sent {list(value.shape)} as part {part}"
                     raise ValueError(f"{call.kind}: {sent}, but expects {list(output.shape)}")
                 shaped = value if value.shape == output.shape else value.reshape(output.shape)
                 (output if output.is_sparse else output.detach()).copy_(shaped)  # autograd must not see the writing

@@ -24,7 +24,7 @@ _ZERO = "memory_allocated max_memory_allocated memory_reserved max_memory_reserv
 _MEMORY = 80 << 30
 _NAMES = (str, torch.device)
 _PROPERTIES = SimpleNamespace(
-    total_memory=_MEMORY, major=8, minor=0, name="CPU taken for CUDA", multi_processor_count=1
+    total_memory=_MEMORY, major=8, minor=0, name="CPU in place of CUDA", multi_processor_count=1
 )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ class CudaAsCpu(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
     def __init__(self, ranks: int, index: Callable[[], int]) -> None:
         super().__init__()
         self._ranks = ranks
-        self._taken: dict[str, set[str]] = {}
+        self._replaced: dict[str, set[str]] = {}
         common = {
             **dict.fromkeys(_TRUE.split(), True),
             **dict.fromkeys(_NOTHING.split(), None),
@@ -137,13 +137,13 @@ class CudaAsCpu(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
 
     def notes(self) -> list[str]:
         """Return lines that say where CUDA devices were named."""
-        if not self._taken:
+        if not self._replaced:
             return ["--cpu: the script names no CUDA devices."]
-        taken = [f"{where} ({', '.join(sorted(what))})" for where, what in sorted(self._taken.items())]
-        return [f"--cpu: CUDA devices were taken for the CPU in {', '.join(taken)}."]
+        replaced = [f"{where} ({', '.join(sorted(what))})" for where, what in sorted(self._replaced.items())]
+        return [f"--cpu: the CPU was used in place of CUDA devices in {', '.join(replaced)}."]
 
     def _note(self, where: str, what: str = "cuda") -> None:
-        self._taken.setdefault(where, set()).add(what)
+        self._replaced.setdefault(where, set()).add(what)
 
     def _cpu(self, device: Any, where: str) -> Any:
         """Return the CPU for a CUDA device; anything else is returned unchanged."""

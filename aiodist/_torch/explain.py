@@ -97,7 +97,7 @@ def _process_groups(dumps: Sequence[Dump]) -> list[_ProcessGroup]:
     highest = max([dump.rank for dump in dumps] + [members[-1] for _, members in known])
     size = max(sizes, default=highest + 1)
     if highest >= size or size > _MOST_RANKS:
-        raise DumpError(f"expected dumps of ranks below {min(size, _MOST_RANKS)}, as the job had, got rank {highest}")
+        raise DumpError(f"expected ranks below {min(size, _MOST_RANKS)}, as in the job, got rank {highest}")
     world = tuple(range(size))
     for (name, description), there in callers.items():
         known[name, world if description == _DEFAULT else tuple(there)] = description
@@ -166,7 +166,7 @@ def _messages(groups: Sequence[_ProcessGroup], dumps: Sequence[Dump]) -> Iterato
             posts.setdefault(dump.rank, []).append(entry.post._replace(call=call))
     for number, ((_, source, target), posts) in enumerate(sorted(found.items())):
         if source == target or not posts.keys() <= {source, target}:
-            raise DumpError(f"expected messages from {source} to {target} in their dumps, got some of {sorted(posts)}")
+            raise DumpError(f"messages from rank {source} to {target} are in dumps of ranks {sorted(posts)}")
         slots = []
         for index in range(max(map(len, posts.values()))):
             there = [(each[index], (rank,)) for rank, each in sorted(posts.items()) if index < len(each)]
@@ -227,5 +227,5 @@ def _notes(
     if any("gloo" in dump.backends for dump in of.values()):
         yield "Gloo does not record sends, receives and monitored_barrier, nor whether a call ended in an error."
         if len(groups) > 1:
-            yield "Nor does it record the members of process groups: the ranks that called are taken for the members."
+            yield "Nor does it record the members of process groups: the ranks that called count as members."
     yield "Dumps do not contain reduce ops, roots and values, nor where a rank is when it is in no collective."

@@ -53,7 +53,7 @@ class Request:
     seed: int = 0
     replay: Schedule | None = None
     seconds: float = 300.0
-    cpu: bool = False  # CUDA devices are taken for the CPU
+    cpu: bool = False  # use the CPU in place of CUDA devices
 
 
 @dataclass(slots=True)
@@ -246,7 +246,7 @@ def _outcome(request: Request, job: Job) -> Outcome:
     lines = [text, f"On {ids(alike)} of {request.ranks}."]
     lines += [f"rank {rank}: {type(each).__name__}: {each}" for rank, each in own.items() if rank not in alike]
     if any(word in text for word in ("CUDA", "NVIDIA", "accelerator")) and not request.cpu:
-        lines.append("With --cpu, CUDA devices are taken for the CPU.")
+        lines.append("With --cpu, the CPU is used in place of CUDA devices.")
     if error is not None:
         lines.append(error.report.text)
     return Outcome(kind, "\n".join(lines), report)

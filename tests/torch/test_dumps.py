@@ -131,7 +131,7 @@ _JOBS: dict[str, tuple[Job, str, tuple[int, ...], list[str]]] = {
     "group of gloo": (
         Job(4, {"1": ("", [0, 1])}, backend="gloo").calls("*: barrier\n1: all_reduce [3] of 1"),
         "collective #0 of group '1' of rank 1 cannot be completed: all have arrived, but their values have not", (1,),
-        ["the ranks that called are taken for the members"]),
+        ["the ranks that called count as members"]),
     "many ranks": (
         Job(200).calls("!70: barrier at 3"), "collective #0 cannot be completed: rank 70 has not arrived", (70,),
         ["ranks 0-69 and 71-199 199 ranks barrier()", "> rank 70 nccl_trace_rank_70 elsewhere, after 0 collectives",

@@ -489,7 +489,7 @@ def test_wrong_script_is_reported(
 OTHERWISE: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
     "parts that do not fit": (
         "dist.all_to_all_single(torch.zeros(3), torch.ones(3), [1, 1, 1], [1, 1, 1] if rank else [2, 1, 0])", {},
-        "failed", ["all_to_all: rank 0 of the group is sent, as part 0, [2], but expects [1]", "ranks 0-2 of 3"]),
+        "failed", ["all_to_all: rank 0 of the group is sent [2] as part 0, but expects [1]", "ranks 0-2 of 3"]),
     "a thread that waits for other ranks": (
         "import threading\nthread = threading.Thread(target=dist.barrier)\nthread.start()\nthread.join()", {},
         "failed", ["only a rank's own thread can"]),
@@ -509,7 +509,7 @@ OTHERWISE: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
         "from torch.profiler import profile\nwith profile():\n    dist.barrier()", {},
         "failed", ["NotImplementedError: aiodist check cannot profile several ranks"]),
     "CUDA without --cpu": (
-        "torch.ones(1).cuda()", {}, "failed", ["With --cpu, CUDA devices are taken for the CPU."]),
+        "torch.ones(1).cuda()", {}, "failed", ["With --cpu, the CPU is used in place of CUDA devices."]),
     "a reduce op that cannot be carried out": (
         "dist.all_reduce(torch.ones(1), dist._make_nccl_premul_sum(2.0))", {},
         "failed", ["NotImplementedError: aiodist check cannot carry out ReduceOp.PREMUL_SUM"]),
@@ -565,7 +565,7 @@ def test_pages_show_the_report_on_their_example(server: Connection) -> None:
         assert said.startswith(shown)
 
 
-def test_cuda_devices_are_taken_for_the_cpu_on_request(check: Check) -> None:
+def test_cpu_is_used_in_place_of_cuda_devices_on_request(check: Check) -> None:
     script = """
 import os, torch, torch.distributed as dist
 
@@ -584,4 +584,4 @@ if __name__ == "__main__":
 """
     outcome = check(script, 2, prologue="", cpu=True).outcome
     assert outcome.kind == "agreed", outcome.text
-    assert "taken for the CPU in DistributedDataParallel (device_ids), Tensor.cuda" in outcome.notes[0]
+    assert "in place of CUDA devices in DistributedDataParallel (device_ids), Tensor.cuda" in outcome.notes[0]
