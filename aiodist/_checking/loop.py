@@ -237,7 +237,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Handle:
         """Call a function for another thread, once nothing else can run."""
-        if callback == self.create_task:  # asyncio ends an asynchronous generator, in this thread
+        if callback == self.create_task:  # of the end of an asynchronous generator, in this thread
             return self.call_soon(callback, *args, context=context)
         self._check_closed()
         handle = Handle(callback, args, self, context)

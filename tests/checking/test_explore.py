@@ -98,7 +98,7 @@ def test_program_without_a_choice_or_that_always_fails_has_one_schedule() -> Non
 
 
 choices = st.one_of(st.just(DEFER), st.integers(1, 50), st.integers(-50, -1))
-changes = st.dictionaries(st.integers(0, 10**6), choices, max_size=20).map(
+changes = st.dictionaries(st.integers(0, 10**6), choices, max_size=6).map(
     lambda found: tuple(Change(point, found[point]) for point in sorted(found))
 )
 
