@@ -20,6 +20,7 @@ import pytest
 
 from aiodist._checking.schedule import Schedule
 from tests.project.paths import ROOT
+from tests.tools.command import run_command
 
 if TYPE_CHECKING:
     from aiodist._torch.script import Checked
@@ -553,6 +554,16 @@ def test_failing_schedule_is_reduced_to_one_change(check: Check) -> None:
     assert f"schedule {found.schedules}, with 1 change to the default order, in which nothing fails." in found.text
     again = check(_IN_ORDER, replay=Schedule(0, changes))
     assert again.outcome.report == found.outcome.report
+
+
+@pytest.mark.usefixtures("server")
+def test_command_prints_the_report_and_writes_a_trace(tmp_path: Path) -> None:
+    script, trace = tmp_path / "script.py", tmp_path / "run.json"
+    script.write_text(f"{PROLOGUE}dist.all_reduce(torch.ones(2 + (rank == 1)))")
+    ended = run_command("check", "--ranks", "2", str(script), AIODIST_TRACE=str(trace))
+    assert ended.returncode == 1
+    assert "ranks disagree at collective #1" in ended.stdout
+    assert "20 B" in run_command("trace", "show", str(trace)).stdout
 
 
 def test_pages_show_the_report_on_their_example(server: Connection) -> None:
