@@ -156,7 +156,8 @@ def _messages(groups: Sequence[_ProcessGroup], dumps: Sequence[Dump]) -> Iterato
     found: dict[tuple[str, int, int], dict[int, list[Post]]] = {}
     for dump in dumps:
         for _, entry in dump.messages:
-            members = next(each.members for each in groups if each.name == entry.group and dump.rank in each.members)
+            own = (each.members for each in groups if each.name == entry.group and dump.rank in each.members)
+            members = next(own, ())
             source, target, sends = entry.message or (0, 0, False)
             if max(source, target) >= len(members):
                 raise DumpError(f"{dump.file} has a message to or from a rank that is not in its process group")

@@ -243,6 +243,10 @@ _BROKEN: dict[str, tuple[bytes, str]] = {
     "a frame": (_with(frames=[{"line": 1}]), "entry 0"),
     "groups": (pickle.dumps({**_DUMP, "pg_config": {"0": {"ranks": "__import__('os')"}}}, 2), "pg_config"),
     "another rank's": (pickle.dumps(held_up_elsewhere().dump(2), 2), "of which 0 is not a member"),
+    "a second group of all ranks": (
+        pickle.dumps(Job(4, {"1": ("default_pg", [0, 1, 2, 3])}).calls("0: send 0->1 [3] of 1").dump(0), 2),
+        "not in its process group",
+    ),
     "another job's": (pickle.dumps(Job(2).dump(0), 2), "of different jobs, of 2 and 4 ranks"),
 }
 
