@@ -1,4 +1,4 @@
-"""Checking a target: a function that a person names, run under many schedules, and the result as text and as JSON."""
+"""Checking a target: a function that the user names, run under many schedules; the result as text and as JSON."""
 
 from __future__ import annotations
 
@@ -39,17 +39,16 @@ _MOST_REPLICA_RUNS = 2000
 _MOST_ROWS = 20
 SECONDS = 300.0
 """How long one run may take by default."""
-
-
-# What there was in the first run.
+_ENDS_STEP: Any = getattr(signal, "SIGRTMAX", None)
+"""The signal that ends a step which holds up the loop for too long. Programs use SIGALRM themselves."""
 
 
 @dataclass(slots=True, eq=False)
 class Site:
-    """The collectives of one kind at one place of the program; its fields are what the JSON has.
+    """The collectives of one kind at one place of the program; its fields are those of the JSON.
 
-    What all replicas contributed counts as far as sizes are known. Waiting is from the first post to the last, in
-    seconds of the loop's clock; by replica id, it counts which replica arrived last while others waited.
+    Bytes are those that all replicas contributed, as far as sizes are known. Waiting is from the first post to the
+    last, in seconds of the loop's clock; ``last_to_come`` counts, by replica id, who arrived last while others waited.
     """
 
     kind: str
@@ -61,7 +60,7 @@ class Site:
     last_to_come: Counter[int] = field(default_factory=Counter)
 
     def row(self) -> list[str]:
-        """Return the cells of a table: the call, where, how often, bytes, the wait, and who was mostly the last."""
+        """Return its row of the table."""
         row = [self.call, shown(self.location), str(self.times), size(self.bytes)]
         if not self.waited_seconds:
             return [*row, "", ""]
@@ -79,23 +78,22 @@ class Statistics(Observer):
         self.runs = 0
         self.replicas = 0  # the most that a run had
         self.sites: dict[tuple[str, CodeType, int], Site] = {}  # in the order of their first collectives
-        self.errors: list[Exception] = []  # of runs that disagreed or were refused, also where the program caught it
+        self.errors: list[Exception] = []  # of runs that disagreed or were refused, even if the program caught them
         self._clock: Callable[[], float] = float
 
     def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:
-        """Count a run, unless its loop is not controlled: that is a `TargetError`."""
+        """Count a run; refuse one on a loop that is not controlled."""
         try:
             is_controlled = isinstance(asyncio.get_running_loop(), ControlledLoop)
         except RuntimeError:  # trio
             is_controlled = False
         if not is_controlled:
-            self.errors.append(
-                TargetError(
-                    f"{getattr(fn, '__qualname__', fn)} runs on an event loop that the target chose itself (trio, "
-                    "uvloop); only asyncio's own can be controlled: leave the choice to asyncio.run or anyio.run"
-                )
+            error = TargetError(
+                f"{getattr(fn, '__qualname__', fn)} runs on an event loop that the target chose itself (trio, uvloop); "
+                "only asyncio's own can be controlled: leave the choice to asyncio.run or anyio.run"
             )
-            raise self.errors[-1]
+            self.errors.append(error)
+            raise error
         self.runs += 1
         self.replicas = max(self.replicas, len(run.ledger.replicas))
         self._clock = run.clock
@@ -134,10 +132,10 @@ def _bytes(call: Call, result: Any, size: int) -> int:
 
 
 class HeldUpLoop(BlockedLoop):
-    """The watch over steps of replicas that hold up the controlled loop in this thread; it keeps what it tells.
+    """The watch over steps that hold up the controlled loop in this thread; ``found`` has its texts and their lines.
 
-    A step that takes longer than a run may is ended by a signal that raises KeyboardInterrupt: the loop, which has the
-    run's time limit, does not run meanwhile.
+    A step that takes longer than a run may is ended by a signal whose handler raises KeyboardInterrupt, because the
+    loop, which enforces the time limit, does not run meanwhile.
     """
 
     def __init__(self, seconds: float = math.inf) -> None:
@@ -147,24 +145,24 @@ class HeldUpLoop(BlockedLoop):
         super().__init__(lambda: None, self.found.setdefault)
 
     def blocks(self, task: Any, where: Location, seconds: float) -> None:
-        """Keep what a step does, and end one that has taken too long."""
+        """Note what a step does, and end one that has taken too long."""
         super().blocks(task, where, seconds)
         if seconds > self._seconds and self.found:
             self.ended_step = True
-            signal.pthread_kill(self._thread, signal.SIGALRM)
+            signal.pthread_kill(self._thread, _ENDS_STEP)
 
     @contextmanager
     def ending_steps(self) -> Iterator[None]:
-        """Let the signal end steps; only the main thread can."""
-        if current_thread() is not main_thread() or not hasattr(signal, "SIGALRM"):
+        """Handle the signal that ends steps, which only the main thread can."""
+        if current_thread() is not main_thread() or _ENDS_STEP is None:
             self._seconds = math.inf
             yield
             return
-        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        before = signal.signal(_ENDS_STEP, signal.default_int_handler)
         try:
             yield
         finally:
-            signal.signal(signal.SIGALRM, before)
+            signal.signal(_ENDS_STEP, before)
 
     def step_in(self, frame: FrameType) -> tuple[Any, Step | None]:
         """Return the task and the step that run."""
@@ -172,23 +170,20 @@ class HeldUpLoop(BlockedLoop):
         return None if step is None else step.task, step
 
 
-# The check.
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be checked, and how."""
+    """What to check, and how."""
 
-    target: str  # the function, as a person names it
-    replicas: int | None  # on how many it runs; None for a function that makes its own strategies
-    schedules: int | None  # how many are explored; None for as many as suit the number of replicas
-    seed: int  # what they are drawn from
+    target: str  # the function, as the user names it
+    replicas: int | None  # None for a function that makes its own strategies
+    schedules: int | None  # how many to explore; None for as many as suit the number of replicas
+    seed: int  # of schedules and random numbers
     replay: Schedule | None  # the one schedule to run instead
-    seconds: float  # how long a run may take, in real time
+    seconds: float  # the limit of a run, in real time
     arguments: tuple[str, ...]  # the target's own, as on its command line
 
     def most_schedules(self) -> int:
-        """Return how many schedules are explored: by default 20, and fewer of more than 100 replicas."""
+        """Return how many schedules to explore: by default 20, and fewer with more than 100 replicas."""
         if self.schedules is not None:
             return self.schedules
         return max(1, min(_MOST_SCHEDULES, _MOST_REPLICA_RUNS // (self.replicas or 1)))
@@ -196,7 +191,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checked:
-    """The result of the schedules of a check, the collectives of the first, and what held up the event loop in it."""
+    """The result of a check; the collectives of its first schedule, and what held up the event loop in it."""
 
     request: Request
     result: Result
@@ -205,23 +200,27 @@ class Checked:
 
     @property
     def outcome(self) -> str:
-        """How it ended: ``agreed``, ``disagreed`` or, with an exception of the target's own, ``failed``."""
+        """``agreed``, ``disagreed`` or, if the target raised an exception of its own, ``failed``."""
         if self.result.error is None:
             return "agreed"
         return "disagreed" if isinstance(self.result.error, CollectiveError) else "failed"
 
-    # As text.
-
     @property
     def text(self) -> str:
-        """The sentence on a check in which all replicas agreed, or what went wrong and how to repeat it."""
+        """A sentence if all replicas agreed, or what went wrong and how to repeat it."""
+        request, statistics, done = self.request, self.statistics, self.result.schedules
         if self.result.error is not None:
-            return "\n".join([self.failure(), "", *self._schedule_lines()])
-        statistics, done = self.statistics, self.result.schedules
+            where = "Found in the default order"
+            if request.replay is not None:
+                where = "In the given schedule"
+            elif self.result.schedule.changes:
+                where = f"Found in schedule {done} of {request.most_schedules()}"
+            story = self.result.story(where, ", in which nothing fails:") or [f"{where}."]
+            return "\n".join([self.failure(), "", *story, f"Again:  {self.command()}"])
         collectives = count(sum(site.times for site in statistics.sites.values()), "collective")
         runs = "" if statistics.runs == 1 else f" in {statistics.runs} runs"
-        only = " (it leaves no choice)" if done == 1 < self.request.most_schedules() else ""
-        order = f"{count(done, 'schedule')}{only}" if self.request.replay is None else "the given schedule"
+        only = " (it leaves no choice)" if done == 1 < request.most_schedules() else ""
+        order = f"{count(done, 'schedule')}{only}" if request.replay is None else "the given schedule"
         return f"{count(statistics.replicas, 'replica')} agreed in {collectives}{runs}, in {order}."
 
     def table(self) -> tuple[list[str], list[list[str]], int]:
@@ -233,7 +232,7 @@ class Checked:
         return headings, [site.row()[: len(headings)] for site in sites[:_MOST_ROWS]], len(sites[_MOST_ROWS:])
 
     def failure(self) -> str:
-        """Return the report on what went wrong: the error as the program would see it."""
+        """Return what went wrong: the error as the program would see it."""
         error = self.result.error
         assert error is not None
         if isinstance(error, CollectiveError):
@@ -241,16 +240,6 @@ class Checked:
         if isinstance(error, TargetExitError):
             return str(error)
         return "".join(format_exception(without_frames_before(error))).rstrip()
-
-    def _schedule_lines(self) -> list[str]:
-        """Return in which schedule it failed, what is different in that, and the command that repeats it."""
-        where = "Found in the default order"
-        if self.request.replay is not None:
-            where = "In the given schedule"
-        elif self.result.schedule.changes:
-            where = f"Found in schedule {self.result.schedules} of {self.request.most_schedules()}"
-        story = self.result.story(where, ", in which nothing fails:") or [f"{where}."]
-        return [*story, f"Again:  {self.command()}"]
 
     def command(self) -> str:
         """Return the command that runs the failing schedule again."""
@@ -264,7 +253,7 @@ class Checked:
         return shlex.join([*words, "--", *request.arguments] if request.arguments else words)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the fields of the JSON."""
         request, statistics, error = self.request, self.statistics, self.result.error
         found: dict[str, Any] = {
             "target": request.target,
@@ -291,7 +280,7 @@ class Checked:
 def check(request: Request, *, output: TextIO | None = None) -> Checked:
     """Check a target; a TargetError if that cannot be done as requested.
 
-    What the target prints in its first schedule goes to the output, by default where it would go; others are silent.
+    The target prints to the output in its first schedule (None: as usual), and nothing in the others.
     """
     source = Source(request.target, request.arguments)
     strategy = None if request.replicas is None else MirroredStrategy(request.replicas)
@@ -307,10 +296,10 @@ def check(request: Request, *, output: TextIO | None = None) -> Checked:
             meanwhile.enter_context(redirect_stdout((output or sys.stdout) if is_first else io.StringIO()))
             if not is_first:
                 meanwhile.enter_context(redirect_stderr(io.StringIO()))
-            elif hasattr(time, "pthread_getcpuclockid"):  # where time that a thread has computed can be asked for
-                under_way = [source]
-                watch(held_up, under_way)
-                meanwhile.callback(under_way.clear)
+            elif hasattr(time, "pthread_getcpuclockid"):  # else nobody knows how long a thread has computed
+                runs = [source]
+                watch(held_up, runs)
+                meanwhile.callback(runs.clear)
             _run_observed(call, statistics if is_first else Statistics(of_runs_alone=True))
 
     try:
@@ -330,7 +319,7 @@ def check(request: Request, *, output: TextIO | None = None) -> Checked:
 
 
 def _run_observed(call: Callable[[], Any], statistics: Statistics) -> None:
-    """Run a target once; what the order check has found is raised, also where the target caught it."""
+    """Run a target once; an error of the order check is raised even if the target caught it."""
     try:
         with observing(statistics):
             value_of(call)

@@ -1,9 +1,4 @@
-"""Exploring: running a program under schedule after schedule until one fails, and reducing that one.
-
-The first schedule is the default order, the second its reverse; then come random ones and directed ones in turn. Each
-is a function of the seed and of its number, so an exploration can be repeated. A program that leaves no choice has one
-schedule only.
-"""
+"""Exploring: runs a program under one schedule after another until one fails, and reduces that one."""
 
 from __future__ import annotations
 
@@ -25,7 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from aiodist._checking.loop import ControlledLoop, Execution, OnPoint, Step, making_loops
-from aiodist._checking.schedule import Change, Order, Schedule, at_random, default_order, directed, last_first, replayed
+from aiodist._checking.schedule import Change, Order, Schedule, default_order, other_orders, replayed
 from aiodist._checking.threads import at_work, executors_watched
 from aiodist._core import analysis
 from aiodist._core.errors import CollectiveError
@@ -54,21 +49,17 @@ _WHAT = {
 }
 _MORE = {
     Reason.DEADLOCK: "No timer is pending, and no thread, subprocess or socket is at work: nothing can wake them.",
-    Reason.LIVELOCK: "In that time tasks have only slept and woken, at least a thousand times: what they look for does "
-    "not come.",
+    Reason.LIVELOCK: "In that time, tasks have only slept and polled, at least a thousand times.",
 }
 _MORE_TIME = "If a run needs that long, give it more time: --timeout, or timeout=."
 
 
-# A run that cannot go on.
-
-
 class StuckRuns(Observer):
-    """Ends runs that cannot go on, or have taken longer than an execution may; None seconds: as long as it likes.
+    """Ends runs that cannot continue, or have taken longer than ``seconds`` (None: no limit).
 
-    The youngest of several goes first, for an older one may be waiting for it. Replicas that only sleep and poll while
-    another waits in a collective are looked for once in a day of virtual time: no collective has moved since the look
-    before.
+    The youngest of several is ended first, because an older one may be waiting for it. Once in a day of virtual time it
+    looks for runs in which no collective has moved since the look before: their replicas only sleep and poll while
+    another waits in a collective.
     """
 
     of_runs_alone = True
@@ -80,19 +71,20 @@ class StuckRuns(Observer):
         self._seen: dict[Run, tuple[int, ...]] = {}
 
     def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:  # noqa: ARG002
-        """Note a run that may come to stand still."""
+        """Note a run."""
         self._running.append(run)
 
     def run_ended(self, run: ObservedRun) -> None:
-        """Note that it has not."""
+        """Forget a run."""
         self._running.remove(run)
 
     def __call__(self, loop: ControlledLoop, why: Reason) -> None:
-        """End the youngest run, or one that polls; with none left, raise what it ended with."""
+        """End the youngest run, or the youngest that polls; with none left, raise the error."""
         runs = [run for run in self._running if run.thread == get_ident() and not run.closed]
         if why is Reason.LIVELOCK:
             before, self._seen = self._seen, {run: run.ledger.progress() for run in runs}
-            runs = [run for run in runs if before.get(run) == self._seen[run] and _waits(run)]
+            runs = [run for run in runs if before.get(run) == self._seen[run]]
+            runs = [run for run in runs if any(slot.has_waiters() for slot in run.ledger.open_slots())]
             if not runs:
                 return
         run = runs[-1] if runs else None
@@ -107,12 +99,8 @@ class StuckRuns(Observer):
         run.fail(error)
 
 
-def _waits(run: Run) -> bool:
-    return any(slot.has_waiters() for slot in run.ledger.open_slots())
-
-
 def _report(loop: ControlledLoop, run: Run | None, why: Reason, seconds: float | None) -> CollectiveReport:
-    """Return the report on what cannot go on: a run, or None where no replica runs."""
+    """Return the report on a run that cannot continue, or on the loop's tasks if there is none."""
     more = _MORE.get(why, "")
     if why is Reason.TIMEOUT:
         busy = [each for each in at_work(pause=0) if isinstance(each, Thread)]
@@ -123,37 +111,34 @@ def _report(loop: ControlledLoop, run: Run | None, why: Reason, seconds: float |
         return CollectiveReport(why, 0, (), (), on_a_screen([circle]))
     everyone = tuple(replica.id for replica in run.ledger.replicas)
     report = analysis.analyse(run.snapshot(deadlocked=everyone, circle=circle))
-    # another reason: what the order check had found, and has not raised yet
+    # Another reason is that of an error which the order check has found, and not raised yet
     return replace(report, reason=why) if report.reason is Reason.DEADLOCK else report
 
 
 def took_too_long(seconds: float, why: Iterable[str]) -> CollectiveError:
-    """Return the error for a run that no loop could end in time, with what held it up."""
+    """Return the error for a run that its loop could not end in time, with what held it up."""
     text = on_a_screen([_WHAT[Reason.TIMEOUT].format(seconds), *map(upper, why), _MORE_TIME])
     return analysis.error_of(CollectiveReport(Reason.TIMEOUT, 0, (), (), text))
 
 
-# One execution.
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """How an execution ended: what the program returned or raised, and how to repeat it."""
+    """How an execution ended: what the program returned or raised, and the schedule that repeats it."""
 
     value: Any
     error: Exception | None
     schedule: Schedule
-    changes: tuple[str, ...] = ()  # what those of the schedule do, a line each, where that was asked for
-    schedules: int = 1  # how many were run in an exploration, without those that reduced a failing one
+    changes: tuple[str, ...] = ()  # what the schedule's changes do, a line each; of a replay
+    schedules: int = 1  # how many were explored, without those that reduced a failing one
 
     @property
     def kind(self) -> object:
-        """What makes two failures the same: the error's type and, for replicas that disagreed, the reason."""
+        """What makes two failures the same: the error's type, and the reason of its report, if it has one."""
         reason = self.error.report.reason if isinstance(self.error, CollectiveError) else None
         return type(self.error), reason
 
     def story(self, where: str, end: str = ":") -> list[str]:
-        """Return, in lines, how many changes to the default order there are, and what they do; empty where none are."""
+        """Return lines that say how many changes to the default order there are, and what they do, if there are any."""
         changes = self.schedule.changes
         if not changes:
             return []
@@ -162,12 +147,12 @@ class Result:
 
 
 def run(program: Program, order: Order, *, seed: int, seconds: float | None, on_point: OnPoint | None = None) -> Result:
-    """Run a program once; what is no `Exception`, such as KeyboardInterrupt, comes out as itself.
+    """Run a program once, with a seed for `random` and `numpy.random`, for some seconds (None: no limit).
 
-    The seed is that of what it draws from `random` and `numpy.random`; None seconds: it may take as long as it likes.
+    The result has its exception, but others than `Exception`, such as KeyboardInterrupt, are raised.
     """
-    deadline = math.inf if seconds is None else time.monotonic() + seconds
     stuck = StuckRuns(seconds)
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
     execution = Execution(order, stuck, on_point=on_point, deadline=deadline)
     value, error = None, None
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -176,7 +161,7 @@ def run(program: Program, order: Order, *, seed: int, seconds: float | None, on_
     try:
         with observing(stuck), making_loops(partial(ControlledLoop, execution)), executors_watched():
             value = value_of(program)
-    except Exception as raised:  # noqa: BLE001  (whatever it is, it is how the execution ended)
+    except Exception as raised:  # noqa: BLE001  (whatever it is, the execution has ended with it)
         error = raised
     finally:
         random.setstate(python)
@@ -193,8 +178,8 @@ def value_of(program: Program) -> Any:
     try:
         found = runner.run(value)
     except BaseException:
-        with suppress(CollectiveError), warnings.catch_warnings():  # what is left is stuck, too: an echo of the error
-            warnings.simplefilter("ignore", RuntimeWarning)  # on threads that do not end
+        with suppress(CollectiveError), warnings.catch_warnings():  # the tasks that are left are stuck, too
+            warnings.simplefilter("ignore", RuntimeWarning)  # about threads that do not end
             runner.close()
         raise
     runner.close()
@@ -211,14 +196,11 @@ def without_frames_before(error: Exception) -> Exception:
     return error.with_traceback(traceback)
 
 
-# Many executions.
-
-
 def explore(program: Program, *, schedules: int, seed: int, seconds: float | None) -> Result:
-    """Run a program under up to that many schedules, and stop at the first that fails.
+    """Run a program under schedules until one fails; a program that leaves no choice has only one.
 
-    The seed is what they, and the program's own random numbers, are drawn from. The result is that of the default order
-    or, where one fails, of that one with the fewest changes.
+    The seed is that of the schedules and of the program's random numbers. The result is that of the default order or of
+    the same failure with the fewest changes.
     """
     points: defaultdict[object, list[int]] = defaultdict(list)
 
@@ -228,18 +210,11 @@ def explore(program: Program, *, schedules: int, seed: int, seconds: float | Non
     default = run(program, default_order, seed=seed, seconds=seconds, on_point=note if schedules > 1 else None)
     if default.error is not None or not points:
         return default
-    for number in range(1, schedules):
-        rng = random.Random(f"{seed}.{number}")  # noqa: S311
-        order: Order
-        if number == 1:
-            order = last_first
-        elif number % 2:
-            order = directed(rng, points.values())
-        else:
-            order = at_random(rng, sum(map(len, points.values())))
+    orders = other_orders(seed, sum(map(len, points.values())), tuple(points.values()))
+    for number, order in zip(range(2, schedules + 1), orders, strict=False):
         result = run(program, order, seed=seed, seconds=seconds)
         if result.error is not None:
-            return replace(_reduce(program, result, seconds=seconds), schedules=number + 1)
+            return replace(_reduce(program, result, seconds=seconds), schedules=number)
     return replace(default, schedules=schedules)
 
 
@@ -249,9 +224,9 @@ def replay(program: Program, schedule: Schedule, *, seconds: float | None) -> Re
 
     def describe(_: int, first: Step, instead: Step | None) -> None:
         if instead is first:
-            lines.append(f"{who(first)} is deferred until nothing else can run, {_where(first)}")
+            lines.append(f"{_who(first)} is deferred until nothing else can run, {_where(first)}")
         elif instead is not None:
-            lines.append(f"{who(instead)}, {_where(instead)}, goes before {who(first)}, {_where(first)}")
+            lines.append(f"{_who(instead)}, {_where(instead)}, goes before {_who(first)}, {_where(first)}")
 
     result = run(program, replayed(schedule.changes), seed=schedule.seed, seconds=seconds, on_point=describe)
     more = len(lines) - _MOST_LINES
@@ -260,19 +235,17 @@ def replay(program: Program, schedule: Schedule, *, seconds: float | None) -> Re
 
 
 def _place_of(step: Step) -> object:
-    """Return where a task will go on: its innermost frame that is the program's."""
+    """Return where a task will continue: in its innermost frame that is the program's."""
     frames = (frame for frame in reversed(frames_of(step.task.get_coro())) if not is_plumbing(frame))
     return next(((frame.f_code, frame.f_lasti) for frame in frames), None)
 
 
-# What the changes of a schedule do.
-
 _REPLICA = re.compile(r"replica \d+(?= of )")
 
 
-def who(step: Step) -> str:
-    """Return whose task goes on in a step."""
-    replica = _REPLICA.match(step.task.get_name())  # as the scheduler names the task of a replica's function
+def _who(step: Step) -> str:
+    """Return whose step it is."""
+    replica = _REPLICA.match(step.task.get_name())  # the scheduler's name for the task of a replica's function
     if replica is not None:
         return replica[0]
     context = step.context.get(current)
@@ -284,11 +257,8 @@ def _where(step: Step) -> str:
     return f"at {shown(places[-1])}" if places else "at its start"
 
 
-# Reducing: the fewest changes that still fail.
-
-
 def _reduce(program: Program, failed: Result, *, seconds: float | None) -> Result:
-    """Return the failure with the fewest changes that fail in the same way, and what these changes do."""
+    """Return the same failure with the fewest changes, and what these do."""
 
     def failure_of(changes: Sequence[Change]) -> Result | None:
         result = run(program, replayed(changes), seed=failed.schedule.seed, seconds=seconds)
@@ -296,15 +266,15 @@ def _reduce(program: Program, failed: Result, *, seconds: float | None) -> Resul
 
     best = minimise(failed.schedule.changes, failure_of) or failed
     again = replay(program, best.schedule, seconds=seconds)
-    # another result: the program is not the same each time, but depends on threads, sockets, a clock
+    # A program that depends on threads, sockets or a clock may not fail again
     return again if again.error is not None and again.kind == failed.kind else best
 
 
 def minimise(items: Sequence[T], failure_of: Callable[[Sequence[T]], R | None]) -> R | None:
-    """Return the failure of a part of items of which no single item can be left out; None where only all of them fail.
+    """Return the failure of some of the items, none of which can be left out; None if only all of them fail.
 
-    Large pieces are left out first, as in delta debugging (Zeller and Hildebrandt, 2002). After half a minute the
-    failure of the smallest part that has been found counts.
+    Large pieces are left out first, as in delta debugging (Zeller and Hildebrandt, 2002). After half a minute, return
+    the failure of the fewest items found so far.
     """
     until, best = time.monotonic() + _REDUCING_SECONDS, None
     left, size = list(items), (len(items) + 1) // 2

@@ -1,24 +1,23 @@
 """The controlled loop: an asyncio event loop on which the order of ready tasks is chosen, and time is virtual.
 
-It differs from asyncio's own in four things, and in the default order runs what that runs, in the same order:
+In the default order it runs what asyncio's own loop runs, in the same order. It differs in four things:
 
-- **Order.** A turn runs what was ready when it began, as a turn of asyncio's does. Where a task is to run and others of
-  its turn are ready, too, the schedule may choose another, or defer the first until nothing else can run. Only tasks
-  change places, with each other: a callback that is before a chosen task runs before it, for libraries build on that
-  order. Every task gets its turn, so one that waits for another in a loop of `sleep(0)` does not wait forever.
+- **Order.** As on asyncio, a turn runs what was ready when it began. When a task is to run and others of its turn are
+  ready, too, the schedule may choose another, or defer the first until nothing else can run. Only tasks change places,
+  with each other: a callback that precedes a chosen task runs before it, because libraries rely on that. Every task
+  gets its turn, so one that waits for another in a loop of `sleep(0)` does not wait forever.
 - **Time** stands still while anything can run, and jumps to the next timer when nothing can. While a thread is at work
   or a file descriptor is watched, the loop waits for them in real time, and its clock follows.
-- **Threads.** What other threads send comes in when nothing else can run, and when those that are at work have had a
-  moment to send theirs, in an order that does not depend on which of them was faster.
+- **Threads.** Calls from other threads are taken when nothing else can run and the threads at work have had a moment to
+  send theirs, in an order that does not depend on which thread was faster.
 - **Deadlock.** With nothing ready, no timer, and nothing outside that could act, nothing can ever run again.
 
-All of that is in `_run_once`, which replaces asyncio's method of this name. Besides, it uses of asyncio what has been
-the same since it was written: the queue of ready handles and the heap of timers (``_ready``, ``_scheduled``), a
-handle's attributes, ``_process_events``, ``_write_to_self``, ``_check_closed`` and ``_stopping``; and that tasks and
-futures schedule by ``loop.call_soon``, as on every alternative loop. ``_signal_handlers`` says whether the program
-handles signals. For the order of what threads send it looks which task waits for that (``_waiters``, ``_callbacks``);
-where it cannot be seen, the order is by the threads' names. `asyncio.run` and its like make their loops by
-``asyncio.events.new_event_loop``, which `making_loops` replaces.
+`_run_once` does this in place of asyncio's method of that name. It relies on what has not changed since asyncio was
+written: the queue of ready handles and the heap of timers (``_ready``, ``_scheduled``), a handle's attributes,
+``_process_events``, ``_write_to_self``, ``_check_closed``, ``_stopping`` and ``_signal_handlers``; and that tasks and
+futures schedule by ``loop.call_soon``, as on every alternative loop. Calls from threads are ordered by the task that
+waits for them (``_waiters``, ``_callbacks``) or, where none is found, by the threads' names. `asyncio.run` and its like
+make their loops by ``asyncio.events.new_event_loop``, which `making_loops` replaces.
 """
 
 # ruff: noqa: SLF001  (see above)
@@ -51,22 +50,22 @@ from aiodist._core.terms import Reason
 Events: TypeAlias = list[tuple[selectors.SelectorKey, int]]
 
 _RESOLUTION = time.get_clock_info("monotonic").resolution
-"""Within which of now a timer is due to asyncio."""
+"""A timer that is due within this time is due now, as on asyncio."""
 _METHODS = frozenset(dir(Task))
-"""What is no step of a task: ``call_soon(task.cancel)`` is an ordinary callback."""
+"""Methods whose calls are no steps of a task: ``call_soon(task.cancel)`` is an ordinary callback."""
 _MOST_TURNS = 200
-"""For how many turns tasks are deferred, and threads unheard, while others go on, which may wait for them in a loop."""
+"""After so many turns deferred tasks and calls from threads run, because others may wait for them in a loop."""
 _POLL_SECONDS = 0.05
 _DAY = 86400.0
-"""How often, in virtual time, it is looked for replicas that only sleep and poll,"""
+"""How often, in virtual time, the loop looks for replicas that only sleep and poll,"""
 _MOST_JUMPS = 1000
-"""and how often the clock has then jumped at least: a few long sleeps are no polling."""
+"""and how often its clock must have jumped since: a few long sleeps are no polling."""
 _BEFORE_A_JUMP = 0.0002
 _BEFORE_A_PROOF = 0.005
 
 
 class Step(Handle):
-    """A callback that lets a task go on: what a schedule reorders."""
+    """A callback that resumes a task; schedules reorder these."""
 
     __slots__ = ()
     _callback: Any
@@ -85,10 +84,10 @@ class Step(Handle):
 
 
 class Timer(TimerHandle):
-    """A callback at a time. Of those at the same time the one that was asked for first goes first.
+    """A callback at a time; of those at the same time, the one that was requested first runs first.
 
-    asyncio leaves that to the shape of its heap, for in real time it hardly ever happens. Here a run would depend on
-    aiodist's own timers, and so on how long its looks for deadlocks take.
+    asyncio leaves that to the shape of its heap, since in real time it hardly ever happens. Here a run would depend on
+    aiodist's own timers, and so on how long it looks for deadlocks.
     """
 
     __slots__ = ("number",)
@@ -100,12 +99,11 @@ class Timer(TimerHandle):
 
 
 OnPoint: TypeAlias = Callable[[int, Step, Step | None], object]
-"""Is called at a point: its number, the step whose turn it is, and the one that runs instead (the first itself where it
-is deferred, None where nothing changes)."""
+"""Called at a point with its number, the step whose turn it is, and the one that runs instead: the same if it is
+deferred, None if nothing changes."""
 OnStuck: TypeAlias = "Callable[[ControlledLoop, Reason], object]"
-"""Is called when runs cannot go on (`Reason.DEADLOCK`), have taken too long (`Reason.TIMEOUT`), or may be polling for
-ever (`Reason.LIVELOCK`): makes something run, raises what is to come out of the loop or, in the last case alone, does
-nothing."""
+"""Called when runs cannot continue (`Reason.DEADLOCK`), have taken too long (`Reason.TIMEOUT`), or may be polling for
+ever (`Reason.LIVELOCK`). Makes something run or raises an error out of the loop; in the last case it may do nothing."""
 
 
 @dataclass(slots=True, eq=False)
@@ -115,15 +113,15 @@ class Execution:
     order: Order
     on_stuck: OnStuck
     on_point: OnPoint | None = None
-    deadline: float = math.inf  # when it has taken too long, on the real clock
-    points: int = 0
-    changes: list[Change] = field(default_factory=list)  # to the default order
+    deadline: float = math.inf  # on the real clock
+    points: int = 0  # so far
+    changes: list[Change] = field(default_factory=list)  # to the default order, so far
 
 
 class ControlledLoop(asyncio.SelectorEventLoop):
-    """An event loop whose order of ready tasks and whose clock are controlled; it belongs to an execution."""
+    """An event loop of an execution, which controls the order of ready tasks, and the clock."""
 
-    proves_deadlock = True  # so the stall watch sets no timer, which would look like something to come
+    proves_deadlock = True  # so the stall watch sets no timer, which would count as something to come
     _ready: deque[Handle]
     _scheduled: list[TimerHandle]
     _stopping: bool
@@ -151,12 +149,12 @@ class ControlledLoop(asyncio.SelectorEventLoop):
     # A turn.
 
     def _run_once(self) -> None:
-        """Run what is ready now, and behind it I/O and timers, as asyncio does; what comes meanwhile waits."""
+        """Run what is ready now, then I/O and timers, as asyncio does; what becomes ready meanwhile waits."""
         execution, batch, ready = self.execution, self._batch, self._ready
         order, on_point = execution.order, execution.on_point
         self._look_outside()
         handle: Handle | None
-        batch += ready  # behind what an interruption has left
+        batch += ready  # after what an interruption has left
         ready.clear()
         self._steps = [type(handle) for handle in batch].count(Step)
         while batch:
@@ -183,7 +181,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
             self._turns_since_rest = 0
 
     def _look_outside(self) -> None:
-        """Let what has come from outside, and timers that are due, run in this turn; with nothing ready, wait."""
+        """Make events and timers that are due run in this turn; if nothing is ready, wait for something."""
         ready, timers = self._ready, self._scheduled
         if time.monotonic() > self.execution.deadline:
             self.execution.on_stuck(self, Reason.TIMEOUT)
@@ -196,17 +194,18 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         while timers and timers[0].when() <= self._now + _RESOLUTION:
             ready.append(heapq.heappop(timers))
 
-    # Time, and what is outside.
+    # Time, threads and file descriptors.
 
     def _wait_for_more(self, when: float) -> Events:
-        """Return what is ready outside, in real time; or let the clock jump to the next timer, or report a deadlock."""
-        for is_last in (False, True):  # the last look is for a thread that has sent something and gone since the first
+        """Wait for events in real time; or jump to the next timer, which is due at ``when``, or report a deadlock."""
+        for is_last in (False, True):  # a thread may have sent something and ended since the first look
             events = self._poll(0)
             if events or self._take_calls_of_threads():
                 return events
             pause = _BEFORE_A_PROOF if when == math.inf else _BEFORE_A_JUMP
-            if not is_last and (self._watches() or at_work(pause=pause)):
-                began = time.monotonic()  # and not for long, for a thread may end without a word
+            may_act = len(self._watched) > self._own or getattr(self, "_signal_handlers", None)
+            if not is_last and (may_act or at_work(pause=pause)):
+                began = time.monotonic()  # not for long, because a thread may end without sending anything
                 events = self._poll(min(when - self._now, _POLL_SECONDS))
                 self._now += time.monotonic() - began
                 return events
@@ -230,10 +229,6 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         heapq.heappush(self._scheduled, timer)
         return timer
 
-    def _watches(self) -> bool:
-        """Whether file descriptors or signals may act."""
-        return len(self._watched) > self._own or bool(getattr(self, "_signal_handlers", None))
-
     def time(self) -> float:
         """Return the virtual time, in seconds since the loop was made."""
         return self._now
@@ -241,8 +236,8 @@ class ControlledLoop(asyncio.SelectorEventLoop):
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Handle:
-        """Call a function when nothing else can run, for a thread whose work is done or, had it been faster, for it."""
-        if callback == self.create_task:  # the end of an asynchronous generator, which asyncio sends from this thread
+        """Call a function for another thread, once nothing else can run."""
+        if callback == self.create_task:  # of the end of an asynchronous generator, in this thread
             return self.call_soon(callback, *args, context=context)
         self._check_closed()
         handle = Handle(callback, args, self, context)
@@ -251,9 +246,9 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         return handle
 
     def _take_calls_of_threads(self) -> bool:
-        """Let what other threads have sent run in the next turn; return whether there was anything.
+        """Make the calls from other threads ready; return whether there are any.
 
-        Threads that are at work get a moment to send what they have, so that a run does not depend on who was faster.
+        Threads that are at work get a moment to send theirs, so that a run does not depend on which is faster.
         """
         if not self._from_threads:
             return False
@@ -266,7 +261,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         return True
 
     def _first_woken(self, handle: Any) -> int:
-        """Return the least number of a task that waits for a future that a call is given, or for the event it sets."""
+        """Return the least number of a task that waits for a future or event among a call's arguments, or its owner."""
         things = (*(handle._args or ()), getattr(handle._callback, "__self__", None))
         events = (getattr(thing, "_event", thing) for thing in things)  # anyio's event has asyncio's inside
         futures = chain.from_iterable(getattr(event, "_waiters", None) or (event,) for event in events)
@@ -275,7 +270,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         return min((self.number_of(task) for task in tasks if isinstance(task, Task)), default=-1)
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
-        """Log an exception that nobody took, but not a report on replicas: whoever runs the loop gets that."""
+        """Log an exception that nobody has handled, except a report on replicas, which the loop's caller gets."""
         if not isinstance(context.get("exception"), CollectiveError):
             super().default_exception_handler(context)
 
@@ -305,13 +300,13 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         return handle
 
     def run_next(self, wakes: Iterable[tuple[Callable[..., object], Any, Context]]) -> None:
-        """Let tasks go on before what else is in this turn: the wake-up of each, what it is given, and its context."""
+        """Resume tasks before what else is in this turn: the wake-up of each, its argument, and its context."""
         steps = [Step(wake, (given,), self, context) for wake, given, context in wakes]
         self._batch.extendleft(reversed(steps))
         self._steps += len(steps)
 
     def _chosen(self, point: int, first: Step, choice: int) -> Step | None:
-        """Return the step that runs at this point; None when the one whose turn it is is deferred."""
+        """Return the step that runs at this point; None if the first is deferred."""
         execution, chosen = self.execution, first
         if choice:
             execution.changes.append(Change(point, choice))
@@ -325,7 +320,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         return None if choice == DEFER else chosen
 
     def _take(self, first: Step, choice: int) -> Step:
-        """Put the first step back and take another out of the batch; run the callbacks that are before it."""
+        """Put the first step back and take another out of the batch; run the callbacks that precede it."""
         batch = self._batch
         batch.appendleft(first)
         index = [at for at, handle in enumerate(batch) if type(handle) is Step][choice]
@@ -339,24 +334,21 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         return chosen
 
     def _sort_in(self) -> None:
-        """Keep tasks that are cancelled together in the order of their creation.
-
-        Whoever cancels several often holds them in a set, whose order differs from process to process.
-        """
+        """Sort tasks that are cancelled together by creation: programs often cancel a set, whose order is arbitrary."""
         queue, index = self._ready, len(self._ready) - 1
         while index and self._cancelled_number(queue[index - 1]) > self._cancelled_number(queue[index]):
             queue[index - 1], queue[index] = queue[index], queue[index - 1]
             index -= 1
 
     def _cancelled_number(self, handle: Any) -> int:
-        """Return the number of the task that goes on since what it awaited was cancelled; -1 for anything else."""
+        """Return the number of a task that resumes because its future was cancelled; -1 for any other handle."""
         is_cancelled = type(handle) is Step and handle._args and handle._args[0].cancelled()
         return self.number_of(handle.task) if is_cancelled else -1
 
 
 @contextmanager
 def making_loops(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> Iterator[None]:
-    """Let `asyncio.run`, `asyncio.Runner`, `anyio.run` and `asyncio.new_event_loop` make their loops by a function."""
+    """Make `asyncio.run`, `asyncio.Runner`, `anyio.run` and `asyncio.new_event_loop` create loops with a function."""
     before = asyncio.events.new_event_loop
     asyncio.events.new_event_loop = asyncio.new_event_loop = new_loop
     try:
@@ -366,7 +358,7 @@ def making_loops(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> Iterator[
 
 
 def step_of(frame: FrameType) -> Step | None:
-    """Return the step that runs in the frame of a turn; None for any other frame, and between steps."""
+    """Return the step that runs in a frame, if it is that of a turn."""
     handle = frame.f_locals.get("handle") if frame.f_code is _TURN else None
     return handle if type(handle) is Step else None
 

@@ -1,21 +1,22 @@
-"""Schedules: in which order ready tasks run, as changes to asyncio's own order, which is first in, first out.
+"""Schedules: the order in which ready tasks run, as changes to asyncio's own order, which is first in, first out.
 
-A **point** is a moment in which a task is to run and at least one other, of the same turn of the loop, is ready, too;
-points are counted from 0. In the default order the task that has been ready longest runs. A **change** at a point does
-otherwise:
+A **point** is a moment at which a task is to run and at least one other, of the same turn of the loop, is ready, too;
+points are counted from 0. In the default order the task that has been ready longest runs. A **change** at a point
+alters that:
 
     17:2     the task 2 places behind runs first; -1 is the last in the queue, and so on from the end
     17-      the task whose turn it is is deferred until nothing else can run
 
-A schedule is the seed of the program's random numbers and its changes, written as ``0/17:2,40-``, which is what
-``--replay`` takes. Any run of a program can be repeated from it.
+A schedule is the seed of the program's random numbers and the changes, written as ``0/17:2,40-``, as ``--replay`` takes
+it. It repeats a run of a program.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
@@ -63,22 +64,22 @@ class Schedule:
 
 
 Order: TypeAlias = Callable[[int, int], int]
-"""Decides who runs at a point: is given its number, and how many tasks are ready, two or more; returns the choice as in
-`Change`, or 0 for the default."""
+"""Decides which task runs at a point: takes its number and how many tasks are ready (two or more), and returns the
+choice as in `Change`, or 0 for the default."""
 
 
 def default_order(point: int, ready: int) -> int:  # noqa: ARG001
-    """Let the task run that has been ready longest."""
+    """Choose the task that has been ready longest."""
     return 0
 
 
 def last_first(point: int, ready: int) -> int:  # noqa: ARG001
-    """Let the task run that became ready last, so that replicas run in the reverse of their order."""
+    """Choose the task that became ready last, so that replicas run in reverse order."""
     return -1
 
 
 def replayed(changes: Iterable[Change]) -> Order:
-    """Return the default order with given changes; one whose point has too few tasks changes nothing."""
+    """Return the default order with some changes; one whose point has too few tasks has no effect."""
     choices = dict(changes)
 
     def choose(point: int, ready: int) -> int:
@@ -89,10 +90,7 @@ def replayed(changes: Iterable[Change]) -> Order:
 
 
 def at_random(rng: random.Random, points: int) -> Order:
-    """Return an order with changes at random points, many or few.
-
-    Of as many points as there are in the default order, at least four are changed on average.
-    """
+    """Return an order with changes at random points: at least four, on average, of those in the default order."""
     rate = max(rng.choice(_RATES), min(_MOST_RATE, _FEWEST_CHANGES / points))
 
     def choose(point: int, ready: int) -> int:  # noqa: ARG001
@@ -103,15 +101,25 @@ def at_random(rng: random.Random, points: int) -> Order:
     return choose
 
 
-def directed(rng: random.Random, points: Collection[Sequence[int]]) -> Order:
-    """Return an order with one to three changes, most of which defer a task: what nobody waits for comes last.
+def directed(rng: random.Random, places: Sequence[Sequence[int]]) -> Order:
+    """Return an order with one to three changes, most of which defer a task.
 
-    The points at which a task was to go on in the default order come by place in the program: a rare place is drawn as
-    often as a frequent one.
+    The points of the default order are given by place in the program: a rare place is drawn as often as a frequent one.
     """
-    places = list(points)
     changes: dict[int, Change] = {}
     for _ in range(rng.randint(1, 3)):
         point = rng.choice(rng.choice(places))
         changes[point] = Change(point, DEFER if rng.random() < 0.75 else -1)
     return replayed(changes.values())
+
+
+def other_orders(seed: int, points: int, places: Sequence[Sequence[int]] = ()) -> Iterator[Order]:
+    """Yield the orders to try after the default one: its reverse, then random and directed ones in turn.
+
+    Each is a function of the seed and its number, so that a search can be repeated. Directed orders need the points of
+    the default order by place in the program.
+    """
+    yield last_first
+    for number in itertools.count(2):
+        rng = random.Random(f"{seed}.{number}")  # noqa: S311  (a schedule is no secret)
+        yield directed(rng, places) if places and number % 2 else at_random(rng, points)

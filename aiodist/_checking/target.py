@@ -1,12 +1,11 @@
-"""Targets: the function that a person names on the command line, loaded as when its file is run directly.
+"""Targets: the function that the user names on the command line, loaded as when its file is run directly.
 
-A file's folder is first on `sys.path` while it runs, and its arguments are in `sys.argv`; ``__file__`` is its whole
-path. Only ``__name__`` is the file's own instead of ``__main__``, so that code under ``if __name__ == "__main__"`` does
-not run. A program that the file itself would run below the function is not run either: loading ends where it would make
-an event loop.
+A file's folder is first on `sys.path` while it runs, and its arguments are in `sys.argv`; ``__file__`` is its full
+path. Only ``__name__`` differs from ``__main__``, so that code under ``if __name__ == "__main__"`` does not run. Nor
+does a program that the file runs after the function: loading ends where it would make an event loop.
 
-For each schedule the target is loaded again, and so are the modules beside it that it imports: what a run leaves in
-module variables must not decide how the next one goes. Installed packages are imported once.
+For each schedule the target is loaded again, and so are the modules beside it that it imports, so that no run depends
+on what the one before has left in module variables. Installed packages are imported once.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _MOST_NAMES = 10
 
 
 class TargetError(Exception):
-    """The target cannot be checked as it was asked for; the text is for a person."""
+    """The target cannot be checked as requested; the text is for the user."""
 
 
 class TargetExitError(Exception):
@@ -40,7 +39,7 @@ class TargetExitError(Exception):
 
 
 class _LoadedError(BaseException):
-    """A target's module is loaded as far as it is wanted: no exception that programs handle."""
+    """A target's module has been loaded far enough; programs do not handle this exception."""
 
     def __init__(self, module: ModuleType) -> None:
         super().__init__()
@@ -48,9 +47,9 @@ class _LoadedError(BaseException):
 
 
 class Source:
-    """Loads a target again and again, with its own arguments of the command line.
+    """A target that can be loaded again and again, with its own arguments of the command line.
 
-    The target is ``file.py:function`` or ``package.module:function``; anything else is a TargetError.
+    It is named as ``file.py:function`` or ``package.module:function``; anything else is a TargetError.
     """
 
     def __init__(self, text: str, arguments: Sequence[str]) -> None:
@@ -82,7 +81,7 @@ class Source:
         return bound(function, self._arguments)
 
     def _new_loop(self, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> asyncio.AbstractEventLoop:
-        """Make a loop; end the loading where the target has its function already, or will not have it."""
+        """Make a loop; or end the loading if the target has its function already, or will not have it."""
         module = sys.modules.get(self._name)
         code, name = self._code, self._function
         named = code is None or name in code.co_names or ("*",) in code.co_consts  # from … import *
@@ -112,7 +111,7 @@ class Source:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "coroutine .* was never awaited")
                 loaded.__traceback__ = None  # and with it the coroutine that was to be run
-            module = sys.modules[self._name] = loaded.module
+            module = sys.modules[self._name] = loaded.module  # importlib has removed it
             return module
 
     def _run_file(self, file: Path) -> ModuleType:
@@ -120,7 +119,7 @@ class Source:
             self._code = compile(file.read_bytes(), str(file), "exec")
         module = sys.modules[self._name] = ModuleType(self._name)
         module.__file__ = str(file)
-        exec(self._code, module.__dict__)  # noqa: S102  (it is what the person wants run)
+        exec(self._code, module.__dict__)  # noqa: S102  (it is what the user wants run)
         return module
 
     def _import_module(self) -> ModuleType:
@@ -141,7 +140,7 @@ class Source:
 
 
 def _suggestion(name: str, file: str | None) -> str:
-    """Return which public function of a file may have been meant, or which there are."""
+    """Suggest a public function of a file for a name, or list them."""
     try:
         body = ast.parse(Path(file or "").read_bytes()).body
     except (OSError, SyntaxError, ValueError):
@@ -158,8 +157,8 @@ def _suggestion(name: str, file: str | None) -> str:
 def bound(function: Callable[..., Any], arguments: Sequence[str]) -> Callable[[], Any]:
     """Return a function with the arguments of the command line, if it takes any; a TargetError if not these.
 
-    ``name=value`` is passed by keyword, anything else by position; values are read as Python literals where they are
-    literals (``3``, ``0.5``, ``[1,2]``, ``None``), else as strings.
+    ``name=value`` is passed by keyword, anything else by position. Values are read as Python literals (``[1,2]``,
+    ``None``) or else as strings.
     """
     signature = inspect.signature(function)
     if not signature.parameters:

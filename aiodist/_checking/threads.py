@@ -1,7 +1,7 @@
-"""Threads: which of them could act, and which only wait for what another thread does.
+"""Threads: which of them could act, and which only wait for another thread.
 
-One that waits without a limit for something that only another thread can do will not wake by itself. Four such waits
-are recognised by the frame in which a thread stands:
+A thread that waits without a limit for something that only another thread can do will not wake by itself. Four such
+waits are recognised by the frame in which a thread is:
 
 - `threading.Condition.wait` without a timeout, which `Event.wait` and `queue.Queue.get` are made of. A thread that has
   been notified is no longer among the condition's waiters, so it differs from one that still waits;
@@ -9,12 +9,11 @@ are recognised by the frame in which a thread stands:
 - `Thread.join` without a timeout, as long as the thread that it waits for is not about to end;
 - a thread that aiodist keeps for its next job: ten seconds later it ends, and calls nobody.
 
-Every other thread counts as one that can act: to take a busy thread for an idle one would be a false alarm, the other
-way round costs time. Nothing shows that work which an executor has been given is on its way to one of its threads, so
-that counts as being at work, too, until a thread has begun it; not where all threads that the executor may have wait in
-what they do, so that none can begin it.
+Every other thread counts as one that can act: to take a busy thread for an idle one would be a false alarm, the reverse
+only costs time. Work submitted to an executor counts as being at work, too, until a thread has begun it, unless all
+threads that the executor may have wait in their work, so that none can begin it.
 
-What is taken here that no documentation names is read by `getattr`: where a release lacks it, the thread is busy.
+Undocumented names are read by `getattr`: if a release lacks one, the thread counts as busy.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from weakref import WeakSet
 from aiodist._runtime.threads import Worker
 
 AtWork: TypeAlias = threading.Thread | Future[Any]
-"""A thread, or work that an executor has been given and no thread has begun."""
+"""A thread, or work that has been submitted to an executor and not begun."""
 
 _WORKER = getattr(getattr(concurrent.futures.thread, "_worker", None), "__code__", None)
 _WAIT = threading.Condition.wait.__code__
@@ -44,25 +43,25 @@ _JOINS = {
 }
 _WAITS = {_WAIT, _WORKER, *_JOINS}
 _BYSTANDERS = ("rich.live", "rich.progress", "tqdm._monitor")
-"""Modules of threads that only watch: they never call into a loop, though they wake from time to time."""
-
+"""Modules of threads that only watch: they wake from time to time, but never call into a loop."""
 _FINISH_SECONDS = 0.25
-_GLANCE = 0.0002
+_PAUSE_SECONDS = 0.0002
 
-
-_given: dict[Future[Any], ThreadPoolExecutor] = {}
-"""Work that executors have been given and have not done."""
+_submitted: dict[Future[Any], ThreadPoolExecutor] = {}
+"""Work that has been submitted to executors and not done."""
+_slow: WeakSet[AtWork] = WeakSet()
+"""Threads and work that were waited for in vain."""
 
 
 @contextmanager
 def executors_watched() -> Iterator[None]:
-    """Note what executors are given to do."""
+    """Note the work that is submitted to executors."""
     submit = ThreadPoolExecutor.submit
 
     def noting(executor: ThreadPoolExecutor, *args: Any, **kwargs: Any) -> Future[Any]:
         work = submit(executor, *args, **kwargs)
-        _given[work] = executor
-        work.add_done_callback(lambda done: _given.pop(done, None))
+        _submitted[work] = executor
+        work.add_done_callback(lambda done: _submitted.pop(done, None))
         return work
 
     ThreadPoolExecutor.submit = noting  # type: ignore[method-assign, assignment]
@@ -70,13 +69,13 @@ def executors_watched() -> Iterator[None]:
         yield
     finally:
         ThreadPoolExecutor.submit = submit  # type: ignore[method-assign]
-        _given.clear()
+        _submitted.clear()
 
 
 def at_work(*, pause: float) -> list[AtWork]:
     """Return what could call into the event loop of this thread.
 
-    There are two looks with a pause in between, for a thread may hand something on to another during the first.
+    It looks twice, with a pause in between, because a thread may pass work to another during the first look.
     """
     others = _others()
     found = _busy(others)
@@ -92,22 +91,19 @@ def _others() -> list[threading.Thread]:
     return [each for each in everyone if each.ident != here and type(each).__module__ not in _BYSTANDERS]
 
 
-_slow: WeakSet[AtWork] = WeakSet()
-"""What was at work for longer than others wait for it."""
-
-
 def let_threads_finish() -> None:
-    """Wait until no thread is at work, but not long, and for the same one only once."""
+    """Wait until no thread is at work, but not long, and for each of them only once."""
     until = time.monotonic() + _FINISH_SECONDS
-    while busy := [each for each in at_work(pause=_GLANCE) if each not in _slow]:
+    while busy := [each for each in at_work(pause=_PAUSE_SECONDS) if each not in _slow]:
         if time.monotonic() > until:
             _slow.update(busy)
             return
-        time.sleep(_GLANCE)
+        time.sleep(_PAUSE_SECONDS)
 
 
 def _busy(threads: list[threading.Thread]) -> list[AtWork]:
-    waiting = [each for each in _given.copy().items() if not each[0].running()]  # before the frames: it may begin soon
+    # Before the frames, because a thread may begin the work meanwhile
+    waiting = [each for each in _submitted.copy().items() if not each[0].running()]
     frames = sys._current_frames()  # noqa: SLF001  (documented)
     begins = [work for work, executor in waiting if not _all_wait(executor, frames)]
     return begins + [
@@ -118,7 +114,7 @@ def _busy(threads: list[threading.Thread]) -> list[AtWork]:
 
 
 def _all_wait(executor: ThreadPoolExecutor, frames: dict[int, FrameType]) -> bool:
-    """Whether an executor has all its threads, and each waits in the middle of its work."""
+    """Return whether an executor has all its threads, and each waits in the middle of its work."""
     threads = tuple(getattr(executor, "_threads", ()))
     found = [frames.get(thread.ident or 0) for thread in threads]
     is_full = 0 < getattr(executor, "_max_workers", 0) <= len(threads)
@@ -126,10 +122,10 @@ def _all_wait(executor: ThreadPoolExecutor, frames: dict[int, FrameType]) -> boo
 
 
 def _is_idle(frame: FrameType | None) -> bool:
-    """Whether a thread waits, without a limit, for what only another thread can do."""
-    if frame is None or frame.f_code not in _WAITS:  # also one that has not begun, or is about to end
+    """Return whether a thread waits, without a limit, for what only another thread can do."""
+    if frame is None or frame.f_code not in _WAITS:  # it has not begun, or is about to end
         return False
-    code, variables = frame.f_code, frame.f_locals  # of a running frame they are not asked for
+    code, variables = frame.f_code, frame.f_locals  # not read from a running frame
     if code is _WAIT:
         waiter = variables.get("waiter")
         waiters = getattr(variables["self"], "_waiters", ())

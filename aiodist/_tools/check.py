@@ -141,7 +141,7 @@ def _run_explain(arguments: Namespace) -> Exit:
         found = explain(read_all(arguments.dumps))
     except DumpError as error:
         raise UsageError(str(error)) from error
-    _print_found(str(found), found.to_dict(), as_json=arguments.json, is_wrong=found.report is not None)
+    _print_found(found.text, found.to_dict(), as_json=arguments.json, is_wrong=found.report is not None)
     return Exit.DONE if found.report is None else Exit.FAILED
 
 

@@ -1,8 +1,7 @@
 """The CPU in place of CUDA devices, so that a script that names them runs where there are none.
 
-Every function of torch that is given a CUDA device, be it by name or by number, gets the CPU instead. Queries for
-devices find one per rank. The summary says what was replaced by what.
-Where a script uses something of `torch.cuda` that has no stand-in here, it gets torch's own error.
+Every function of torch that is given a CUDA device, by name or by number, gets the CPU instead. Queries for devices
+find one per rank. The summary says where devices were replaced. What has no stand-in here raises torch's own error.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ _ZERO = "memory_allocated max_memory_allocated memory_reserved max_memory_reserv
 _MEMORY = 80 << 30
 _NAMES = (str, torch.device)
 _PROPERTIES = SimpleNamespace(
-    total_memory=_MEMORY, major=8, minor=0, name="CPU taken for CUDA", multi_processor_count=1
+    total_memory=_MEMORY, major=8, minor=0, name="CPU in place of CUDA", multi_processor_count=1
 )  # fmt: skip
 
 
 class _Stream:
-    """Stands for a stream or an event of CUDA: everything is done when it is called."""
+    """Stands for a CUDA stream or event: all work is done when it is called."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.record()
@@ -54,36 +53,36 @@ class _Stream:
 
 
 class _Device(nullcontext[None]):
-    """Stands for the context in which a device is the current one."""
+    """Stands for the context manager that sets the current device."""
 
     def __init__(self, *_: Any) -> None:
         super().__init__()
 
 
 def _replace(module: Any, stand_ins: dict[str, Any]) -> None:
-    """Replace a module's names by classes, and by functions that call a stand-in, or return it.
+    """Replace a module's names by classes, or by functions that call a stand-in or return it.
 
-    Each gets an object of its own: torch._dynamo wants to tell them apart.
+    Each name gets a function of its own, because torch._dynamo must tell them apart.
     """
+
+    def function(stand_in: Any) -> Callable[..., Any]:
+        return lambda *_, **__: stand_in() if callable(stand_in) else stand_in
+
     for name, stand_in in stand_ins.items():
         if hasattr(module, name):
-            setattr(module, name, stand_in if isinstance(stand_in, type) else _function(stand_in))
-
-
-def _function(stand_in: Any) -> Callable[..., Any]:
-    return lambda *_, **__: stand_in() if callable(stand_in) else stand_in
+            setattr(module, name, stand_in if isinstance(stand_in, type) else function(stand_in))
 
 
 class CudaAsCpu(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
-    """Uses the CPU wherever torch is given a CUDA device, from now on; there seem to be as many devices as ranks.
+    """Replaces `torch.cuda`, for a script with as many devices as ranks.
 
-    As a context, it does so for a thread's calls of torch's functions.
+    As a context manager, it replaces CUDA devices in a thread's calls of torch's functions.
     """
 
     def __init__(self, ranks: int, index: Callable[[], int]) -> None:
         super().__init__()
         self._ranks = ranks
-        self._taken: dict[str, set[str]] = {}
+        self._replaced: dict[str, set[str]] = {}
         common = {
             **dict.fromkeys(_TRUE.split(), True),
             **dict.fromkeys(_NOTHING.split(), None),
@@ -137,17 +136,17 @@ class CudaAsCpu(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         return func(*args, **kwargs)
 
     def notes(self) -> list[str]:
-        """Say where CUDA devices were named."""
-        if not self._taken:
+        """Return lines that say where CUDA devices were named."""
+        if not self._replaced:
             return ["--cpu: the script names no CUDA devices."]
-        taken = [f"{where} ({', '.join(sorted(what))})" for where, what in sorted(self._taken.items())]
-        return [f"--cpu: CUDA devices were taken for the CPU in {', '.join(taken)}."]
+        replaced = [f"{where} ({', '.join(sorted(what))})" for where, what in sorted(self._replaced.items())]
+        return [f"--cpu: the CPU was used in place of CUDA devices in {', '.join(replaced)}."]
 
     def _note(self, where: str, what: str = "cuda") -> None:
-        self._taken.setdefault(where, set()).add(what)
+        self._replaced.setdefault(where, set()).add(what)
 
     def _cpu(self, device: Any, where: str) -> Any:
-        """Return the CPU for a CUDA device, and anything else as it is."""
+        """Return the CPU for a CUDA device; anything else is returned unchanged."""
         text = f"cuda:{device}" if type(device) is int else str(device) if isinstance(device, _NAMES) else ""
         if text.partition(":")[0] != "cuda":
             return device
@@ -159,7 +158,7 @@ class CudaAsCpu(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         return self._ranks
 
     def _replace_others(self) -> None:
-        """Replace what takes devices in C++, or by other names."""
+        """Replace functions that take devices in C++, or by other names."""
         device_mesh, parallel = load("torch.distributed.device_mesh"), load("torch.nn.parallel")
         set_default, read, wrap = torch.set_default_device, torch.load, parallel.DistributedDataParallel.__init__
 

@@ -1,8 +1,8 @@
 """Dumps of PyTorch's flight recorder as files: JSON, or a pickle of plain containers; read and checked without torch.
 
-A dump says, for one rank, which collectives it has issued last: name, process group, sequence number, sizes and dtypes,
-whether each has ended, and in pickles from where. It is what a broken job left, or what somebody sends, so nothing of
-it is believed before it is checked. Equal calls are mostly one object for all dumps.
+A dump contains the last collectives that one rank has issued: name, process group, sequence number, sizes and dtypes,
+whether each has ended, and in pickles the stack. A broken job has left it, or a stranger has sent it, so everything in
+it is checked before it is used. Equal calls are mostly one object for all dumps.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _VERSION = "2"
 _MOST_FRAMES = 8
 _NAME = re.compile(r".*?(\d{1,9})(?:\.json|\.pickle|\.pkl)?", re.ASCII)
 _SEND_OR_RECV = re.compile(r"(?:send (\d{1,9})->(\d{1,9})|recv (\d{1,9})<-(\d{1,9}))", re.ASCII)
-_IN_TORCH = re.compile(  # what calls collectives itself, or what calls C++ that does
+_IN_TORCH = re.compile(  # modules that call collectives, directly or through C++
     r"(.*[\\/]torch[\\/])"
     r"(?:distributed[\\/](?:distributed_c10d|c10d_logger|utils)|nn[\\/]parallel[\\/]distributed|autograd[\\/]graph)\.py"
 )
 _BETWEEN = re.compile(r"(?:.*[\\/])?(?:typing_extensions|(?:_py_)?warnings|contextlib)\.py")
-"""What stands between torch and the program: marks of deprecated functions, and the coalescing manager."""
+"""Frames between torch and the program: of deprecated functions, and of the coalescing manager."""
 _NOWHERE = (Place("", 0, None, ""),)
 
 # Collectives whose sizes must agree between ranks; of the others, only kind and dtypes must.
@@ -41,7 +41,7 @@ _BY_INPUT = frozenset([
 ])  # fmt: skip
 _BARRIERS = frozenset(["barrier", "all_reduce_barrier"])
 _ENDS = frozenset(["coalesced", "ALLGATHER_coalesced", "REDUCE_SCATTER_coalesced"])
-"""What ends a list of calls that were issued as one, and alone says whether these have ended."""
+"""The end of a list of calls that were issued as one, which alone says whether they have ended."""
 
 _DTYPES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Byte": "uint8",
@@ -51,11 +51,11 @@ _DTYPES = {
 
 
 class DumpError(Exception):
-    """A file is no dump that can be read; the text says which and why."""
+    """A file is not a dump that can be read; the text says which and why."""
 
 
 class Message(NamedTuple):
-    """What a send or a receive is: between which ranks of its process group, and which of the two."""
+    """A send or a receive, between two ranks of a process group."""
 
     source: int
     target: int
@@ -63,14 +63,14 @@ class Message(NamedTuple):
 
 
 _END_OF_MESSAGES = Message(-1, -1, False)
-"""Several messages that were issued as one have ended."""
+"""The end of several messages that were issued as one."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Entry:
     """A call with the places it was made from, and whether it has ended.
 
-    Its meaning is equal where calls are the same collective: NCCL and gloo count elements, whatever their arrangement.
+    Calls of equal meaning are the same collective: NCCL and gloo count elements, whatever their arrangement.
     """
 
     group: str
@@ -81,7 +81,7 @@ class Entry:
 
 
 class GroupConfig(NamedTuple):
-    """A process group: what its author calls it, and its ranks in the job; none where the dump does not say."""
+    """A process group: its author's name for it, and its ranks in the job, if the dump contains them."""
 
     description: str
     ranks: tuple[int, ...]
@@ -89,7 +89,7 @@ class GroupConfig(NamedTuple):
 
 @dataclass(slots=True)
 class Dump:
-    """What one rank has issued: calls by group and sequence number, and sends and receives that have not ended."""
+    """The calls of one rank, by group and sequence number, and its sends and receives that have not ended."""
 
     rank: int
     file: Path
@@ -102,15 +102,8 @@ class Dump:
     dropped: bool = False  # older calls are no longer in it
 
 
-# Files.
-
-
 def read_all(paths: Iterable[Path]) -> list[Dump]:
-    """Return the dumps in some files, by rank.
-
-    Raises:
-        DumpError: a file is no dump that can be read, or two are of one rank.
-    """
+    """Return the dumps in some files, by rank; a DumpError if one cannot be read, or two are of one rank."""
     found: dict[int, Dump] = {}
     for path in paths:
         dump = _read(path)
@@ -136,24 +129,22 @@ def _read(path: Path) -> Dump:
         raise DumpError(f"{path}: {error}") from error
     except OSError as error:
         raise DumpError(f"{path}: {error.strerror or error}") from error
-    except Exception as error:  # what a broken pickle raises is not said anywhere
+    except Exception as error:  # which ones a broken pickle raises is not documented
         raise DumpError(f"{path}: is not a dump, or is truncated: {str(error)[:100]}") from error
 
 
 _OF_FIXED_SIZE = re.compile(
     rb"(?s)(?:h.|[]}()uetsa\x85-\x89N\x94]|[qK].|M..|J.{4}|[rj]..[\x00-\x0f]\x00|\x8a\x08.{8}|[G\x95].{8})*+"
 )
-"""Instructions of a pickle that make dicts, lists, tuples and numbers, and of a memo of at most a million entries."""
-
+"""Instructions of a pickle that make dicts, lists, tuples and numbers, and a memo of at most a million entries."""
 _STRINGS = {ord("X"): 4, 0x8C: 1, 0x8D: 8, 0x8A: 1}
-"""Instructions with a length, for strings and long numbers, and how many bytes it has."""
+"""Instructions for strings and long numbers, with the number of bytes of their length."""
 
 
 def _check_plain(raw: bytes) -> None:
-    """Check that a pickle does nothing but make plain containers, strings and numbers.
+    """Check that a pickle only makes plain containers, strings and numbers.
 
-    An unpickler that finds no classes is not enough: one that reads a memo with a thousand million entries makes
-    room for them.
+    An unpickler that finds no classes is not enough, because it allocates a memo of any size.
     """
     at = 2 if raw[:1] == b"\x80" else 0
     while raw[at : at + 1] != b".":
@@ -166,9 +157,6 @@ def _check_plain(raw: bytes) -> None:
             raise DumpError(f"has {raw[at : at + 20]!r} at byte {at}: dumps contain only plain containers")
 
 
-# One dump.
-
-
 def _dump(data: Any, dump: Dump) -> Dump:
     version = data.get("version") if isinstance(data, dict) else None
     if not str(version).startswith(f"{_VERSION}."):
@@ -177,13 +165,13 @@ def _dump(data: Any, dump: Dump) -> Dump:
     try:
         for name, group in data["pg_config"].items():
             members = _ints(json.loads(group["ranks"]))
-            if members and name:  # gloo tells one without a name
+            if members and name:  # gloo's has no name
                 dump.groups[_text(name)] = GroupConfig(_text(group["desc"]), tuple(sorted(set(members))))
         where = "the list of entries"
         dump.dropped = bool(data["entries"]) and data["entries"][0]["record_id"] != 0
         for index, entry in enumerate(data["entries"]):
             where = f"entry {index}"
-            key = (  # most are like others before, and a dump has each frame once
+            key = (  # most entries are like an earlier one, and a dump has each frame once
                 *entry["process_group"], entry["profiling_name"], entry["state"], entry["retired"], entry["is_p2p"],
                 tuple(map(tuple, entry["input_sizes"])), tuple(entry["input_dtypes"]),
                 tuple(map(tuple, entry["output_sizes"])), tuple(entry["output_dtypes"]),
@@ -191,8 +179,8 @@ def _dump(data: Any, dump: Dump) -> Dump:
             )  # fmt: skip
             found = known.get(key)
             if found is None:
-                found = known[key] = _learn(entry, dump)
-            _take(found, entry, dump)
+                found = known[key] = _parse(entry, dump)
+            _add(found, entry, dump)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DumpError(f"{where} is malformed: {error!r:.200}") from error
     return dump
@@ -210,15 +198,15 @@ def _ints(values: Any) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _take(found: Entry, entry: Any, dump: Dump) -> None:
-    """Note the next call of a dump."""
+def _add(found: Entry, entry: Any, dump: Dump) -> None:
+    """Add the next call to a dump."""
     dump.last = found.post
     if found.message is None:
         sequence, calls = entry["collective_seq_id"], dump.calls.setdefault(found.group, {})
         if type(sequence) is not int or sequence < 0:
             raise TypeError("collective_seq_id must be a number")
         before = calls.get(sequence)
-        calls[sequence] = found if before is None else _joined(before, found)
+        calls[sequence] = found if before is None else _coalesced(before, found)
     elif found.message is not _END_OF_MESSAGES and not found.done:
         dump.messages.append((entry["p2p_seq_id"], found))
     elif found.message is _END_OF_MESSAGES and found.done:
@@ -226,7 +214,7 @@ def _take(found: Entry, entry: Any, dump: Dump) -> None:
         dump.messages = [each for each in dump.messages if (each[0], each[1].group) != ended]
 
 
-def _learn(entry: Any, dump: Dump) -> Entry:
+def _parse(entry: Any, dump: Dump) -> Entry:
     name, description = map(_text, entry["process_group"])
     backend, _, kind = entry["profiling_name"].rpartition(":")
     dump.backends.add(backend)
@@ -269,8 +257,8 @@ def _elements(shape: Sequence[int | None]) -> int | None:
 
 
 @lru_cache(maxsize=1 << 16)
-def _joined(first: Entry, second: Entry) -> Entry:
-    """Return calls that were issued as one collective: they have one sequence number."""
+def _coalesced(first: Entry, second: Entry) -> Entry:
+    """Return two calls that were issued as one collective, with one sequence number."""
     a, b = first.post.call, second.post.call
     if b.shapes is not None and a.shapes is not None:
         kind = a.kind if b.kind in a.kind.split(" + ") else f"{a.kind} + {b.kind}"
@@ -279,14 +267,16 @@ def _joined(first: Entry, second: Entry) -> Entry:
 
 
 def _own_frames(frames: Sequence[Mapping[str, Any]]) -> list[Place]:
-    """Return where the program is, the innermost first: places outside of torch, whose folder the frames tell."""
-    told = [Place(_text(each["filename"]), _ints([each["line"]])[0], None, _text(each["name"])) for each in frames]
-    inside = next((found[1] for found in (_IN_TORCH.fullmatch(at.file) for at in told) if found is not None), "<frozen")
-    others = [at for at in told if not (at.file.startswith((inside, "<frozen")) or _BETWEEN.fullmatch(at.file))]
+    """Return the places outside of torch, whose folder is found in the frames, the innermost first."""
+    places = [Place(_text(each["filename"]), _ints([each["line"]])[0], None, _text(each["name"])) for each in frames]
+    inside = next(
+        (found[1] for found in (_IN_TORCH.fullmatch(at.file) for at in places) if found is not None), "<frozen"
+    )
+    others = [at for at in places if not (at.file.startswith((inside, "<frozen")) or _BETWEEN.fullmatch(at.file))]
     return [at for at in others if at.line and _may_be_shown(at.file)][:_MOST_FRAMES]
 
 
 @lru_cache(maxsize=4096)
 def _may_be_shown(file: str) -> bool:
-    """Whether a file is an ordinary one, or not here: reports show source lines, and ``/dev/zero`` has no end."""
+    """Return whether a file is a regular one or absent: reports show source lines, and ``/dev/zero`` has no end."""
     return "\0" not in file and (os.path.isfile(file) or not os.path.exists(file))  # noqa: PTH110, PTH113  (names)

@@ -1,9 +1,9 @@
 """What the dumps of a job say: a snapshot, the report on it, and what they cannot show.
 
 Each process group is a group of the snapshot, and torch's sequence number is the number of a slot, counted from 0. What
-dumps do not record is not compared: reduce op, root and values; and calls of correct programs stand at different lines,
-so places are shown and not compared. A send or receive that has not ended is a slot of the two ranks that it is
-between, so that those who wait for each other are found whatever they wait in.
+dumps do not contain is not compared: reduce op, root and values. Places are only shown, because they differ in correct
+programs, too. A send or receive that has not ended is a slot of its two ranks, so that ranks that wait for each other
+are found whatever they wait in.
 """
 
 from __future__ import annotations
@@ -33,34 +33,27 @@ _MOST_RANKS: Final = 1 << 17
 class Explanation(NamedTuple):
     """What the dumps of a job say."""
 
-    report: CollectiveReport | None  # None where nobody waits and all calls agree
+    report: CollectiveReport | None  # None if no rank waits and all calls agree
     notes: tuple[str, ...]  # where ranks wait, what else the dumps say, and what they cannot show
     text: str  # all of it
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as a dict of the types that JSON has."""
+        """Return the fields of the JSON."""
         report = None if self.report is None else self.report.to_dict()
         return {"report": report, "notes": list(self.notes), "text": self.text}
 
-    def __str__(self) -> str:
-        return self.text
-
 
 class _ProcessGroup(NamedTuple):
-    """A process group of the job: what torch calls it, what people call it (None: all ranks), and its members."""
+    """A process group of the job."""
 
-    name: str
-    title: str | None
+    name: str  # torch's
+    title: str | None  # for the user; None for the group of all ranks
     members: tuple[int, ...]
 
 
 @replicas_called("rank")
 def explain(dumps: Sequence[Dump]) -> Explanation:
-    """Return what the dumps of a job say, of which some may be missing.
-
-    Raises:
-        DumpError: they are not of one job.
-    """
+    """Return what the dumps of a job say, of which some may be missing; a DumpError if they are not of one job."""
     of = {dump.rank: dump for dump in dumps}
     groups = _process_groups(dumps)
     records = [_record(group, number, of) for number, group in enumerate(groups, -1)]
@@ -76,7 +69,7 @@ def explain(dumps: Sequence[Dump]) -> Explanation:
     text = f"no rank waits in a collective, and the calls of {ids_briefly(of, 12)} agree"
     disagree = any(len({post.call for post, _ in slot.posts}) > 1 for record in records for slot in record.open)
     if waits and not disagree and not find_cycle(snapshot):
-        # The one to blame holds up the others: its missing ranks wait in no other.
+        # The cause is a collective whose missing ranks wait in no other
         record, slot = min(waits, key=lambda each: (len(_missing(*each).intersection(blocked)), not _missing(*each)))
         overdue = Overdue(record.key, slot.number, 0.0)
     if waits or disagree:
@@ -86,54 +79,44 @@ def explain(dumps: Sequence[Dump]) -> Explanation:
     return Explanation(report, notes, "\n".join([text, "", *notes]))
 
 
-# Process groups.
-
-
 def _process_groups(dumps: Sequence[Dump]) -> list[_ProcessGroup]:
-    """Return the job's process groups, the one of all ranks first; where dumps tell no members, those that called.
-
-    Raises:
-        DumpError: the dumps are of different jobs, or of more ranks than the job had.
-    """
-    told: dict[tuple[str, tuple[int, ...]], str] = {}
+    """Return the job's process groups, that of all ranks first; if no dump contains the members, those that called."""
+    known: dict[tuple[str, tuple[int, ...]], str] = {}
     callers: dict[tuple[str, str], list[int]] = {}
     for dump in dumps:
         for name, (description, members) in dump.groups.items():
             if not members:
                 callers.setdefault((name, description), []).append(dump.rank)
             elif dump.rank in members or name not in {*dump.calls, *(entry.group for _, entry in dump.messages)}:
-                told[name, members] = description
+                known[name, members] = description
             else:
                 raise DumpError(f"{dump.file} has calls in group {name!r}, of which {dump.rank} is not a member")
-    sizes = {len(members) for (_, members), description in told.items() if description == _DEFAULT}
+    sizes = {len(members) for (_, members), description in known.items() if description == _DEFAULT}
     if len(sizes) > 1:
         raise DumpError(f"the dumps are of different jobs, of {' and '.join(map(str, sorted(sizes)))} ranks")
-    highest = max([dump.rank for dump in dumps] + [members[-1] for _, members in told])
+    highest = max([dump.rank for dump in dumps] + [members[-1] for _, members in known])
     size = max(sizes, default=highest + 1)
     if highest >= size or size > _MOST_RANKS:
-        raise DumpError(f"expected dumps of ranks below {min(size, _MOST_RANKS)}, as the job had, got rank {highest}")
+        raise DumpError(f"expected ranks below {min(size, _MOST_RANKS)}, as in the job, got rank {highest}")
     world = tuple(range(size))
     for (name, description), there in callers.items():
-        told[name, world if description == _DEFAULT else tuple(there)] = description
-    default = next((name for (name, _), description in told.items() if description == _DEFAULT), "0")
+        known[name, world if description == _DEFAULT else tuple(there)] = description
+    default = next((name for (name, _), description in known.items() if description == _DEFAULT), "0")
     others = [
         _ProcessGroup(name, description if description not in {"", "undefined"} else name, members)
-        for (name, members), description in sorted(told.items())
+        for (name, members), description in sorted(known.items())
         if description != _DEFAULT
     ]
     return [_ProcessGroup(default, None, world), *others]
 
 
-# Calls beside each other.
-
-
 def _first(group: _ProcessGroup, of: Mapping[int, Dump]) -> int:
-    """Return torch's number of a group's first call: NCCL and gloo count from 1."""
+    """Return torch's number of a group's first call; NCCL and gloo count from 1."""
     return 0 if any(0 in of[rank].calls.get(group.name, ()) for rank in group.members if rank in of) else 1
 
 
 def _record(group: _ProcessGroup, ordinal: int, of: Mapping[int, Dump]) -> GroupRecord:
-    """Return the calls of a group's members, beside each other."""
+    """Return the calls of a group's members, by sequence number."""
     rows = {rank: of[rank].calls.get(group.name, {}) for rank in group.members if rank in of}
     first = _first(group, of)
     kept = max((min(row) for rank, row in rows.items() if row and of[rank].dropped), default=0)
@@ -142,7 +125,7 @@ def _record(group: _ProcessGroup, ordinal: int, of: Mapping[int, Dump]) -> Group
     unended: list[SlotRecord] = []
     for number in sorted(set().union(*rows.values())):
         if number < kept or any(number not in row and newest[rank] > number for rank, row in rows.items()):
-            continue  # what is not there has been dropped, or was never recorded
+            continue  # a rank's call has been dropped, or was never recorded
         column: dict[Entry, list[int]] = {}
         for rank, row in rows.items():
             if number in row:
@@ -162,18 +145,19 @@ def _slot(number: int, column: Mapping[Entry, list[int]], *, late: bool) -> Slot
     for entry, there in column.items():
         call = calls.setdefault(entry.meaning, entry.post.call)
         posts.setdefault(entry.post._replace(call=call), []).extend(there)
-        if not entry.done or (late and call.kind.startswith(_NEED_ALL)):  # it can only have ended in an error
+        if not entry.done or (late and call.kind.startswith(_NEED_ALL)):  # else it has ended in an error
             waiting += there
     posted = tuple((post, tuple(sorted(there))) for post, there in posts.items())
     return SlotRecord(number, posted, tuple(sorted(waiting)))
 
 
 def _messages(groups: Sequence[_ProcessGroup], dumps: Sequence[Dump]) -> Iterator[GroupRecord]:
-    """Yield a group of two for all sends and receives between two ranks that have not ended."""
+    """Yield a group for each two ranks with the sends and receives between them that have not ended."""
     found: dict[tuple[str, int, int], dict[int, list[Post]]] = {}
     for dump in dumps:
         for _, entry in dump.messages:
-            members = next(each.members for each in groups if each.name == entry.group and dump.rank in each.members)
+            own = (each.members for each in groups if each.name == entry.group and dump.rank in each.members)
+            members = next(own, ())
             source, target, sends = entry.message or (0, 0, False)
             if max(source, target) >= len(members):
                 raise DumpError(f"{dump.file} has a message to or from a rank that is not in its process group")
@@ -183,7 +167,7 @@ def _messages(groups: Sequence[_ProcessGroup], dumps: Sequence[Dump]) -> Iterato
             posts.setdefault(dump.rank, []).append(entry.post._replace(call=call))
     for number, ((_, source, target), posts) in enumerate(sorted(found.items())):
         if source == target or not posts.keys() <= {source, target}:
-            raise DumpError(f"expected messages from {source} to {target} in their dumps, got some of {sorted(posts)}")
+            raise DumpError(f"messages from rank {source} to {target} are in dumps of ranks {sorted(posts)}")
         slots = []
         for index in range(max(map(len, posts.values()))):
             there = [(each[index], (rank,)) for rank, each in sorted(posts.items()) if index < len(each)]
@@ -195,9 +179,6 @@ def _messages(groups: Sequence[_ProcessGroup], dumps: Sequence[Dump]) -> Iterato
 
 def _missing(group: GroupRecord, slot: SlotRecord) -> set[int]:
     return set(group.key[0]).difference(*(there for _, there in slot.posts))
-
-
-# What else the dumps say, and what they cannot.
 
 
 def _waiting(records: Iterable[GroupRecord]) -> Iterator[str]:
@@ -247,5 +228,5 @@ def _notes(
     if any("gloo" in dump.backends for dump in of.values()):
         yield "Gloo does not record sends, receives and monitored_barrier, nor whether a call ended in an error."
         if len(groups) > 1:
-            yield "Nor does it record the members of process groups: the ranks that called are taken for the members."
+            yield "Nor does it record the members of process groups: the ranks that called count as members."
     yield "Dumps do not contain reduce ops, roots and values, nor where a rank is when it is in no collective."

@@ -1,30 +1,32 @@
-"""What `torch.distributed` has of a job: process groups whose collectives are posted to the order check, and stores.
+"""The process groups and stores that `torch.distributed` sees; collectives are posted to the order check.
 
-The base classes and `_new_process_group_helper` say what each method is given and does. Time limits are of no use: what
-can never be complete is found without a clock.
+The base classes and `_new_process_group_helper` document the methods and their arguments. Time limits are ignored: a
+collective that can never be completed is found without a clock.
 """
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Any
 
 from aiodist._core.ledger import Member
 from aiodist._torch import private
-from aiodist._torch.job import Collective, Contribution, Job, Tensor, call, op_name
+from aiodist._torch.collectives import Tensor, Tensors, call_on, op_name
+from aiodist._torch.job import Collective, Job
 from aiodist._torch.private import bindings, c10d, torch
 
 _SUM = c10d.ReduceOp.SUM
 
 
 class RankWork(bindings.Work):  # type: ignore[misc]
-    """A collective that a rank has issued, and the tensors that its future is to have."""
+    """A collective that a rank has issued, with the tensors that its future returns."""
 
-    def __init__(self, job: Job, member: Member, slot: Collective, outputs: Sequence[Tensor]) -> None:
+    def __init__(self, job: Job, member: Member, slot: Collective, outputs: Tensors) -> None:
         super().__init__()
         self._job, self._member, self._slot = job, member, slot
         self._outputs = list(outputs)
@@ -46,7 +48,7 @@ class RankWork(bindings.Work):  # type: ignore[misc]
         return future
 
     def is_completed(self) -> bool:
-        """If not, other ranks get a turn, for a program may ask until it is."""
+        """If it is not, let other ranks run: a program may ask in a loop."""
         if not self._slot.complete:
             self._job.ranks.sleep()
         return self._slot.complete
@@ -56,7 +58,7 @@ class RankWork(bindings.Work):  # type: ignore[misc]
 
 
 class RankFuture(torch.futures.Future):  # type: ignore[misc]
-    """The future of a collective; a rank that waits for it lets others run."""
+    """The future of a collective; while a rank waits for it, others run."""
 
     work: RankWork
 
@@ -65,25 +67,24 @@ class RankFuture(torch.futures.Future):  # type: ignore[misc]
         return super().wait()
 
 
-def _list(tensors: Any) -> list[Tensor]:
-    """Return tensors as a flat list."""
+def _flat(tensors: Any) -> list[Tensor]:
     if isinstance(tensors, torch.Tensor):
         return [tensors]
-    return [tensor for each in tensors for tensor in _list(each)]
+    return [tensor for each in tensors for tensor in _flat(each)]
 
 
-def _alike(tensors: Sequence[Tensor]) -> bool:
+def _alike(tensors: Tensors) -> bool:
     return len({tuple(each.shape) for each in tensors}) == 1
 
 
 def _root(opts: Any) -> int:
-    """Return the root's rank in the group, out of options or as it is."""
+    """Return the root's rank in the group from options, or as it was passed."""
     root: int = getattr(opts, "rootRank", opts)
     return root
 
 
 class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
-    """A rank's process group: what torch knows it by, the backend that the script has asked for, and its store."""
+    """A rank's process group, with torch's name for it, the backend that the script has asked for, and its store."""
 
     def __init__(self, job: Job, member: Member, name: str, desc: str, backend: str, store: Any) -> None:
         super().__init__(member.rank, len(member.group.members))
@@ -91,7 +92,7 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._name, self._backend, self._store = name, backend, store
         self._set_group_desc(desc)
 
-    # What it is.
+    # Properties.
 
     def name(self) -> str:
         return self._backend
@@ -99,7 +100,7 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
     _get_backend_name = name
 
     def getBackendName(self) -> str:  # noqa: N802
-        """Return a name of which DDP, in C++, does not think that it knows what is behind it."""
+        """Return a name that DDP, in C++, does not take for one of torch's backends."""
         return "aiodist"
 
     group_name = pg_name = property(attrgetter("_name"))
@@ -116,61 +117,61 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return self._member.sequence
 
     def _nothing(self, *_: Any, **__: Any) -> None:
-        """There is nothing to limit, and what is issued as one is posted one by one."""
+        """Do nothing: there are no time limits, and coalesced collectives are posted one by one."""
 
     _set_default_timeout = _start_coalescing = _end_coalescing = _nothing
 
     def __repr__(self) -> str:
         return f"<process group {self._name} of {self.size()} ranks, checked by aiodist>"
 
-    # Collectives. Options give op and root.
+    # Collectives.
 
     def post(
         self,
         kind: str,
-        compared: Sequence[Tensor] = (),
-        inputs: Sequence[Tensor] = (),
-        outputs: Sequence[Tensor] = (),
+        compared: Tensors = (),
+        inputs: Tensors = (),
+        outputs: Tensors = (),
         *,
         op: Any = None,
         root: int | None = None,
         rows: bool = True,
-        result: Sequence[Tensor] | None = None,
+        result: Tensors | None = None,
     ) -> RankWork:
-        """Post a collective, with the tensors whose shapes and dtypes must agree, what is read, and what is written.
+        """Post a collective that reads inputs and writes outputs; its future returns the result, else the outputs.
 
-        `op` is the reduce op, or options that have it; `root` is the root's rank in the group; without `rows`, sizes
-        along axis 0 may differ. The future has `result`; None: the outputs.
+        Shapes and dtypes of the compared tensors must agree on all ranks; without ``rows``, sizes along axis 0 may
+        differ. ``op`` is the reduce op, or options that contain it; ``root`` is the root's rank in the group.
         """
-        group = self._member.group
         name = None if op is None else op_name(getattr(op, "reduceOp", op))
-        asked = call(kind, compared, op=name, root=None if root is None else group.key[0][root], rows=rows)
-        slot = self._job.post(self._member, Contribution(asked, inputs, outputs, root or 0))
+        source = None if root is None else self._member.group.key[0][root]
+        call = call_on(compared, kind, rows=rows, op=name, source=source)
+        slot = self._job.post(self._member, call, inputs, outputs)
         return RankWork(self._job, self._member, slot, outputs if result is None else result)
 
     def _cut(self, *tensors: Tensor, sizes: Sequence[int] | None = None) -> list[Tensor]:
-        """Return the parts of each tensor along axis 0: of these sizes, else as many equal ones as there are ranks."""
+        """Cut each tensor along axis 0 into parts of the given sizes, or into an equal part per rank."""
         rows = [tensor if tensor.dim() else tensor.view(-1) for tensor in tensors]
         return [part for each in rows for part in each.split(sizes or [each.shape[0] // self.size()] * self.size())]
 
     def allreduce(self, tensors: Any, opts: Any = _SUM, timeout: Any = None) -> RankWork:
-        tensors = _list(tensors)
+        tensors = _flat(tensors)
         return self.post("all_reduce", tensors, tensors, tensors, op=opts)
 
     allreduce_coalesced = allreduce
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> RankWork:
-        tensors, root = _list(tensors), _root(opts)
+        tensors, root = _flat(tensors), _root(opts)
         written = tensors if self.rank() != root else ()
         return self.post("broadcast", tensors, tensors, written, root=root, result=tensors)
 
     def reduce(self, tensors: Any, opts: Any = None, op: Any = _SUM, timeout: Any = None) -> RankWork:
-        tensors, root, op = _list(tensors), _root(opts), getattr(opts, "reduceOp", op)
+        tensors, root, op = _flat(tensors), _root(opts), getattr(opts, "reduceOp", op)
         written = tensors if self.rank() == root else ()
         return self.post("reduce", tensors, tensors, written, op=op, root=root, result=tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> RankWork:
-        own, outputs = _list(inputs)[0], _list(outputs)
+        own, outputs = _flat(inputs)[0], _flat(outputs)
         return self.post("all_gather", [own] if _alike(outputs) else outputs, [own], outputs)
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RankWork:
@@ -178,14 +179,14 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         return self.post("all_gather", inputs, inputs, flat)
 
     def all_gather_single(self, output: Any, own: Any, opts: Any = None) -> RankWork:
-        inputs, outputs = _list(own), _list(output)  # one each, or as many of both
+        inputs, outputs = _flat(own), _flat(output)  # one of each, or several
         return self.post("all_gather", inputs, inputs, self._cut(*outputs), result=outputs)
 
     _allgather_base = all_gather_single_coalesced = allgather_into_tensor_coalesced = all_gather_single
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> RankWork:
-        own = _list(inputs)
-        return self.post("gather", own, own, _list(outputs), root=_root(opts))
+        own = _flat(inputs)
+        return self.post("gather", own, own, _flat(outputs), root=_root(opts))
 
     def gather_single(self, output: Tensor, own: Tensor, opts: Any = None) -> RankWork:
         outputs = self._cut(output) if self.rank() == _root(opts) else ()
@@ -194,21 +195,21 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
     gather_into_tensor = gather_single
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> RankWork:
-        own = _list(outputs)
-        return self.post("scatter", own, _list(inputs), own, root=_root(opts))
+        own = _flat(outputs)
+        return self.post("scatter", own, _flat(inputs), own, root=_root(opts))
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = _SUM, timeout: Any = None) -> RankWork:
-        own, values = _list(outputs), _list(inputs)
+        own, values = _flat(outputs), _flat(inputs)
         return self.post("reduce_scatter", own if _alike(values) else values, values, own, op=opts)
 
     def reduce_scatter_single(self, output: Any, value: Any, opts: Any = _SUM) -> RankWork:
-        outputs = _list(output)  # one each, or as many of both
-        return self.post("reduce_scatter", outputs, self._cut(*_list(value)), outputs, op=opts)
+        outputs = _flat(output)  # one of each, or several
+        return self.post("reduce_scatter", outputs, self._cut(*_flat(value)), outputs, op=opts)
 
     _reduce_scatter_base = reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced = reduce_scatter_single
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> RankWork:
-        own, values = _list(outputs), _list(inputs)
+        own, values = _flat(outputs), _flat(inputs)
         alike = _alike([*own, *values])
         return self.post("all_to_all", values if alike else values[:1], values, own, rows=alike)
 
@@ -240,16 +241,12 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
 
 class RankStore(c10d.Store):  # type: ignore[misc]
-    """A store of the ranks that know it by one name; a rank that waits for a key lets others run."""
+    """A store that the ranks share; while a rank waits for a key, others run."""
 
-    _stored: ClassVar[dict[str, Any]] = {}  # torch's own stores, by name
-    _kept: ClassVar[list[RankStore]] = []  # C++ calls them back
-
-    def __init__(self, job: Job, name: str) -> None:
+    def __init__(self, job: Job) -> None:
         super().__init__()
-        self._kept.append(self)
         self._job = job
-        self._values = self._stored.setdefault(name, bindings.HashStore())
+        self._values = bindings.HashStore()
 
     def _changed(self, found: Any) -> Any:
         self._job.ranks.wake()
@@ -274,12 +271,14 @@ class RankStore(c10d.Store):  # type: ignore[misc]
     def delete_key(self, key: str) -> bool:
         return self._values.delete_key(key)  # type: ignore[no-any-return]
 
+    getNumKeys, deleteKey = num_keys, delete_key  # noqa: N815  (C++ calls them so)
+
     def check(self, keys: Sequence[str]) -> bool:
-        """If not all are set, other ranks get a turn, for a program may ask until they are."""
-        there: bool = self._values.check(keys)
-        if not there:
+        """If a key is missing, let other ranks run: a program may ask in a loop."""
+        found: bool = self._values.check(keys)
+        if not found:
             self._job.ranks.sleep()
-        return there
+        return found
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         for key in keys:
@@ -288,19 +287,20 @@ class RankStore(c10d.Store):  # type: ignore[misc]
 
 
 def install(job: Job) -> None:
-    """Let `torch.distributed` make groups and stores of a job, and refuse what would wait where nobody sees it."""
+    """Make `torch.distributed` create the groups and stores of a job, and refuse RPC, which waits out of our sight."""
+    stores: defaultdict[str, RankStore] = defaultdict(partial(RankStore, job))
 
     def rendezvous(_url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:
         rank = rank if rank >= 0 else int(os.environ.get("RANK", "-1"))
         world_size = world_size if world_size >= 0 else int(os.environ.get("WORLD_SIZE", "-1"))
         _check(job, rank, world_size)
-        yield RankStore(job, "default"), rank, world_size
+        yield stores["default"], rank, world_size
 
     def tcp_store(host: str = "", port: int = 0, *_: Any, **__: Any) -> RankStore:
-        return RankStore(job, f"{host}:{port}")
+        return stores[f"{host}:{port}"]
 
     def file_store(path: str, *_: Any, **__: Any) -> RankStore:
-        return RankStore(job, path)
+        return stores[path]
 
     def init_rpc(*_: Any, **__: Any) -> None:
         raise NotImplementedError("aiodist check cannot run torch.distributed.rpc")
@@ -327,12 +327,12 @@ def _new_group(
     backend: Any,
     store: Any,
     group_name: str,
-    *_: Any,  # options and time limits of backends
+    *_: Any,  # options and time limits
     pg_tag: str | None = None,
     group_desc: str | None = None,
     **__: Any,
 ) -> tuple[Any, Any]:
-    """Make a process group, as `_new_process_group_helper` does; that has the meaning of each argument."""
+    """Make a process group in place of `_new_process_group_helper`, which documents the arguments."""
     found = private.existing_group(pg_tag, list(ranks))
     if found is not None:
         return found  # type: ignore[no-any-return]
@@ -349,6 +349,6 @@ def _new_group(
         group, backend_name=backend, store=own_store, group_name=group_name,
         backend_config=str(c10d.BackendConfig(c10d.Backend(backend))), **tag,
     )  # fmt: skip
-    if not ranks:  # torch's own waits for all ranks here, too
+    if not ranks:  # torch also waits for all ranks here
         group.post("init_process_group").wait()
     return group, own_store

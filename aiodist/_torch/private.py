@@ -1,7 +1,7 @@
-"""torch, and the private names of it that this package uses.
+"""torch, and its private names that this package uses.
 
-Everything in this package reaches torch through this module. A version without one of the names is refused with an
-error that says so, before anything runs.
+The whole package reaches torch through this module. A version that lacks one of the names is refused with an error that
+says so, before anything runs.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from importlib import import_module
 from typing import Any, Final
 
 TRIED: Final = ("2.13", "2.15")
-"""The versions of torch that this was tried with."""
+"""The versions of torch that aiodist was tried with."""
 
 
 def load(name: str) -> Any:
-    """Import a module of torch's; an ImportError if there is none says what to do."""
+    """Import a module of torch; an ImportError says how to install it."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -37,7 +37,7 @@ OF_EACH_RANK: Final = (
     )),
     *((_world_of_c10d, name) for name in ("_default_pg", "_pg_coalesce_state", "_comms")),
 )  # fmt: skip
-"""Where `torch.distributed` keeps what it knows of a process's groups, as owners and names."""
+"""The attributes in which `torch.distributed` keeps a process's groups, as owners and names."""
 _CALLED: Final = (
     "_new_process_group_helper", "_register_pg_in_world", "_find_pg_by_ranks_and_tag", "rendezvous", "_WorldMeta",
 )  # fmt: skip
@@ -49,20 +49,22 @@ for _owner, _name in (*((c10d, _name) for _name in _CALLED), *_OTHERS, *OF_EACH_
 
 
 def install(new_group: Any, rendezvous: Any) -> None:
-    """Make `torch.distributed` create our process groups, whatever backend is named.
+    """Make `torch.distributed` create our process groups, whichever backend is named.
 
     Args:
-        new_group: makes a process group and registers it, with the arguments of `_new_process_group_helper`.
-        rendezvous: yields a store, the rank and their number for a URL.
+        new_group: replaces `_new_process_group_helper`.
+        rendezvous: replaces the generator of a store, a rank and the number of ranks for a URL.
     """
     bindings._set_thread_isolation_mode(True)
     c10d._new_process_group_helper = new_group
     c10d.rendezvous = rendezvous
     c10d._WorldMeta.WORLD = property(_world, c10d._WorldMeta.WORLD.fset)
+    if not hasattr(torch._C, "_nccl_version"):  # torch logs it with every error of a group that names NCCL
+        torch.cuda.nccl.version = lambda: (0, 0, 0)
     really_compile = torch.compile
 
     def compile_others(*args: Any, **kwargs: Any) -> Any:
-        """Compile as torch does, but nothing of ours, which DDP calls from C++ while compiled code runs."""
+        """Compile as torch does, except our code, which DDP calls from C++ while compiled code runs."""
         load("torch._dynamo.trace_rules").add("aiodist")
         return really_compile(*args, **kwargs)
 
@@ -70,14 +72,14 @@ def install(new_group: Any, rendezvous: Any) -> None:
 
 
 def _world(_: Any) -> Any:
-    """Return the rank's own group of all ranks; None for default arguments of torch's, which all ranks share."""
+    """Return the rank's own group of all ranks; None for default arguments in torch, which all ranks share."""
     caller = sys._getframe(1)
     is_default = caller.f_code.co_name == "<module>" and caller.f_globals.get("__name__", "").startswith("torch.")
     return None if is_default else c10d._world.default_pg
 
 
 def before_profiling(note: Callable[[], object]) -> None:
-    """Let a function be called, which may raise, whenever a profiler is about to start."""
+    """Call a function, which may raise, whenever a profiler is about to start."""
     prepare = _profile._prepare_trace
 
     def prepare_noted(profiler: Any) -> None:
@@ -88,11 +90,11 @@ def before_profiling(note: Callable[[], object]) -> None:
 
 
 def existing_group(tag: str | None, ranks: list[int]) -> Any:
-    """Return the group that was made for these ranks under this tag, with its store; None where there is none."""
+    """Return the group that was made for these ranks under this tag, with its store, if there is one."""
     group = c10d._find_pg_by_ranks_and_tag(tag, ranks) if tag else None
     return None if group is None else (group, c10d._world.pg_map[group][1])
 
 
 def register(group: Any, **how: Any) -> None:
-    """Let `torch.distributed` know a group."""
+    """Register a group with `torch.distributed`."""
     c10d._register_pg_in_world(group, **how)

@@ -1,4 +1,4 @@
-"""Reports on programs of torch.distributed, in PyTorch's terms: ranks in place of replicas, and its own advice."""
+"""Reports on programs of torch.distributed, in PyTorch's terms: ranks instead of replicas, and PyTorch's advice."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from aiodist._core.terms import Reason, ReplicaState
 from aiodist._core.text import replicas_called
 
 NEW_GROUP: Final = "new_group"
-"""What calls are that make groups, and the name of the group of all ranks that has them in order."""
+"""The kind of calls that make groups, and the name of the group in which all ranks issue them."""
 
 _DECIDE = [
     "A condition on a rank's own data is the usual cause: reduce the condition first, e.g.",
     "  torch.distributed.all_reduce(stop, torch.distributed.ReduceOp.MAX)",
 ]
 _STEPS = [
-    "Every rank must make as many steps as the others: drop the remainder of the data (drop_last=True), use the Join",
-    "context manager of DistributedDataParallel, or decide together when to stop, e.g.",
+    "All ranks must make the same number of steps: drop the remainder of the data (drop_last=True),",
+    "use DistributedDataParallel's join(), or decide together when to stop, e.g.",
     "  torch.distributed.all_reduce(done, torch.distributed.ReduceOp.MAX)",
 ]
 _ORDER = ["Make the calls in the same order on every rank: iterate over sorted keys, not over a set."]
 _PAIRS = [
-    "Every send needs a receive of the same size and tag on the other rank, in the same order. Those that depend on",
-    "each other go together, in batch_isend_irecv.",
+    "Every send needs a receive of the same size and tag on the other rank, in the same order.",
+    "Those that depend on each other go together, in batch_isend_irecv.",
 ]
 _ADVICE: dict[Reason | DivergenceKind, list[str]] = {
     DivergenceKind.LEFT_LOOP: _STEPS,
@@ -52,26 +52,19 @@ _ADVICE: dict[Reason | DivergenceKind, list[str]] = {
 
 @replicas_called("rank")
 def report_on(snapshot: Snapshot, *, overdue: Overdue | None = None) -> CollectiveReport:
-    """Return what a snapshot of a torch.distributed program says went wrong, in the words of its author."""
+    """Return the report on a snapshot of a torch.distributed program."""
     report = analyse(snapshot, overdue=overdue)
-    advice = _advice(report)
     text = report.text.removesuffix("\n".join(["", *report.advice]))
-    return replace(
-        report,
-        reason=Reason.GROUP if _makes_groups(report) else report.reason,
-        text="\n".join([text, *advice]),
-        advice=tuple(advice),
-    )
-
-
-def _makes_groups(report: CollectiveReport) -> bool:
-    return f"'{NEW_GROUP}'" in (report.group or "")
+    if f"'{NEW_GROUP}'" in (report.group or ""):
+        report = replace(report, reason=Reason.GROUP)
+    advice = _advice(report)
+    return replace(report, text="\n".join([text, *advice]), advice=tuple(advice))
 
 
 def _advice(report: CollectiveReport) -> list[str]:
     if any(each.state is ReplicaState.FAILED for each in report.replicas):
         return []  # its error says more
-    if _makes_groups(report) or report.sequence_number < 0:
+    if report.reason is Reason.GROUP or report.sequence_number < 0:
         return _ADVICE[Reason.GROUP]
     if "of group 'messages " in report.text and report.reason is not Reason.UNMATCHED:
         return _PAIRS
@@ -85,7 +78,7 @@ def _advice(report: CollectiveReport) -> list[str]:
 def call_of_tensors(
     kind: str, shapes: tuple[tuple[int | None, ...], ...], dtypes: tuple[str, ...], **more: Any
 ) -> Call:
-    """Return a call on a tensor or on a list of tensors; ``more`` are other fields of `Call`."""
+    """Return a call on a tensor or a list of tensors; ``more`` are other fields of `Call`."""
     size = len(shapes)
     return Call(
         kind,

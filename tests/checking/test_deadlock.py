@@ -1,4 +1,4 @@
-"""What can still go on is waited for; what cannot is a `DeadlockError`, with a text to act on."""
+"""Runs that can continue are waited for; others end with a `DeadlockError` or a timeout, and a useful text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,24 @@ from rich.console import Console
 from rich.progress import Progress
 
 from aiodist import CollectiveTimeoutError, DeadlockError, Reason
-from tests.checking.programs import Main, result, value, work_until_the_loop_waits
+from tests.checking.programs import Main, result, value
 from tests.project.paths import ROOT
 from tests.runtime.programs import check_golden, here, mirrored, replica
 
 GOLDEN = Path(__file__).parent / "golden"
 
-# What can still go on.
+# Runs that can continue.
+
+
+def work_until_the_loop_waits() -> None:
+    """Keep this thread at work until the main thread's loop waits for threads in real time."""
+    main, limit = threading.main_thread().ident, time.monotonic() + 20
+    while time.monotonic() < limit:
+        frame = sys._current_frames().get(main or 0)
+        while frame is not None:
+            if frame.f_code.co_qualname == "ControlledLoop._wait_for_more":
+                return
+            frame = frame.f_back
 
 
 async def work_in_threads() -> None:
@@ -36,33 +47,6 @@ async def work_in_threads() -> None:
     for start in (asyncio.to_thread, anyio.to_thread.run_sync, partial(loop.run_in_executor, None)):
         async with asyncio.timeout(1000):  # which the clock must not jump to
             await start(work_until_the_loop_waits)
-
-
-async def executor_of_its_own() -> None:
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    with ThreadPoolExecutor(1) as pool:
-        for _ in range(20):
-            pool.submit(int).add_done_callback(lambda _: loop.call_soon_threadsafe(ready.set))
-            await ready.wait()
-            ready.clear()
-
-
-async def thread_fed_by_a_queue() -> None:
-    work: queue.Queue[Callable[[], Any] | None] = queue.Queue()
-
-    def serve() -> None:
-        while (job := work.get()) is not None:
-            job()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    for _ in range(20):
-        work.put(lambda: loop.call_soon_threadsafe(ready.set))
-        await ready.wait()
-        ready.clear()
-    work.put(None)
-    thread.join()
 
 
 async def thread_awaited_in_a_loop() -> None:
@@ -94,7 +78,7 @@ async def subprocess() -> None:
 
 
 def after(wait: Coroutine[Any, Any, Any], act: Callable[..., object], *args: Any) -> Coroutine[Any, Any, Any]:
-    """Return a wait during which a thread acts, once the loop waits."""
+    """Return a wait during which a thread acts."""
 
     def work() -> None:
         work_until_the_loop_waits()
@@ -128,15 +112,15 @@ POSIX = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 @pytest.mark.parametrize(
     "main",
     [
-        *(work_in_threads, executor_of_its_own, thread_fed_by_a_queue, thread_awaited_in_a_loop),
-        *(foreign_thread, sockets, subprocess, pytest.param(signal_handler, marks=POSIX)),
+        *(work_in_threads, thread_awaited_in_a_loop, foreign_thread, sockets, subprocess),
+        pytest.param(signal_handler, marks=POSIX),
     ],
 )
-def test_what_can_still_go_on_is_no_deadlock(main: Main) -> None:
+def test_run_that_can_continue_is_no_deadlock(main: Main) -> None:
     value(main)
 
 
-# What cannot; a lock that is held across a collective is in docs/checking.md.
+# Runs that cannot; docs/checking.md has a lock that is held across a collective.
 
 
 async def empty_queue_with_idle_threads() -> None:
@@ -211,7 +195,7 @@ def test_youngest_of_nested_runs_is_ended_first() -> None:
 
 
 @pytest.mark.leaves_tasks
-def test_main_that_waits_forever_outside_of_runs_is_ended_too() -> None:
+def test_main_that_waits_forever_outside_of_runs_is_ended() -> None:
     async def main() -> None:
         await asyncio.create_task(forever())
 
@@ -252,7 +236,7 @@ def test_replica_that_polls_for_a_day_while_another_waits_is_a_livelock(monkeypa
         value(main(pause, times))
 
 
-def test_thread_that_never_comes_is_waited_for_until_the_time_is_up() -> None:
+def test_thread_that_never_ends_is_waited_for_until_the_timeout() -> None:
     release = threading.Event()
 
     async def main() -> None:
@@ -282,7 +266,7 @@ def test_echo_of_a_deadlock_is_not_logged(caplog: pytest.LogCaptureFixture) -> N
     assert caplog.records == []
 
 
-def test_end_of_a_loop_with_a_thread_that_is_stuck_hides_no_deadlock() -> None:
+def test_stuck_thread_at_the_end_of_a_loop_hides_no_deadlock() -> None:
     go_on = threading.Event()
 
     async def program() -> None:

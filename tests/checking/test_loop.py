@@ -1,4 +1,4 @@
-"""The controlled loop runs what asyncio runs, in its order unless a schedule says otherwise, and its clock jumps."""
+"""The controlled loop: its order, its clock, and calls from threads."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 
 from aiodist._checking.check import HeldUpLoop
-from aiodist._checking.explore import replay, run
-from aiodist._checking.schedule import DEFER, Schedule, default_order
+from aiodist._checking.explore import replay
+from aiodist._checking.schedule import DEFER, Schedule
 from aiodist._runtime.blocking import watch
 from aiodist._runtime.stacks import other_threads_can_be_looked_at
-from tests.checking.programs import Main, result, value
+from tests.checking.programs import Main, value
 from tests.runtime.programs import here, mirrored, replica
 
 
 def letters(tasks: int, turns: int = 2) -> Main:
-    """Return a program of plain tasks, each of which writes its number once a turn; its value is what was written."""
+    """Return a program whose tasks write their numbers once a turn; its value is the text."""
 
     async def main() -> str:
         written: list[str] = []
@@ -41,7 +41,7 @@ def letters(tasks: int, turns: int = 2) -> Main:
 
 
 async def events_of_all_kinds() -> list[str]:
-    """Callbacks, tasks, locks, queues and cancellations; the order in which they come."""
+    """Return the order of callbacks, tasks, locks, queues, timers and cancellations."""
     loop, seen = asyncio.get_running_loop(), []
     lock, queue = asyncio.Lock(), asyncio.Queue[int](1)
 
@@ -95,11 +95,11 @@ def test_default_order_is_that_of_asyncio(program: Callable[[], Any]) -> None:
         (((7, 1), (90, 1)), "012012"),
     ],
 )
-def test_a_change_alters_who_runs(changes: tuple[tuple[int, int], ...], expected: str) -> None:
+def test_change_alters_which_task_runs(changes: tuple[tuple[int, int], ...], expected: str) -> None:
     assert value(letters(3), *changes) == expected
 
 
-def test_deferred_task_is_not_starved_by_one_that_waits_for_it_in_a_loop() -> None:
+def test_deferred_task_is_not_starved_by_one_that_polls_for_it() -> None:
     async def main() -> None:
         done: list[bool] = []
 
@@ -115,7 +115,7 @@ def test_deferred_task_is_not_starved_by_one_that_waits_for_it_in_a_loop() -> No
     value(main, (0, DEFER))
 
 
-def test_clock_jumps_over_sleeps_and_finds_timers_however_late_it_is() -> None:
+def test_clock_jumps_to_the_next_timer_however_late_it_is() -> None:
     async def main() -> float:
         await asyncio.gather(asyncio.sleep(3600), asyncio.sleep(86_400))
         for _ in range(3):
@@ -126,7 +126,7 @@ def test_clock_jumps_over_sleeps_and_finds_timers_however_late_it_is() -> None:
     assert value(main) == pytest.approx(86_400 * (1 + 3 * 365.25), rel=1e-9)
 
 
-def test_timers_of_the_same_time_come_in_the_order_in_which_they_were_asked_for() -> None:
+def test_timers_of_the_same_time_run_in_the_order_of_their_requests() -> None:
     async def main() -> list[int]:
         loop, seen = asyncio.get_running_loop(), list[int]()
         for number in range(9):
@@ -139,7 +139,7 @@ def test_timers_of_the_same_time_come_in_the_order_in_which_they_were_asked_for(
 
 
 @pytest.mark.parametrize("where", ["device", "asyncio", "anyio"])
-def test_work_in_threads_comes_back_in_an_order_that_does_not_depend_on_who_was_faster(where: str) -> None:
+def test_calls_from_threads_are_ordered_by_the_tasks_that_wait_for_them(where: str) -> None:
     async def main() -> list[int]:
         seen: list[int] = []
         done = [threading.Event() for _ in range(5)]
@@ -165,7 +165,7 @@ def test_work_in_threads_comes_back_in_an_order_that_does_not_depend_on_who_was_
     assert value(main) == [0, 1, 2, 3]
 
 
-def test_random_numbers_are_those_of_the_seed_and_the_caller_keeps_theirs() -> None:
+def test_random_numbers_depend_on_the_seed_and_the_caller_keeps_its_state() -> None:
     async def main() -> tuple[float, float]:
         return random.random(), float(np.random.random())  # noqa: NPY002
 
@@ -177,7 +177,7 @@ def test_random_numbers_are_those_of_the_seed_and_the_caller_keeps_theirs() -> N
     assert random.getstate() == before
 
 
-def test_tasks_that_are_cancelled_from_a_set_unwind_in_the_order_of_their_creation() -> None:
+def test_tasks_that_are_cancelled_together_unwind_in_the_order_of_their_creation() -> None:
     async def main() -> list[int]:
         seen: list[int] = []
 
@@ -197,27 +197,8 @@ def test_tasks_that_are_cancelled_from_a_set_unwind_in_the_order_of_their_creati
     assert value(main) == list(range(9))
 
 
-def test_a_function_that_makes_loops_itself_gets_controlled_ones() -> None:
-    async def one_hour() -> float:
-        await asyncio.sleep(3600)
-        return asyncio.get_running_loop().time()
-
-    before = asyncio.new_event_loop
-    found = run(lambda: [asyncio.run(one_hour()) for _ in range(2)], default_order, seed=0, seconds=20)
-    assert found.value == [3600, 3600]
-    assert asyncio.new_event_loop is before
-
-
-def test_an_interruption_is_no_result() -> None:
-    async def main() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        result(main)
-
-
 @pytest.mark.skipif(not other_threads_can_be_looked_at(), reason="frames of other threads cannot be read")
-def test_a_replica_that_holds_up_the_loop_is_noted_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replica_that_holds_up_the_loop_is_noted_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiodist._runtime.blocking._PAUSE_SECONDS", 0.001)
     monkeypatch.setattr("aiodist._runtime.blocking._LIMIT_SECONDS", 0.0)
     held_up, runs = HeldUpLoop(), [1]
@@ -238,7 +219,7 @@ def test_a_replica_that_holds_up_the_loop_is_noted_with_its_line(monkeypatch: py
     assert "computes" in {place.function for text, place in held_up.found.items() if "replica 1 " in text}
 
 
-def test_calls_of_threads_that_no_task_is_seen_to_wait_for_come_in_the_order_of_their_names() -> None:
+def test_calls_from_threads_that_no_task_waits_for_are_ordered_by_name() -> None:
     async def main() -> list[int]:
         loop, sent = asyncio.get_running_loop(), asyncio.Queue[int]()
         for number in (2, 10, 1):

@@ -1,4 +1,4 @@
-"""Which threads could act, and which only wait for what another one does."""
+"""Which threads could act, and which only wait for another thread."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def wait_until_idle() -> None:
 
 @contextmanager
 def nobody_else_runs() -> Iterator[None]:
-    """Keep the interpreter's lock, so that a thread that has been woken stays where it was."""
+    """Keep the interpreter lock, so that a thread that has been notified stays where it is."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1000)
     try:
@@ -35,7 +35,7 @@ def nobody_else_runs() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def test_thread_that_has_been_woken_is_busy_before_it_runs() -> None:
+def test_thread_that_has_been_notified_is_busy_before_it_runs() -> None:
     event = threading.Event()
     thread = threading.Thread(target=event.wait)
     thread.start()
@@ -47,7 +47,7 @@ def test_thread_that_has_been_woken_is_busy_before_it_runs() -> None:
     assert thread in found
 
 
-def test_work_that_an_executor_has_been_given_is_seen_before_its_thread_runs() -> None:
+def test_submitted_work_is_seen_before_its_thread_runs() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1) as pool:
@@ -62,8 +62,8 @@ def test_work_that_an_executor_has_been_given_is_seen_before_its_thread_runs() -
     value(main)
 
 
-def test_work_that_no_thread_will_begin_is_not_at_work() -> None:
-    """The only thread waits for what the work behind it would do: a deadlock, and no reason to wait for the timeout."""
+def test_work_that_no_thread_can_begin_is_not_at_work() -> None:
+    """The only thread waits for what the work behind it would do: a deadlock, which needs no timeout."""
 
     async def main() -> None:
         event = threading.Event()
@@ -80,7 +80,7 @@ def test_work_that_no_thread_will_begin_is_not_at_work() -> None:
     value(main)
 
 
-def test_thread_of_an_executor_that_is_shut_down_is_about_to_end() -> None:
+def test_thread_of_an_executor_that_is_shut_down_can_act() -> None:
     pool = ThreadPoolExecutor(1, "pool")
     pool.submit(int).result()
     wait_until_idle()

@@ -1,4 +1,4 @@
-"""Jobs of torch.distributed as NCCL's flight recorder would write them: what each rank called, as dumps in files."""
+"""Jobs of torch.distributed: what each rank has called, as dumps of the flight recorder."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _CALL = re.compile(r" *(\S+): (\w+(?: \d+(?:->|<-)\d+)?)((?: \[[\d, ]*\])*)(?: o
 
 
 class Job:
-    """What the ranks of a job have called; a collective is complete once all members of its group have called it alike.
+    """The calls of a job's ranks; a collective is complete once all members of its group have issued it.
 
     Args:
-        world_size: how many ranks it has.
-        groups: process groups by name, each with a description and its ranks, beside the one of all ranks.
+        world_size: the number of ranks.
+        groups: process groups besides that of all ranks: by name, the description and the ranks.
         capacity: how many calls a rank's buffer holds.
-        backend: gloo does not tell groups, and how far calls have come.
+        backend: gloo does not record groups, nor the state of calls.
     """
 
     def __init__(self, world_size: int, groups: Groups | None = None, *, capacity: int = 2000, backend: str = "nccl"):
@@ -46,7 +46,7 @@ class Job:
     def call(
         self, rank: int, kind: str, *sizes: Sequence[int], group: str = "0", line: int = 1, **fields: Any
     ) -> Dumped:
-        """Let a rank make a call; its inputs and outputs have the same sizes unless ``fields`` say otherwise."""
+        """Add a rank's call; inputs and outputs have the same sizes unless ``fields`` say otherwise."""
         is_p2p = kind.startswith(("send", "recv")) or (fields.get("is_p2p") is True)
         number = self._numbers.get((rank, group), 0)
         if not is_p2p and not self._as_one:
@@ -71,10 +71,10 @@ class Job:
         return entry
 
     def calls(self, script: str) -> Self:
-        """Let ranks make the calls of a script, such as ``*: all_reduce [3] of 7 at 5``, and return the job.
+        """Add the calls of a script, such as ``*: all_reduce [3] of 7 at 5``, and return the job.
 
-        Before the colon stand ranks: all members of the group, ``!2`` all but rank 2, or ``0,2``; then the kind, the
-        sizes of its tensors, the process group, and the line.
+        Before the colon are the ranks: all members of the group, ``!2`` all but rank 2, or ``0,2``; then follow the
+        kind, the sizes of its tensors, the process group, and the line.
         """
         for line in script.strip().splitlines():
             found = _CALL.fullmatch(line)
@@ -88,7 +88,7 @@ class Job:
 
     @contextmanager
     def as_one(self, rank: int, *, state: str | None = None, is_p2p: bool = False) -> Iterator[None]:
-        """Let the calls inside be one, as in torch's coalescing manager: only its end says how far they are."""
+        """Coalesce the calls in the block, as torch's manager does; only the end of the block has a state."""
         self._numbers[rank, "0"] = self._numbers.get((rank, "0"), 0) + (not is_p2p)
         self._as_one = True
         yield
@@ -120,7 +120,7 @@ class Job:
         return "completed" if all(alike) else "started"
 
     def write(self, folder: Path, *, without: Sequence[int] = (), as_json: bool = False) -> list[Path]:
-        """Write a file a rank; return the files."""
+        """Write a file per rank; return the files."""
         files = []
         for rank in range(len(self.entries)):
             if rank not in without:

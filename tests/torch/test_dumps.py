@@ -1,4 +1,4 @@
-"""`aiodist explain`: what is said of jobs by their dumps, and of files that are no dumps. Torch is not needed."""
+"""`aiodist explain`: reports on jobs from their dumps, and errors about files that are not dumps, without torch."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.tools.command import exit_code
 from tests.torch.recorded import Job, as_bytes
 
 
-def said_of(job: Job, folder: Path, *, without: tuple[int, ...] = (), as_json: bool = False) -> Explanation:
+def explained(job: Job, folder: Path, *, without: tuple[int, ...] = (), as_json: bool = False) -> Explanation:
     return explain(read_all(job.write(folder, without=without, as_json=as_json)))
 
 
-# Jobs: each with the headline of its report, who is suspected, and what else the text must say.
+# Jobs: each with the headline of its report, the suspects, and what else the text must say.
 
 
 def agreeing() -> Job:
-    """NCCL counts elements; places differ in correct programs; and what rank r gives and takes may be its own."""
+    """NCCL counts elements; places may differ, and so may sizes in an all_to_all."""
     job = Job(4, {"7": ("dp", [1, 3])}).calls("""
         0: all_reduce [6]
         1: all_reduce [2, 3] at 1
@@ -69,7 +69,7 @@ def with_last(job: Job, *ranks: int, **fields: Any) -> Job:
 
 
 def issued_as_one(size: int) -> Job:
-    """Messages and collectives that were issued as one, and of which only their end says that they are over."""
+    """Messages and collectives that were issued as one; only their ends say that they have ended."""
     job = Job(2)
     for rank, message in enumerate(("send 0->1", "recv 1<-0")):
         with job.as_one(rank, state="completed", is_p2p=True):
@@ -131,7 +131,7 @@ _JOBS: dict[str, tuple[Job, str, tuple[int, ...], list[str]]] = {
     "group of gloo": (
         Job(4, {"1": ("", [0, 1])}, backend="gloo").calls("*: barrier\n1: all_reduce [3] of 1"),
         "collective #0 of group '1' of rank 1 cannot be completed: all have arrived, but their values have not", (1,),
-        ["the ranks that called are taken for the members"]),
+        ["the ranks that called count as members"]),
     "many ranks": (
         Job(200).calls("!70: barrier at 3"), "collective #0 cannot be completed: rank 70 has not arrived", (70,),
         ["ranks 0-69 and 71-199 199 ranks barrier()", "> rank 70 nccl_trace_rank_70 elsewhere, after 0 collectives",
@@ -140,24 +140,23 @@ _JOBS: dict[str, tuple[Job, str, tuple[int, ...], list[str]]] = {
 
 
 @pytest.mark.parametrize(("job", "headline", "suspects", "texts"), _JOBS.values(), ids=_JOBS)
-def test_what_is_said_of_a_job(
-    job: Job, headline: str, suspects: tuple[int, ...], texts: list[str], tmp_path: Path
-) -> None:
-    found = said_of(job, tmp_path)
-    said = " ".join(str(found).split())
+def test_job_is_explained(job: Job, headline: str, suspects: tuple[int, ...], texts: list[str], tmp_path: Path) -> None:
+    found = explained(job, tmp_path)
+    said = " ".join(found.text.split())
     assert said.startswith(headline)
     assert (found.report.suspects if found.report is not None else ()) == suspects
     assert [text for text in texts if " ".join(text.split()) not in said] == []
-    assert "replica" not in str(found)
-    assert "ctx." not in str(found)
-    assert len(str(found).splitlines()) < 30
-    assert json.loads(json.dumps(found.to_dict()))["text"] == str(found)
+    assert "replica" not in found.text
+    assert "ctx." not in found.text
+    assert len(found.text.splitlines()) < 30
+    assert max(map(len, found.text.splitlines())) <= 100
+    assert json.loads(json.dumps(found.to_dict()))["text"] == found.text
 
 
-def test_json_has_no_lines_and_says_the_same_otherwise(tmp_path: Path) -> None:
-    found = said_of(skipped(), tmp_path, as_json=True)
+def test_json_dumps_give_the_same_report_without_lines(tmp_path: Path) -> None:
+    found = explained(skipped(), tmp_path, as_json=True)
     assert "rank 1 skipped broadcast at an unknown line, which ranks 0, 2 and 3 made as #7" in " ".join(
-        str(found).split()
+        found.text.split()
     )
     assert "JSON dumps do not contain the lines of the program; pickled ones do." in found.notes
     both = explain(read_all([tmp_path / "0.json", *skipped().write(tmp_path)[1:]]))
@@ -166,17 +165,17 @@ def test_json_has_no_lines_and_says_the_same_otherwise(tmp_path: Path) -> None:
 
 
 def test_ranks_without_a_dump_are_named_and_not_blamed(tmp_path: Path) -> None:
-    found = said_of(late(), tmp_path, without=(2,))
-    assert str(found).startswith(
+    found = explained(late(), tmp_path, without=(2,))
+    assert found.text.startswith(
         "collective #1 cannot be completed: ranks 0, 1 and 3 wait in it, and nothing is known of rank 2"
     )
     assert "There is no dump of rank 2." in found.notes
-    unmatched = str(said_of(never_sent(), tmp_path, without=(2,)))
+    unmatched = explained(never_sent(), tmp_path, without=(2,)).text
     assert "waits in recv(float32[3], src=2), and nothing is known of rank 2" in unmatched
 
 
-def test_page_shows_what_is_said_of_its_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The calls are those that PyTorch 2.13 records of it on gloo; DDP reduces from C++, inside `backward`."""
+def test_page_shows_the_report_on_its_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls are those that PyTorch 2.13 records on gloo; DDP reduces from C++, inside `backward`."""
     torch = "/venv/lib/python3.13/site-packages/torch"
     backward_frames = [
         {"name": "_engine_run_backward", "filename": f"{torch}/autograd/graph.py", "line": 979},
@@ -201,13 +200,13 @@ def test_page_shows_what_is_said_of_its_example(tmp_path: Path, monkeypatch: pyt
         (tmp_path / f"dump_{rank}").write_bytes(as_bytes(job.dump(rank)))
     monkeypatch.chdir(ROOT)
     shown = (ROOT / "docs" / "torch.md").read_text().partition("$ aiodist explain dump_*\n")[2].partition("```")[0]
-    assert str(explain(read_all(sorted(tmp_path.iterdir())))) + "\n" == shown
+    assert explain(read_all(sorted(tmp_path.iterdir()))).text + "\n" == shown
 
 
 # Files.
 
 
-def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_code_says_whether_ranks_disagree_or_wait(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for job, code in ((agreeing(), 0), (late(), 1)):
         assert exit_code("explain", *map(str, job.write(tmp_path))) == code
     assert exit_code("explain", "--json", *map(str, job.write(tmp_path))) == 1
@@ -244,12 +243,18 @@ _BROKEN: dict[str, tuple[bytes, str]] = {
     "a frame": (_with(frames=[{"line": 1}]), "entry 0"),
     "groups": (pickle.dumps({**_DUMP, "pg_config": {"0": {"ranks": "__import__('os')"}}}, 2), "pg_config"),
     "another rank's": (pickle.dumps(held_up_elsewhere().dump(2), 2), "of which 0 is not a member"),
+    "a second group of all ranks": (
+        pickle.dumps(Job(4, {"1": ("default_pg", [0, 1, 2, 3])}).calls("0: send 0->1 [3] of 1").dump(0), 2),
+        "not in its process group",
+    ),
     "another job's": (pickle.dumps(Job(2).dump(0), 2), "of different jobs, of 2 and 4 ranks"),
 }
 
 
 @pytest.mark.parametrize(("raw", "error"), _BROKEN.values(), ids=_BROKEN)
-def test_what_is_no_dump(raw: bytes, error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_that_is_not_a_dump_is_one_line_of_error(
+    raw: bytes, error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     good = late().write(tmp_path)[1:]
     bad = tmp_path / "dump_0"
     bad.write_bytes(raw)
@@ -261,7 +266,7 @@ def test_what_is_no_dump(raw: bytes, error: str, tmp_path: Path, capsys: pytest.
     assert said.out == ""
 
 
-def test_files_that_are_of_no_rank_or_do_not_fit(tmp_path: Path) -> None:
+def test_file_without_a_rank_of_its_own_is_refused(tmp_path: Path) -> None:
     files = [*late().write(tmp_path), *late().write(tmp_path, as_json=True)]
     for paths, error in (
         ([tmp_path / "dump"], "no such file; the name must end in the rank"),
@@ -273,8 +278,8 @@ def test_files_that_are_of_no_rank_or_do_not_fit(tmp_path: Path) -> None:
             read_all(paths)
 
 
-def test_any_corruption_is_a_clean_error_or_read(tmp_path: Path) -> None:
-    """Bytes are flipped, cut and put in; the result is a report, or an error of ours."""
+def test_corrupted_file_is_refused_or_read(tmp_path: Path) -> None:
+    """Bytes are replaced, removed and inserted; the result is a report or a `DumpError`."""
     chance, file = random.Random(0), tmp_path / "0"
     for raw in (as_bytes(skipped().dump(0)), as_bytes(skipped().dump(0), as_json=True)):
         for _ in range(300):
@@ -282,12 +287,12 @@ def test_any_corruption_is_a_clean_error_or_read(tmp_path: Path) -> None:
             broken[at : at + chance.choice([0, 1, 1, 9])] = chance.randbytes(chance.choice([0, 1, 1, 4]))
             file.write_bytes(broken)
             try:
-                str(explain(read_all([file])))
+                explain(read_all([file]))
             except DumpError as error:
                 assert str(file) in str(error) or "job" in str(error)  # noqa: PT017
 
 
-def test_files_that_source_lines_must_not_be_read_from(tmp_path: Path) -> None:
+def test_source_lines_are_not_read_from_devices(tmp_path: Path) -> None:
     job = Job(2)
     job.call(0, "barrier", frames=[{"name": "f", "filename": "/dev/zero", "line": 1}])
-    assert "/dev/zero" not in str(said_of(job, tmp_path))
+    assert "/dev/zero" not in explained(job, tmp_path).text
