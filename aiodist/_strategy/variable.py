@@ -320,8 +320,8 @@ class State:
         if not self._components:
             raise ReplicaContextError(
                 f"the variable {self.spec.name!r} gets replica 0's initial value, which has not arrived yet; wait for "
-                "it before the variable is used: in a replica e.g. with `await ctx.barrier()`, outside with any awaited "
-                "call, e.g. `await strategy.run(fn)`"
+                "it before the variable is used: in a replica e.g. with `await ctx.barrier()`, outside with any "
+                "awaited call, e.g. `await strategy.run(fn)`"
             )
         return self._components
 
