@@ -1,4 +1,4 @@
-"""`aiodist doctor`: a page of what this machine has, and what to do about what it lacks."""
+"""`aiodist doctor`: what this machine has, and how to install what it lacks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ENOUGH_SHARED_MEMORY: Final = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was looked at, what was found, and what to do about it; if `needed`, aiodist does not work until then."""
+    """What was examined, what was found, and what to do about it; `needed` if something does not work without that."""
 
     name: str
     value: str
@@ -73,7 +73,7 @@ def _run(_: Namespace) -> Exit:
 
 
 def this_machine() -> Iterator[Row]:
-    """Yield the cores that this process may use, where a container may limit them, and the libraries."""
+    """Yield the cores that this process may use, the libraries, and whether kernels compile."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     yield Row("usable cores", str(cores))
     for name in NEEDED:
@@ -92,9 +92,9 @@ def this_machine() -> Iterator[Row]:
 
 
 def gpu_rows() -> Iterator[Row]:
-    """Yield the GPUs, and the packages with which arrays on them are reduced."""
+    """Yield the GPUs, and the packages that reductions on them need."""
     found = devices.find_gpus()
-    remedy = f"{devices.INSTALL} to reduce arrays on GPUs" + ("" if found.gpus else ", where there are any")
+    remedy = f"{devices.INSTALL} to reduce arrays on GPUs"
     if not found.gpus:
         yield Row("GPUs", f"none: {found.missing}")
     for gpu in found.gpus:
@@ -105,7 +105,7 @@ def gpu_rows() -> Iterator[Row]:
 
 
 def workers() -> Iterator[Row]:
-    """Yield what is installed for several workers, and known problems; MPI itself is not started."""
+    """Yield what is installed for several workers, and known problems, without starting MPI."""
     yield _package("mpi4py", _INSTALL_MPI)
     wheels = sorted(name for name in WHEELS if _version(name))
     library = library_of_mpi4py() if _version("mpi4py") else ""
@@ -125,22 +125,22 @@ def workers() -> Iterator[Row]:
 
 
 def _mpiexec(library: str) -> Row:
-    """Return the mpiexec; one of another MPI starts workers each of which believes that it is alone."""
+    """Return the mpiexec. One that belongs to another MPI than mpi4py's starts workers that do not find each other."""
     try:
         found = find_mpiexec(None)
     except UsageError:
         return Row("mpiexec", "not found", _INSTALL_MPI)
     mpi = mpi_of(found)
-    value = f"{found}, of {mpi or 'no MPI that is known'}"
+    value = f"{found}, of {mpi or 'an unknown MPI'}"
     if not library or (mpi and mpi in library):
         return Row("mpiexec", value)
-    remedy = f"mpi4py uses {library}, so each worker would believe that it is alone: aiodist run --launcher PATH"
+    remedy = f"mpi4py uses {library}, so each worker would run alone: aiodist run --launcher PATH"
     return Row("mpiexec", value, remedy, needed=True)
 
 
 def library_of_mpi4py() -> str:
     """Return the name and version of the library that mpi4py loads, e.g. ``MPICH Version: 5.0``; empty if none."""
-    command = [sys.executable, "-c", _PRINT_MPI]  # a library that does not load may end its process
+    command = [sys.executable, "-c", _PRINT_MPI]  # in a process of its own, which a broken library may end
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     return done.stdout.strip().rstrip(",")
 

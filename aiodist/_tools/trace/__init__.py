@@ -52,10 +52,10 @@ def trace(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def _begin(path: str | os.PathLike[str]) -> tuple[Observer, Callable[[], None]]:
     """Return a trace's observer, and what writes the file at the end."""
-    from aiodist._tools.trace.file import check_place, write_trace  # few programs trace, and all of them import this
+    from aiodist._tools.trace.file import check_path, write_trace  # few programs trace, and all of them import this
     from aiodist._tools.trace.recording import Recording
 
-    place, recording = check_place(path), Recording()
+    place, recording = check_path(path), Recording()
 
     def end() -> None:
         recording.close()

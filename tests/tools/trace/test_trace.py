@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Awaitable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias
+from types import SimpleNamespace
+from typing import Any, TypeAlias
 
 import anyio
 import numpy as np
@@ -22,7 +23,9 @@ from hypothesis import strategies as st
 import aiodist
 from aiodist import CollectiveError, MirroredStrategy, ReduceOp, ReplicaContext
 from aiodist._arrays import environment
+from aiodist._core.call import Call, OrderCheck, Place
 from aiodist._core.instrument import observing
+from aiodist._core.ledger import Ledger
 from aiodist._tools.trace.file import read_trace
 from aiodist._tools.trace.recording import Recording
 from aiodist._tools.trace.show import count_up
@@ -213,6 +216,18 @@ async def test_what_is_recorded_of_a_call_is_small() -> None:
         finally:
             tracemalloc.stop()
     assert taken / 2000 < 200
+
+
+def test_calls_of_torch_ranks_whose_bytes_are_unknown_count_as_none() -> None:
+    """Their slots hold no values, and NumPy does not know all of their dtypes."""
+    recording, ledger = Recording(), Ledger(range(1), OrderCheck.SIGNATURE)
+    job: Any = SimpleNamespace(ledger=ledger, devices=("CPU:0",), clock=time.monotonic)
+    recording.run_begun(job, print)
+    member = ledger.root.member_of(0)
+    for shape, dtype in (((3,), "complex32"), ((None,), "float32")):
+        call = Call("all_gather", paths=("",), shapes=(shape,), dtypes=(dtype,), arrays=("torch",))
+        recording.posted(member, ledger.root.post(member, call, Place("train.py", 1, 0, "step"), 0))
+    assert [arrival.nbytes for each in recording.runs[0].collectives for arrival in each.arrivals] == [0, 0]
 
 
 # On several workers: each trace has the replicas of its own process, by their ids.
