@@ -1,4 +1,4 @@
-"""A trace file is complete or absent: whatever happens to the program, or to the disk, while it is made."""
+"""A trace file is complete or absent, whatever happens to the program or to the disk."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ asyncio.run(aiodist.MirroredStrategy(["CPU:0", "CPU:1"]).run(step))
 
 
 def names(folder: Path) -> list[str]:
-    """List what is in a folder."""
+    """List a folder."""
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -48,9 +48,7 @@ def run_traced(folder: Path, act: str, path: str = "run.json") -> subprocess.Com
         ("signal.raise_signal(signal.SIGINT)", {1, -signal.SIGINT}, "KeyboardInterrupt"),
     ],
 )
-def test_trace_of_a_process_is_complete_however_python_ends(
-    tmp_path: Path, act: str, codes: set[int], said: str
-) -> None:
+def test_trace_of_a_process_is_complete_however_it_ends(tmp_path: Path, act: str, codes: set[int], said: str) -> None:
     done = run_traced(tmp_path, act)
     assert done.returncode in codes
     assert said in done.stderr
@@ -58,7 +56,7 @@ def test_trace_of_a_process_is_complete_however_python_ends(
     assert names(tmp_path) == ["run.json"]
 
 
-def test_trace_of_a_process_that_cannot_be_written_is_reported_at_its_first_run(tmp_path: Path) -> None:
+def test_unwritable_trace_of_a_process_is_reported_at_its_first_run(tmp_path: Path) -> None:
     done = run_traced(tmp_path, "pass", "missing/run.json")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(f"OSError: cannot write {tmp_path}/missing/run.json: its folder")
@@ -72,12 +70,12 @@ def test_trace_of_a_process_that_cannot_be_written_is_reported_at_its_first_run(
         (os.devnull, "it is not a regular file"),
     ],
 )
-def test_path_that_cannot_be_written_is_reported_before_the_block_begins(tmp_path: Path, path: str, said: str) -> None:
+def test_unwritable_path_is_reported_before_the_block_begins(tmp_path: Path, path: str, said: str) -> None:
     with pytest.raises(OSError, match=said), aiodist.trace(tmp_path / path):
         pytest.fail("the block has begun")
 
 
-def test_file_appears_when_it_is_complete(tmp_path: Path) -> None:
+def test_file_appears_once_it_is_complete(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "run.json")
     with replacing(tmp_path / "link") as file:
         file.write("text")
@@ -87,7 +85,7 @@ def test_file_appears_when_it_is_complete(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_failure_at_the_end_leaves_what_was_there(
+def test_failure_at_the_end_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     def fail(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""The page, in a headless Chromium: what it draws and tells, by mouse and by keys, for few and for many replicas."""
+"""The trace page in a headless Chromium: what it draws and shows, by mouse and keys, for few and many replicas."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.workers.simulated import Job
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: apt install chromium)")
 
 _FOLDER = TemporaryDirectory()
-"""For pages that several tests look at; it goes when the process ends."""
+"""For pages that several tests open; removed when the process ends."""
 
 
 @cache
 def page(replicas: int, rounds: int = 4, *, name: str = "x", parts_ways: bool = False) -> Path:
-    """Write the page of a program in which replica 1 comes last, each time by a second; return it."""
+    """Write the page of a program in which replica 1 arrives last in every round, by a second; return its path."""
 
     async def step() -> None:
         ctx = aiodist.get_replica_context()
@@ -63,12 +63,12 @@ def text(browser: Browser, selector: str) -> str:
 
 
 def span(browser: Browser) -> float:
-    """Return how many microseconds are seen."""
+    """Return how many microseconds are visible."""
     return float(browser.js("aiodistPage.view.end - aiodistPage.view.begin"))
 
 
 def place(browser: Browser, collective: int, replica: int) -> tuple[float, float]:
-    """Return where a replica waits in a collective, in the window."""
+    """Return the point in the window where a replica waits in a collective."""
     x, y = browser.js(
         f"""(() => {{
           const page = aiodistPage, {{ trace, view }} = page, box = page.canvas.getBoundingClientRect();
@@ -81,7 +81,7 @@ def place(browser: Browser, collective: int, replica: int) -> tuple[float, float
 
 
 def color_at(browser: Browser, x: float, y: float) -> list[int]:
-    """Return red, green and blue of a point in the window."""
+    """Return the red, green and blue of a point in the window."""
     found: list[int] = browser.js(
         f"""(() => {{
           const page = aiodistPage, box = page.canvas.getBoundingClientRect();
@@ -92,7 +92,7 @@ def color_at(browser: Browser, x: float, y: float) -> list[int]:
     return found
 
 
-def test_page_needs_nothing_from_elsewhere_and_data_cannot_end_its_script() -> None:
+def test_page_is_self_contained_and_data_cannot_end_its_script() -> None:
     written = page(2, name="</script><script>alert(1)</script><!--").read_text()
     assert re.findall(r"""(?:src|href)\s*=|url\(|@import|https?://|fetch\(|import\(""", written) == []
     assert written.count("<script") == 2
@@ -100,7 +100,7 @@ def test_page_needs_nothing_from_elsewhere_and_data_cannot_end_its_script() -> N
 
 
 @needs_chromium
-def test_trace_without_a_run_says_so(browser: Browser, tmp_path: Path) -> None:
+def test_page_of_a_trace_without_runs_says_so(browser: Browser, tmp_path: Path) -> None:
     with aiodist.trace(tmp_path / "run.json") as path:
         pass
     browser.open(page_beside(path))
@@ -125,7 +125,7 @@ def test_facts_and_tables_are_shown_and_names_are_text(browser: Browser) -> None
 
 @needs_chromium
 @pytest.mark.parametrize("replicas", [4, 2000])
-def test_waits_are_shaded_and_the_disagreement_is_red_in_every_size(browser: Browser, replicas: int) -> None:
+def test_waits_are_shaded_and_the_disagreement_is_red_at_any_size(browser: Browser, replicas: int) -> None:
     browser.open(page(replicas, 2, parts_ways=True))
     red, green, blue = color_at(browser, *place(browser, 1, 0))
     assert red > green > blue
@@ -151,7 +151,7 @@ def test_lanes_of_a_worker_are_counted_from_its_first_replica(browser: Browser, 
 
 
 @needs_chromium
-def test_pointer_tells_what_is_under_it(browser: Browser) -> None:
+def test_tooltip_shows_the_collective_under_the_pointer(browser: Browser) -> None:
     browser.open(page(4))
     browser.mouse("mouseMoved", *place(browser, 2, 3))
     assert text(browser, "#tip").splitlines()[0] == "barrier(name='x') #2"
@@ -162,7 +162,7 @@ def test_pointer_tells_what_is_under_it(browser: Browser) -> None:
 
 
 @needs_chromium
-def test_click_selects_keys_go_on_and_search_finds(browser: Browser) -> None:
+def test_collectives_are_selected_by_click_keys_and_search(browser: Browser) -> None:
     browser.open(page(4))
     browser.click(*place(browser, 1, 0))
     assert "barrier(name='x') #1" in text(browser, "#chosen")

@@ -1,4 +1,4 @@
-"""Traces: what they tell of runs on every event loop, alone, one after the other, and beside others."""
+"""Traces: what they contain for runs on every event loop, alone, consecutive and concurrent."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def reduce_twice(ctx: ReplicaContext) -> None:
     await ctx.barrier()
 
 
-async def test_every_replica_has_a_lane_and_in_it_a_slice_for_each_collective(file: Path) -> None:
+async def test_each_replica_has_a_lane_with_a_slice_for_each_collective(file: Path) -> None:
     events = await traced(file, reduce_twice, 2)
     lanes = [e["args"]["name"] for e in events if e["name"] == "thread_name"]
     assert lanes == ["runs", "replica 0 CPU:0", "replica 1 CPU:1"]
@@ -60,7 +60,7 @@ async def test_every_replica_has_a_lane_and_in_it_a_slice_for_each_collective(fi
 
 
 @pytest.mark.filterwarnings("ignore:replica . never awaited")
-async def test_handle_that_nobody_awaits_has_no_length_and_bytes_are_each_replicas_own(file: Path) -> None:
+async def test_handle_that_is_never_awaited_has_no_duration_and_bytes_are_per_replica(file: Path) -> None:
     async def program(ctx: ReplicaContext) -> None:
         ctx.barrier()
         await ctx.all_gather(np.zeros((ctx.replica_id_in_sync_group, 5)), 0)
@@ -81,10 +81,8 @@ async def test_disagreement_is_marked(file: Path) -> None:
     with pytest.raises(CollectiveError) as caught, aiodist.trace(file):
         await run(mirrored(3), program)
     events = events_of(file)
-    (verdict,) = [e for e in events if e["name"] == "CollectiveMismatchError"]
-    assert verdict["args"] == {
-        "run": 1, "number": 1, "suspects": [2], "text": str(caught.value.report),
-    }  # fmt: skip
+    (report,) = [e["args"] for e in events if e["name"] == "CollectiveMismatchError"]
+    assert report == {"run": 1, "number": 1, "suspects": [2], "text": str(caught.value.report)}
     calls = {e["tid"] - 1: e["args"]["call"] for e in collectives(events) if e["args"]["number"] == 1}
     assert calls == {0: "all_reduce(SUM, float)", 1: "all_reduce(SUM, float)", 2: "barrier()"}
 
@@ -152,7 +150,7 @@ def test_trace_encloses_event_loops(file: Path) -> None:
     assert runs[-1]["ts"] + runs[-1]["dur"] < took  # although the clock of every trio run begins elsewhere
 
 
-async def test_run_that_outlasts_its_trace_is_shown_as_far_as_it_came(file: Path) -> None:
+async def test_run_that_outlasts_its_trace_ends_with_it(file: Path) -> None:
     reached = anyio.Event()
 
     async def program(ctx: ReplicaContext) -> None:
@@ -173,7 +171,7 @@ async def test_run_that_outlasts_its_trace_is_shown_as_far_as_it_came(file: Path
     assert waiting["args"]["wait_ns"] > 0
 
 
-async def test_join_has_the_number_that_it_gets_in_the_end(file: Path) -> None:
+async def test_join_has_its_final_number(file: Path) -> None:
     async def program(ctx: ReplicaContext) -> None:
         for _ in range(ctx.replica_id_in_sync_group):
             await ctx.barrier()
@@ -199,14 +197,14 @@ async def test_groups_are_named_and_use_their_replicas_lanes(file: Path) -> None
     assert found == [(pair, 0, 1), (pair, 0, 2), ("the run", 0, 0), ("the run", 0, 1), ("the run", 0, 2)]
 
 
-async def test_what_is_recorded_of_a_call_is_small() -> None:
+async def test_recorded_call_takes_little_memory() -> None:
     async def program(ctx: ReplicaContext) -> None:
         for _ in range(500):
             await ctx.all_reduce("SUM", 1.0)
 
     recording = Recording()
     with observing(recording):
-        await run(mirrored(4), program)  # what is kept once is there by then
+        await run(mirrored(4), program)  # so that what is allocated once does not count
         gc.collect()
         tracemalloc.start()
         try:
@@ -218,7 +216,7 @@ async def test_what_is_recorded_of_a_call_is_small() -> None:
     assert taken / 2000 < 200
 
 
-def test_calls_of_torch_ranks_whose_bytes_are_unknown_count_as_none() -> None:
+def test_calls_of_torch_ranks_count_no_bytes_if_they_are_unknown() -> None:
     """Their slots hold no values, and NumPy does not know all of their dtypes."""
     recording, ledger = Recording(), Ledger(range(1), OrderCheck.SIGNATURE)
     job: Any = SimpleNamespace(ledger=ledger, devices=("CPU:0",), clock=time.monotonic)
@@ -230,30 +228,28 @@ def test_calls_of_torch_ranks_whose_bytes_are_unknown_count_as_none() -> None:
     assert [arrival.nbytes for each in recording.runs[0].collectives for arrival in each.arrivals] == [0, 0]
 
 
-# On several workers: each trace has the replicas of its own process, by their ids.
+# On several workers, each trace has the replicas of its own process.
 
 
-async def test_every_worker_s_replicas_have_their_ids(file: Path) -> None:
+async def test_replicas_of_several_workers_have_their_ids(file: Path) -> None:
     with aiodist.trace(file):
         assert not any(isinstance(outcome, Exception) for outcome in await Job(1, 2).run(reduce_twice))
     events_of(file)
     trace = read_trace(file)
-    assert sorted((run.first, run.devices, list(run.functions)) for run in trace.runs) == [
-        (0, ["CPU:0"], [0]),
-        (1, ["CPU:0", "CPU:1"], [1, 2]),
-    ]
+    runs = sorted((run.first, run.devices, list(run.functions)) for run in trace.runs)
+    assert runs == [(0, ["CPU:0"], [0]), (1, ["CPU:0", "CPU:1"], [1, 2])]
     rows = count_up(trace).replicas
     assert sorted((row.replica, row.collectives) for row in rows) == [(0, 2), (1, 2), (2, 2)]
 
 
-async def test_recorder_knows_replicas_by_their_ids() -> None:
+async def test_recorder_of_a_worker_has_the_ids_of_its_replicas() -> None:
     job = Job(1, 2)
     await job.run(reduce_twice)
     record = job.strategies[1].recorder.last
     assert record is not None
-    assert str(record).startswith(
-        "run of 2 replicas, ended\n  replicas 1 and 2\n    #0  all_reduce(SUM, float32[2, 3])"
-    )
+    lines = str(record).splitlines()
+    assert lines[:2] == ["run of 2 replicas, ended", "  replicas 1 and 2"]
+    assert lines[2].startswith("    #0  all_reduce(SUM, float32[2, 3])")
     with pytest.raises(IndexError, match="from 1 to 2, got 0"):
         record.calls(0)
 
@@ -261,7 +257,7 @@ async def test_recorder_knows_replicas_by_their_ids() -> None:
 @pytest.mark.parametrize(
     ("workers", "rank", "path"), [(1, 0, "a/run.json"), (2, 0, "a/run.0.json"), (12, 11, "a/run.11.json")]
 )
-def test_each_worker_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch, workers: int, rank: int, path: str) -> None:
+def test_each_worker_has_its_own_file(monkeypatch: pytest.MonkeyPatch, workers: int, rank: int, path: str) -> None:
     variables = {"AIODIST_TRACE": "a/run.json", "AIODIST_WORKERS": str(workers), "PMI_RANK": str(rank)}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -271,9 +267,9 @@ def test_each_worker_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch, work
 # Any program.
 
 Programs: TypeAlias = list[tuple[int, list[str], int]]
-"""Of each program the replicas, the steps, and the step before which the first replica leaves."""
+"""For each program the number of replicas, the steps, and the step before which the first replica leaves."""
 MADE = {"gather": 1, "barrier": 1, "overlap": 2, "yield": 0, "drop": 1}
-"""How many collectives a step makes."""
+"""The number of collectives in each kind of step."""
 
 
 async def step(ctx: ReplicaContext, what: str) -> None:
@@ -299,7 +295,7 @@ async def wait_for(handle: Awaitable[object]) -> None:
 
 
 async def run_all(programs: Programs) -> None:
-    """Run programs at the same time; the first replica of one may leave in its middle."""
+    """Run programs at the same time; the first replica of each may leave early."""
 
     async def one(replicas: int, steps: list[str], leaves_at: int) -> None:
         async def replica() -> None:
@@ -307,7 +303,7 @@ async def run_all(programs: Programs) -> None:
             for what in steps[: leaves_at if ctx.replica_id_in_sync_group == 0 else None]:
                 await step(ctx, what)
 
-        with suppress(CollectiveError):  # the trace is what is looked at
+        with suppress(CollectiveError):
             await mirrored(replicas).run(replica)
 
     async with anyio.create_task_group() as tasks:
@@ -325,7 +321,7 @@ async def run_all(programs: Programs) -> None:
     ),
     trio=st.booleans(),
 )
-def test_any_program_gives_a_valid_trace(programs: Programs, trio: bool) -> None:
+def test_trace_of_any_program_is_valid(programs: Programs, trio: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         with aiodist.trace(Path(folder) / "run.json") as path:
             anyio.run(run_all, programs, backend="trio" if trio else "asyncio")

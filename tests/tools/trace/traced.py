@@ -1,4 +1,4 @@
-"""What tests of traces share: programs that are traced, and a strict reading of the file by the format's own rules."""
+"""Helpers of the tests of traces: running a program under a trace, and reading the file strictly by its format."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def traced(path: Path, program: Callable[[ReplicaContext], Awaitable[Any]]
 
 
 def events_of(path: Path) -> list[Event]:
-    """Read a trace file by the rules of the Trace Event format; return its events by their time."""
+    """Read a trace file by the rules of the Trace Event format; return its events by time."""
     document = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: 1 / 0)  # no NaN, no Infinity
     assert set(document) == {"displayTimeUnit", "otherData", "traceEvents"}
     assert document["displayTimeUnit"] == "ns"
@@ -56,7 +56,7 @@ def check_event(event: Event) -> None:
 
 
 def check_slices(events: list[Event]) -> None:
-    """Check that the slices of a lane follow each other or stand inside each other, and that every lane has a name."""
+    """Check that the slices of a lane are disjoint or nested, and that every lane has a name."""
     named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
     lanes = defaultdict(list)
     for event in events:
