@@ -14,7 +14,7 @@ from rich.text import Text
 class _Console(Console):
     def on_broken_pipe(self) -> NoReturn:
         """Raise an error instead of ending the process, perhaps from within a replica."""
-        raise BrokenPipeError(errno.EPIPE, "nobody reads the output")
+        raise BrokenPipeError(errno.EPIPE, "the output has no reader")
 
 
 def open_console(*, quiet: bool = False) -> Console:

@@ -155,7 +155,7 @@ def check(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "said"),
+    ("line", "code", "message"),
     [
         ("program.py:train --replicas 4", 0, "4 replicas agreed in 4 collectives, in 20 schedules."),
         ("package.module:inner --replicas 2", 0, "2 replicas agreed in 4 collectives"),
@@ -187,14 +187,14 @@ def check(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str]:
         ("broken:main", 3, "import no_such_module_anywhere\nModuleNotFoundError: No module named"),
     ],
 )
-def test_check_ends_with_a_code(capsys: pytest.CaptureFixture[str], line: str, code: int, said: str) -> None:
+def test_check_ends_with_a_code(capsys: pytest.CaptureFixture[str], line: str, code: int, message: str) -> None:
     ended, output = check(capsys, line)
-    assert said in output
+    assert message in output
     assert ended == code
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("", "required: TARGET"),
         ("script.py", "expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION, got 'script.py'; it has size, step\n"),
@@ -211,8 +211,8 @@ def test_check_ends_with_a_code(capsys: pytest.CaptureFixture[str], line: str, c
         ("program.py:train --replicas 2 -- epochs=3", "cannot be called with -- epochs=3"),
     ],
 )
-def test_bad_usage_gives_one_line_and_code_2(capsys: pytest.CaptureFixture[str], line: str, said: str) -> None:
-    assert said in usage_error(capsys, "check", *shlex.split(line))
+def test_bad_usage_gives_one_line_and_code_2(capsys: pytest.CaptureFixture[str], line: str, message: str) -> None:
+    assert message in usage_error(capsys, "check", *shlex.split(line))
 
 
 # The target's surroundings.

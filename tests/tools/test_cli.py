@@ -23,7 +23,7 @@ from tests.torch.recorded import Job
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nothing"], "invalid choice: 'nothing'"),
         (["demo", "text", "--replicas", "0"], "--replicas: expected a whole number of at least 1, got '0'"),
@@ -33,13 +33,13 @@ from tests.torch.recorded import Job
     ],
 )
 def test_bad_usage_gives_one_line_and_code_2(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    assert said in usage_error(capsys, *arguments)
+    assert message in usage_error(capsys, *arguments)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--help"], "demo"),
         ([], "demo"),
@@ -49,10 +49,10 @@ def test_bad_usage_gives_one_line_and_code_2(
         (["--version"], f"aiodist {aiodist.__version__}\n"),
     ],
 )
-def test_help_and_version_are_printed(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+def test_help_and_version_are_printed(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     assert exit_code(*arguments) == 0
     printed = capsys.readouterr()
-    assert said in printed.out
+    assert message in printed.out
     assert printed.err == ""
 
 
@@ -130,9 +130,9 @@ def test_colour_of_reports_obeys_the_environment(
             "check program.py:parts -n 2", f"explain {dumps}", "demo mismatch", "trace show run.json",
         ):  # fmt: skip
             exit_code(*command.split())
-            said = capsys.readouterr().out
-            assert "collective #" in said, command
-            assert ("\x1b[1;31m" in said) is (forced > forbidden), command
+            message = capsys.readouterr().out
+            assert "collective #" in message, command
+            assert ("\x1b[1;31m" in message) is (forced > forbidden), command
 
 
 @pytest.mark.skipif(importlib.util.find_spec("argcomplete") is None, reason="argcomplete is not installed")

@@ -37,8 +37,8 @@ _MOST_ROWS = 12
 # The commands.
 
 _DESCRIPTION = """\
-Show the timeline of a program's replicas: which collectives they made, who waited, and for whom. A trace is a file
-written by the block `with aiodist.trace("run.json"):` or, for a whole process, by setting the environment variable
+Show the timeline of a program's replicas: their collectives, and which replicas waited for which. A trace is a file
+that the block `with aiodist.trace("run.json"):` writes, or a whole process if the environment variable is set to
 AIODIST_TRACE=run.json. https://ui.perfetto.dev also shows it.
 """
 
@@ -97,7 +97,7 @@ def _reading(path: str) -> Iterator[Trace]:
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise UsageError(
             f"{path} is not a trace that this aiodist wrote ({type(error).__name__}: {error}); "
-            "those of other programs open in https://ui.perfetto.dev"
+            "traces of other programs open in https://ui.perfetto.dev"
         ) from error
 
 

@@ -42,16 +42,16 @@ def run_traced(folder: Path, act: str, path: str = "run.json") -> subprocess.Com
 
 
 @pytest.mark.parametrize(
-    ("act", "codes", "said"),
+    ("act", "codes", "text"),
     [
         ("sys.exit(3)", {3}, ""),
         ("signal.raise_signal(signal.SIGINT)", {1, -signal.SIGINT}, "KeyboardInterrupt"),
     ],
 )
-def test_trace_of_a_process_is_complete_however_it_ends(tmp_path: Path, act: str, codes: set[int], said: str) -> None:
+def test_trace_of_a_process_is_complete_however_it_ends(tmp_path: Path, act: str, codes: set[int], text: str) -> None:
     done = run_traced(tmp_path, act)
     assert done.returncode in codes
-    assert said in done.stderr
+    assert text in done.stderr
     assert len(collectives(events_of(tmp_path / "run.json"))) >= 2
     assert names(tmp_path) == ["run.json"]
 
@@ -63,15 +63,15 @@ def test_unwritable_trace_of_a_process_is_reported_at_its_first_run(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "text"),
     [
         ("missing/run.json", r"cannot write .*run\.json: its folder does not exist"),
         (".", "it is not a regular file"),
         (os.devnull, "it is not a regular file"),
     ],
 )
-def test_unwritable_path_is_reported_before_the_block_begins(tmp_path: Path, path: str, said: str) -> None:
-    with pytest.raises(OSError, match=said), aiodist.trace(tmp_path / path):
+def test_unwritable_path_is_reported_before_the_block_begins(tmp_path: Path, path: str, text: str) -> None:
+    with pytest.raises(OSError, match=text), aiodist.trace(tmp_path / path):
         pytest.fail("the block has begun")
 
 

@@ -94,7 +94,7 @@ BAD = {
     '{"traceEvents": [': "JSONDecodeError",
     "\udcff": "UnicodeDecodeError",
     "[" * 100_000: "RecursionError",
-    '{"traceEvents": []}': "those of other programs open in https://ui.perfetto.dev",
+    '{"traceEvents": []}': "traces of other programs open in https://ui.perfetto.dev",
     '{"otherData": {"aiodist_trace": 1}, "traceEvents": [{"ph": "X"}]}': "its version is 1, and",
     '{"traceEvents": [{"ph": "X", "cat": "run"}], "otherData": {"aiodist_trace": 2}}': "KeyError: 'args'",
 }
@@ -131,7 +131,7 @@ def test_damage_inside_a_trace_is_reported(
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         ("show missing.json", "cannot read missing.json: No such file or directory"),
         ("html .", "Is a directory"),
@@ -140,8 +140,8 @@ def test_damage_inside_a_trace_is_reported(
 )
 @pytest.mark.usefixtures("file")
 def test_file_that_cannot_be_read_or_written_is_reported(
-    capsys: pytest.CaptureFixture[str], command: str, said: str
+    capsys: pytest.CaptureFixture[str], command: str, message: str
 ) -> None:
     error = usage_error(capsys, "trace", *command.split())
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
