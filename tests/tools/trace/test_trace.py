@@ -1,14 +1,22 @@
-"""Traces: what they contain for runs on every event loop, alone, consecutive and concurrent."""
+"""Traces: their content for runs on every event loop, alone, consecutive and concurrent, and the file.
+
+A file is read strictly by the rules of the Trace Event format. It is complete or absent, whatever happens.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import os
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 import tracemalloc
-from collections import Counter
-from collections.abc import Awaitable
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,14 +34,76 @@ from aiodist._arrays import environment
 from aiodist._core.call import Call, OrderCheck, Place
 from aiodist._core.instrument import observing
 from aiodist._core.ledger import Ledger
-from aiodist._tools.trace.file import read_trace
+from aiodist._tools.trace.file import read_trace, replacing
 from aiodist._tools.trace.recording import Recording
 from aiodist._tools.trace.show import count_up
+from tests.project.paths import environment as python_environment
 from tests.runtime.programs import mirrored, run
-from tests.tools.trace.traced import collectives, events_of, traced
 from tests.workers.simulated import Job
 
 pytestmark = pytest.mark.anyio
+
+Event = dict[str, Any]
+
+REQUIRED = {
+    "M": {"name", "pid", "tid", "args"},
+    "X": {"name", "cat", "pid", "tid", "ts", "dur", "args"},
+    "i": {"name", "cat", "pid", "tid", "ts", "s", "args"},
+}
+AWAIT = {
+    "collective", "run", "group", "number", "last", "completed", "error",
+    "awaited", "replica", "call", "at", "bytes", "wait_ns", "ahead_ns",
+}  # fmt: skip
+
+
+async def traced(path: Path, program: Callable[[ReplicaContext], Awaitable[Any]], replicas: int = 3) -> list[Event]:
+    """Run a program under a trace; return the events."""
+    with aiodist.trace(path):
+        await run(mirrored(replicas), program)
+    return events_of(path)
+
+
+def events_of(path: Path) -> list[Event]:
+    """Read a trace file, and check every event and lane; return the events by time."""
+    document = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: 1 / 0)  # no NaN, no Infinity
+    assert set(document) == {"displayTimeUnit", "otherData", "traceEvents"}
+    assert document["displayTimeUnit"] == "ns"
+    events: list[Event] = document["traceEvents"]
+    for event in events:
+        assert set(event) == REQUIRED[event["ph"]] | {"ph"}
+        assert (type(event["pid"]), type(event["tid"]), type(event["name"])) == (int, int, str)
+        assert min(event.get("ts", 0.0), event.get("dur", 0.0)) >= 0
+    for event in collectives(events):
+        assert set(event["args"]) == AWAIT
+        assert event["args"]["wait_ns"] <= event["dur"] * 1e3 + 1
+    events.sort(key=lambda event: (event.get("ts", 0.0), -event.get("dur", 0.0)))
+    check_lanes(events)
+    return events
+
+
+def check_lanes(events: list[Event]) -> None:
+    """Check that the slices of a lane are disjoint or nested, and that every lane has a name."""
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    lanes = defaultdict(list)
+    for event in events:
+        assert (event["pid"], event["tid"]) in named
+        if event["ph"] == "X":
+            lanes[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    for slices in lanes.values():
+        open_ends: list[float] = []
+        for begin, end in slices:
+            while open_ends and open_ends[-1] <= begin + 0.0005:
+                open_ends.pop()
+            assert not open_ends or end <= open_ends[-1] + 0.0015
+            open_ends.append(end)
+
+
+def collectives(events: list[Event]) -> list[Event]:
+    """Return the slices of collectives."""
+    return [event for event in events if event["ph"] == "X" and event["cat"] == "collective"]
+
+
+# Runs.
 
 
 @pytest.fixture
@@ -262,6 +332,93 @@ def test_each_worker_has_its_own_file(monkeypatch: pytest.MonkeyPatch, workers: 
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert environment.trace_path() == path
+
+
+# The file.
+
+PROGRAM = """
+import asyncio, os, signal, sys
+import aiodist
+
+async def step():
+    ctx = aiodist.get_replica_context()
+    await ctx.barrier()
+    if ctx.replica_id_in_sync_group == 1:
+        exec(sys.argv[1])
+    await ctx.barrier()
+
+asyncio.run(aiodist.MirroredStrategy(["CPU:0", "CPU:1"]).run(step))
+"""
+
+
+def names(folder: Path) -> list[str]:
+    """List a folder."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def run_traced(folder: Path, act: str, path: str = "run.json") -> subprocess.CompletedProcess[str]:
+    """Run the program in a process, with AIODIST_TRACE."""
+    command, variables = [sys.executable, "-c", PROGRAM, act], python_environment() | {"AIODIST_TRACE": path}
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=50, check=False)
+
+
+@pytest.mark.parametrize(
+    ("act", "codes", "text"),
+    [
+        ("sys.exit(3)", {3}, ""),
+        ("signal.raise_signal(signal.SIGINT)", {1, -signal.SIGINT}, "KeyboardInterrupt"),
+    ],
+)
+def test_trace_of_a_process_is_complete_however_it_ends(tmp_path: Path, act: str, codes: set[int], text: str) -> None:
+    done = run_traced(tmp_path, act)
+    assert done.returncode in codes
+    assert text in done.stderr
+    assert len(collectives(events_of(tmp_path / "run.json"))) >= 2
+    assert names(tmp_path) == ["run.json"]
+
+
+def test_unwritable_trace_of_a_process_is_reported_at_its_first_run(tmp_path: Path) -> None:
+    done = run_traced(tmp_path, "pass", "missing/run.json")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"OSError: cannot write {tmp_path}/missing/run.json: its folder")
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("missing/run.json", r"cannot write .*run\.json: its folder does not exist"),
+        (".", "it is not a regular file"),
+        (os.devnull, "it is not a regular file"),
+    ],
+)
+def test_unwritable_path_is_reported_before_the_block_begins(tmp_path: Path, path: str, text: str) -> None:
+    with pytest.raises(OSError, match=text), aiodist.trace(tmp_path / path):
+        pytest.fail("the block has begun")
+
+
+def test_file_appears_once_it_is_complete(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "run.json")
+    with replacing(tmp_path / "link") as file:
+        file.write("text")
+        assert not (tmp_path / "run.json").exists()
+    assert (tmp_path / "run.json").read_text() == "text"
+    assert (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_failure_at_the_end_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    (tmp_path / "run.json").write_text("before")
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(type(error)) as caught, aiodist.trace(tmp_path / "run.json"):
+        raise ValueError("the program's own")
+    assert isinstance(caught.value.__context__, ValueError)
+    assert (tmp_path / "run.json").read_text() == "before"
+    assert names(tmp_path) == ["run.json"]
 
 
 # Any program.
