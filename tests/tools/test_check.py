@@ -28,7 +28,6 @@ from aiodist import CollectiveMismatchError, MirroredStrategy, ReduceOp, get_rep
 
 first = []
 
-
 async def train(steps=3, rate=0.5):
     ctx = get_replica_context()
     for step in range(steps):
@@ -36,7 +35,6 @@ async def train(steps=3, rate=0.5):
         await ctx.all_reduce(ReduceOp.MEAN, {"w": np.ones(settings.size), "b": 1.0})
     await ctx.all_gather(np.ones(ctx.replica_id_in_sync_group + 1), 0)
     print("rate", rate)
-
 
 async def race():
     ctx = get_replica_context()
@@ -46,11 +44,9 @@ async def race():
         await ctx.all_reduce("SUM", 1.0)
     await ctx.barrier()
 
-
 async def other_size():
     ctx = get_replica_context()
     await ctx.all_reduce("SUM", np.ones(2 + (ctx.replica_id_in_sync_group == 1)))
-
 
 async def caught():
     try:
@@ -58,41 +54,33 @@ async def caught():
     except CollectiveMismatchError:
         pass
 
-
 async def stuck():
     if get_replica_context().replica_id_in_sync_group == 1:
         await asyncio.Event().wait()
     await get_replica_context().barrier()
 
-
 async def fails():
     raise LookupError("no such key")
-
 
 async def amain():
     await MirroredStrategy(["CPU:0", "CPU:1"]).run(train)
     await MirroredStrategy(["CPU:0", "CPU:1"]).run(train)
 
-
 def main():
     print(sys.argv[1:], __file__.endswith("program.py"), __name__, sys.path[0] in __file__)
     return asyncio.run(amain())
-
 
 def exits():
     main()
     sys.exit(int(sys.argv[1]))
 
-
 async def waits_in_a_thread():
     import queue
     await asyncio.to_thread(queue.Queue().get)
 
-
 def on_trio():
     import trio
     trio.run(amain)
-
 
 def endless():
     async def spin():
@@ -101,11 +89,9 @@ def endless():
             await asyncio.sleep(0)
     asyncio.run(MirroredStrategy(["CPU:0", "CPU:1"]).run(spin))
 
-
 async def computes():
     while True:
         pass
-
 
 if __name__ == "__main__":
     raise SystemExit("the program was run directly")
@@ -128,21 +114,27 @@ raise SystemExit("the script's own run went on")
 """
 
 
+FILES = {
+    "program.py": PROGRAM,
+    "script.py": SCRIPT,
+    "settings.py": "size = 2\n",
+    "package/__init__.py": "",
+    "package/module.py": "from program import train as inner\n",
+    "unfinished.py": "def main(:\n",
+    "broken.py": "import no_such_module_anywhere\n",
+}
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    (tmp_path / "program.py").write_text(PROGRAM)
-    (tmp_path / "script.py").write_text(SCRIPT)
-    (tmp_path / "settings.py").write_text("size = 2\n")
     (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "__init__.py").write_text("")
-    (tmp_path / "package" / "module.py").write_text("from program import *\nfrom program import train as inner\n")
-    (tmp_path / "unfinished.py").write_text("def main(:\n")
-    (tmp_path / "broken.py").write_text("import no_such_module_anywhere\n")
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     path, modules = sys.path[:], set(sys.modules)
     yield tmp_path
     assert sys.path == path
-    assert {name for name in set(sys.modules) - modules if name in {"program", "settings", "package"}} == set()
+    assert not {"program", "settings", "package"} & (set(sys.modules) - modules)
 
 
 def check(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str]:
@@ -241,15 +233,15 @@ def test_summary_lists_collectives_by_place_with_bytes_and_waits(capsys: pytest.
     call = "all_reduce(MEAN, {'b': float, 'w': float64[2]})"
     assert [re.split(r"  +", line.strip()) for line in output.splitlines()[-3:]] == [
         ["collective", "called at", "times", "bytes", "waited", "last to arrive"],
-        [call, "program.py:18 in train", "3", "216 B", "360 s", "replica 2"],
-        ["all_gather(float64[*], axis=0)", "program.py:19 in train", "1", "48 B"],
+        [call, "program.py:17 in train", "3", "216 B", "360 s", "replica 2"],
+        ["all_gather(float64[*], axis=0)", "program.py:18 in train", "1", "48 B"],
     ]
 
 
 def test_race_is_reported_with_its_schedule_and_a_command_that_repeats_it(capsys: pytest.CaptureFixture[str]) -> None:
     code, output = check(capsys, "program.py:race --replicas 4 --schedules 100 --seed 3")
     assert code == 1
-    assert "program.py:28 in race" in output
+    assert "program.py:26 in race" in output
     found = r"Found in schedule \d+ of 100, with 1 change to the default order, in which nothing fails:"
     assert re.search(found, output)
     command = output.splitlines()[-1].removeprefix("Again:  aiodist check ")
@@ -264,7 +256,7 @@ def test_race_is_reported_with_its_schedule_and_a_command_that_repeats_it(capsys
 
 def test_exception_of_the_program_is_shown_without_our_frames(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     _, output = check(capsys, "program.py:fails --replicas 2")
-    assert re.findall(r'File ".*?([a-z_]+\.py)", line (\d+), in (\w+)', output) == [("program.py", "51", "fails")]
+    assert re.findall(r'File ".*?([a-z_]+\.py)", line (\d+), in (\w+)', output) == [("program.py", "45", "fails")]
     assert "Found in the default order.\nAgain:  aiodist check program.py:fails --replicas 2 --replay 0/" in output
     _, output = check(capsys, "unfinished.py:main")
     assert output.startswith(
