@@ -29,7 +29,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aiodist
-from aiodist import CollectiveError, MirroredStrategy, ReduceOp, ReplicaContext
+from aiodist import CollectiveError, IndexedSlices, MirroredStrategy, ReduceOp, ReplicaContext
 from aiodist._arrays import environment
 from aiodist._core.call import Call, OrderCheck, Place
 from aiodist._core.instrument import observing
@@ -132,13 +132,16 @@ async def test_each_replica_has_a_lane_with_a_slice_for_each_collective(file: Pa
 @pytest.mark.filterwarnings("ignore:replica . never awaited")
 async def test_handle_that_is_never_awaited_has_no_duration_and_bytes_are_per_replica(file: Path) -> None:
     async def program(ctx: ReplicaContext) -> None:
+        rows = ctx.replica_id_in_sync_group
         ctx.barrier()
-        await ctx.all_gather(np.zeros((ctx.replica_id_in_sync_group, 5)), 0)
+        await ctx.all_gather(np.zeros((rows, 5)), 0)
+        await ctx.all_reduce("SUM", IndexedSlices(np.ones((rows, 2)), np.arange(rows), (5, 2)))
 
     events = collectives(await traced(file, program))
     found = sorted((e["name"], e["tid"] - 1, e["args"]["awaited"], e["args"]["bytes"], e["dur"] > 0) for e in events)
     gathers = [("all_gather", replica, True, 40 * replica, True) for replica in range(3)]
-    assert found == [*gathers, *(("barrier", replica, False, 0, False) for replica in range(3))]
+    reductions = [("all_reduce", replica, True, 24 * replica, True) for replica in range(3)]
+    assert found == [*gathers, *reductions, *(("barrier", replica, False, 0, False) for replica in range(3))]
 
 
 async def test_disagreement_is_marked(file: Path) -> None:
