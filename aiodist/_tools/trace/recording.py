@@ -292,9 +292,9 @@ def _key(slot: Slot) -> Key:
 def _bytes_of(call: Call) -> int | None:
     """Return the bytes of a replica's input; None if the call does not determine them."""
     total = 0
-    for shape, dtype, array in call.leaves:
+    for shape, dtype, kind in call.leaves:
         sizes = [size for size in shape if size is not None]
-        if array == "slices" or len(sizes) < len(shape):
+        if kind == "slices" or len(sizes) < len(shape):
             return None
         try:
             total += math.prod(sizes) * np.dtype(dtype).itemsize
