@@ -94,7 +94,7 @@ def this_machine() -> Iterator[Row]:
 def gpu_rows() -> Iterator[Row]:
     """Yield the GPUs, and the packages that reductions on them need."""
     found = devices.find_gpus()
-    remedy = f"{devices.INSTALL} to reduce arrays on GPUs"
+    remedy = f"{devices.INSTALL} to reduce arrays on GPUs" if found.gpus else ""
     if not found.gpus:
         yield Row("GPUs", f"none: {found.missing}")
     for gpu in found.gpus:
