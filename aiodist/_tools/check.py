@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aiodist._tools.usage import Exit, UsageError, natural, positive
+from aiodist._tools.usage import Commands, Exit, UsageError, natural, positive
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from aiodist._checking.schedule import Schedule
 
 _CHECK = """\
@@ -39,7 +37,7 @@ none waits, 1 if they do not or some wait, 2 for bad usage or a file that is not
 _CODES = {"agreed": Exit.DONE, "disagreed": Exit.FAILED, "timeout": Exit.FAILED}
 
 
-def add_check(commands: _SubParsersAction[ArgumentParser]) -> None:
+def add_check(commands: Commands) -> None:
     """Add the `check` command."""
     check = commands.add_parser(
         "check", help="run a program under many schedules and report where its replicas disagree",
@@ -61,7 +59,7 @@ def add_check(commands: _SubParsersAction[ArgumentParser]) -> None:
     check.set_defaults(command=_run_check, hash_seed=_hash_seed)
 
 
-def add_explain(commands: _SubParsersAction[ArgumentParser]) -> None:
+def add_explain(commands: Commands) -> None:
     """Add the `explain` command."""
     explain = commands.add_parser(
         "explain", help="say why a torch.distributed job hangs, from its flight recorder dumps", description=_EXPLAIN

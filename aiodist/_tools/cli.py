@@ -12,7 +12,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiodist
 from aiodist._arrays.environment import completes_words, fix_hashes, launched
@@ -20,10 +20,7 @@ from aiodist._tools.check import add_check, add_explain
 from aiodist._tools.doctor import add_doctor
 from aiodist._tools.launch import add_run, launch
 from aiodist._tools.trace.show import add_trace
-from aiodist._tools.usage import Exit, Parser, UsageError, natural, positive, print_help
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
+from aiodist._tools.usage import Commands, Exit, Parser, UsageError, natural, positive, print_help
 
 _CANNOT_WRITE = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO}
 _TEXT = """\
@@ -113,7 +110,7 @@ def _exit_code_of(command: Callable[[], int]) -> int:
 # The demos.
 
 
-def _add_demo(commands: _SubParsersAction[ArgumentParser]) -> None:
+def _add_demo(commands: Commands) -> None:
     demo = commands.add_parser(
         "demo",
         help="run a demo: training, or the report on a mistake",

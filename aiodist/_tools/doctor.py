@@ -7,7 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from argparse import ArgumentParser, Namespace, _SubParsersAction
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -20,7 +20,7 @@ import aiodist
 from aiodist._arrays import devices
 from aiodist._core.text import size
 from aiodist._tools.launch import WHEELS, find_mpiexec, mpi_of
-from aiodist._tools.usage import Exit, UsageError
+from aiodist._tools.usage import Commands, Exit, UsageError
 from aiodist_kernels import ReduceOp, plan_for, warm
 
 NEEDED: Final = ("anyio", "numba", "numpy", "optree", "rich", "threadpoolctl")
@@ -49,7 +49,7 @@ class Row:
     needed: bool = False
 
 
-def add_doctor(commands: _SubParsersAction[ArgumentParser]) -> None:
+def add_doctor(commands: Commands) -> None:
     """Add the `doctor` command."""
     doctor = commands.add_parser(
         "doctor",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, _SubParsersAction
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeAlias
+
+Commands: TypeAlias = "_SubParsersAction[ArgumentParser]"
 
 
 class Exit(IntEnum):

@@ -11,7 +11,7 @@ The page is self-contained: ``page.html`` with the data in it.
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -24,11 +24,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aiodist._core.text import count, duration, size
 from aiodist._tools.trace.file import Trace, read_trace, replacing
 from aiodist._tools.trace.recording import Arrival, Collective, Run
-from aiodist._tools.usage import Exit, UsageError, print_help
+from aiodist._tools.usage import Commands, Exit, UsageError, print_help
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from rich.console import Console
 
 _MOST_ROWS = 12
@@ -43,7 +41,7 @@ AIODIST_TRACE=run.json. https://ui.perfetto.dev also shows it.
 """
 
 
-def add_trace(commands: _SubParsersAction[ArgumentParser]) -> None:
+def add_trace(commands: Commands) -> None:
     """Add the `trace` command with its subcommands."""
     trace = commands.add_parser("trace", help="show the timeline of a run", description=_DESCRIPTION)
     traces = trace.add_subparsers(title="commands", metavar="COMMAND")
