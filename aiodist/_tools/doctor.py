@@ -9,10 +9,9 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -39,14 +38,13 @@ _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  (to look at)
 _ENOUGH_SHARED_MEMORY: Final = 256 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What was examined, what was found, and what to do about it; `needed` if something does not work without that."""
+class Row(NamedTuple):
+    """One row of the page."""
 
     name: str
-    value: str
+    found: str
     remedy: str = ""
-    needed: bool = False
+    needed: bool = False  # something does not work without the remedy
 
 
 def add_doctor(commands: Commands) -> None:
@@ -63,17 +61,16 @@ def add_doctor(commands: Commands) -> None:
 def _run(_: Namespace) -> Exit:
     from aiodist._tools.output import open_console, print_table
 
-    rows = [*this_machine(), *gpu_rows(), *workers()]
+    rows = [*_machine_rows(), *_gpu_rows(), *_worker_rows()]
     missing = [row.name for row in rows if row.needed]
-    out = open_console()
-    out.print(f"aiodist {aiodist.__version__} on Python {platform.python_version()} ({platform.machine()})")
-    print_table(out, ("", "found", "what to do"), [(row.name, row.value, row.remedy) for row in rows])
-    out.print(f"\nMissing: {', '.join(missing)}." if missing else "\nEverything that is needed is installed.")
+    console = open_console()
+    console.print(f"aiodist {aiodist.__version__} on Python {platform.python_version()} ({platform.machine()})")
+    print_table(console, ("", "found", "what to do"), [row[:3] for row in rows])
+    console.print(f"\nMissing: {', '.join(missing)}." if missing else "\nEverything that is needed is installed.")
     return Exit.FAILED if missing else Exit.DONE
 
 
-def this_machine() -> Iterator[Row]:
-    """Yield the cores that this process may use, the libraries, and whether kernels compile."""
+def _machine_rows() -> Iterator[Row]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     yield Row("usable cores", str(cores))
     for name in NEEDED:
@@ -91,8 +88,7 @@ def this_machine() -> Iterator[Row]:
         yield Row("kernels", f"Numba does not load: {error}", "pip install --upgrade numba", needed=True)
 
 
-def gpu_rows() -> Iterator[Row]:
-    """Yield the GPUs, and the packages that reductions on them need."""
+def _gpu_rows() -> Iterator[Row]:
     found = devices.find_gpus()
     remedy = f"{devices.INSTALL} to reduce arrays on GPUs" if found.gpus else ""
     if not found.gpus:
@@ -104,8 +100,7 @@ def gpu_rows() -> Iterator[Row]:
         yield _package(name, remedy)
 
 
-def workers() -> Iterator[Row]:
-    """Yield what is installed for several workers, and known problems, without starting MPI."""
+def _worker_rows() -> Iterator[Row]:
     yield _package("mpi4py", _INSTALL_MPI)
     wheels = sorted(name for name in WHEELS if _version(name))
     library = library_of_mpi4py() if _version("mpi4py") else ""
@@ -125,7 +120,7 @@ def workers() -> Iterator[Row]:
 
 
 def _mpiexec(library: str) -> Row:
-    """Return the mpiexec. One that belongs to another MPI than mpi4py's starts workers that do not find each other."""
+    """Return the row of the mpiexec. Workers that another MPI's mpiexec starts do not find each other."""
     try:
         found = find_mpiexec(None)
     except UsageError:

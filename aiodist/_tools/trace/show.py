@@ -258,17 +258,9 @@ def print_summary(trace: Trace, console: Console) -> None:
 
 def page_of(trace: Trace, name: str) -> str:
     """Return a trace as a page of that name."""
-    # Only "<" can end a script element or begin a comment in it; the escape means the same to JSON.
-    data = json.dumps(_data(trace, name), separators=(",", ":")).replace("<", "\\u003c")
-    before, after = (files("aiodist._tools.trace") / "page.html").read_text(encoding="utf-8").split("/*DATA*/")
-    return before + data + after
-
-
-def _data(trace: Trace, name: str) -> dict[str, Any]:
-    """Return the data that the page's script reads."""
     tracks = {run.pid: {"pid": run.pid, "base": run.first, "devices": run.devices} for run in trace.runs}
     runs = [asdict(replace(run, collectives=[], devices=())) | {"outcome": outcome(run)} for run in trace.runs]
-    return {
+    data = {
         "name": name,
         "about": trace.about,
         "tracks": list(tracks.values()),
@@ -277,6 +269,9 @@ def _data(trace: Trace, name: str) -> dict[str, Any]:
         "texts": [{"kind": kind, "call": call, "at": at} for kind, call, at in trace.texts],
         "statistics": {of: list(map(asdict, rows)) for of, rows in count_up(trace)._asdict().items()},
     }
+    # Only "<" can end a script element or begin a comment in it; the escape means the same to JSON.
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    return (files("aiodist._tools.trace") / "page.html").read_text(encoding="utf-8").replace("/*DATA*/", text)
 
 
 def _collective(run: Run, one: Collective) -> dict[str, Any]:
