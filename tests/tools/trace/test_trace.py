@@ -295,7 +295,7 @@ def test_calls_of_torch_ranks_count_no_bytes_if_they_are_unknown() -> None:
     job: Any = SimpleNamespace(ledger=ledger, devices=("CPU:0",), clock=time.monotonic)
     recording.run_begun(job, print)
     member = ledger.root.member_of(0)
-    for shape, dtype in (((3,), "complex32"), ((None,), "float32")):
+    for shape, dtype in (((3,), "quint4x2"), ((None,), "float32")):
         call = Call("all_gather", paths=("",), shapes=(shape,), dtypes=(dtype,), arrays=("torch",))
         recording.posted(member, ledger.root.post(member, call, Place("train.py", 1, 0, "step"), 0))
     assert [arrival.nbytes for each in recording.runs[0].collectives for arrival in each.arrivals] == [0, 0]
