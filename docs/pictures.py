@@ -1,8 +1,8 @@
-"""Make the pictures of README and index from real runs of README's own program.
+"""Make the pictures of README and index from real runs.
 
     python docs/pictures.py
 
-The report is drawn by rich as SVG. The trace page is photographed by Chromium, which must be on the path.
+Rich draws the report of README's program as SVG. Chromium, which must be on the path, photographs a trace page.
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ import aiodist
 
 
 def work(replica, step):
-    time.sleep(0.002 + 0.003 * ((replica + step) % 4 == 0))
+    time.sleep(0.04 + 0.03 * ((replica + step) % 4))
     return np.ones(1000)
 
 
 async def train():
     ctx = aiodist.get_replica_context()
     r = ctx.replica_id_in_sync_group
-    for step in range(6):
+    for step in range(4):
         gradient = await ctx.run_sync(work, r, step)
         gradient = await ctx.all_reduce("SUM", gradient)
-        if step % 3 == 2:
+        if step % 2:
+            await ctx.run_sync(work, 3 - r, step)
             await ctx.all_gather(gradient[:10], 0)
+            await ctx.run_sync(work, r, 0)
             await ctx.barrier()
 
 
@@ -68,14 +70,14 @@ def program_of_readme() -> str:
 
 
 def python(arguments: list[str], folder: Path) -> str:
-    """Return what an interpreter prints."""
+    """Run Python; return its standard error."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])}
     run = [sys.executable, *arguments]
     return subprocess.run(run, cwd=folder, env=env, text=True, capture_output=True, check=False).stderr
 
 
 def draw_report(report: str) -> None:
-    """Draw a report: what is marked in it in red, its first line in bold."""
+    """Draw a report, with the suspects in red and the first line in bold."""
     console = Console(record=True, width=112, file=io.StringIO())
     console.print(Text("$ python train.py", "green"))
     for number, line in enumerate(report.splitlines()):
@@ -90,7 +92,7 @@ def photograph(page: Path) -> None:
     """Photograph a page."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
-        sys.exit("the trace page is photographed by chromium, which is not on the path")
+        sys.exit("Chromium is not on the path")
     with tempfile.TemporaryDirectory() as profile:
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--virtual-time-budget=5000"]
         size, target = "--window-size=1200,520", f"--screenshot={PICTURES / 'trace.png'}"
@@ -98,7 +100,7 @@ def photograph(page: Path) -> None:
 
 
 def main() -> None:
-    """Run the programs, draw."""
+    """Run the programs, and make the pictures."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "train.py").write_text(program_of_readme(), encoding="utf-8")

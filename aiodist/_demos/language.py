@@ -1,16 +1,16 @@
 """The character language model that `demo text` trains, in plain NumPy, and the text that it learns to continue.
 
-The last few characters, embedded and put side by side, go through dense layers with rectifiers between them; the logits
-of the last layer predict the next character (Bengio et al. 2003). The text is that of the Python manual's own pages,
-which the standard library contains.
+The embeddings of the last few characters are concatenated and go through dense layers with rectifiers between them. The
+logits of the last layer predict the next character (Bengio et al. 2003). The text is the Python manual's, which is part
+of the standard library.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -23,15 +23,15 @@ Weights: TypeAlias = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class LanguageModel:
-    """A model whose weights are kept outside of it."""
+    """A model; its weights are kept elsewhere."""
 
-    symbols: int  # how many different characters there are
-    context: int = 8  # how many characters it looks back
+    symbols: int  # the number of different characters
+    context: int = 8  # the number of characters that it sees
     width: int = 32  # the size of a character's embedding
     hidden: tuple[int, ...] = (384, 192)  # the sizes of the hidden layers
 
     def init(self, rng: np.random.Generator) -> Weights:
-        """Draw the weights (He et al. 2015); the last layer's are small, so that training starts near uniform.
+        """Draw the weights (He et al. 2015). The last layer's are small, so predictions start out nearly uniform.
 
         Returns:
             ``embedding``, float32[symbols, width], and for layer k ``w<k>``, float32[inputs, outputs], and ``b<k>``,
@@ -46,7 +46,7 @@ class LanguageModel:
         return weights
 
     def nats_and_gradients(self, weights: Weights, inputs: Codes, targets: Codes, gradients: Weights) -> float:
-        """Return the sum of the examples' nats; write its gradient by every weight into the arrays of `gradients`."""
+        """Return the sum of the examples' losses in nats; write its gradient into the arrays of `gradients`."""
         values = self._forward(weights, inputs)
         surprise, gradient = cross_entropy(values[-1], targets)
         for layer in range(len(self.hidden), -1, -1):
@@ -55,7 +55,7 @@ class LanguageModel:
             gradient = gradient @ weights[f"w{layer}"].T
             if layer:
                 gradient *= values[layer] > 0
-        # Equal characters' gradients are added by a product with one-hot rows: 3 times as fast as `np.add.at`.
+        # A product with one-hot rows adds the gradients of equal characters, 3 times as fast as `np.add.at`.
         one_hot = np.zeros((inputs.size, self.symbols), gradient.dtype)
         one_hot[np.arange(inputs.size), inputs.ravel()] = 1
         np.matmul(one_hot.T, gradient.reshape(-1, self.width), out=gradients["embedding"])
@@ -73,17 +73,17 @@ class LanguageModel:
         return values
 
     def sample(self, weights: Weights, codes: Codes, length: int, *, seed: int, temperature: float = 0.4) -> Codes:
-        """Draw `length` codes that continue these, int[at least context]."""
+        """Draw `length` codes that continue the given ones, int[at least context]."""
         rng = np.random.default_rng(seed)
         drawn = codes.tolist()
         for _ in range(length):
             logits = self._forward(weights, np.array(drawn[-self.context :])[None])[-1][0] / temperature
-            drawn.append(int((logits + rng.gumbel(size=len(logits))).argmax()))  # a draw by softmax (Gumbel 1954)
+            drawn.append(int((logits + rng.gumbel(size=len(logits))).argmax()))  # a softmax sample (Gumbel 1954)
         return np.array(drawn[len(codes) :], np.intp)
 
 
 def cross_entropy(logits: Array, targets: Codes) -> tuple[Array, Array]:
-    """Return each example's nats, float[n], and the gradient of their sum by the logits, float[n, classes]."""
+    """Return each example's loss in nats, float[n], and the gradient of their sum, float[n, classes]."""
     shifted = logits - logits.max(axis=1, keepdims=True)  # so that no exponential overflows
     gradient: Array = np.exp(shifted)
     totals = gradient.sum(axis=1)
@@ -93,27 +93,18 @@ def cross_entropy(logits: Array, targets: Codes) -> tuple[Array, Array]:
     return np.log(totals) - shifted[expected], gradient
 
 
-# The text that it learns.
+# The text.
 
 
-@dataclass(frozen=True, slots=True)
-class Corpus:
+class Corpus(NamedTuple):
     """A text as numbers."""
 
     symbols: str  # the characters that occur, sorted; a code is a position in it
     codes: Codes  # int[n]
 
-    def encode(self, text: str) -> Codes:
-        """Return the codes of a text."""
-        return np.array([self.symbols.index(character) for character in text], np.intp)
-
-    def decode(self, codes: Iterable[Any]) -> str:
-        """Return the text that the codes stand for."""
-        return "".join(self.symbols[code] for code in codes)
-
 
 def load_topics() -> Corpus:
-    """Return the pages of `pydoc_data.topics`: half a million characters; they differ by Python version."""
+    """Return the pages of `pydoc_data.topics`, half a million characters that depend on the version of Python."""
     from pydoc_data.topics import topics
 
     text = "\n\n".join(topics[name] for name in sorted(topics))
@@ -122,5 +113,5 @@ def load_topics() -> Corpus:
 
 
 def windows(codes: Codes, context: int) -> tuple[Codes, Codes]:
-    """Return every window of `context` codes, int[n, context], and the codes that follow them, int[n]; both views."""
+    """Return all windows of `context` codes, int[n, context], and the codes that follow them, int[n], as views."""
     return sliding_window_view(codes[:-1], context), codes[context:]

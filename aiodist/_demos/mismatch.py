@@ -1,4 +1,4 @@
-"""`aiodist demo mismatch`: what a person sees when one replica takes another branch."""
+"""`aiodist demo mismatch`: the report on a program in which one replica takes another branch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from aiodist._tools.output import open_console, print_report
 SAMPLES = (3.0, 5.0, 2.7, 4.0)
 
 BEFORE = """\
-Four replicas run this function, which has a branch that depends on the replica's own data:
+Four replicas run this function, in which a branch depends on the replica's own data:
 """
 NOW = """
-Other libraries match the third replica's barrier with the others' sum, or all replicas hang. aiodist says:
+Other libraries combine the third replica's barrier with the others' all_reduce, or hang. aiodist reports:
 """
-AFTER = "\nShowing the error is what this demo is for, so the exit code is 0."
+AFTER = "\nThis error is the purpose of the demo, so the exit code is 0."
 
 
 async def learn(limit: float = 0.2) -> float:
-    """Return a guess near the samples' mean. This program is wrong, on purpose."""
+    """Return a guess near the samples' mean. This program is wrong on purpose."""
     ctx = aiodist.get_replica_context()
     sample = SAMPLES[ctx.replica_id_in_sync_group]
     guess = np.zeros(1)
@@ -36,7 +36,7 @@ async def learn(limit: float = 0.2) -> float:
 
 
 def run_mismatch() -> bool:
-    """Run a wrong program and print the report on it; return whether there was one."""
+    """Run a faulty program and print the report on it; return whether there was one."""
     console = open_console()
     lines, first = inspect.getsourcelines(learn)
     source = "".join(f"{number:4d}  {line}" for number, line in enumerate(lines, first)).rstrip()

@@ -1,13 +1,13 @@
-"""`aiodist demo text`: a character language model, trained by several replicas at once.
+"""`aiodist demo text`: a character language model, trained on several replicas.
 
-The training is as a user of aiodist writes it: a distributed dataset, and the same steps on every replica. In a step
-each replica computes the gradient of its part of the batch in its device's thread, and an all_reduce adds the gradients
-up. The replicas of a process share the weights: the first one that gets the sum takes the step, of gradient descent
+The training is written as a user of aiodist would write it: a distributed dataset, and the same steps on every replica.
+In each step a replica computes the gradient of its part of the batch in its device's thread, and an all_reduce sums the
+gradients. The replicas of a process share the weights: the first to get the sum takes the step, of gradient descent
 with momentum. That needs no lock, since all of them run in one thread. One run of the strategy takes several steps,
-since starting a run costs as much as a few collectives do.
+since starting a run costs as much as a few collectives.
 
-The last batch of an epoch is short, and replicas' parts of it differ in size. So gradients are summed over examples,
-and divided by the number of examples that all replicas have together.
+The last batch of an epoch is short, and the replicas' parts of it differ in size. So gradients are summed over
+examples, and divided by the total number of examples.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ _LINES = 10
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is trained, on what, and how."""
+    """The model, the examples and the hyperparameters."""
 
     model: LanguageModel
     inputs: Codes  # the examples, int[m, context]
     targets: Codes  # the characters that follow them, int[m]
     steps: int
-    seed: int  # decides the first weights and the order of the examples
-    batch: int = 512  # examples in a step, over all replicas; at the end of an epoch, as many as are left
+    seed: int  # of the initial weights and the order of the examples
+    batch: int = 512  # examples in a step, over all replicas; the last step of an epoch takes those that are left
     rate: float = 0.6  # the highest learning rate
 
 
 async def train_on(strategy: aiodist.Strategy, plan: Plan, on_step: Callable[[float], None]) -> Learner:
-    """Train on the replicas of a strategy; return what they learned. `on_step` gets every loss."""
+    """Train on the replicas of a strategy; `on_step` is called with every loss."""
     examples = strategy.experimental_make_numpy_dataset((plan.inputs, plan.targets))
     dataset = examples.shuffle(plan.seed).batch(plan.batch).repeat()
     batches = aiter(strategy.experimental_distribute_dataset(dataset))
@@ -69,7 +69,7 @@ async def train_on(strategy: aiodist.Strategy, plan: Plan, on_step: Callable[[fl
 
 
 async def train_steps(first: int, batches: Sequence[tuple[Codes, Codes]], learner: Learner, gradient: Array) -> None:
-    """Take some steps, in a replica; `first` is the first one's number."""
+    """Take several steps in a replica; `first` is the number of the first."""
     ctx = aiodist.get_replica_context()
     for step, (inputs, targets) in enumerate(batches, first):
         nats = await ctx.run_sync(learner.nats_and_gradient, inputs, targets, gradient)
@@ -78,9 +78,9 @@ async def train_steps(first: int, batches: Sequence[tuple[Codes, Codes]], learne
 
 
 class Learner:
-    """What the replicas of a process have in common: the weights, how they move, and the losses in nats.
+    """The state that the replicas of a process share: the weights, their velocity, and the losses in nats.
 
-    Weights are in one vector, and so are gradients: one array is added up, and updated, faster than several.
+    All weights are in one vector, and so are gradients: one array is reduced, and updated, faster than several.
     """
 
     def __init__(self, plan: Plan, on_step: Callable[[float], None]) -> None:
@@ -94,17 +94,17 @@ class Learner:
         self.losses: list[float] = []
 
     def _views(self, vector: Array) -> Weights:
-        """Return the arrays that are in a vector one after the other."""
+        """Return the arrays that a vector holds one after the other."""
         cuts = itertools.pairwise(itertools.accumulate(map(math.prod, self._shapes.values()), initial=0))
         shapes = self._shapes.items()
         return {name: vector[slice(*cut)].reshape(shape) for (name, shape), cut in zip(shapes, cuts, strict=True)}
 
     def nats_and_gradient(self, inputs: Codes, targets: Codes, gradient: Array) -> float:
-        """Return the sum of the examples' nats; write its gradient into a vector."""
+        """Return the sum of the examples' losses in nats; write its gradient into a vector."""
         return self._plan.model.nats_and_gradients(self.weights, inputs, targets, self._views(gradient))
 
     def update(self, step: int, numbers: Array, gradient: Array) -> None:
-        """Take a step down the gradient, unless another replica has taken it; `numbers`: the nats, and the examples."""
+        """Take a step, unless another replica has taken it. `numbers` are the sum of losses and the examples."""
         if step < len(self.losses):
             return
         nats, examples = numbers.tolist()
@@ -116,15 +116,15 @@ class Learner:
 
 
 def learning_rate(step: int, plan: Plan) -> float:
-    """Return the rate of one step, from 0: it rises to the highest in 50 steps, and falls to 0 at the end."""
+    """Return the rate of a step, counted from 0: it rises for 50 steps, then falls linearly to 0."""
     return plan.rate * min((step + 1) / 50, 1 - step / plan.steps)
 
 
 def one_blas_thread() -> AbstractContextManager[object]:
     """Keep BLAS to the calling thread inside the block.
 
-    Every replica has a worker thread already. If each of them splits its matrix products over all cores once more, the
-    pieces wait for each other: 2 to 8 times slower on 2 cores.
+    Every replica has a worker thread already. If each also splits its matrix products over all cores, the pieces wait
+    for each other, and training is 2 to 8 times slower on 2 cores.
     """
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
@@ -136,7 +136,7 @@ def one_blas_thread() -> AbstractContextManager[object]:
 
 
 def run_text(strategy: aiodist.Strategy, *, steps: int, seed: int) -> bool:
-    """Train, and print the results; return whether all replicas ended with the same weights."""
+    """Train and print the results; return whether all replicas end with the same weights."""
     cluster = strategy.cluster_resolver
     console = open_console(quiet=cluster is not None and cluster.task_id > 0)
     corpus = load_topics()
@@ -152,8 +152,9 @@ def run_text(strategy: aiodist.Strategy, *, steps: int, seed: int) -> bool:
         learner, digests = asyncio.run(_train(strategy, plan, on_step))
     seconds = time.perf_counter() - start
     console.print("sample", style="bold")
-    sample = corpus.decode(model.sample(learner.weights, corpus.encode(PROMPT), SAMPLE, seed=seed))
-    for line in (PROMPT + sample).rstrip().splitlines():
+    prompt = np.array([corpus.symbols.index(character) for character in PROMPT], np.intp)
+    sample = model.sample(learner.weights, prompt, SAMPLE, seed=seed)
+    for line in (PROMPT + "".join(corpus.symbols[code] for code in sample)).rstrip().splitlines():
         console.print(textwrap.fill(line, 78, initial_indent="  ", subsequent_indent="  "), soft_wrap=True)
     for replica, digest in enumerate(digests):
         _print(console, "" if replica else "weights", f"{digest:016x}  replica {replica}")
@@ -164,27 +165,27 @@ def run_text(strategy: aiodist.Strategy, *, steps: int, seed: int) -> bool:
 
 
 async def _train(strategy: aiodist.Strategy, plan: Plan, on_step: Callable[[float], None]) -> tuple[Learner, list[int]]:
-    """Train; return what was learned, and the digests of all replicas' weights."""
+    """Train; return the learner, and the digests of all replicas' weights."""
     learner = await train_on(strategy, plan, on_step)
     digests = strategy.experimental_local_results(await strategy.run(_digests, (learner,)))
     return learner, digests[0].tolist()
 
 
 async def _digests(learner: Learner) -> Any:
-    """Return a digest of each replica's weights, over all workers, in a replica."""
+    """Return, in a replica, a digest of every replica's weights."""
     digest = int.from_bytes(hashlib.sha256(learner.vector.tobytes()).digest()[:8])
     return await aiodist.get_replica_context().all_gather(np.array([digest], np.uint64), 0)
 
 
 def _progress(console: Console, steps: int, title: str) -> Callable[[float], None]:
-    """Return a function that takes each step's loss, in nats, and prints some: the first, every tenth, and the last."""
+    """Return a function that takes each step's loss in nats and prints about ten of them, with the first and last."""
     done, smooth, first = 0, 0.0, 0.0
 
     def step(loss: float) -> None:
         nonlocal done, smooth, first
         done, now = done + 1, time.perf_counter()
         smooth = 0.95 * smooth + 0.05 * loss if done > 1 else loss
-        first = first or now  # what comes before the end of the first step is paid once
+        first = first or now  # the first step does not count, since it includes what is done once
         if done in {1, steps} or done % max(steps // _LINES, 1) == 0:
             rate = f", {(done - 1) / (now - first):.0f} steps/s" if done > 1 else ""
             bits = f"{smooth / math.log(2):.2f} bits/char"

@@ -1,11 +1,11 @@
-"""The command line, and the traces that it shows. Each module or package imports only earlier ones.
+"""The command line, and traces of runs. Each module or package imports only earlier ones.
 
-- `usage`: exit codes, bad usage, types of arguments.
-- `output`: what commands print.
-- `trace`: traces of runs, and the command that shows them.
+- `usage`: exit codes, usage errors, types of arguments.
+- `output`: the console, tables and reports.
+- `trace`: traces of runs, and the `trace` command.
 - `agent`: the script that starts and ends each worker of a job; the processes that Linux shows.
 - `launch`: the command that runs a program on several workers.
-- `check`: the commands that run a program under many schedules, and read the dumps of a torch.distributed job.
-- `doctor`: the command that shows what is missing on this machine.
-- `cli`: all commands, their exit codes, and the command that runs the demos.
+- `check`: the `check` and `explain` commands.
+- `doctor`: the `doctor` command.
+- `cli`: the entry point, and the `demo` command.
 """

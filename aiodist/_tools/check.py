@@ -1,21 +1,16 @@
-"""`aiodist check` and `aiodist explain`: where replicas, or the ranks of a torch.distributed job, disagree.
-
-`check` runs a program under many schedules; `explain` reads what PyTorch's flight recorder has written of a job.
-"""
+"""`aiodist check`, which runs a program under many schedules, and `aiodist explain`, which reads the dumps of a job."""
 
 from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aiodist._tools.usage import Exit, UsageError, natural, positive
+from aiodist._tools.usage import Commands, Exit, UsageError, natural, positive
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from aiodist._checking.schedule import Schedule
 
 _CHECK = """\
@@ -42,7 +37,7 @@ none waits, 1 if they do not or some wait, 2 for bad usage or a file that is not
 _CODES = {"agreed": Exit.DONE, "disagreed": Exit.FAILED, "timeout": Exit.FAILED}
 
 
-def add_check(commands: _SubParsersAction[ArgumentParser]) -> None:
+def add_check(commands: Commands) -> None:
     """Add the `check` command."""
     check = commands.add_parser(
         "check", help="run a program under many schedules and report where its replicas disagree",
@@ -64,7 +59,7 @@ def add_check(commands: _SubParsersAction[ArgumentParser]) -> None:
     check.set_defaults(command=_run_check, hash_seed=_hash_seed)
 
 
-def add_explain(commands: _SubParsersAction[ArgumentParser]) -> None:
+def add_explain(commands: Commands) -> None:
     """Add the `explain` command."""
     explain = commands.add_parser(
         "explain", help="say why a torch.distributed job hangs, from its flight recorder dumps", description=_EXPLAIN
@@ -84,7 +79,7 @@ def _schedule(text: str) -> Schedule:
 
 
 def _hash_seed(arguments: Namespace) -> int:
-    """Return the seed of string hashes, so that a repeated run has the same order of sets."""
+    """Return the seed of string hashes, which makes the order of sets repeatable."""
     return int(arguments.seed if arguments.replay is None else arguments.replay.seed) % (1 << 32)
 
 
@@ -104,8 +99,9 @@ def _run_check(arguments: Namespace) -> Exit:
         checked = check(request, output=sys.stderr if arguments.json else None)
     except TargetError as error:
         raise UsageError(str(error)) from error
-    _print_found(checked.text, checked.to_dict(), as_json=arguments.json, is_wrong=checked.result.error is not None)
-    if checked.result.error is None and not arguments.json:
+    agreed = checked.result.error is None
+    _print(checked.text, checked.to_dict(), as_json=arguments.json, is_report=not agreed)
+    if agreed and not arguments.json:
         from aiodist._tools.output import open_console, print_table
 
         print_table(open_console(), *checked.table())
@@ -129,7 +125,7 @@ def _run_ranks(arguments: Namespace) -> Exit:
     )  # fmt: skip
     checked = check(request, arguments.schedules or 1, output=sys.stderr if arguments.json else None)
     kind = checked.outcome.kind
-    _print_found(checked.text, checked.to_dict(), as_json=arguments.json, is_wrong=kind != "agreed")
+    _print(checked.text, checked.to_dict(), as_json=arguments.json, is_report=kind != "agreed")
     return _CODES.get(kind, Exit.RAISED)
 
 
@@ -141,16 +137,16 @@ def _run_explain(arguments: Namespace) -> Exit:
         found = explain(read_all(arguments.dumps))
     except DumpError as error:
         raise UsageError(str(error)) from error
-    _print_found(found.text, found.to_dict(), as_json=arguments.json, is_wrong=found.report is not None)
+    _print(found.text, found.to_dict(), as_json=arguments.json, is_report=found.report is not None)
     return Exit.DONE if found.report is None else Exit.FAILED
 
 
-def _print_found(text: str, fields: dict[str, Any], *, as_json: bool, is_wrong: bool) -> None:
+def _print(text: str, fields: dict[str, Any], *, as_json: bool, is_report: bool) -> None:
     from aiodist._tools.output import open_console, print_report
 
     if as_json:
         print(json.dumps(fields, indent=2))
-    elif is_wrong:
+    elif is_report:
         print_report(open_console(), text)
     else:
         print(text)

@@ -1,4 +1,4 @@
-"""The command line: `aiodist`, and `python -m aiodist`; and its `demo` command."""
+"""The entry point of `aiodist` and `python -m aiodist`, and the `demo` command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiodist
 from aiodist._arrays.environment import completes_words, fix_hashes, launched
@@ -20,53 +20,51 @@ from aiodist._tools.check import add_check, add_explain
 from aiodist._tools.doctor import add_doctor
 from aiodist._tools.launch import add_run, launch
 from aiodist._tools.trace.show import add_trace
-from aiodist._tools.usage import Exit, Parser, UsageError, natural, positive, print_help
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
+from aiodist._tools.usage import Commands, Exit, Parser, UsageError, natural, positive, print_help
 
 _CANNOT_WRITE = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO}
 _TEXT = """\
-Train a character language model in NumPy on the manual pages of the standard library (pydoc_data.topics). Every replica
-computes on its part of each batch in the worker thread of its device; an all_reduce sums the gradients. The exit code
-is 1 if the replicas end with different weights.
+Train a character language model in NumPy on the manual pages in the standard library (pydoc_data.topics). Each replica
+computes the gradient of its part of a batch in the worker thread of its device, and an all_reduce sums the gradients.
+The exit code is 1 if the replicas end with different weights.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command with these arguments, or the process's own; return the exit code.
+    """Run a command with these arguments, by default those of the process; return the exit code.
 
     Raises:
-        SystemExit: from argparse: code 2 with a line on what is wrong, or 0 after `--help` and `--version`.
+        SystemExit: from argparse: code 2 after a usage error, or 0 after `--help` and `--version`.
     """
-    for stream in (sys.stdout, sys.stderr):  # a report is worth more than a character that the encoding lacks
+    for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors="replace")  # rather than lose a report for a character that cannot be encoded
     parser = build_parser()
     if completes_words():
         with suppress(ImportError):  # the extra "completion"
             import argcomplete
 
-            argcomplete.autocomplete(parser)  # prints what the shell asks for, and exits
+            argcomplete.autocomplete(parser)  # exits if a shell has asked for completions
     words = list(sys.argv[1:] if argv is None else argv)
-    at = words.index("--") if "--" in words else len(words)
-    own = words[at + 1 :]  # the arguments of a program that is to be checked
-    arguments = Namespace(own=own)
+    end = words.index("--") if "--" in words else len(words)
+    arguments = Namespace(own=words[end + 1 :])  # the arguments of the program to check
 
     def command() -> int:
-        parser.parse_args(words[:at], arguments)
-        checks = "hash_seed" in arguments
-        if own and not checks:
-            parser.error(f"unexpected arguments: -- {' '.join(own)}")
-        if argv is None and checks:
+        parser.parse_args(words[:end], arguments)
+        is_check = "hash_seed" in arguments
+        if arguments.own and not is_check:
+            parser.error(f"unexpected arguments: -- {' '.join(arguments.own)}")
+        if argv is None and is_check:
             fix_hashes(arguments.hash_seed(arguments))
         return int(arguments.command(arguments))
 
-    code = _ended(command)
+    code = _exit_code_of(command)
     if argv is None and code == Exit.INTERRUPTED:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # another Ctrl-C must not break into the end of the process
-    if argv is None and "hash_seed" in arguments:
-        _leave_threads(code)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # another Ctrl-C must not interrupt the end of the process
+    left = [thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
+    if argv is None and "hash_seed" in arguments and left:  # by the program that was checked; they may never end
+        sys.stderr.flush()
+        os._exit(code)
     return code
 
 
@@ -85,14 +83,14 @@ def build_parser() -> ArgumentParser:
     return parser
 
 
-def _ended(command: Callable[[], int]) -> int:
-    """Run a command; return the exit code. If it is ended from outside, print one line about that."""
+def _exit_code_of(command: Callable[[], int]) -> int:
+    """Run a command; return the exit code. An error or an interruption that ends it is reported in one line."""
     try:
         try:
             return command()
         finally:
             if sys.stdout is not None:  # None: closed
-                sys.stdout.flush()  # for at the end of the process nobody could say that it failed
+                sys.stdout.flush()  # at the end of the process a failure could not be reported
     except UsageError as error:
         print(f"aiodist: error: {error}", file=sys.stderr)
         return Exit.USAGE
@@ -102,26 +100,22 @@ def _ended(command: Callable[[], int]) -> int:
     except OSError as error:
         if error.errno not in _CANNOT_WRITE:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the flush at exit does not fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the flush at exit succeeds
         if error.errno == errno.EPIPE:
             return Exit.BROKEN_PIPE
         print(f"aiodist: error: cannot write the output: {error.strerror}", file=sys.stderr)
         return Exit.FAILED
 
 
-def _leave_threads(code: int) -> None:
-    """End the process at once if the program that was checked has left a thread that may never end."""
-    if any(not thread.daemon and thread is not threading.main_thread() for thread in threading.enumerate()):
-        sys.stderr.flush()
-        os._exit(code)
-
-
 # The demos.
 
 
-def _add_demo(commands: _SubParsersAction[ArgumentParser]) -> None:
-    what = "see the library at work: a training run, or the report on a mistake"
-    demo = commands.add_parser("demo", help=what, description=f"S{what[1:]}. Neither needs data or a network.")
+def _add_demo(commands: Commands) -> None:
+    demo = commands.add_parser(
+        "demo",
+        help="run a demo: training, or the report on a mistake",
+        description="Run a demo: training, or the report on a mistake. Neither needs data or a network.",
+    )
     demos = demo.add_subparsers(title="demos", metavar="DEMO")
     demo.set_defaults(command=partial(print_help, demo))
     text = demos.add_parser("text", help="train a character language model on the Python manual", description=_TEXT)
@@ -135,7 +129,7 @@ def _add_demo(commands: _SubParsersAction[ArgumentParser]) -> None:
     mismatch = demos.add_parser(
         "mismatch",
         help="show the report on a program in which one replica takes another branch",
-        description="Run a wrong program and print the report on it. The exit code is 0: showing it is the purpose.",
+        description="Run a faulty program and print the report on it. The exit code is 0: the report is the purpose.",
     )
     mismatch.set_defaults(command=_run_mismatch)
 
@@ -154,7 +148,7 @@ def _run_text(arguments: Namespace) -> int:
         raise UsageError(f"--workers {workers} in a job of {size} workers: omit --workers or the launcher")
     if workers is None:
         strategy: aiodist.Strategy = aiodist.MirroredStrategy(replicas)
-    else:  # this worker has its part of them
+    else:
         begin, end = (replicas * k // workers for k in (rank, rank + 1))
         strategy = aiodist.MultiWorkerMirroredStrategy(devices=[f"CPU:{index}" for index in range(begin, end)])
     return Exit.DONE if run_text(strategy, steps=arguments.steps, seed=arguments.seed) else Exit.FAILED

@@ -1,4 +1,4 @@
-"""`aiodist doctor`: a page of what this machine has, and what to do about what it lacks."""
+"""`aiodist doctor`: what this machine has, and how to install what it lacks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import platform
 import shutil
 import subprocess
 import sys
-from argparse import ArgumentParser, Namespace, _SubParsersAction
+from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -20,7 +19,7 @@ import aiodist
 from aiodist._arrays import devices
 from aiodist._core.text import size
 from aiodist._tools.launch import WHEELS, find_mpiexec, mpi_of
-from aiodist._tools.usage import Exit, UsageError
+from aiodist._tools.usage import Commands, Exit, UsageError
 from aiodist_kernels import ReduceOp, plan_for, warm
 
 NEEDED: Final = ("anyio", "numba", "numpy", "optree", "rich", "threadpoolctl")
@@ -39,17 +38,16 @@ _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  (to look at)
 _ENOUGH_SHARED_MEMORY: Final = 256 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What was looked at, what was found, and what to do about it; if `needed`, aiodist does not work until then."""
+class Row(NamedTuple):
+    """One row of the page."""
 
     name: str
-    value: str
+    found: str
     remedy: str = ""
-    needed: bool = False
+    needed: bool = False  # something does not work without the remedy
 
 
-def add_doctor(commands: _SubParsersAction[ArgumentParser]) -> None:
+def add_doctor(commands: Commands) -> None:
     """Add the `doctor` command."""
     doctor = commands.add_parser(
         "doctor",
@@ -63,17 +61,16 @@ def add_doctor(commands: _SubParsersAction[ArgumentParser]) -> None:
 def _run(_: Namespace) -> Exit:
     from aiodist._tools.output import open_console, print_table
 
-    rows = [*this_machine(), *gpu_rows(), *workers()]
+    rows = [*_machine_rows(), *_gpu_rows(), *_worker_rows()]
     missing = [row.name for row in rows if row.needed]
-    out = open_console()
-    out.print(f"aiodist {aiodist.__version__} on Python {platform.python_version()} ({platform.machine()})")
-    print_table(out, ("", "found", "what to do"), [(row.name, row.value, row.remedy) for row in rows])
-    out.print(f"\nMissing: {', '.join(missing)}." if missing else "\nEverything that is needed is installed.")
+    console = open_console()
+    console.print(f"aiodist {aiodist.__version__} on Python {platform.python_version()} ({platform.machine()})")
+    print_table(console, ("", "found", "what to do"), [row[:3] for row in rows])
+    console.print(f"\nMissing: {', '.join(missing)}." if missing else "\nEverything that is needed is installed.")
     return Exit.FAILED if missing else Exit.DONE
 
 
-def this_machine() -> Iterator[Row]:
-    """Yield the cores that this process may use, where a container may limit them, and the libraries."""
+def _machine_rows() -> Iterator[Row]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     yield Row("usable cores", str(cores))
     for name in NEEDED:
@@ -91,10 +88,9 @@ def this_machine() -> Iterator[Row]:
         yield Row("kernels", f"Numba does not load: {error}", "pip install --upgrade numba", needed=True)
 
 
-def gpu_rows() -> Iterator[Row]:
-    """Yield the GPUs, and the packages with which arrays on them are reduced."""
+def _gpu_rows() -> Iterator[Row]:
     found = devices.find_gpus()
-    remedy = f"{devices.INSTALL} to reduce arrays on GPUs" + ("" if found.gpus else ", where there are any")
+    remedy = f"{devices.INSTALL} to reduce arrays on GPUs" if found.gpus else ""
     if not found.gpus:
         yield Row("GPUs", f"none: {found.missing}")
     for gpu in found.gpus:
@@ -104,8 +100,7 @@ def gpu_rows() -> Iterator[Row]:
         yield _package(name, remedy)
 
 
-def workers() -> Iterator[Row]:
-    """Yield what is installed for several workers, and known problems; MPI itself is not started."""
+def _worker_rows() -> Iterator[Row]:
     yield _package("mpi4py", _INSTALL_MPI)
     wheels = sorted(name for name in WHEELS if _version(name))
     library = library_of_mpi4py() if _version("mpi4py") else ""
@@ -125,22 +120,22 @@ def workers() -> Iterator[Row]:
 
 
 def _mpiexec(library: str) -> Row:
-    """Return the mpiexec; one of another MPI starts workers each of which believes that it is alone."""
+    """Return the row of the mpiexec. Workers that another MPI's mpiexec starts do not find each other."""
     try:
         found = find_mpiexec(None)
     except UsageError:
         return Row("mpiexec", "not found", _INSTALL_MPI)
     mpi = mpi_of(found)
-    value = f"{found}, of {mpi or 'no MPI that is known'}"
+    value = f"{found}, of {mpi or 'an unknown MPI'}"
     if not library or (mpi and mpi in library):
         return Row("mpiexec", value)
-    remedy = f"mpi4py uses {library}, so each worker would believe that it is alone: aiodist run --launcher PATH"
+    remedy = f"mpi4py uses {library}, so each worker would run alone: aiodist run --launcher PATH"
     return Row("mpiexec", value, remedy, needed=True)
 
 
 def library_of_mpi4py() -> str:
     """Return the name and version of the library that mpi4py loads, e.g. ``MPICH Version: 5.0``; empty if none."""
-    command = [sys.executable, "-c", _PRINT_MPI]  # a library that does not load may end its process
+    command = [sys.executable, "-c", _PRINT_MPI]  # in a process of its own, which a broken library may end
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     return done.stdout.strip().rstrip(",")
 

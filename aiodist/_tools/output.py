@@ -1,4 +1,4 @@
-"""What commands print: on one console, with one style of tables and reports."""
+"""The console that commands print on, and the style of their tables and reports."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ from rich.text import Text
 
 class _Console(Console):
     def on_broken_pipe(self) -> NoReturn:
-        """Tell the caller, instead of ending the process from within a replica."""
-        raise BrokenPipeError(errno.EPIPE, "nobody reads the output")
+        """Raise an error instead of ending the process, perhaps from within a replica."""
+        raise BrokenPipeError(errno.EPIPE, "the output has no reader")
 
 
 def open_console(*, quiet: bool = False) -> Console:
-    """Return a console on standard output which prints what it is given as it is; a quiet one prints nothing.
+    """Return a console on standard output that prints text unchanged; a quiet one prints nothing.
 
-    What it can do is rich's decision: colour obeys NO_COLOR, FORCE_COLOR and TERM, and lines are drawn anew on an
-    interactive console alone. A pipe has no width, so its lines may be long.
+    Rich decides on colour by NO_COLOR, FORCE_COLOR and TERM. Output to a pipe may have long lines.
     """
-    found = _Console(highlight=False, markup=False, emoji=False, quiet=quiet)
-    if not found.is_terminal:
-        found.width = 200
-    return found
+    console = _Console(highlight=False, markup=False, emoji=False, quiet=quiet)
+    if not console.is_terminal:
+        console.width = 200
+    return console
 
 
 def print_table(
     console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]], more: int = 0, *, title: str = ""
 ) -> None:
-    """Print a table, if it has rows; columns of numbers are aligned on the right. `more` counts rows left out."""
+    """Print a table if it has rows, with numbers aligned on the right. `more` is the number of rows left out."""
     if not rows:
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left", title_style="bold")
@@ -48,7 +47,7 @@ def print_table(
 
 
 def print_report(console: Console, text: str) -> None:
-    """Print the report on an error: what went wrong, and the suspects, in red."""
+    """Print the report on an error, with the first line and the suspects in red."""
     for number, line in enumerate(text.splitlines()):
         style = "bold red" if number == 0 else "red" if line.startswith(">") else ""
         console.print(Text(line, style), soft_wrap=True)

@@ -1,11 +1,13 @@
-"""How the command line is used and how it ends: exit codes, bad usage, and what its arguments may be."""
+"""Exit codes, usage errors, and types of arguments."""
 
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, _SubParsersAction
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeAlias
+
+Commands: TypeAlias = "_SubParsersAction[ArgumentParser]"
 
 
 class Exit(IntEnum):
@@ -20,18 +22,18 @@ class Exit(IntEnum):
 
 
 class UsageError(Exception):
-    """The arguments are wrong or contradict each other; the message is printed."""
+    """The arguments are wrong or contradict each other; the command prints the message and exits with code 2."""
 
 
 class Parser(ArgumentParser):
-    """A parser whose help and version raise an OSError where they cannot be written; argparse says nothing of that."""
+    """A parser that raises an OSError if its help or version cannot be written; argparse ignores that."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
         print(message, end="", file=file or sys.stderr)
 
 
 def print_help(parser: ArgumentParser, _: Namespace) -> Exit:
-    """Print a parser's help, if no subcommand was given."""
+    """Print a parser's help: the command when no subcommand is given."""
     parser.print_help()
     return Exit.DONE
 

@@ -1,8 +1,8 @@
 """Testing programs that run on replicas: on a controlled event loop, under many schedules, with recorded collectives.
 
 Call these functions from plain functions: each call makes its own event loop, on which time is virtual and a deadlock
-is an error at once. The pytest plugin ``aiodist.testing.pytest_plugin`` does the same for test functions with a marker;
-it is enabled by name, with ``-p`` or ``pytest_plugins``.
+is an error at once. The pytest plugin ``aiodist.testing.pytest_plugin`` does the same for test functions with a marker.
+Enable it by name, with ``-p`` or ``pytest_plugins``.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Explored:
     """The result of an exploration in which nothing failed.
 
     Attributes:
-        schedules: how many schedules were run: fewer than requested if the program leaves no choice.
-        results: what the replicas returned in the first of them, one entry per replica.
+        schedules: the number of schedules that were run; fewer than requested if the program leaves no choice.
+        results: what the replicas returned in the first schedule, one entry per replica.
     """
 
     schedules: int
@@ -54,15 +54,15 @@ def run_replicas(
 ) -> tuple[Any, ...]:
     """Run a replica function once, on a controlled event loop, in asyncio's order.
 
-    Time is virtual there: sleeps take no time, and a timeout fires only when nothing else can happen before it.
+    Time is virtual: sleeps take no time, and a timeout expires only when nothing else can happen before it.
 
     Args:
         fn: the replica function.
         n: the number of CPU replicas, or a strategy.
-        args: its arguments, as for `Strategy.run`.
+        args: the function's arguments, as for `Strategy.run`.
         kwargs: its keyword arguments, as for `Strategy.run`.
         replay: a failing schedule to repeat, as `explore` and ``aiodist check`` print it.
-        timeout: limit in real seconds; None for no limit.
+        timeout: the limit in real seconds; None for no limit.
 
     Returns:
         What the replicas returned, one entry per replica.
@@ -87,26 +87,29 @@ def explore(
 ) -> Explored:
     """Run a replica function under many schedules, which are orders of ready tasks; stop at the first that fails.
 
-    The first is asyncio's order, the second its reverse; then random schedules alternate with ones directed at places
-    where the order can differ. A failing schedule is reduced to the fewest changes that still fail; notes on the error
-    say what they are and how to repeat the run. What a run changes outside the function stays changed for the next.
+    The first schedule is asyncio's order, the second its reverse. Then random schedules alternate with ones that target
+    places where the order can differ. A failing schedule is reduced to the fewest changes that still fail; notes on the
+    error list them and say how to repeat the run. State outside the function is not reset between runs.
 
     Args:
         fn: the replica function.
         n: the number of CPU replicas, or a strategy.
-        schedules: how many to run at most.
-        seed: seed of the schedules, and of `random` and `numpy.random` in the program.
+        schedules: the largest number of schedules to run.
+        seed: the seed of the schedules, and of `random` and `numpy.random` in the program.
         args: the function's arguments, as for `Strategy.run`.
         kwargs: its keyword arguments, as for `Strategy.run`.
         replay: the one schedule to run instead.
-        timeout: limit of one run in real seconds; None for no limit.
+        timeout: the limit for each run in real seconds; None for no limit.
+
+    Returns:
+        The number of schedules, and the results of the first.
 
     Raises:
         DeadlockError: nothing can run any more.
-        CollectiveError: replicas disagreed, or took longer than ``timeout``.
-        RuntimeError: an event loop runs already: call it from a plain function, not from a coroutine.
+        CollectiveError: the replicas disagreed, or took longer than ``timeout``.
+        RuntimeError: an event loop is running already. Call this from a plain function, not from a coroutine.
         ValueError: ``n`` is not a number of replicas; ``schedules`` is less than 1; ``replay`` is not a schedule.
-        Exception: what a replica raised.
+        Exception: whatever a replica raised.
     """
     __tracebackhide__ = True
     if schedules < 1:
@@ -133,14 +136,13 @@ def explore(
     return Explored(exploration.schedules, strategy.experimental_local_results(exploration.value))
 
 
-# Recordings of collectives: which were made, to compare with others or with a list.
+# Recordings of collectives, to compare with each other or with a list.
 
 
 class Recording(list[CallRecord]):
-    """The collectives that were completed, in order, of the runs that began while it was made.
+    """The completed collectives of recorded runs, in order.
 
-    It is a list of `CallRecord`: each says what was called and where, at the call site of the replica that called
-    first.
+    It is a list of `CallRecord`. Each has the call, and the call site of the replica that called first.
     """
 
     @property
@@ -150,13 +152,10 @@ class Recording(list[CallRecord]):
 
 
 class _Recorder(Observer):
-    """The observer that fills a recording."""
-
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
 
     def completed(self, slot: Slot) -> None:
-        """Record a collective that has its result."""
         if slot.error is None and slot.number >= 0:
             first = slot.first
             self._recording.append(CallRecord(slot.number, str(first.call), first.location))
@@ -174,9 +173,7 @@ def record_collectives() -> Iterator[Recording]:
         yield recording
 
 
-def assert_same_collectives(
-    actual: Recording | Iterable[CallRecord | str], expected: Recording | Iterable[CallRecord | str]
-) -> None:
+def assert_same_collectives(actual: Iterable[CallRecord | str], expected: Iterable[CallRecord | str]) -> None:
     """Check that two programs made the same collectives in the same order; call sites are not compared.
 
     Args:
@@ -189,9 +186,9 @@ def assert_same_collectives(
     left, right = _texts(expected), _texts(actual)
     if left == right:
         return
-    diff = list(difflib.unified_diff(left, right, "expected", "actual", lineterm="", n=2))
-    found = count(len(right), "call")
-    raise AssertionError("\n".join([f"the collectives differ: {found}, expected {len(left)}", *diff]))
+    diff = difflib.unified_diff(left, right, "expected", "actual", lineterm="", n=2)
+    headline = f"the collectives differ: {count(len(right), 'call')}, expected {len(left)}"
+    raise AssertionError("\n".join([headline, *diff]))
 
 
 def _texts(calls: Iterable[CallRecord | str]) -> list[str]:

@@ -24,26 +24,26 @@ from aiodist._checking.explore import without_frames_before
 from aiodist.testing import explore
 
 _MARKER = (
-    "replicas(n, schedules=1, seed=0, replay=None, timeout=60.0): run the test function on n replicas, under that many "
+    "replicas(n, schedules=1, seed=0, replay=None, timeout=60.0): run the test function on n replicas under that many "
     "schedules; see aiodist.testing.explore"
 )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     config.addinivalue_line("markers", _MARKER)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """Replace a marked test function by a plain function that runs it on replicas, whatever other plugins look for."""
+    """Replace a marked test function by a plain one that runs it on replicas, before other plugins see it."""
     __tracebackhide__ = True
     marker = pyfuncitem.get_closest_marker("replicas")
     if marker is None:
         return (yield)
     own = pyfuncitem.obj
     if not marker.args and "n" not in marker.kwargs:
-        pytest.fail("on how many replicas? write @pytest.mark.replicas(2)", pytrace=False)
+        pytest.fail("the marker needs a number of replicas, e.g. @pytest.mark.replicas(2)", pytrace=False)
     pyfuncitem.obj = partial(_explore, _function(own), _options(*marker.args, **marker.kwargs))
     try:
         return (yield)
@@ -55,7 +55,7 @@ def _explore(fn: Callable[..., Any], options: dict[str, Any], **kwargs: Any) -> 
     __tracebackhide__ = True
     try:
         explore(fn, kwargs=kwargs, **options)
-    except Exception as error:  # noqa: BLE001  (it goes on, less our frames)
+    except Exception as error:  # noqa: BLE001  (raised again, without our frames)
         raise without_frames_before(error) from error.__cause__
 
 
@@ -65,11 +65,11 @@ def _options(
     return {"n": n, "schedules": schedules, "seed": seed, "replay": replay, "timeout": timeout}
 
 
-_options.__qualname__ = "pytest.mark.replicas"  # for the error when a marker has other arguments
+_options.__qualname__ = "pytest.mark.replicas"  # named in the TypeError for wrong arguments
 
 
 def _function(obj: Any) -> Callable[..., Any]:
-    """Return the test function itself if another plugin has wrapped a coroutine function in a plain one."""
+    """Return the test function itself, also if another plugin has wrapped it in a plain function."""
     wrapped = getattr(obj, "__wrapped__", None)
     function: Callable[..., Any] = wrapped if inspect.iscoroutinefunction(wrapped) else obj
     return function

@@ -2,9 +2,9 @@
 
     python docs/examples/actor_learner.py
 
-Actors are ordinary tasks. Each plays a bandit with four arms by the newest policy and puts what it saw into the queue
-of one learner. Learners are replicas: each waits for its own queue, and all of them take the step together. A queue is
-no collective, so a slow actor delays the step and does no harm.
+Actors are ordinary tasks. Each plays a bandit with four arms by the newest policy and puts its observations into the
+queue of one learner. Learners are replicas: each waits for its own queue, and all of them take the step together. A
+queue is not a collective, so a slow actor only delays the step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Policy:
 
 
 async def act(actor: int, policy: Policy, queue: asyncio.Queue[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Play for ever; the queue is bounded, so actors do not run ahead of the policy."""
+    """Play forever; the queue is bounded, so actors do not run ahead of the policy."""
     rng = np.random.default_rng(actor)
     while True:
         arms = rng.choice(len(PAYS), size=EPISODES, p=policy.probabilities())
@@ -39,7 +39,7 @@ async def act(actor: int, policy: Policy, queue: asyncio.Queue[tuple[np.ndarray,
 
 
 async def learn(policy: Policy, queue: asyncio.Queue[tuple[np.ndarray, np.ndarray]]) -> float:
-    """Take steps of policy gradients, in a replica; return the mean reward of the last one."""
+    """Take policy gradient steps in a replica; return the mean reward of the last one."""
     ctx = aiodist.get_replica_context()
     logits, mean = policy.logits, 0.0
     for _ in range(STEPS):

@@ -2,9 +2,9 @@
 
     python docs/examples/checkpoints.py
 
-Between two calls of `run` no replica is at work, so that is where the state of a job is saved: weights, step, and
-whatever decides when to stop. A job that was interrupted and resumed ends with the same bits as one that was not. Early
-stopping needs no vote here, because the loss that it looks at is one number for all.
+The state of a job (weights, step, and whatever decides when to stop) is saved between two calls of `run`, when no
+replica is running. A job that was interrupted and resumed ends with the same bits as one that was not. Early stopping
+needs no vote here, because its loss is the same number on all replicas.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TRAINING, VALIDATION = slice(0, 180), slice(180, 240)
 
 
 async def step(weights: aiodist.Variable, number: int) -> None:
-    """Take one step on this replica's part of the batch of that number; a replica's draws depend on nothing else."""
+    """Take one step on this replica's part of a batch, whose examples depend only on the step and the replica."""
     ctx = aiodist.get_replica_context()
     rng = np.random.default_rng((number, ctx.replica_id_in_sync_group))
     rows = rng.integers(TRAINING.stop, size=10)
@@ -34,14 +34,14 @@ async def step(weights: aiodist.Variable, number: int) -> None:
 
 
 def save(file: Path, **state: object) -> None:
-    """Write a checkpoint: whole, or not at all."""
+    """Write a checkpoint, completely or not at all."""
     partly = file.with_suffix(".partly.npz")
     np.savez(partly, **state)
     partly.replace(file)
 
 
 def load(file: Path) -> dict[str, np.ndarray]:
-    """Return what a checkpoint holds; where there is none, a beginning."""
+    """Return the content of a checkpoint, or the initial state if there is none."""
     if not file.exists():
         return {"weights": np.zeros(8), "step": np.array(0), "best": np.array(np.inf), "since": np.array(0)}
     with np.load(file) as saved:
@@ -49,7 +49,7 @@ def load(file: Path) -> dict[str, np.ndarray]:
 
 
 async def train(file: Path, *, interrupt_at: int = STEPS) -> tuple[int, np.ndarray]:
-    """Train from the checkpoint on, if there is one; return the number of the last step and the weights."""
+    """Train from the checkpoint, if there is one; return the number of the last step and the weights."""
     strategy = aiodist.MirroredStrategy([f"CPU:{k}" for k in range(REPLICAS)])
     state = load(file)
     with strategy.scope():

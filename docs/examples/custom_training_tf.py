@@ -1,4 +1,4 @@
-"""A custom training loop on tf.distribute, to be read beside custom_training.py.
+"""A custom training loop on tf.distribute, to compare with custom_training.py.
 
 python docs/examples/custom_training_tf.py
 """

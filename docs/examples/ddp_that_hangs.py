@@ -1,7 +1,7 @@
-"""DistributedDataParallel on three ranks, broken on purpose: a rank that finds a bad batch leaves the step out.
+"""DistributedDataParallel on three ranks, broken on purpose: a rank that finds a bad batch skips the step.
 
 torchrun --nproc-per-node 3 docs/examples/ddp_that_hangs.py        hangs at the end
-aiodist check --ranks 3 docs/examples/ddp_that_hangs.py            says where the ranks part, at once
+aiodist check --ranks 3 docs/examples/ddp_that_hangs.py            says at once where the ranks diverge
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train() -> None:
-    """Train for a few steps, and let rank 0 say so once all have."""
+    """Train for a few steps; rank 0 prints a line when all have finished."""
     model = DistributedDataParallel(torch.nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(STEPS):
@@ -43,7 +43,7 @@ def train() -> None:
 
 
 def dump_after(seconds: float) -> None:
-    """Write this rank's flight recorder dump after a while, as NCCL's watchdog does by itself."""
+    """Write this rank's flight recorder dump after a while, as NCCL's watchdog does on its own."""
 
     def dump() -> None:
         recorded = torch._C._distributed_c10d._dump_fr_trace()  # noqa: SLF001  (no public name gives it)

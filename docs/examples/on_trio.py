@@ -2,8 +2,8 @@
 
     python docs/examples/on_trio.py
 
-Replicas are tasks of a nursery that `run` opens and closes. A deadline belongs around the run, not around one replica's
-collective: all replicas are cancelled together, the strategy stays as it is, and the next run works.
+Replicas are tasks of a nursery that `run` opens and closes. Put a deadline around the run, not around one replica's
+collective: then all replicas are cancelled together, the strategy is unaffected, and the next run works.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ except ImportError:
 
 
 async def train(steps: int, seconds: float, third: trio.Event) -> float:
-    """Train a weight towards 3, in a replica; a step takes so many seconds."""
+    """Train a weight towards 3 in a replica; each step takes `seconds`."""
     ctx = aiodist.get_replica_context()
     weight = 0.0
     for number in range(1, steps + 1):
-        await trio.sleep(seconds)  # where a batch is loaded
+        await trio.sleep(seconds)  # load a batch
         weight -= 0.5 * await ctx.all_reduce("MEAN", weight - 3.0 - 0.1 * ctx.replica_id_in_sync_group)
         if number == 3:
             third.set()
@@ -34,9 +34,9 @@ async def train(steps: int, seconds: float, third: trio.Event) -> float:
 
 
 async def report(third: trio.Event) -> None:
-    """Say so once three steps are done."""
+    """Print a line once three steps are done."""
     await third.wait()
-    print("three steps are done, and this task goes on beside the replicas")
+    print("three steps are done, and this task runs alongside the replicas")
 
 
 async def main() -> None:

@@ -1,9 +1,9 @@
-"""Tests of one's own training code, on replicas, without a cluster and without waiting.
+"""Tests of training code on replicas, without a cluster and without waiting.
 
     python -m pytest -p aiodist.testing.pytest_plugin docs/examples/test_training.py
 
-The code under test is `train`, with a fault that can be switched on: a replica that sees a bad batch leaves the step
-out. Each test shows one way to look at such code.
+The code under test is `train`, with a fault that can be switched on: a replica that sees a bad batch skips the step.
+Each test shows one way to test such code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aiodist.testing import assert_same_collectives, explore, record_collectives
 
 
 async def train(batches: int, *, bad: int | None = None) -> list[float]:
-    """Return the weights after a step for each batch; on replica 1, the bad batch is left out."""
+    """Return the weights after a step per batch; with the fault, replica 1 skips the bad batch."""
     ctx = get_replica_context()
     weights = np.zeros(2)
     for number in range(batches):
@@ -40,7 +40,7 @@ def test_any_order_of_tasks_gives_the_same_weights() -> None:
 
 
 def test_collectives_of_a_step() -> None:
-    """A change that adds one to every step is seen here, before it is felt on a network."""
+    """A change that adds a collective to every step is found here, before it slows down a network."""
     with record_collectives() as record:
         run_replicas(train, 2, args=(2,))
     assert_same_collectives(record, ["all_reduce(MEAN, float64[2])"] * 2 + ["barrier()"])

@@ -3,9 +3,9 @@
     python docs/examples/train_digits.py
 
 The weights are variables, the model is plain NumPy, and every step takes the same 128 images, divided among the
-replicas. Another number of replicas groups the sums of a step differently, so curves differ by what float32 rounds.
-Exit code 1 if they differ by more, or if replicas of one run end with different weights; 0 where scikit-learn, which
-brings the images, is not installed.
+replicas. A different number of replicas groups the sums of a step differently, so curves differ by float32 rounding.
+The exit code is 1 if they differ by more, or if replicas of one run end with different weights. It is 0 if
+scikit-learn, which provides the images, is not installed.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ REPLICAS, STEPS, BATCH, RATE, TOLERANCE = (1, 2, 4, 8), 40, 128, 0.5, 1e-5
 
 
 def make_weights() -> dict[str, aiodist.Variable]:
-    """Return a model's weights, the same at each call; called in a strategy's scope."""
+    """Return a model's initial weights, the same at each call; called in a strategy's scope."""
     rng = np.random.default_rng(1)
     drawn = {"w1": rng.standard_normal((64, 64)) / 8, "b1": np.zeros(64), "w2": np.zeros((64, 10)), "b2": np.zeros(10)}
     return {name: aiodist.Variable(weight.astype(np.float32), name=name) for name, weight in drawn.items()}
 
 
 def make_dataset() -> aiodist.NumpyDataset:
-    """Return batches of 128 of the 1797 images, 8 by 8 pixels each, and at the end of each epoch one of 5."""
+    """Return batches of 128 of the 1797 images of 8 by 8 pixels; the last batch of each epoch has 5."""
     pixels, digits = load_digits(return_X_y=True)
     return aiodist.NumpyDataset(((pixels / 16).astype(np.float32), digits)).shuffle(seed=0).batch(BATCH).repeat()
 
 
 def compute(weights, inputs, targets, examples):
-    """Return these images' part of the mean loss, and its gradients."""
+    """Return the images' part of the mean loss, and its gradients."""
     hidden = np.maximum(inputs @ weights["w1"] + weights["b1"], 0)
     logits = hidden @ weights["w2"] + weights["b2"]
     logits -= logits.max(axis=1, keepdims=True, initial=-np.inf)
@@ -59,7 +59,7 @@ async def step(weights, batch):
     """Take one step, in a replica; return the whole batch's loss."""
     ctx = aiodist.get_replica_context()
     inputs, targets = batch
-    examples = await ctx.all_reduce("SUM", len(targets))  # parts differ in size: so the mean is over examples
+    examples = await ctx.all_reduce("SUM", len(targets))  # parts differ in size, so the mean is over examples
     read = {name: weight.read_value() for name, weight in weights.items()}
     loss, gradients = await ctx.all_reduce("SUM", await ctx.run_sync(compute, read, inputs, targets, examples))
     for name, weight in weights.items():
@@ -68,7 +68,7 @@ async def step(weights, batch):
 
 
 async def train(replicas: int) -> tuple[list[float], bool]:
-    """Return the losses on so many replicas, and whether all ended with the same weights, bit for bit."""
+    """Return the losses of a run, and whether all replicas ended with the same weights, bit for bit."""
     strategy = aiodist.MirroredStrategy([f"CPU:{k}" for k in range(replicas)])
     with strategy.scope():
         weights = make_weights()

@@ -2,10 +2,9 @@
 
     python docs/examples/train_jax.py
 
-Each replica has weights of its own, on logical CPU devices, and one compiled function serves all. Gradients go into the
-collective as they are, by DLPack: NumPy looks at their memory. The sum comes back as JAX arrays, which nobody can
-change, and which the replicas therefore share. Exit code 1 if the curves differ by more than float32 rounds; 0 where
-JAX is not installed.
+Each replica has its own weights, on logical CPU devices, and one compiled function serves all. Gradients go into the
+collective without a copy, by DLPack. The sum comes back as JAX arrays, which are immutable, so the replicas share them.
+The exit code is 1 if the curves differ by more than float32 rounding, and 0 if JAX is not installed.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ jnp = jax.numpy
 
 
 def make_weights() -> dict[str, Any]:
-    """Return a model's weights: the same at each call."""
+    """Return a model's initial weights, the same at each call."""
     rng = np.random.default_rng(1)
     drawn = {"w1": rng.standard_normal((20, 64)) / 5, "b1": np.zeros(64), "w2": np.zeros((64, 5)), "b2": np.zeros(5)}
     return {name: jnp.asarray(weight, jnp.float32) for name, weight in drawn.items()}
 
 
 def make_dataset() -> aiodist.NumpyDataset:
-    """Return batches of 30, and at the end of each epoch one of 10."""
+    """Return batches of 30; the last batch of each epoch has 10."""
     rng = np.random.default_rng(0)
     inputs = rng.standard_normal((100, 20)).astype(np.float32)
     targets = inputs[:, :5].argmax(axis=1).astype(np.int32)
@@ -44,7 +43,7 @@ def make_dataset() -> aiodist.NumpyDataset:
 
 
 def loss(weights: dict[str, Any], inputs: Any, targets: Any, examples: Any) -> Any:
-    """Return these examples' part of the mean loss."""
+    """Return the examples' part of the mean loss."""
     hidden = jax.nn.relu(inputs @ weights["w1"] + weights["b1"])
     logits = jax.nn.log_softmax(hidden @ weights["w2"] + weights["b2"])
     return -logits[jnp.arange(len(targets)), targets].sum() / examples
@@ -54,7 +53,7 @@ loss_and_gradients = jax.jit(jax.value_and_grad(loss))
 
 
 def compute(*args: Any) -> Any:
-    """Return the loss and its gradients when they are there; meanwhile the other replicas run."""
+    """Return the loss and its gradients once they are computed; meanwhile the other replicas run."""
     return jax.block_until_ready(loss_and_gradients(*args))
 
 
@@ -66,7 +65,7 @@ def changed(weights: dict[str, Any], gradients: dict[str, Any]) -> dict[str, Any
 async def step(weights: dict[str, Any], batch: tuple[Any, Any]) -> tuple[float, dict[str, Any]]:
     """Take one step, in a replica; return the whole batch's loss, and the weights."""
     ctx = aiodist.get_replica_context()
-    examples = await ctx.all_reduce("SUM", len(batch[1]))  # parts differ in size: so the mean is over examples
+    examples = await ctx.all_reduce("SUM", len(batch[1]))  # parts differ in size, so the mean is over examples
     value, gradients = await ctx.all_reduce("SUM", await ctx.run_sync(compute, weights, *batch, examples))
     return float(value), changed(weights, gradients)
 

@@ -2,9 +2,9 @@
 
     python docs/examples/train_pytorch.py
 
-Each replica has a model of its own, on logical CPU devices. Gradients go into the collective as they are, by DLPack:
-NumPy looks at their memory. The sum comes back as tensors over the memory that it was computed in, and becomes the
-gradients of the model. Exit code 1 if the curves differ by more than float32 rounds; 0 where PyTorch is not installed.
+Each replica has its own model, on logical CPU devices. Gradients go into the collective without a copy, by DLPack. The
+sum comes back as tensors over the memory that it was computed in, and becomes the gradients of the model. The exit code
+is 1 if the curves differ by more than float32 rounding, and 0 if PyTorch is not installed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REPLICAS, STEPS, BATCH, TOLERANCE = 4, 40, 30, 1e-5
 
 
 def make_model() -> Any:
-    """Return a model: the same first weights at each call."""
+    """Return a model with the same initial weights at each call."""
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 5))
 
@@ -37,14 +37,14 @@ def make_optimiser(model: Any) -> Any:
 
 
 def make_dataset() -> aiodist.NumpyDataset:
-    """Return batches of 30, and at the end of each epoch one of 10."""
+    """Return batches of 30; the last batch of each epoch has 10."""
     rng = np.random.default_rng(0)
     inputs = rng.standard_normal((100, 20)).astype(np.float32)
     return aiodist.NumpyDataset((inputs, inputs[:, :5].argmax(axis=1))).shuffle(seed=0).batch(BATCH).repeat()
 
 
 def compute(model: Any, inputs: Any, targets: Any, examples: int) -> Any:
-    """Set the gradients of the model's parameters; return the loss, a tensor: these examples' part of the mean."""
+    """Set the gradients of the model's parameters; return the loss, the examples' part of the mean, as a tensor."""
     model.zero_grad()
     logits = model(torch.from_numpy(inputs))
     loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(targets), reduction="sum") / examples
@@ -56,7 +56,7 @@ async def step(model: Any, optimiser: Any, batch: tuple[Any, Any]) -> float:
     """Take one step, in a replica; return the whole batch's loss."""
     ctx = aiodist.get_replica_context()
     parameters = list(model.parameters())
-    examples = await ctx.all_reduce("SUM", len(batch[1]))  # parts differ in size: so the mean is over examples
+    examples = await ctx.all_reduce("SUM", len(batch[1]))  # parts differ in size, so the mean is over examples
     loss = await ctx.run_sync(compute, model, *batch, examples)
     loss, gradients = await ctx.all_reduce("SUM", (loss, [parameter.grad for parameter in parameters]))
     for parameter, gradient in zip(parameters, gradients, strict=True):

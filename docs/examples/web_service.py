@@ -1,9 +1,9 @@
-"""A web service that trains, shows how far it is, and can be told to stop.
+"""A web service that trains, shows its progress, and can be asked to stop.
 
     uvicorn web_service:app        # in docs/examples; then GET /metrics and POST /stop
 
-Training is one task of the service's own event loop. The replicas decide together when to stop: the request may come
-while some of them have looked and others have not.
+Training is one task of the service's own event loop. The replicas decide together when to stop, because the request
+may arrive when some of them have checked for it and others have not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TARGET = np.array([1.0, -2.0, 0.5])
 
 
 async def train(job: dict[str, Any]) -> int:
-    """Fit a linear model until the job is told to stop; runs in every replica, and returns how many steps it took."""
+    """Fit a linear model in a replica until the job is asked to stop; return the number of steps."""
     ctx = aiodist.get_replica_context()
     rng = np.random.default_rng(ctx.replica_id_in_sync_group)
     weights, steps = np.zeros(3), 0
@@ -42,13 +42,13 @@ async def train(job: dict[str, Any]) -> int:
         gradient, loss = await ctx.all_reduce("MEAN", (errors @ inputs / 16, float(errors @ errors / 16)))
         weights, steps = weights - 0.1 * gradient, steps + 1
         job["metrics"] = {"step": steps, "loss": loss}
-        await asyncio.sleep(0.01)  # where a batch is loaded
+        await asyncio.sleep(0.01)  # load a batch
     return steps
 
 
 @contextlib.asynccontextmanager
 async def training(app: Starlette) -> AsyncIterator[None]:
-    """Train as long as the service is up."""
+    """Train while the service is up."""
     app.state.job = {"stop": False, "metrics": {"step": 0}}
     async with asyncio.TaskGroup() as tasks:
         run = STRATEGY.run(train, args=(app.state.job,))
@@ -58,12 +58,12 @@ async def training(app: Starlette) -> AsyncIterator[None]:
 
 
 async def metrics(request: Request) -> JSONResponse:
-    """Answer with the newest metrics."""
+    """Return the newest metrics."""
     return JSONResponse(request.app.state.job["metrics"] | {"running": not request.app.state.task.done()})
 
 
 async def stop(request: Request) -> JSONResponse:
-    """Tell the job to stop, and answer once every replica has."""
+    """Ask the job to stop, and respond once every replica has."""
     request.app.state.job["stop"] = True
     steps = await request.app.state.task
     return JSONResponse({"steps": STRATEGY.experimental_local_results(steps)})

@@ -1,4 +1,4 @@
-"""Every demo from the command line, for a few steps: what it prints, its exit code, and how Ctrl-C ends it."""
+"""The demos from the command line: what they print, their exit codes, Ctrl-C, and several workers."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import pytest
 
 from aiodist._demos import text
 from aiodist._tools.cli import main
-from tests.tools.command import exit_code, interrupt_command, run_command
+from tests.tools.command import interrupt_command, run_command, usage_error
 
 DIGEST = re.compile(r"\b([0-9a-f]{16})  replica (\d+)")
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    """Run a command that must end with `code`; return what it prints."""
-    assert main(arguments) == code
+    """Run a demo that must end with `code`; return its output."""
+    assert main(["demo", *arguments]) == code
     captured = capsys.readouterr()
     assert captured.err == ""
     return captured.out
 
 
-def test_text_tells_all_that_a_person_wants_to_know(capsys: pytest.CaptureFixture[str]) -> None:
-    out = printed(capsys, "demo", "text", "--steps", "25")
+def test_text_prints_progress_a_sample_and_digests(capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, "text", "--steps", "25")
     assert re.search(r"^input +pydoc_data\.topics: [\d,]+ characters$", out, re.MULTILINE)
     lines = re.findall(r"^4 replicas, step +(\d+) of 25: \d\.\d\d bits/char(, \d+ steps/s)?$", out, re.MULTILINE)
     assert [int(step) for step, _ in lines] == [1, *range(2, 25, 2), 25]
@@ -39,7 +39,7 @@ def test_text_tells_all_that_a_person_wants_to_know(capsys: pytest.CaptureFixtur
 
 def test_text_depends_on_the_seed(capsys: pytest.CaptureFixture[str]) -> None:
     def digests(*arguments: str) -> set[str]:
-        return {digest for digest, _ in DIGEST.findall(printed(capsys, "demo", "text", "--steps", "1", *arguments))}
+        return {digest for digest, _ in DIGEST.findall(printed(capsys, "text", "--steps", "1", *arguments))}
 
     first = digests("--replicas", "2")
     assert first == digests("--replicas", "2", "--seed", "0")
@@ -54,11 +54,11 @@ def test_text_with_different_weights_fails(capsys: pytest.CaptureFixture[str], m
         return learner, [1, 2]
 
     monkeypatch.setattr(text, "_train", train_apart)
-    assert "DIFFERENT" in printed(capsys, "demo", "text", "--steps", "1", "--replicas", "2", code=1)
+    assert "DIFFERENT" in printed(capsys, "text", "--steps", "1", "--replicas", "2", code=1)
 
 
-def test_mismatch_shows_the_report_with_the_lines_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:
-    out = printed(capsys, "demo", "mismatch")
+def test_mismatch_prints_the_program_and_the_report_on_it(capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, "mismatch")
     numbered = dict(re.findall(r"^ *(\d+)  +(\S.*)$", out, re.MULTILINE))
     (barrier,) = (number for number, line in numbered.items() if "ctx.barrier()" in line)
     (reduction,) = (number for number, line in numbered.items() if "ctx.all_reduce(" in line)
@@ -69,22 +69,16 @@ def test_mismatch_shows_the_report_with_the_lines_of_the_program(capsys: pytest.
     assert "exit code is 0" in out
 
 
-# In a terminal.
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals are POSIX here")
-def test_ctrl_c_ends_a_run_in_one_line() -> None:
+def test_ctrl_c_ends_text_with_one_line() -> None:
     code, output = interrupt_command("demo", "text", "--steps", "1000000", when="bits/char")
     assert (code, output.splitlines()[-1]) == (130, "interrupted")
     assert "\x1b[1m" in output
     assert "Error" not in output
 
 
-# On several workers.
-
-
 @pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed")
-def test_workers_of_unequal_numbers_of_replicas_end_with_equal_weights() -> None:
+def test_text_on_unequal_workers_ends_with_equal_weights() -> None:
     ended = run_command("demo", "text", "--steps", "2", "--workers", "2", "--replicas", "3")
     assert ended.returncode == 0, ended.stdout
     digests = DIGEST.findall(ended.stdout)
@@ -93,7 +87,8 @@ def test_workers_of_unequal_numbers_of_replicas_end_with_equal_weights() -> None
     assert "equal in every bit" in ended.stdout
 
 
-def test_job_of_another_size_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_in_a_job_of_another_size_is_a_usage_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("AIODIST_WORKERS", "3")
-    assert exit_code("demo", "text", "--workers", "2") == 2
-    assert "--workers 2 in a job of 3" in capsys.readouterr().err
+    assert "--workers 2 in a job of 3" in usage_error(capsys, "demo", "text", "--workers", "2")

@@ -1,4 +1,4 @@
-"""The model, its text and the loop of `demo text`, against finite differences and the same loop without replicas."""
+"""The model and the training of `demo text`, against finite differences and the same loop without replicas."""
 
 from __future__ import annotations
 
@@ -15,11 +15,6 @@ from aiodist._demos.language import LanguageModel, Weights
 from aiodist._demos.text import Learner, Plan, one_blas_thread, train_on
 from tests.benchmarks.training import threaded
 
-RNG = np.random.default_rng(11)
-
-
-# The model.
-
 
 def numerical_gradients(loss: Callable[[], float], weights: Weights, by: float = 1e-6) -> Weights:
     """Return (loss(w + by) - loss(w - by)) / (2 by) for every element of every weight."""
@@ -35,10 +30,11 @@ def numerical_gradients(loss: Callable[[], float], weights: Weights, by: float =
     return gradients
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
-    """In float64, where differences of 1e-6 can be told.
+def test_gradients_equal_finite_differences() -> None:
+    """In float64, which resolves differences of 1e-6.
 
-    With biases of zero a unit whose inputs are all cut off stands exactly at its kink, where there is no derivative.
+    Weights are perturbed because a rectifier with zero bias and zero inputs is exactly at its kink, where it has no
+    derivative.
     """
     rng = np.random.default_rng(9)
     model = LanguageModel(symbols=5, context=3, width=2, hidden=(6, 4))
@@ -53,9 +49,7 @@ def test_gradients_are_those_of_finite_differences() -> None:
         np.testing.assert_allclose(gradients[name], value, rtol=1e-5, atol=1e-7, err_msg=name)
 
 
-# The loop.
-
-INPUTS = RNG.integers(0, 6, (40, 3))
+INPUTS = np.random.default_rng(11).integers(0, 6, (40, 3))
 MODEL = LanguageModel(symbols=6, context=3, width=4, hidden=(12,))
 PLAN = Plan(MODEL, INPUTS, INPUTS[:, 0], steps=12, seed=3, batch=15, rate=0.1)
 
@@ -68,8 +62,7 @@ def trained_on(replicas: int, plan: Plan = PLAN) -> Learner:
 
 
 @pytest.mark.parametrize(("replicas", "threads"), [(1, 1), (4, 2), (20, 1)])
-def test_replicas_follow_the_run_without_them(replicas: int, threads: int) -> None:
-    """The one that the benchmark compares with."""
+def test_replicas_train_like_the_threads_of_the_benchmark(replicas: int, threads: int) -> None:
     weights, losses = threaded(PLAN, threads)
     learner = trained_on(replicas)
     np.testing.assert_allclose(learner.losses, losses, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""`aiodist.testing`: running and exploring, records of collectives and their comparison, and what is refused."""
+"""`aiodist.testing`: running, exploring, recording and comparing collectives, and bad arguments."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from aiodist.testing import Explored, assert_same_collectives, explore, record_c
 async def doubled(value: Any, *, plus: int = 0) -> Any:
     ctx = get_replica_context()
     await ctx.barrier()
-    await asyncio.sleep(1e6)  # no test waits for that: time is virtual
+    await asyncio.sleep(1e6)  # virtual time
     return value * 2 + plus + ctx.replica_id_in_sync_group
 
 
-def test_results_come_one_a_replica_time_is_virtual_and_arguments_are_those_of_run() -> None:
+def test_results_are_per_replica_time_is_virtual_and_arguments_are_those_of_run() -> None:
     assert run_replicas(doubled, 3, args=(5,)) == (10, 11, 12)
     assert run_replicas(doubled, 2, (PerReplica((1, 2)),), {"plus": 10}) == (12, 15)
     assert run_replicas(doubled, MirroredStrategy(["CPU:4", "CPU:7"]), args=(1,)) == (2, 3)
     assert run_replicas(doubled, 1, args=(1,)) == (2,)
 
 
-def test_exploration_tells_how_many_schedules_there_were() -> None:
+def test_exploration_returns_the_number_of_schedules() -> None:
     assert explore(doubled, 2, schedules=7, args=(1,)) == Explored(7, (2, 3))
     assert explore(doubled, 1, schedules=7, args=(1,)).schedules == 1
 
 
 @pytest.mark.parametrize("run", [run_replicas, explore])
-def test_deadlock_is_an_error_at_once_and_a_call_in_a_coroutine_is_refused(run: Any) -> None:
+def test_deadlock_and_a_call_in_a_coroutine_are_errors(run: Any) -> None:
     with pytest.raises(DeadlockError, match="nothing can run any more"):
         run(asyncio.Event().wait, 2)
 
@@ -46,7 +46,7 @@ def test_deadlock_is_an_error_at_once_and_a_call_in_a_coroutine_is_refused(run: 
         asyncio.run(main())
 
 
-def test_bad_arguments_are_refused() -> None:
+def test_bad_arguments_are_errors() -> None:
     with pytest.raises(ValueError, match="schedules must be at least 1"):
         explore(doubled, 2, schedules=0)
     with pytest.raises(ValueError, match="must be a number of replicas, at least 1"):
@@ -55,7 +55,7 @@ def test_bad_arguments_are_refused() -> None:
         run_replicas(doubled, 2, replay="17")
 
 
-# Records of collectives.
+# Recordings of collectives.
 
 CALLS = ["all_reduce(SUM, float32[2])", "barrier()", "all_gather(float64[*], axis=0)"]
 
@@ -71,7 +71,7 @@ async def program(*, meets: bool = True) -> None:
 other_program = partial(program, meets=False)
 
 
-def test_collectives_are_recorded_with_their_places_on_any_event_loop() -> None:
+def test_collectives_are_recorded_with_their_call_sites_on_any_event_loop() -> None:
     with record_collectives() as record:
         run_replicas(program, 3)
     assert record.calls == CALLS
@@ -83,7 +83,7 @@ def test_collectives_are_recorded_with_their_places_on_any_event_loop() -> None:
         assert record.calls == CALLS
 
 
-def test_only_runs_that_begin_inside_are_recorded() -> None:
+def test_only_runs_that_begin_in_the_block_are_recorded() -> None:
     async def main() -> list[str]:
         strategy, calls = MirroredStrategy(["CPU:0", "CPU:1"]), list[str]()
         async with anyio.create_task_group() as tasks:
@@ -97,7 +97,7 @@ def test_only_runs_that_begin_inside_are_recorded() -> None:
     assert anyio.run(main) == [CALLS[0], CALLS[2]]
 
 
-def test_same_collectives_are_the_same_whoever_makes_them() -> None:
+def test_equal_collectives_of_different_numbers_of_replicas_compare_equal() -> None:
     with record_collectives() as one:
         run_replicas(program, 2)
     with record_collectives() as two:

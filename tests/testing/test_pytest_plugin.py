@@ -1,4 +1,4 @@
-"""The pytest plugin, in a pytest of its own: enabled by name, with fixtures, classes, and beside other plugins."""
+"""The pytest plugin, in a pytest of its own: with fixtures and classes, beside other plugins, and its failures."""
 
 from __future__ import annotations
 
@@ -74,34 +74,30 @@ def no_other_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_pytest(pytester: pytest.Pytester, text: str, *arguments: str) -> tuple[dict[str, int], str]:
-    """Run a file of tests; return how many passed and failed, and the output."""
+    """Run a file of tests; return the numbers that passed and failed, and the output."""
     pytester.makepyfile(test_it=text)
     found = pytester.runpytest_inprocess("--strict-markers", "-p", "no:cacheprovider", *arguments)
     return found.parseoutcomes(), found.stdout.str()
 
 
-def set_to(*options: str) -> list[str]:
-    return [word for option in options for word in ("-o", option)]
-
-
-ASYNCIO = set_to("asyncio_mode=auto", "asyncio_default_fixture_loop_scope=function")
+ASYNCIO = "-p pytest_asyncio.plugin -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function"
 
 
 @pytest.mark.parametrize(
     ("beside", "passed"),
     [
-        ([], 5),
-        (["-p", "pytest_asyncio.plugin", *ASYNCIO], 5),
-        (["-p", "anyio.pytest_plugin", *set_to("anyio_mode=auto")], 9),  # four of them on both of its event loops
+        ("", 5),
+        (ASYNCIO, 5),
+        ("-p anyio.pytest_plugin -o anyio_mode=auto", 9),  # four of them on both of its event loops
     ],
 )
-def test_marked_functions_run_on_replicas(pytester: pytest.Pytester, beside: list[str], passed: int) -> None:
-    outcomes, output = run_pytest(pytester, PASSING, "-p", "aiodist.testing.pytest_plugin", *beside)
+def test_marked_functions_run_on_replicas(pytester: pytest.Pytester, beside: str, passed: int) -> None:
+    outcomes, output = run_pytest(pytester, PASSING, "-p", "aiodist.testing.pytest_plugin", *beside.split())
     assert outcomes.pop("passed") == passed, output
     assert not {"failed", "errors"} & outcomes.keys(), output
 
 
-def test_failure_shows_the_report_and_the_way_to_repeat_it(pytester: pytest.Pytester) -> None:
+def test_failure_shows_the_report_and_how_to_repeat_it(pytester: pytest.Pytester) -> None:
     pytester.makeconftest('pytest_plugins = ["aiodist.testing.pytest_plugin"]')
     outcomes, output = run_pytest(pytester, FAILING)
     assert outcomes["failed"] == 4
@@ -117,5 +113,5 @@ def test_failure_shows_the_report_and_the_way_to_repeat_it(pytester: pytest.Pyte
     assert "in the schedule given, with 1 change" in output
 
 
-def test_plugin_is_not_enabled_by_itself() -> None:
+def test_plugin_is_not_enabled_automatically() -> None:
     assert not [each for each in entry_points(group="pytest11") if each.value.startswith("aiodist")]

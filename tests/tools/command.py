@@ -1,4 +1,4 @@
-"""The command line as a person starts it: in this process, or in one of its own, and there in a terminal."""
+"""Ways to run the command line: in this process, in one of its own, and in a terminal."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from aiodist._tools.cli import main
 from tests.project import paths
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Return this process's variables with ours on the path, a plain terminal, and the given ones."""
-    own = {"NO_COLOR", "FORCE_COLOR", "COLUMNS"}
-    inherited = {name: value for name, value in paths.environment().items() if name not in own}
+    """Return the environment of a command: this process's with a plain terminal and the given variables."""
+    of_the_terminal = {"NO_COLOR", "FORCE_COLOR", "COLUMNS"}
+    inherited = {name: value for name, value in paths.environment().items() if name not in of_the_terminal}
     return inherited | {"TERM": "xterm-256color", **variables}
 
 
@@ -27,15 +29,25 @@ def exit_code(*arguments: str) -> Any:
         return end.code
 
 
+def usage_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run `aiodist` with arguments that it must reject; return what it printed on standard error."""
+    assert exit_code(*arguments) == 2
+    printed = capsys.readouterr()
+    assert "aiodist" not in printed.out  # a target that was to be checked may have printed something
+    assert printed.err.rstrip().splitlines()[-1].startswith("aiodist")
+    assert "Traceback" not in printed.err
+    return printed.err
+
+
 def run_command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run `aiodist` in a process of its own, with these environment variables; all that it prints is its output."""
+    """Run `aiodist` in a process of its own; its output includes standard error."""
     command = [sys.executable, "-m", "aiodist", *arguments]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.run(command, env=environment(**variables), text=True, check=False, **streams)  # type: ignore[call-overload, no-any-return]
 
 
 def interrupt_command(*arguments: str, when: str) -> tuple[int, str]:
-    """Run `aiodist` in a terminal, with Ctrl-C once `when` has been printed; return its exit code and output."""
+    """Run `aiodist` in a terminal, and press Ctrl-C once `when` is printed; return its exit code and output."""
     import pty
 
     ours, its = pty.openpty()
@@ -48,7 +60,7 @@ def interrupt_command(*arguments: str, when: str) -> tuple[int, str]:
                 if when.encode() not in output and when.encode() in output + chunk:
                     process.send_signal(signal.SIGINT)
                 output += chunk
-        except OSError:  # so Linux says that the last process has closed its side of a terminal
+        except OSError:  # on Linux: the last process has closed its side of the terminal
             pass
     os.close(ours)
     return process.returncode, output.decode()

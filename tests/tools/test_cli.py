@@ -1,4 +1,4 @@
-"""The command line: help, version, bad usage, exit codes, what it prints, and what commands have in common."""
+"""What all commands share: help, version, usage errors, exit codes, colour, and output that cannot be written."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import pytest
 import aiodist
 from aiodist._core.text import duration, size
 from aiodist._tools.cli import build_parser, main
-from tests.tools.command import environment, exit_code, run_command
+from tests.tools.command import environment, exit_code, run_command, usage_error
 from tests.torch.recorded import Job
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nothing"], "invalid choice: 'nothing'"),
         (["demo", "text", "--replicas", "0"], "--replicas: expected a whole number of at least 1, got '0'"),
@@ -32,18 +32,14 @@ from tests.torch.recorded import Job
         (["demo", "text", "--", "3"], "unexpected arguments: -- 3"),
     ],
 )
-def test_bad_usage_is_said_in_a_line_with_code_2(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+def test_bad_usage_gives_one_line_and_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    assert exit_code(*arguments) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert said in printed.err
-    assert printed.err.rstrip().splitlines()[-1].startswith("aiodist")
+    assert message in usage_error(capsys, *arguments)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--help"], "demo"),
         ([], "demo"),
@@ -53,19 +49,19 @@ def test_bad_usage_is_said_in_a_line_with_code_2(
         (["--version"], f"aiodist {aiodist.__version__}\n"),
     ],
 )
-def test_help_and_version_are_printed(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+def test_help_and_version_are_printed(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     assert exit_code(*arguments) == 0
     printed = capsys.readouterr()
-    assert said in printed.out
+    assert message in printed.out
     assert printed.err == ""
 
 
-def test_command_line_loads_nothing_heavy_before_it_knows_what_to_do() -> None:
+def test_import_of_the_command_line_is_light() -> None:
     program = "import aiodist._tools.cli, sys; print({'rich', 'sklearn', 'numba', 'trio'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", program], env=environment()) == b"set()\n"
 
 
-def test_characters_that_the_encoding_lacks_become_question_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_characters_that_cannot_be_encoded_become_question_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stdout", out)
     monkeypatch.setattr("aiodist._demos.mismatch.BEFORE", "→")
@@ -82,14 +78,14 @@ def test_times_and_sizes_have_three_digits() -> None:
 
 
 def parsers(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, list[argparse.Action]]]:
-    """Yield a parser and those of its commands, each with its arguments."""
+    """Yield a parser and the parsers of its commands, each with its arguments."""
     commands = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     yield parser, [action for action in parser._actions if action not in commands]
     for inner in (choice for action in commands for choice in action.choices.values()):
         yield from parsers(inner)
 
 
-def test_every_command_and_option_describes_itself_and_options_mean_the_same_in_all() -> None:
+def test_commands_and_options_have_descriptions_and_options_the_same_meaning_everywhere() -> None:
     meanings: dict[str, set[str]] = {}
     for parser, actions in parsers(build_parser()):
         assert parser.description, parser.prog
@@ -117,7 +113,7 @@ if __name__ == "__main__":
 """
 
 
-def test_reports_are_coloured_unless_they_must_not_be(
+def test_colour_of_reports_obeys_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -134,19 +130,19 @@ def test_reports_are_coloured_unless_they_must_not_be(
             "check program.py:parts -n 2", f"explain {dumps}", "demo mismatch", "trace show run.json",
         ):  # fmt: skip
             exit_code(*command.split())
-            said = capsys.readouterr().out
-            assert "collective #" in said, command
-            assert ("\x1b[1;31m" in said) is (forced > forbidden), command
+            message = capsys.readouterr().out
+            assert "collective #" in message, command
+            assert ("\x1b[1;31m" in message) is (forced > forbidden), command
 
 
 @pytest.mark.skipif(importlib.util.find_spec("argcomplete") is None, reason="argcomplete is not installed")
 def test_shell_completes_words() -> None:
-    asked = {"COMP_LINE": "aiodist trace s", "COMP_POINT": "15", "_ARGCOMPLETE_STDOUT_FILENAME": "/dev/stdout"}
-    assert run_command(_ARGCOMPLETE="1", **asked).stdout.strip() == "show"
+    request = {"COMP_LINE": "aiodist trace s", "COMP_POINT": "15", "_ARGCOMPLETE_STDOUT_FILENAME": "/dev/stdout"}
+    assert run_command(_ARGCOMPLETE="1", **request).stdout.strip() == "show"
 
 
 def into(out: int | IO[Any], *arguments: str, unbuffered: str) -> tuple[int, str]:
-    """Run a command that writes to this; return its exit code, and what it printed on standard error."""
+    """Run a command with this standard output; return its exit code and standard error."""
     command, variables = [sys.executable, "-m", "aiodist", *arguments], environment(PYTHONUNBUFFERED=unbuffered)
     ended = subprocess.run(command, env=variables, stdout=out, stderr=subprocess.PIPE, check=False, text=True)
     return ended.returncode, ended.stderr
@@ -163,7 +159,7 @@ def into(out: int | IO[Any], *arguments: str, unbuffered: str) -> tuple[int, str
         ("--version", "1", "/dev/full"),
     ],
 )
-def test_output_that_cannot_be_written_is_said_in_one_line(arguments: str, unbuffered: str, path: str) -> None:
+def test_output_that_cannot_be_written_is_reported_in_one_line(arguments: str, unbuffered: str, path: str) -> None:
     with Path(path).open("rb" if path == "/dev/null" else "wb") as out:
         ended = into(out, *arguments.split(), unbuffered=unbuffered)
     reason = "Bad file descriptor" if path == "/dev/null" else "No space left on device"
@@ -172,7 +168,7 @@ def test_output_that_cannot_be_written_is_said_in_one_line(arguments: str, unbuf
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes are POSIX here")
 @pytest.mark.parametrize("arguments", ["doctor", "--version", "demo text --steps 1000000"])
-def test_reader_that_goes_away_ends_a_command_without_a_word(arguments: str) -> None:
+def test_broken_pipe_ends_a_command_silently(arguments: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     assert into(writer, *arguments.split(), unbuffered="1") == (141, "")

@@ -1,4 +1,4 @@
-"""`aiodist doctor`: what it prints on machines of several kinds, and when it complains."""
+"""`aiodist doctor`: what it prints and its exit code, on several kinds of machines."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tomllib
 from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -27,32 +28,25 @@ MACHINE: dict[str, Any] = {
     "aiodist._arrays.devices.find_gpus": devices.Found(missing="no NVIDIA driver is installed"),
     "shutil.disk_usage": SimpleNamespace(total=1 << 30),
 }
-"""What the doctor asks of a machine on which all is well, and the answers."""
+"""The functions that doctor calls, with their results on a healthy machine."""
 ONE_GPU = devices.Found((devices.Gpu(0, "H200", (9, 0)),), "13.0")
 
 
 def make_machine(patch: pytest.MonkeyPatch, packages: set[str], answers: dict[str, Any]) -> None:
-    """Let the doctor find these packages, and this machine; an answer that is an error is raised."""
+    """Let doctor find these packages, and these answers on top of `MACHINE`; an answer that is an error is raised."""
 
     def version(name: str) -> str:
         if name not in packages:
             raise PackageNotFoundError(name)
         return "1.0"
 
-    def answering(answer: Any) -> Any:
-        def function(*_: object) -> Any:
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
-
-        return function
-
     patch.setattr(doctor, "version", version)
     for name, answer in (MACHINE | answers).items():
-        patch.setattr(name, answering(answer))
+        is_error = isinstance(answer, Exception)
+        patch.setattr(name, Mock(side_effect=answer) if is_error else Mock(return_value=answer))
 
 
-def test_all_is_well_on_one_page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_healthy_machine_fits_one_page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     make_machine(monkeypatch, PACKAGES, {})
     assert main(["doctor"]) == 0
     page = capsys.readouterr().out
@@ -61,7 +55,7 @@ def test_all_is_well_on_one_page(capsys: pytest.CaptureFixture[str], monkeypatch
     assert page.endswith("\n\nEverything that is needed is installed.\n")
 
 
-def test_libraries_are_those_on_which_the_package_depends() -> None:
+def test_needed_packages_are_the_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert list(doctor.NEEDED) == [re.split(r"[<>=]", line)[0] for line in project["dependencies"]]
 
@@ -87,14 +81,14 @@ def test_libraries_are_those_on_which_the_package_depends() -> None:
         (PACKAGES, {"disk_usage": SimpleNamespace(total=64 << 20)}, "shared memory  64.0 MiB  MPI keeps messages"),
     ],
 )  # fmt: skip
-def test_a_row_says_what_is_wrong_and_what_to_do(
+def test_row_says_what_is_wrong_and_what_to_do(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     packages: set[str],
     answers: dict[str, Any],
     row: str,
 ) -> None:
-    """A row that is needed is marked here by an exclamation mark."""
+    """An exclamation mark stands for a row that makes the command fail."""
     if row.startswith("shared memory") and sys.platform != "linux":
         pytest.skip("/dev/shm is Linux's")
     make_machine(monkeypatch, packages, {n: answers[short] for n in MACHINE if (short := n.split(".")[-1]) in answers})

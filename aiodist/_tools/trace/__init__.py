@@ -1,8 +1,8 @@
 """Traces: the timeline of runs, in a file and on a page. Each module imports only earlier ones.
 
-- `recording`: what is recorded while runs go on.
-- `file`: a trace file, written and read back.
-- `show`: who waited, and for whom: in the terminal, and as a page for a browser.
+- `recording`: the timeline, and the observer that records it.
+- `file`: trace files, written and read back.
+- `show`: the `trace` command: statistics in the terminal, and a page for a browser.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def trace(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Write the timeline of all runs that begin inside the block to a file, for Perfetto, Chrome and ``aiodist trace``.
 
     The block may enclose ``asyncio.run`` or ``trio.run``, any number of runs, or a part of a coroutine. It records the
-    runs of its own task or thread and of tasks started there. The file is written when the block ends, also by an
+    runs of its own task or thread and of tasks started there. The file is written when the block ends, even by an
     exception, and is complete or absent. Read it with ``aiodist trace show`` and ``aiodist trace html``, or open it in
     https://ui.perfetto.dev. The environment variable ``AIODIST_TRACE`` with a path does the same for every run of a
-    process. Over several workers a trace has the replicas of its own process.
+    process. With several workers, a trace has the replicas of its own process.
 
     Args:
         path: the file, usually ``….json``; an existing file is replaced.
@@ -51,11 +51,11 @@ def trace(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _begin(path: str | os.PathLike[str]) -> tuple[Observer, Callable[[], None]]:
-    """Return a trace's observer, and what writes the file at the end."""
-    from aiodist._tools.trace.file import check_place, write_trace  # few programs trace, and all of them import this
+    """Return the observer of a trace, and the function that writes the file at the end."""
+    from aiodist._tools.trace.file import check_path, write_trace  # here, since every program imports this module
     from aiodist._tools.trace.recording import Recording
 
-    place, recording = check_place(path), Recording()
+    place, recording = check_path(path), Recording()
 
     def end() -> None:
         recording.close()
@@ -66,7 +66,7 @@ def _begin(path: str | os.PathLike[str]) -> tuple[Observer, Callable[[], None]]:
 
 @cache
 def _of_process() -> Observer | None:
-    """Begin the trace for which ``AIODIST_TRACE`` asks, if it does, at the process's first run."""
+    """Begin the trace that ``AIODIST_TRACE`` requests, if any, at the process's first run."""
     path = environment.trace_path()
     if path is None:
         return None

@@ -1,7 +1,7 @@
-"""The timeline of runs, and the observer that records it while they go on.
+"""The timeline of runs, and the observer that records it.
 
-All times are in seconds since the trace began, and None is the time of what has not happened. A clock other than the
-machine's (trio's, or a test's own) is aligned with the machine's when it is first seen.
+All times are in seconds since the trace began; None stands for what has not happened. An event loop's own clock
+(trio's, or the virtual one of a test) is aligned with the machine's when it is first seen.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Function:
 
 
 class Arrival(NamedTuple):
-    """What one replica did in a collective: what it asked for, and when it called, first awaited, and resumed."""
+    """One replica in a collective: what it requested, and when it called, first awaited, and resumed."""
 
     replica: int
     text: int  # the position of its `Text` among those of the trace
@@ -52,7 +52,7 @@ class Arrival(NamedTuple):
 
     @property
     def begin(self) -> float:
-        """When its await began, or its call where nobody awaited it."""
+        """When its await began, or its call if it was never awaited."""
         return self.issued if self.awaited is None else self.awaited
 
 
@@ -64,14 +64,14 @@ _ISSUED, _AWAITED, _RESUMED = map(Arrival._fields.index, ("issued", "awaited", "
 class Collective:
     """One collective of a run.
 
-    A trace has a hundred thousand calls and more. So the arrivals are kept as numbers, one after the other: 48 bytes
-    each, a fifth of what an object with the same fields takes.
+    A trace can have hundreds of thousands of calls, so arrivals are kept as rows of numbers: 48 bytes each, a fifth of
+    an object with the same fields.
     """
 
-    group: str | None  # None for that of all replicas
+    group: str | None  # None for the group of all replicas
     number: int
     completed: float | None = None
-    error: str | None = None  # the type of error that it ended with
+    error: str | None = None  # the type of the error that it ended with
     _numbers: array[float] = field(default_factory=lambda: array("d"))  # NaN for None
 
     def add(
@@ -82,13 +82,13 @@ class Collective:
         return len(self._numbers) // _WIDTH - 1
 
     def note(self, position: int, field: int, now: float) -> None:
-        """Note the time of something, unless it has happened before."""
+        """Set a time of an arrival, unless it is set already."""
         if math.isnan(self._numbers[position * _WIDTH + field]):
             self._numbers[position * _WIDTH + field] = now
 
     @property
     def arrivals(self) -> list[Arrival]:
-        """What the replicas did, in the order in which they came."""
+        """The arrivals, in order."""
         numbers = iter(self._numbers)
         return [
             Arrival(int(replica), int(text), int(nbytes), issued, _time(awaited), _time(resumed))
@@ -96,23 +96,27 @@ class Collective:
         ]
 
     @property
+    def _issued(self) -> array[float]:
+        return self._numbers[_ISSUED::_WIDTH]
+
+    @property
     def first(self) -> float:
         """When it was first called."""
-        return min(self._numbers[_ISSUED::_WIDTH])
+        return min(self._issued)
 
     @property
     def last(self) -> int:
-        """Which replica came last."""
-        issued = self._numbers[_ISSUED::_WIDTH]
+        """The id of the replica that called last."""
+        issued = self._issued
         return int(self._numbers[_WIDTH * issued.index(max(issued))])
 
     @property
     def complete(self) -> float:
-        """When it was complete, or else last called."""
-        return max(self._numbers[_ISSUED::_WIDTH]) if self.completed is None else self.completed
+        """When it was complete; if it never was, when it was last called."""
+        return max(self._issued) if self.completed is None else self.completed
 
     def wait_of(self, arrival: Arrival) -> float:
-        """Return how long a replica waited for the others; an await that was cancelled ended before."""
+        """Return how long a replica waited for the others; a cancelled await ended earlier."""
         if arrival.awaited is None:
             return 0.0
         ends = [at for at in (arrival.resumed, self.completed) if at is not None]
@@ -129,7 +133,7 @@ class Run:
 
     number: int  # in the trace, from 1
     name: str  # of the function
-    first: int  # the id of the first of its replicas that this process runs
+    first: int  # the id of the first replica in this process
     devices: Sequence[str]
     begun: float
     over: float
@@ -139,25 +143,19 @@ class Run:
     pid: int = 0  # of its lanes in the file
 
 
-# Recording it.
+# The observer.
 
-Key: TypeAlias = tuple[int, int | None]  # a group's serial number, and a number in it; a join has none at first
+Key: TypeAlias = tuple[int, int | None]  # a group's serial number, and a number in it; a join has none until it matches
 
 
-@dataclass(eq=False, slots=True)
-class _RunInProgress:
+class _RunInProgress(NamedTuple):
     run: Run
-    clock: Callable[[], float]
-    shift: float  # what to add to the clock's time to get the seconds since the trace began
-    groups: dict[int, str | None] = field(default_factory=dict)  # what each is called, by its serial number
-    open: dict[Key, _Open] = field(default_factory=dict)
-
-    def now(self) -> float:
-        return self.clock() + self.shift
+    now: Callable[[], float]
+    open: dict[Key, _Open]
 
 
 class _Open(NamedTuple):
-    """A collective that goes on, that has failed, or whose result a replica has not got yet."""
+    """A collective that is incomplete, has failed, or has a result that some replica has not received yet."""
 
     run: _RunInProgress
     collective: Collective
@@ -169,7 +167,7 @@ class _Open(NamedTuple):
             self.collective.note(position, field, self.run.now())
 
     def close(self, slot: Slot) -> None:
-        """Forget it if nothing more is to come of it; to one that has failed replicas may come late."""
+        """Forget it if nothing can happen to it any more. After a failure, replicas may still arrive."""
         if not self.positions and self.collective.completed is not None and self.collective.error is None:
             self.run.open.pop(_key(slot), None)
 
@@ -184,29 +182,28 @@ class Recording(Observer):
         self._zero = time.monotonic()
         self._shifts: dict[Callable[[], float], float] = {}
         self._in_progress: dict[Ledger, _RunInProgress] = {}
-        self._described: dict[tuple[int, int, int], tuple[Any, int, int]] = {}
-        self._lock = Lock()  # runs of several threads may begin, and the trace end, at once
+        self._described: dict[tuple[int, int, int], tuple[Any, int, int | None]] = {}
+        self._lock = Lock()  # runs in several threads may begin, and the trace end, at the same time
         self._closed = False
 
     def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:
         with self._lock:
             if self._closed:
                 return
-            shift = self._shifts.setdefault(run.clock, time.monotonic() - self._zero - run.clock())
+            clock = run.clock
+            shift = self._shifts.setdefault(clock, time.monotonic() - self._zero - clock())
             name: str = getattr(fn, "__qualname__", type(fn).__qualname__).rpartition("<locals>.")[2]
-            begun = run.clock() + shift
-            begins = Run(len(self.runs) + 1, name, run.ledger.replicas[0].id, run.devices, begun, begun)
-            self.runs.append(begins)
-            self._in_progress[run.ledger] = _RunInProgress(begins, run.clock, shift)
+            begun = clock() + shift
+            recorded = Run(len(self.runs) + 1, name, run.ledger.replicas[0].id, run.devices, begun, begun)
+            self.runs.append(recorded)
+            self._in_progress[run.ledger] = _RunInProgress(recorded, lambda: clock() + shift, {})
 
     def started(self, member: Member) -> None:
-        found = self._in_progress.get(member.group.ledger)
-        if found is not None:
+        if (found := self._in_progress.get(member.group.ledger)) is not None:
             found.run.functions[member.replica_id] = Function(found.now())
 
     def reported(self, run: ObservedRun, error: CollectiveError) -> None:
-        found = self._in_progress.get(run.ledger)
-        if found is not None:
+        if (found := self._in_progress.get(run.ledger)) is not None:
             found.run.report = {
                 "at": found.now(),
                 "error": type(error).__name__,
@@ -217,18 +214,17 @@ class Recording(Observer):
 
     def ended(self, member: Member, end: ReplicaState, error: BaseException | None) -> None:
         found = self._in_progress.get(member.group.ledger)
-        function = None if found is None else found.run.functions.get(member.replica_id)
-        if found is not None and function is not None:
+        if found is not None and member.replica_id in found.run.functions:
+            function = found.run.functions[member.replica_id]
             function.ended, function.end = found.now(), str(end)
             function.error = None if error is None else f"{type(error).__name__}: {error}"
 
     def run_ended(self, run: ObservedRun) -> None:
-        found = self._in_progress.pop(run.ledger, None)
-        if found is not None:
+        if (found := self._in_progress.pop(run.ledger, None)) is not None:
             found.run.over = found.now()
 
     def close(self) -> None:
-        """Record nothing more; what still goes on ends here."""
+        """Stop recording; runs in progress end here."""
         with self._lock:
             self._closed = True
             in_progress, self._in_progress = self._in_progress, {}
@@ -239,51 +235,47 @@ class Recording(Observer):
 
     def posted(self, member: Member, slot: Slot) -> None:
         found = self._in_progress.get(slot.group.ledger)
-        if found is None or slot.number < 0:  # a group that is being made
+        if found is None or slot.number < 0:  # a negative number: the creation of a group
             return
         key = _key(slot)
         opened = found.open.get(key)
         if opened is None:
-            if key[0] not in found.groups:
-                found.groups[key[0]] = slot.group.label()
             number = slot.group.number_of_join() if key[1] is None else slot.number
-            opened = found.open[key] = _Open(found, Collective(found.groups[key[0]], number), {})
+            opened = found.open[key] = _Open(found, Collective(slot.group.label(), number), {})
             found.run.collectives.append(opened.collective)
         call, code, offset, _ = slot.raw_post_of(member.position)
-        _, text, nbytes = self._described.get((id(call), id(code), offset)) or self._describe(call, code, offset)
-        if call.kind == "all_gather" or "slices" in call.arrays:
+        described = self._described.get((id(call), id(code), offset)) or self._describe(call, code, offset)
+        _, text, nbytes = described
+        if nbytes is None:
             nbytes = _input_bytes(slot, member)
         replica = member.replica_id
         opened.positions[replica] = opened.collective.add(replica, text, nbytes, found.now())
 
-    def _describe(self, call: Call, code: Any, offset: int) -> tuple[Any, int, int]:
-        """Return the position of a call's text, and the bytes of its input; this is done once, for it takes a while."""
+    def _describe(self, call: Call, code: Any, offset: int) -> tuple[Any, int, int | None]:
+        """Return the position of a call's text, and the bytes of its input, which are slow to find."""
         text = call.kind, str(call), shown(place(code, offset).location)
-        kept = call, code  # whose ids are the key
-        found = kept, self.texts.setdefault(text, len(self.texts)), _bytes_of(call)
-        return self._described.setdefault((id(call), id(code), offset), found)
+        alive = call, code  # so that nothing else gets their ids
+        described = alive, self.texts.setdefault(text, len(self.texts)), _bytes_of(call)
+        return self._described.setdefault((id(call), id(code), offset), described)
 
     def waits(self, member: Member, slot: Slot) -> None:
-        opened = self._find(slot)
-        if opened is not None:
+        if (opened := self._find(slot)) is not None:
             opened.note(member, _AWAITED)
 
     def resumed(self, member: Member, slot: Slot) -> None:
-        opened = self._find(slot)
-        if opened is not None:
+        if (opened := self._find(slot)) is not None:
             opened.note(member, _RESUMED)
             opened.positions.pop(member.replica_id, None)
             opened.close(slot)
 
     def completed(self, slot: Slot) -> None:
         found = self._in_progress.get(slot.group.ledger)
-        joined = slot.group.serial, None
-        if found is not None and slot.call.kind == "join" and joined in found.open:
-            join = found.open[_key(slot)] = found.open.pop(joined)  # now it has a number
+        joining = slot.group.serial, None
+        if found is not None and slot.call.kind == "join" and joining in found.open:
+            join = found.open[_key(slot)] = found.open.pop(joining)  # it has a number now
             if slot.error is None:
                 join.collective.number = slot.number
-        opened = self._find(slot)
-        if opened is not None:
+        if (opened := self._find(slot)) is not None:
             opened.collective.completed = opened.run.now()
             opened.collective.error = None if slot.error is None else type(slot.error).__name__
             opened.close(slot)
@@ -297,14 +289,24 @@ def _key(slot: Slot) -> Key:
     return slot.group.serial, None if slot is slot.group.joining else slot.number
 
 
-def _bytes_of(call: Call) -> int:
-    """Return the bytes of the leaves; those whose size the call does not tell count as none."""
-    leaves = ((shape, np.dtype(dtype)) for shape, dtype, _ in call.leaves)
-    return sum(dtype.itemsize * math.prod(size or 0 for size in shape) for shape, dtype in leaves)
+def _bytes_of(call: Call) -> int | None:
+    """Return the bytes of a replica's input; None if the call does not determine them."""
+    total = 0
+    for shape, dtype, kind in call.leaves:
+        sizes = [size for size in shape if size is not None]
+        if kind == "slices" or len(sizes) < len(shape):
+            return None
+        try:
+            total += math.prod(sizes) * np.dtype(dtype).itemsize
+        except TypeError:  # a dtype of another framework
+            return None
+    return total
 
 
 def _input_bytes(slot: Any, member: Member) -> int:
-    """Return the bytes of a replica's input where they may differ among replicas."""
+    """Return the bytes of a replica's own input, 0 if they are not known."""
+    if not hasattr(slot, "values"):  # a rank of a torch.distributed script
+        return 0
     value = slot.values[member.position]
     leaves = value if isinstance(value, list) else [value]
     parts = [part for leaf in leaves for part in ((leaf.values, leaf.indices) if hasattr(leaf, "indices") else (leaf,))]

@@ -1,9 +1,9 @@
-"""What a trace adds up to: collectives by call, who waited, and for whom; in the terminal and as a page.
+"""`aiodist trace`: collectives by call, how long replicas waited and for which ones; in the terminal and as a page.
 
-Replicas of one event loop take turns, so one of them always comes last, be it only because its turn is the last. Who
-comes last is counted; for whom the others waited is decided by the time that each took from its last collective to its
-call of the next. The replica that took longest is the straggler of that collective, and what it took beyond the median
-replica held up each of the others, by no more than the time that that one was idle.
+Replicas of one event loop take turns, so one of them always arrives last, perhaps only because its turn is the last.
+Last arrivals are counted, but stragglers are found by the time that each replica took from its last collective to its
+call of the next. The replica that took longest is the straggler of that collective. The time that it took beyond the
+median replica is how long it held up each of the others, but at most the time for which that one was idle.
 
 The page is self-contained: ``page.html`` with the data in it.
 """
@@ -11,26 +11,23 @@ The page is self-contained: ``page.html`` with the data in it.
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiodist._core.text import count, duration, size
 from aiodist._tools.trace.file import Trace, read_trace, replacing
 from aiodist._tools.trace.recording import Arrival, Collective, Run
-from aiodist._tools.usage import Exit, UsageError, print_help
+from aiodist._tools.usage import Commands, Exit, UsageError, print_help
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from rich.console import Console
-
-T = TypeVar("T")
 
 _MOST_ROWS = 12
 
@@ -38,13 +35,13 @@ _MOST_ROWS = 12
 # The commands.
 
 _DESCRIPTION = """\
-Show the timeline of a program's replicas: which collectives they made, who waited, and for whom. A trace is a file
-written by the block `with aiodist.trace("run.json"):` or, for a whole process, by setting the environment variable
+Show the timeline of a program's replicas: their collectives, and which replicas waited for which. A trace is a file
+that the block `with aiodist.trace("run.json"):` writes, or a whole process if the environment variable is set to
 AIODIST_TRACE=run.json. https://ui.perfetto.dev also shows it.
 """
 
 
-def add_trace(commands: _SubParsersAction[ArgumentParser]) -> None:
+def add_trace(commands: Commands) -> None:
     """Add the `trace` command with its subcommands."""
     trace = commands.add_parser("trace", help="show the timeline of a run", description=_DESCRIPTION)
     traces = trace.add_subparsers(title="commands", metavar="COMMAND")
@@ -68,13 +65,14 @@ def add_trace(commands: _SubParsersAction[ArgumentParser]) -> None:
 def _show(arguments: Namespace) -> Exit:
     from aiodist._tools.output import open_console
 
-    console = open_console()
-    _of_trace(arguments.file, lambda trace: print_summary(trace, console))
+    with _reading(arguments.file) as trace:
+        print_summary(trace, open_console())
     return Exit.DONE
 
 
 def _html(arguments: Namespace) -> Exit:
-    page = _of_trace(arguments.file, lambda trace: page_of(trace, Path(arguments.file).name))
+    with _reading(arguments.file) as trace:
+        page = page_of(trace, Path(arguments.file).name)
     path = arguments.output or Path(arguments.file).with_suffix(".html")
     try:
         with replacing(path) as file:
@@ -85,18 +83,19 @@ def _html(arguments: Namespace) -> Exit:
     return Exit.DONE
 
 
-def _of_trace(path: str, make: Callable[[Trace], T]) -> T:
-    """Return what is made of a trace. That of a damaged file may be found to lack something only then."""
+@contextmanager
+def _reading(path: str) -> Iterator[Trace]:
+    """Read a trace. Damage is reported also if it is found only when the trace is used, inside the block."""
     try:
         try:
             trace = read_trace(path)
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}") from error
-        return make(trace)
+        yield trace
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise UsageError(
             f"{path} is not a trace that this aiodist wrote ({type(error).__name__}: {error}); "
-            "those of other programs open in https://ui.perfetto.dev"
+            "traces of other programs open in https://ui.perfetto.dev"
         ) from error
 
 
@@ -118,22 +117,19 @@ class SiteRow:
 
 @dataclass(slots=True)
 class ReplicaRow:
-    """One replica: how many collectives it took part in, and in how many it came last.
-
-    Its own time is what it took between its collectives; how long it held up the others is summed over them.
-    """
+    """One replica: its collectives, in how many of them it arrived last, and its times, summed over them."""
 
     replica: int
     device: str
     collectives: int = 0
     last: int = 0
-    own_seconds: float = 0.0
+    own_seconds: float = 0.0  # between its collectives
     wait_seconds: float = 0.0
-    held_up_seconds: float = 0.0
+    held_up_seconds: float = 0.0  # for which it held up the others, summed over them
 
 
 class Statistics(NamedTuple):
-    """The sums of a trace: calls by total wait, replicas by how long they held up the others; the most first."""
+    """The sums of a trace, largest first: calls by total wait, replicas by how long they held up the others."""
 
     sites: list[SiteRow]
     replicas: list[ReplicaRow]
@@ -146,7 +142,7 @@ def count_up(trace: Trace) -> Statistics:
     for run in trace.runs:
         for replica, device in enumerate(run.devices, run.first):
             rows.setdefault(replica, ReplicaRow(replica, device))
-        # When each replica last called a collective and resumed from it, and how long after the others could have:
+        # When each replica last called a collective, when it resumed, and how long after the completion that was:
         progress = {
             replica: (function.started, function.started, function.started - run.begun)
             for replica, function in run.functions.items()
@@ -169,7 +165,7 @@ def _count(
     collective: Collective,
     arrivals: Sequence[Arrival],
 ) -> None:
-    """Add how long each replica took to come to a collective and waited in it, and whom that held up."""
+    """Add how long each replica took to reach a collective and waited in it, and how long the straggler held it up."""
     completed, own, idle = collective.complete, dict[int, float](), dict[int, float]()
     for arrival in arrivals:
         replica = arrival.replica
@@ -210,43 +206,47 @@ def outcome(run: Run) -> str:
 
 
 def print_summary(trace: Trace, console: Console) -> None:
-    """Print the summary of a trace: runs, call sites, stragglers, and the disagreement if there is one."""
+    """Print the summary of a trace: runs, collectives by call, stragglers, and reports on disagreements."""
     from aiodist._tools.output import print_report, print_table
 
-    statistics = count_up(trace)
-    collectives = [collective for run in trace.runs for collective in run.collectives]
-    calls = sum(row.collectives for row in statistics.replicas)
-    counts = (len(trace.runs), "run"), (len(collectives), "collective"), (calls, "call")
-    headline = f"{', '.join(count(*each) for each in counts)}; traced {trace.about['began']}"
-    console.print(headline, style="bold", soft_wrap=True)
+    def print_rows(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        print_table(console, headings, rows[:_MOST_ROWS], max(0, len(rows) - _MOST_ROWS), title=title)
 
-    runs = [
-        (str(run.number), run.name, str(len(run.functions)), str(len(run.collectives)), duration(run.over - run.begun),
-         outcome(run))
-        for run in trace.runs
-    ]  # fmt: skip
-    sites = [
-        (site.call, site.at, str(site.count), size(site.nbytes), duration(site.wait_seconds),
-         duration(site.largest_wait_seconds))
-        for site in statistics.sites
-    ]  # fmt: skip
-    replicas = [
-        (str(row.replica), row.device, duration(row.held_up_seconds), f"{row.last} of {row.collectives}",
-         duration(row.own_seconds), duration(row.wait_seconds))
-        for row in statistics.replicas
-        if statistics.sites
-    ]  # fmt: skip
-    tables: dict[str, tuple[str, Sequence[Sequence[str]]]] = {
-        "Runs": ("run, of, replicas, collectives, took, outcome", runs),
-        "Collectives, by the total time waited in them": (
-            "collective, called at, times, bytes, waited, longest", sites,
-        ),
-        "Stragglers, by how long they held up the others": (
-            "replica, device, held up others, came last, own time, waited", replicas,
-        ),
-    }  # fmt: skip
-    for title, (headings, rows) in tables.items():
-        print_table(console, headings.split(", "), rows[:_MOST_ROWS], max(0, len(rows) - _MOST_ROWS), title=title)
+    sites, replicas = count_up(trace)
+    counts = (
+        count(len(trace.runs), "run"),
+        count(sum(len(run.collectives) for run in trace.runs), "collective"),
+        count(sum(row.collectives for row in replicas), "call"),
+    )
+    console.print(f"{', '.join(counts)}; traced {trace.about['began']}", style="bold", soft_wrap=True)
+    print_rows(
+        "Runs",
+        ("run", "of", "replicas", "collectives", "took", "outcome"),
+        [
+            (str(run.number), run.name, str(len(run.functions)), str(len(run.collectives)),
+             duration(run.over - run.begun), outcome(run))
+            for run in trace.runs
+        ],
+    )  # fmt: skip
+    print_rows(
+        "Collectives, by the total time waited in them",
+        ("collective", "called at", "times", "bytes", "waited", "longest"),
+        [
+            (site.call, site.at, str(site.count), size(site.nbytes), duration(site.wait_seconds),
+             duration(site.largest_wait_seconds))
+            for site in sites
+        ],
+    )  # fmt: skip
+    print_rows(
+        "Stragglers, by how long they held up the others",
+        ("replica", "device", "held up others", "came last", "own time", "waited"),
+        [
+            (str(row.replica), row.device, duration(row.held_up_seconds), f"{row.last} of {row.collectives}",
+             duration(row.own_seconds), duration(row.wait_seconds))
+            for row in replicas
+            if sites
+        ],
+    )  # fmt: skip
     for run in trace.runs:
         if run.report is not None:
             console.print()
@@ -258,17 +258,9 @@ def print_summary(trace: Trace, console: Console) -> None:
 
 def page_of(trace: Trace, name: str) -> str:
     """Return a trace as a page of that name."""
-    # Inside a script element only "<" can end it, or begin a comment; the escape means the same to JSON.
-    data = json.dumps(_data(trace, name), separators=(",", ":")).replace("<", "\\u003c")
-    before, after = (files("aiodist._tools.trace") / "page.html").read_text(encoding="utf-8").split("/*DATA*/")
-    return before + data + after
-
-
-def _data(trace: Trace, name: str) -> dict[str, Any]:
-    """Return what the page's scripts read."""
     tracks = {run.pid: {"pid": run.pid, "base": run.first, "devices": run.devices} for run in trace.runs}
     runs = [asdict(replace(run, collectives=[], devices=())) | {"outcome": outcome(run)} for run in trace.runs]
-    return {
+    data = {
         "name": name,
         "about": trace.about,
         "tracks": list(tracks.values()),
@@ -277,14 +269,17 @@ def _data(trace: Trace, name: str) -> dict[str, Any]:
         "texts": [{"kind": kind, "call": call, "at": at} for kind, call, at in trace.texts],
         "statistics": {of: list(map(asdict, rows)) for of, rows in count_up(trace)._asdict().items()},
     }
+    # Only "<" can end a script element or begin a comment in it; the escape means the same to JSON.
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    return (files("aiodist._tools.trace") / "page.html").read_text(encoding="utf-8").replace("/*DATA*/", text)
 
 
 def _collective(run: Run, one: Collective) -> dict[str, Any]:
     """Return a collective, with a row for each arrival, by lane; times are in microseconds since its first call."""
     first = one.first
 
-    def since(at: float | None, otherwise: float) -> float:
-        return round(((otherwise if at is None else at) - first) * 1e6, 3)
+    def since(at: float) -> float:
+        return round((at - first) * 1e6, 3)
 
     return {
         "run": run.number,
@@ -293,11 +288,11 @@ def _collective(run: Run, one: Collective) -> dict[str, Any]:
         "last": one.last - run.first,
         "status": 2 if one.completed is None else int(one.error is not None),
         "first": first,
-        "completed": since(one.complete, 0),
+        "completed": since(one.complete),
         "arrivals": [
             (
-                each.replica - run.first, each.text, each.nbytes, since(each.issued, 0),
-                since(each.begin, 0), since(each.resumed, each.issued), round(one.wait_of(each) * 1e6, 3),
+                each.replica - run.first, each.text, each.nbytes, since(each.issued), since(each.begin),
+                since(each.issued if each.resumed is None else each.resumed), round(one.wait_of(each) * 1e6, 3),
             )
             for each in one.arrivals
         ],

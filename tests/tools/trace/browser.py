@@ -1,4 +1,4 @@
-"""A headless Chromium to test pages in, driven over a pipe by its DevTools protocol; it needs no further package."""
+"""A headless Chromium to test pages in, driven over a pipe by the DevTools protocol, without further packages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Browser:
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         low_in, self._out = os.pipe()
         self._in, low_out = os.pipe()
-        theirs = [fcntl.fcntl(low, fcntl.F_DUPFD, 10) for low in (low_in, low_out)]  # out of the way of 3 and 4
+        theirs = [fcntl.fcntl(low, fcntl.F_DUPFD, 10) for low in (low_in, low_out)]  # not 3 or 4
         command = [CHROMIUM, *FLAGS, f"--user-data-dir={self._profile.name}", f"--window-size={width},{height}"]
         script = f'exec "$@" 3<&{theirs[0]} 4>&{theirs[1]}'  # the descriptors that Chromium expects
         self._process = subprocess.Popen(
@@ -69,17 +69,17 @@ class Browser:
         self.frame()
 
     def js(self, expression: str) -> Any:
-        """Return what an expression gives in the page, awaited if it is a promise."""
+        """Return the value of an expression in the page, awaited if it is a promise."""
         result = self._ask("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
     def frame(self) -> None:
-        """Wait until what has changed is drawn."""
+        """Wait until changes are drawn."""
         self.js("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done())))")
 
     def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
-        """Move, press, release or turn the mouse; what it changes is drawn."""
+        """Send a mouse event, and wait until its effect is drawn."""
         self._ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
         self.frame()
 
@@ -89,7 +89,7 @@ class Browser:
             self.mouse(kind, x, y, button="left", clickCount=1, buttons=int(kind == "mousePressed"))
 
     def press(self, key: str) -> None:
-        """Press a key in what has the focus."""
+        """Press a key in the focused element."""
         text = {"text": key} if len(key) == 1 else {}
         self._ask("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
         self._ask("Input.dispatchKeyEvent", type="keyUp", key=key)

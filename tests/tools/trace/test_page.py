@@ -1,4 +1,4 @@
-"""The page, in a headless Chromium: what it draws and tells, by mouse and by keys, for few and for many replicas."""
+"""The trace page in a headless Chromium: what it draws and shows, by mouse and keys, for few and many replicas."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ from aiodist.testing import run_replicas
 from tests.tools.trace.browser import CHROMIUM, Browser
 from tests.workers.simulated import Job
 
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: apt install chromium)")
-
 _FOLDER = TemporaryDirectory()
-"""For pages that several tests look at; it goes when the process ends."""
+"""For pages that several tests open; removed when the process ends."""
 
 
 @cache
 def page(replicas: int, rounds: int = 4, *, name: str = "x", parts_ways: bool = False) -> Path:
-    """Write the page of a program in which replica 1 comes last, each time by a second; return it."""
+    """Write the page of a program in which replica 1 arrives last in every round, by a second; return its path."""
 
     async def step() -> None:
         ctx = aiodist.get_replica_context()
@@ -53,6 +51,8 @@ def page_beside(traced: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed (Debian: apt install chromium)")
     with Browser() as found:
         yield found
         assert found.errors == []
@@ -63,12 +63,12 @@ def text(browser: Browser, selector: str) -> str:
 
 
 def span(browser: Browser) -> float:
-    """Return how many microseconds are seen."""
+    """Return how many microseconds are visible."""
     return float(browser.js("aiodistPage.view.end - aiodistPage.view.begin"))
 
 
 def place(browser: Browser, collective: int, replica: int) -> tuple[float, float]:
-    """Return where a replica waits in a collective, in the window."""
+    """Return the point in the window where a replica waits in a collective."""
     x, y = browser.js(
         f"""(() => {{
           const page = aiodistPage, {{ trace, view }} = page, box = page.canvas.getBoundingClientRect();
@@ -81,7 +81,7 @@ def place(browser: Browser, collective: int, replica: int) -> tuple[float, float
 
 
 def color_at(browser: Browser, x: float, y: float) -> list[int]:
-    """Return red, green and blue of a point in the window."""
+    """Return the red, green and blue of a point in the window."""
     found: list[int] = browser.js(
         f"""(() => {{
           const page = aiodistPage, box = page.canvas.getBoundingClientRect();
@@ -92,15 +92,14 @@ def color_at(browser: Browser, x: float, y: float) -> list[int]:
     return found
 
 
-def test_page_needs_nothing_from_elsewhere_and_data_cannot_end_its_script() -> None:
+def test_page_is_self_contained_and_data_cannot_end_its_script() -> None:
     written = page(2, name="</script><script>alert(1)</script><!--").read_text()
     assert re.findall(r"""(?:src|href)\s*=|url\(|@import|https?://|fetch\(|import\(""", written) == []
     assert written.count("<script") == 2
     assert "<!--" not in written
 
 
-@needs_chromium
-def test_trace_without_a_run_says_so(browser: Browser, tmp_path: Path) -> None:
+def test_page_of_a_trace_without_runs_says_so(browser: Browser, tmp_path: Path) -> None:
     with aiodist.trace(tmp_path / "run.json") as path:
         pass
     browser.open(page_beside(path))
@@ -108,7 +107,6 @@ def test_trace_without_a_run_says_so(browser: Browser, tmp_path: Path) -> None:
     assert browser.js("document.querySelector('main').offsetHeight") == 0
 
 
-@needs_chromium
 def test_facts_and_tables_are_shown_and_names_are_text(browser: Browser) -> None:
     browser.open(page(4, name="</script><img src=x onerror=alert(1)>"))
     assert text(browser, "#title") == "run.json"
@@ -123,9 +121,8 @@ def test_facts_and_tables_are_shown_and_names_are_text(browser: Browser) -> None
     assert browser.js("aiodistPage.view.laneHeight * 4 / aiodistPage.view.plotHeight") == pytest.approx(1)
 
 
-@needs_chromium
 @pytest.mark.parametrize("replicas", [4, 2000])
-def test_waits_are_shaded_and_the_disagreement_is_red_in_every_size(browser: Browser, replicas: int) -> None:
+def test_waits_are_shaded_and_the_disagreement_is_red_at_any_size(browser: Browser, replicas: int) -> None:
     browser.open(page(replicas, 2, parts_ways=True))
     red, green, blue = color_at(browser, *place(browser, 1, 0))
     assert red > green > blue
@@ -137,7 +134,6 @@ def test_waits_are_shaded_and_the_disagreement_is_red_in_every_size(browser: Bro
     assert browser.js("aiodistPage.state.lane") == 1
 
 
-@needs_chromium
 def test_lanes_of_a_worker_are_counted_from_its_first_replica(browser: Browser, tmp_path: Path) -> None:
     async def part(ctx: ReplicaContext) -> None:
         await ctx.all_reduce("SUM" if ctx.replica_id_in_sync_group == 2 else "MAX", 1.0)
@@ -150,8 +146,7 @@ def test_lanes_of_a_worker_are_counted_from_its_first_replica(browser: Browser, 
     assert (sorted(browser.js(lanes)), sorted(browser.js(suspects))) == ([[0, 1], [1, 2]], [[0, []], [1, [1]]])
 
 
-@needs_chromium
-def test_pointer_tells_what_is_under_it(browser: Browser) -> None:
+def test_tooltip_shows_the_collective_under_the_pointer(browser: Browser) -> None:
     browser.open(page(4))
     browser.mouse("mouseMoved", *place(browser, 2, 3))
     assert text(browser, "#tip").splitlines()[0] == "barrier(name='x') #2"
@@ -161,8 +156,7 @@ def test_pointer_tells_what_is_under_it(browser: Browser) -> None:
     assert browser.js("document.querySelector('#tip').hidden") is True
 
 
-@needs_chromium
-def test_click_selects_keys_go_on_and_search_finds(browser: Browser) -> None:
+def test_collectives_are_selected_by_click_keys_and_search(browser: Browser) -> None:
     browser.open(page(4))
     browser.click(*place(browser, 1, 0))
     assert "barrier(name='x') #1" in text(browser, "#chosen")
@@ -183,7 +177,6 @@ def test_click_selects_keys_go_on_and_search_finds(browser: Browser) -> None:
     assert "barrier(name='x') #1" in text(browser, "#chosen")
 
 
-@needs_chromium
 def test_wheel_zooms_at_the_pointer_and_drag_and_arrows_move(browser: Browser) -> None:
     browser.open(page(4))
     x, y = place(browser, 2, 0)
@@ -199,18 +192,18 @@ def test_wheel_zooms_at_the_pointer_and_drag_and_arrows_move(browser: Browser) -
     assert place(browser, 2, 0)[0] < x + 60
 
 
-@needs_chromium
 def test_disagreement_is_marked_and_found(browser: Browser) -> None:
     browser.open(page(8, parts_ways=True))
     assert text(browser, "#trouble summary strong") == "CollectiveMismatchError: replicas disagree at collective #4"
     assert "> replica 1           CPU:1       all_reduce(SUM, float)" in text(browser, "#trouble pre")
+    assert text(browser, "#trouble .good").strip().startswith("replicas 0 and 2-7")
+    assert browser.js("document.querySelectorAll('#trouble .good').length") == 1
     browser.js("document.querySelector('#trouble summary button').click()")
     browser.frame()
     assert "replicas 0 and 2-7\nall_reduce(MAX, float) at" in text(browser, "#chosen")
     assert "replica 1\nall_reduce(SUM, float) at" in text(browser, "#chosen")
 
 
-@needs_chromium
 def test_lanes_of_thousands_scroll(browser: Browser) -> None:
     browser.open(page(2000, 2, parts_ways=True))
     assert browser.js("aiodistPage.view.lanes") == [0, 2000]
@@ -223,7 +216,6 @@ def test_lanes_of_thousands_scroll(browser: Browser) -> None:
     assert end - first < 200
 
 
-@needs_chromium
 @pytest.mark.parametrize(("scheme", "paper"), [("dark", "#14171d"), ("light", "#fbfbfa")])
 def test_colour_scheme_is_followed(browser: Browser, scheme: str, paper: str) -> None:
     browser.prefer(scheme)

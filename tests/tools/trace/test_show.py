@@ -1,4 +1,4 @@
-"""`aiodist trace show` and `aiodist trace html`, and the reading of trace files, good and bad."""
+"""`aiodist trace show` and `aiodist trace html`: the summary, who is a straggler, and files that cannot be read."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from aiodist._tools.trace.file import read_trace
 from aiodist._tools.trace.show import count_up
 from aiodist.testing import run_replicas
 from tests.runtime.programs import mirrored, run
+from tests.tools.command import usage_error
 
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Trace a program in which replica 1 takes 10 s longer than the others, on a clock of its own."""
+    """Trace a program in which replica 1 takes 10 s longer than the others, on a virtual clock."""
 
     async def step() -> None:
         ctx = aiodist.get_replica_context()
@@ -44,9 +45,7 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     return capsys.readouterr().out
 
 
-def test_terminal_gets_runs_calls_stragglers_and_the_disagreement(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_summary_has_runs_calls_stragglers_and_the_report(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "show", file)
     lines = [line.split() for line in text.splitlines()]
     assert "1 run, 3 collectives, 9 calls" in " ".join(lines[0])
@@ -59,11 +58,10 @@ def test_terminal_gets_runs_calls_stragglers_and_the_disagreement(
 
 
 @pytest.mark.parametrize(("seconds", "held_up"), [((1, 1, 1), 0), ((5, 1, 1), 24)])
-def test_straggler_is_who_computes_longest_and_not_who_comes_last(
+def test_straggler_is_the_replica_that_computes_longest_not_the_last_to_arrive(
     tmp_path: Path, seconds: tuple[float, ...], held_up: float
 ) -> None:
-    """Replicas compute without awaiting: the last in turn comes last."""
-
+    """Replicas compute without awaiting, so the one whose turn is last arrives last."""
     now = 0.0
 
     class Loop(asyncio.SelectorEventLoop):
@@ -96,22 +94,19 @@ BAD = {
     '{"traceEvents": [': "JSONDecodeError",
     "\udcff": "UnicodeDecodeError",
     "[" * 100_000: "RecursionError",
-    '{"traceEvents": []}': "those of other programs open in https://ui.perfetto.dev",
+    '{"traceEvents": []}': "traces of other programs open in https://ui.perfetto.dev",
     '{"otherData": {"aiodist_trace": 1}, "traceEvents": [{"ph": "X"}]}': "its version is 1, and",
     '{"traceEvents": [{"ph": "X", "cat": "run"}], "otherData": {"aiodist_trace": 2}}': "KeyError: 'args'",
 }
 
 
-@pytest.mark.parametrize("command", ["show", "html"])
 @pytest.mark.parametrize("text", BAD, ids=lambda text: text[:70])
-def test_bad_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, text: str) -> None:
+def test_file_that_is_no_trace_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     (tmp_path / "bad.json").write_text(text, errors="surrogateescape")
-    assert main(["trace", command, str(tmp_path / "bad.json")]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith(f"aiodist: error: {tmp_path / 'bad.json'} is not a trace that this aiodist wrote")
-    assert BAD[text] in captured.err
-    assert captured.err.count("\n") == 1
+    error = usage_error(capsys, "trace", "show", str(tmp_path / "bad.json"))
+    assert error.startswith(f"aiodist: error: {tmp_path / 'bad.json'} is not a trace that this aiodist wrote")
+    assert BAD[text] in error
+    assert error.count("\n") == 1
 
 
 def without_ends(events: list[Any]) -> None:
@@ -124,29 +119,29 @@ def with_a_huge_number(events: list[Any]) -> None:
 
 @pytest.mark.parametrize("command", ["show", "html"])
 @pytest.mark.parametrize(("change", "error"), [(without_ends, "KeyError: 0"), (with_a_huge_number, "OverflowError")])
-def test_trace_that_is_wrong_inside_is_reported_when_it_is_shown(
+def test_damage_inside_a_trace_is_reported(
     file: Path, capsys: pytest.CaptureFixture[str], command: str, change: Callable[[list[Any]], None], error: str
 ) -> None:
     trace = json.loads(file.read_text())
     change(trace["traceEvents"])
     file.write_text(json.dumps(trace))
-    assert main(["trace", command, str(file)]) == 2
-    assert f"run.json is not a trace that this aiodist wrote ({error}" in capsys.readouterr().err
+    assert f"run.json is not a trace that this aiodist wrote ({error}" in usage_error(
+        capsys, "trace", command, str(file)
+    )
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("command", "message"),
     [
-        (["show", "missing.json"], "cannot read missing.json: No such file or directory"),
-        (["html", "."], "Is a directory"),
-        (["html", "run.json", "-o", "missing/page.html"], "cannot write"),
+        ("show missing.json", "cannot read missing.json: No such file or directory"),
+        ("html .", "Is a directory"),
+        ("html run.json -o missing/page.html", "cannot write"),
     ],
 )
-def test_file_that_cannot_be_read_or_written_gives_one_line_and_code_2(
-    file: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+@pytest.mark.usefixtures("file")
+def test_file_that_cannot_be_read_or_written_is_reported(
+    capsys: pytest.CaptureFixture[str], command: str, message: str
 ) -> None:
-    assert main(["trace", *arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert said in captured.err
-    assert captured.err.count("\n") == 1
+    error = usage_error(capsys, "trace", *command.split())
+    assert message in error
+    assert error.count("\n") == 1
