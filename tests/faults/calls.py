@@ -1,9 +1,8 @@
-"""What is called: in another order, with other arguments, under conditions, in loops and through helpers."""
+"""Calls in another order, with other arguments, under conditions, in loops, through helpers and in groups."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +19,9 @@ from tests.faults.case import (
     SIZES,
     SUM,
     correct,
+    cycle,
     deadlock,
+    everyone,
     fail,
     family,
     incomplete,
@@ -36,19 +37,10 @@ from tests.faults.trainer import Trainer
 family("order")
 
 
-@mismatch(Reason.CALL_SITE, 2, peers=True)
-async def swapped_sums_of_equal_shape(ctx: ReplicaContext) -> None:
-    if me(ctx) == 2:
-        await ctx.all_reduce(SUM, GRADIENT)  # named
-        await ctx.all_reduce(SUM, LOSS)
-    else:
-        await ctx.all_reduce(SUM, LOSS)  # named
-        await ctx.all_reduce(SUM, GRADIENT)
-
-
-@mismatch(Reason.CALL_SITE, *EVERYONE, peers=True)
-async def swapped_by_one_half(ctx: ReplicaContext) -> None:
-    if me(ctx) < ctx.num_replicas_in_sync // 2:
+@mismatch(Reason.CALL_SITE, *EVERYONE, peers=True, name="swapped_by_one_half", given={"some": (0, 1)})
+@mismatch(Reason.CALL_SITE, 2, peers=True, name="swapped_sums_of_equal_shape", given={"some": (2,)})
+async def swapped(ctx: ReplicaContext, some: tuple[int, ...]) -> None:
+    if me(ctx) in some:
         await ctx.all_reduce(SUM, GRADIENT)  # named
         await ctx.all_reduce(SUM, LOSS)
     else:
@@ -131,20 +123,16 @@ async def awaited_in_another_order_than_issued(ctx: ReplicaContext) -> None:
 family("value")
 
 
-@mismatch(Reason.SHAPE, 1, peers=True)
-async def last_smaller_batch(ctx: ReplicaContext) -> None:
-    await ctx.all_reduce(MEAN, np.zeros(5 if odd(ctx) else 8, np.float32))  # named
+GRADIENTS = {"bias": np.zeros(2), "weight": np.zeros(3)}
 
 
-@mismatch(Reason.DTYPE, 1, peers=True)
-async def float64_by_default(ctx: ReplicaContext) -> None:
-    await ctx.all_reduce(MEAN, np.zeros(8) if odd(ctx) else np.zeros(8, np.float32))  # named
-
-
-@mismatch(Reason.STRUCTURE, 1)
-async def gradient_is_none(ctx: ReplicaContext) -> None:
-    bias = None if odd(ctx) else np.zeros(2)
-    await ctx.all_reduce(SUM, {"bias": bias, "weight": np.zeros(3)})  # named
+@correct(name="keys_inserted_in_another_order", given={"own": dict([*GRADIENTS.items()][::-1]), "usual": GRADIENTS})
+@correct(peers=True, name="equal_shapes_by_other_ways", given={"own": np.zeros((2, 3)).T, "usual": np.zeros((3, 2))})
+@mismatch(Reason.STRUCTURE, 1, name="gradient_is_none", given={"own": GRADIENTS | {"bias": None}, "usual": GRADIENTS})
+@mismatch(Reason.DTYPE, 1, peers=True, name="float64_by_default", given={"own": np.zeros(2), "usual": LOSS})
+@mismatch(Reason.SHAPE, 1, peers=True, name="last_smaller_batch", given={"own": LOSS[:1], "usual": LOSS})
+async def one_reduces_another_value(ctx: ReplicaContext, own: Any, usual: Any) -> None:
+    await ctx.all_reduce(MEAN, own if odd(ctx) else usual)  # named
 
 
 @mismatch(Reason.SOURCE, *EVERYONE, peers=True)
@@ -164,18 +152,6 @@ async def collective_in_a_merge_function(ctx: ReplicaContext) -> None:
 async def bad_argument_on_one_replica(ctx: ReplicaContext) -> None:
     value: Any = "three" if odd(ctx) else np.zeros(3)
     await ctx.all_reduce(SUM, value)
-
-
-@correct(peers=True)
-async def equal_shapes_by_other_ways(ctx: ReplicaContext) -> None:
-    value = np.zeros((2, 3), np.float32).T if odd(ctx) else np.zeros((3, 2), np.float32)
-    await ctx.all_reduce(SUM, value)
-
-
-@correct()
-async def keys_inserted_in_another_order(ctx: ReplicaContext) -> None:
-    items = [("bias", np.zeros(2)), ("weight", np.zeros(3))]
-    await ctx.all_reduce(SUM, dict(items[::-1] if odd(ctx) else items))
 
 
 @correct()
@@ -225,12 +201,11 @@ async def merge_that_raises(ctx: ReplicaContext) -> None:
 
 family("container")
 
-
 SHAPES = {"bias": 2, "scale": 3, "weight": 4}
 
 
 def order_of(ctx: ReplicaContext) -> list[str]:
-    """Return the keys as a set of strings gives them in processes whose hashes differ."""
+    """Return the keys in the order of a set of strings, which differs between processes."""
     names = list(SHAPES)
     return names[1:] + names[:1] if odd(ctx) else names
 
@@ -243,8 +218,7 @@ async def iterates_over_a_set(ctx: ReplicaContext) -> None:
 
 @mismatch(Reason.SHAPE, 1, peers=True)
 async def gradients_in_order_of_arrival(ctx: ReplicaContext) -> None:
-    gradients = {name: np.zeros(SHAPES[name]) for name in order_of(ctx)}
-    pending = [ctx.all_reduce(SUM, gradient) for gradient in gradients.values()]  # named
+    pending = [ctx.all_reduce(SUM, np.zeros(SHAPES[name])) for name in order_of(ctx)]  # named
     for handle in pending:
         await handle
 
@@ -311,8 +285,7 @@ async def op_chosen_on_one_line(ctx: ReplicaContext) -> None:
 
 @mismatch(Reason.CALL_SITE, 3, peers=True)
 async def match_on_its_own_batch(ctx: ReplicaContext) -> None:
-    kind = "image" if me(ctx) == 3 else "text"
-    match kind:
+    match "image" if me(ctx) == 3 else "text":
         case "text":
             await ctx.all_reduce(SUM, own_loss(ctx))  # named
         case _:
@@ -321,8 +294,7 @@ async def match_on_its_own_batch(ctx: ReplicaContext) -> None:
 
 @mismatch(Reason.KIND, 1, peers=True)
 async def short_circuits(ctx: ReplicaContext) -> None:
-    cached = odd(ctx)
-    _ = cached or (await ctx.all_reduce(MAX, own_loss(ctx)))  # named
+    _ = odd(ctx) or (await ctx.all_reduce(MAX, own_loss(ctx)))  # named
     await ctx.barrier()  # named
 
 
@@ -357,15 +329,10 @@ async def branches_that_meet_by_name(ctx: ReplicaContext) -> None:
 family("loop")
 
 
-@incomplete(Reason.EXITED, 1, peers=True)
-async def one_loop_is_shorter(ctx: ReplicaContext) -> None:
-    for _ in range(6 if odd(ctx) else 7):
-        await ctx.all_reduce(SUM, LOSS)  # named
-
-
-@incomplete(Reason.EXITED, 3, peers=True)
-async def one_loop_is_longer(ctx: ReplicaContext) -> None:
-    for _ in range(5 if me(ctx) == 3 else 4):
+@incomplete(Reason.EXITED, 3, peers=True, name="one_loop_is_longer", given={"steps": {3: 7}})
+@incomplete(Reason.EXITED, 1, peers=True, name="one_loop_is_shorter", given={"steps": {1: 5}})
+async def unequal_loops(ctx: ReplicaContext, steps: dict[int, int]) -> None:
+    for _ in range(steps.get(me(ctx), 6)):
         await ctx.all_reduce(SUM, LOSS)  # named
 
 
@@ -379,8 +346,7 @@ async def batches_missing_in_every_epoch(ctx: ReplicaContext) -> None:
 
 @correct(peers=True)
 async def loops_of_the_agreed_length(ctx: ReplicaContext) -> None:
-    own = 5 + me(ctx)
-    steps: int = await ctx.all_reduce("min", own)
+    steps: int = await ctx.all_reduce("min", 5 + me(ctx))
     for _ in range(steps):
         await ctx.all_reduce(SUM, LOSS)
 
@@ -450,53 +416,50 @@ async def returns_inside_two_loops(ctx: ReplicaContext) -> None:
             await ctx.all_reduce(MEAN, LOSS)  # named
 
 
-# Calls that stand in a helper which several callers share.
+# Calls in a helper that several callers share.
 
 family("helper")
-
 
 ONES, TWOS, THREES = (np.full(3, value, np.float32) for value in (1, 2, 3))
 
 
-Step = Callable[[ReplicaContext], Awaitable[Any]]
-
-
 async def total(ctx: ReplicaContext, value: Any, **more: Any) -> Any:
-    return await ctx.all_reduce(SUM, value, **more)  # in every helper's report
+    return await ctx.all_reduce(SUM, value, **more)
 
 
 async def total_and_meet(ctx: ReplicaContext, value: Any) -> None:
-    await ctx.all_reduce(SUM, value)
+    await total(ctx, value)
     await ctx.barrier()
 
 
-async def in_order(ctx: ReplicaContext, steps: Sequence[Step], odd: Sequence[int]) -> None:
-    """Make the steps in the order that is given, a replica in another one."""
-    for step in [steps[i] for i in odd] if me(ctx) == 2 else steps:
-        await step(ctx)
-
-
-@mismatch(Reason.CALL_SITE, *EVERYONE)
-async def swapped_through_a_helper_by_one_half(ctx: ReplicaContext) -> None:
-    for name in ("loss", "gradient") if me(ctx) < 2 else ("gradient", "loss"):
+@mismatch(
+    Reason.CALL_SITE, 1, sizes=SIZES, says="in the opposite order", name="swapped_through_a_helper_of_another_file",
+    given={"helper": trainer.average, "some": (1,)},
+)  # fmt: skip
+@mismatch(
+    Reason.CALL_SITE, *EVERYONE, name="swapped_through_a_helper_by_one_half", given={"helper": total, "some": (0, 1)}
+)
+async def swapped_through_a_helper(ctx: ReplicaContext, helper: Any, some: tuple[int, ...]) -> None:
+    for name in ("loss", "gradient") if me(ctx) in some else ("gradient", "loss"):
         if name == "loss":
-            await total(ctx, ONES)  # named
+            await helper(ctx, ONES)  # named
         else:
-            await total(ctx, TWOS)  # named
+            await helper(ctx, TWOS)  # named
 
 
 @mismatch(Reason.CALL_SITE, 2)
 async def rotated_through_a_helper(ctx: ReplicaContext) -> None:
-    async def first(ctx: ReplicaContext) -> None:
+    async def first() -> None:
         await total_and_meet(ctx, ONES)  # named
 
-    async def second(ctx: ReplicaContext) -> None:
+    async def second() -> None:
         await total_and_meet(ctx, TWOS)  # named
 
-    async def third(ctx: ReplicaContext) -> None:
+    async def third() -> None:
         await total_and_meet(ctx, THREES)  # named
 
-    await in_order(ctx, [first, second, third], (1, 2, 0))
+    for step in (second, third, first) if me(ctx) == 2 else (first, second, third):
+        await step()
 
 
 @mismatch(Reason.CALL_SITE, 2)
@@ -545,15 +508,6 @@ async def swapped_through_a_helper_by_name(ctx: ReplicaContext) -> None:
             await total(ctx, ONES, name="loss")
 
 
-@mismatch(Reason.CALL_SITE, 1, sizes=SIZES, says="in the opposite order")
-async def swapped_through_a_helper_of_another_file(ctx: ReplicaContext) -> None:
-    for name in ("loss", "norm") if odd(ctx) else ("norm", "loss"):
-        if name == "loss":
-            await trainer.average(ctx, LOSS)  # named
-        else:
-            await trainer.average(ctx, LOSS * 2)  # named
-
-
 @mismatch(Reason.KIND, 1, sizes=SIZES, says="after_epoch")
 async def saves_after_an_epoch(ctx: ReplicaContext) -> None:
     async def save(epoch: int) -> None:
@@ -563,7 +517,7 @@ async def saves_after_an_epoch(ctx: ReplicaContext) -> None:
     await Trainer(ctx).fit(3, after_epoch=save)
 
 
-@incomplete(Reason.EXITED, 1, sizes=SIZES, says="trainer.py:36", never="drop the remainder")
+@incomplete(Reason.EXITED, 1, sizes=SIZES, says="trainer.py:34", never="drop the remainder")
 async def raises_out_of_the_trainer_and_returns(ctx: ReplicaContext) -> None:
     async def stop(step: int) -> bool:
         if odd(ctx) and step == 1:
@@ -576,8 +530,7 @@ async def raises_out_of_the_trainer_and_returns(ctx: ReplicaContext) -> None:
 
 @mismatch(Reason.KIND, 1, sizes=SIZES)
 async def early_out_of_a_helper(ctx: ReplicaContext) -> None:
-    values = [LOSS] * (1 if odd(ctx) else 2)
-    await trainer.average_all(ctx, values)
+    await trainer.average_all(ctx, [LOSS] * (1 if odd(ctx) else 2))
     await ctx.barrier()  # named
 
 
@@ -623,3 +576,132 @@ async def recursion_of_one_depth(ctx: ReplicaContext) -> None:
     await trainer.spread(ctx, 3)
     async with trainer.fenced(ctx):
         await trainer.average_all(ctx, [LOSS, LOSS])
+
+
+# Groups of some replicas: orders across groups, missing members, the wrong group.
+
+family("group")
+
+
+@incomplete(Reason.EXITED, 3)
+async def member_leaves_its_group(ctx: ReplicaContext) -> None:
+    group = ctx.new_group([1, 2, 3] if me(ctx) else [0])
+    if me(ctx) != 3:
+        await group.all_reduce(SUM, LOSS)  # named
+
+
+@raises(ValueError)
+async def group_of_others(ctx: ReplicaContext) -> None:
+    await ctx.new_group([0, 1]).barrier()
+
+
+@correct()
+async def disjoint_groups_of_unequal_length(ctx: ReplicaContext) -> None:
+    i = me(ctx)
+    group = ctx.new_group([0, 1] if i < 2 else [2, 3])
+    for _ in range(3 if i < 2 else 5):
+        await group.all_reduce(SUM, LOSS)
+    await ctx.barrier()
+
+
+@correct()
+async def overlapping_groups_in_one_order(ctx: ReplicaContext) -> None:
+    for members in ([0, 1, 2], [1, 2, 3], [0, 3]):
+        if me(ctx) in members:
+            await ctx.new_group(members).all_reduce(SUM, LOSS)
+    await ctx.barrier()
+
+
+@correct(anyio=False)
+async def opposite_orders_in_flight_together(ctx: ReplicaContext) -> None:
+    first, second = (ctx.new_group(range(4), name=name) for name in ("first", "second"))
+    order = (first, second) if me(ctx) % 2 else (second, first)
+    await asyncio.gather(*(group.all_reduce(SUM, LOSS, name="loss") for group in order))
+
+
+@cycle(0, 1, 2)
+async def ring_of_groups(ctx: ReplicaContext) -> None:
+    i = me(ctx)
+    if i == 3:
+        return
+    left, right = (ctx.new_group(sorted({k, (k + 1) % 3})) for k in ((i - 1) % 3, i))
+    await right.barrier()  # named
+    await left.barrier()
+
+
+@cycle(0, 1)
+async def group_against_the_whole_run(ctx: ReplicaContext) -> None:
+    i = me(ctx)
+    group = ctx.new_group([0, 1] if i < 2 else [2, 3])
+    if i == 0:
+        await ctx.barrier(name="end")  # named
+        await group.barrier()
+    else:
+        await group.barrier()  # named
+        await ctx.barrier(name="end")
+
+
+@cycle(1, sizes=SIZES, says="name")
+async def group_of_another_name(ctx: ReplicaContext) -> None:
+    group = ctx.new_group(everyone(ctx), name="expert" if odd(ctx) else "experts")
+    await group.all_reduce(SUM, LOSS)  # named
+
+
+@cycle(1, sizes=(3, 7), says="members")
+async def group_of_other_members(ctx: ReplicaContext) -> None:
+    members = [0, 1] if odd(ctx) else everyone(ctx)
+    await ctx.new_group(members, name="experts").all_reduce(SUM, LOSS)  # named
+
+
+@cycle(1, sizes=SIZES, says="order")
+async def group_of_members_in_another_order(ctx: ReplicaContext) -> None:
+    members = everyone(ctx)[::-1] if odd(ctx) else everyone(ctx)
+    await ctx.new_group(members).all_reduce(SUM, LOSS)  # named
+
+
+@cycle(1, sizes=SIZES, says="context")
+async def context_of_the_run_instead_of_the_group(ctx: ReplicaContext) -> None:
+    group = ctx.new_group(everyone(ctx), name="experts")
+    await (ctx if odd(ctx) else group).all_reduce(SUM, LOSS)  # named
+
+
+@cycle(1, sizes=SIZES, says="#1 of group 'experts'")
+async def one_call_more_in_the_group(ctx: ReplicaContext) -> None:
+    group = ctx.new_group(everyone(ctx), name="experts")
+    for _ in range(2 if odd(ctx) else 1):
+        await group.all_reduce(SUM, LOSS)  # named
+    await ctx.barrier()  # named
+
+
+@incomplete(Reason.EXITED, 1, sizes=SIZES, says="has not made group 'experts'", never="out of data")
+async def member_does_not_make_the_group(ctx: ReplicaContext) -> None:
+    if not odd(ctx):
+        await ctx.new_group(everyone(ctx), name="experts").all_reduce(SUM, LOSS)  # named
+
+
+@mismatch(Reason.KIND, 1, sizes=SIZES, says="group 'experts'")
+async def another_kind_in_the_group(ctx: ReplicaContext) -> None:
+    group = ctx.new_group(everyone(ctx), name="experts")
+    await ctx.barrier()
+    if odd(ctx):
+        await group.barrier()  # named
+    else:
+        await group.all_reduce(SUM, LOSS)  # named
+
+
+@cycle(1, sizes=SIZES)
+async def groups_of_all_in_another_order(ctx: ReplicaContext) -> None:
+    rows, columns = (ctx.new_group(everyone(ctx), name=name) for name in ("rows", "columns"))
+    if odd(ctx):
+        await columns.all_reduce(SUM, LOSS)  # named
+        await rows.all_reduce(SUM, LOSS)
+    else:
+        await rows.all_reduce(SUM, LOSS)  # named
+        await columns.all_reduce(SUM, LOSS)
+
+
+@correct(sizes=SIZES)
+async def group_of_members_in_one_other_order(ctx: ReplicaContext) -> None:
+    group = ctx.new_group(everyone(ctx)[::-1])
+    assert me(group) == ctx.num_replicas_in_sync - 1 - me(ctx)
+    await group.barrier()

@@ -1,10 +1,11 @@
-"""What goes on beside the calls: child tasks, exceptions, cancellation, timeouts, locks, threads."""
+"""Child tasks, exceptions, cancellation, timeouts, threads and locks beside the calls."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,14 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 
-from aiodist import CollectiveError, CommunicationOptions, Reason, ReduceOp, ReplicaContext
+from aiodist import (
+    CollectiveError,
+    CollectiveTimeoutError,
+    CommunicationOptions,
+    Reason,
+    ReduceOp,
+    ReplicaContext,
+)
 from tests.faults import trainer
 from tests.faults.case import (
     EVERYONE,
@@ -21,10 +29,12 @@ from tests.faults.case import (
     MEAN,
     SIZES,
     SUM,
+    abandoned,
     correct,
     deadlock,
     fail,
     family,
+    fault,
     incomplete,
     me,
     mismatch,
@@ -39,7 +49,7 @@ family("child task")
 
 
 async def load(batch: int) -> np.ndarray:
-    """Return a batch, after as many turns of the loop as it takes."""
+    """Return a batch, after a turn of the loop."""
     await asyncio.sleep(0)
     return np.array([batch, 1.0], np.float32)
 
@@ -130,11 +140,8 @@ async def issued_in_order_and_awaited_in_tasks(ctx: ReplicaContext) -> None:
         await asyncio.sleep(0)
         return await handle
 
-    issue: list[Callable[[], Awaitable[object]]] = [
-        lambda: ctx.all_reduce(SUM, np.zeros(2)),
-        lambda: ctx.all_gather(np.zeros(1), 0),
-    ]
-    await asyncio.gather(*(result_of(call()) for call in issue))
+    issued = [ctx.all_reduce(SUM, np.zeros(2)), ctx.all_gather(np.zeros(1), 0)]
+    await asyncio.gather(*map(result_of, issued))
 
 
 # Exceptions: raised, swallowed, and what `finally` does after them.
@@ -143,7 +150,7 @@ family("exception")
 
 
 def parse(ctx: ReplicaContext, bad: int) -> np.ndarray:
-    """Return a batch; that replica's is broken."""
+    """Return a batch; the bad replica's is broken."""
     if me(ctx) == bad:
         raise ValueError("broken batch")
     return LOSS
@@ -182,7 +189,7 @@ async def replicas_fail_in_two_ways(ctx: ReplicaContext) -> None:
     try:
         await ctx.barrier()
         if odd(ctx):
-            raise ValueError("broken batch")
+            await fail()
         await ctx.barrier()
     finally:
         if me(ctx) != 1:
@@ -194,17 +201,24 @@ async def replicas_fail_in_two_ways(ctx: ReplicaContext) -> None:
 family("waiting")
 
 
-@incomplete(Reason.ABANDONED, 1, shared=anyio.Event)
-async def timeout_around_one_collective(ctx: ReplicaContext, over: anyio.Event) -> None:
+@asynccontextmanager
+async def replica_0_comes_late(ctx: ReplicaContext, over: Any) -> AsyncIterator[None]:
+    """Let the others wait for replica 0 until one of them gives up; then let all meet."""
     if me(ctx) == 0:
         await over.wait()
-    with anyio.move_on_after(0.01 if odd(ctx) else 60):
-        await ctx.all_reduce(SUM, LOSS)  # named
+    yield
     over.set()
     await ctx.barrier()
 
 
-@incomplete(Reason.TIMEOUT, 3, shared=anyio.Event)
+@incomplete(Reason.ABANDONED, 1, shared=anyio.Event)
+async def timeout_around_one_collective(ctx: ReplicaContext, over: anyio.Event) -> None:
+    async with replica_0_comes_late(ctx, over):
+        with anyio.move_on_after(0.01 if odd(ctx) else 60):
+            await ctx.all_reduce(SUM, LOSS)  # named
+
+
+@fault(CollectiveTimeoutError, Reason.TIMEOUT, 3, shared=anyio.Event)
 async def never_comes(ctx: ReplicaContext, never: anyio.Event) -> None:
     if me(ctx) == 3:
         await never.wait()  # named
@@ -231,7 +245,6 @@ async def computes_in_a_thread(ctx: ReplicaContext) -> None:
 async def timeout_that_does_not_fire(ctx: ReplicaContext) -> None:
     with anyio.fail_after(60):
         await ctx.all_reduce(SUM, LOSS)
-    await ctx.barrier()
 
 
 @correct()
@@ -251,26 +264,15 @@ async def woken_by_a_timer(ctx: ReplicaContext, event: anyio.Event) -> None:
 
 @correct(anyio=False)
 async def woken_by_a_thread(ctx: ReplicaContext) -> None:
-    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    loop = asyncio.get_running_loop()
     if me(ctx) == 2:
-        wake = loop.run_in_executor(None, lambda: loop.call_soon_threadsafe(future.set_result, None))
-        await future
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+        wake = loop.run_in_executor(None, loop.call_soon_threadsafe, woken.set)
+        await woken.wait()
         await wake
     await ctx.all_reduce(SUM, LOSS)
 
 
-@asynccontextmanager
-async def replica_0_comes_late(ctx: ReplicaContext, over: Any) -> AsyncIterator[None]:
-    """Let the others wait for replica 0 until one has given up; then they are to meet."""
-    if me(ctx) == 0:
-        await over.wait()
-    yield
-    over.set()
-    await ctx.barrier()
-
-
-@incomplete(Reason.ABANDONED, 1, sizes=SIZES, anyio=False, says="ValueError", shared=asyncio.Event)
+@abandoned(anyio=False, says="ValueError", shared=asyncio.Event)
 async def sibling_task_fails(ctx: ReplicaContext, over: asyncio.Event) -> None:
     async with replica_0_comes_late(ctx, over):
 
@@ -285,14 +287,14 @@ async def sibling_task_fails(ctx: ReplicaContext, over: asyncio.Event) -> None:
                     tasks.create_task(fail())
 
 
-@incomplete(Reason.ABANDONED, 1, sizes=SIZES, anyio=False, says="wait_for", shared=asyncio.Event)
+@abandoned(anyio=False, says="wait_for", shared=asyncio.Event)
 async def wait_for_one_collective(ctx: ReplicaContext, over: asyncio.Event) -> None:
     async with replica_0_comes_late(ctx, over):
         with suppress(TimeoutError):
             await asyncio.wait_for(ctx.all_reduce(SUM, LOSS), 0.05 if odd(ctx) else 60)  # named
 
 
-@incomplete(Reason.ABANDONED, 1, sizes=SIZES, anyio=False, says="asyncio.timeout(", shared=asyncio.Event)
+@abandoned(anyio=False, says="asyncio.timeout(", shared=asyncio.Event)
 async def timeout_around_a_helper(ctx: ReplicaContext, over: asyncio.Event) -> None:
     async with replica_0_comes_late(ctx, over):
         with suppress(TimeoutError):
@@ -300,7 +302,7 @@ async def timeout_around_a_helper(ctx: ReplicaContext, over: asyncio.Event) -> N
                 await trainer.average(ctx, LOSS)
 
 
-@incomplete(Reason.ABANDONED, 1, sizes=SIZES, anyio=False, says="was cancelled out of", shared=asyncio.Event)
+@abandoned(anyio=False, says="was cancelled out of", shared=asyncio.Event)
 async def task_cancelled_by_its_own_replica(ctx: ReplicaContext, over: asyncio.Event) -> None:
     async with replica_0_comes_late(ctx, over):
         task = asyncio.create_task(trainer.average(ctx, LOSS))
@@ -311,7 +313,7 @@ async def task_cancelled_by_its_own_replica(ctx: ReplicaContext, over: asyncio.E
             await task
 
 
-@incomplete(Reason.ABANDONED, 1, sizes=SIZES, says="its sibling", shared=anyio.Event)
+@abandoned(says="its sibling", shared=anyio.Event)
 async def sibling_fails_in_a_task_group_of_anyio(ctx: ReplicaContext, over: anyio.Event) -> None:
     async with replica_0_comes_late(ctx, over):
         with suppress(ExceptionGroup):
@@ -321,19 +323,19 @@ async def sibling_fails_in_a_task_group_of_anyio(ctx: ReplicaContext, over: anyi
                 await ctx.all_reduce(SUM, LOSS)  # named
 
 
-@incomplete(Reason.ABANDONED, 1, sizes=SIZES, says="cancelled its scope", shared=anyio.Event)
+@abandoned(says="cancelled its scope", shared=anyio.Event)
 async def scope_cancelled_by_a_sibling(ctx: ReplicaContext, over: anyio.Event) -> None:
     async with replica_0_comes_late(ctx, over), anyio.create_task_group() as tasks:
         if odd(ctx):
-            tasks.start_soon(lambda: _cancel(tasks))
+
+            async def cancel() -> None:
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(cancel)
         await ctx.all_reduce(SUM, LOSS)  # named
 
 
-async def _cancel(tasks: Any) -> None:
-    tasks.cancel_scope.cancel()
-
-
-@incomplete(Reason.ABANDONED, 1, sizes=SIZES, anyio=False, never="time limit around")
+@abandoned(anyio=False, never="time limit around")
 async def one_is_late_and_the_others_time_out(ctx: ReplicaContext) -> None:
     if odd(ctx):
         await asyncio.sleep(9)  # named
@@ -342,16 +344,14 @@ async def one_is_late_and_the_others_time_out(ctx: ReplicaContext) -> None:
     await ctx.barrier()
 
 
-@incomplete(Reason.ABANDONED, 1, sizes=SIZES, anyio=False, shared=asyncio.Event)
+@abandoned(anyio=False, shared=asyncio.Event)
 async def times_out_and_returns(ctx: ReplicaContext, over: asyncio.Event) -> None:
     if me(ctx) == 0:
         await over.wait()
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(0.05 if odd(ctx) else 60):
             await ctx.all_reduce(SUM, LOSS)  # named
-    except TimeoutError:
-        over.set()
-        return
+    over.set()
 
 
 @mismatch(Reason.KIND, 1, sizes=SIZES, never="drop the remainder")
@@ -397,16 +397,9 @@ async def cancelled_after_it_was_complete(ctx: ReplicaContext) -> None:
 family("side channel")
 
 
-def events() -> list[anyio.Event]:
-    return [anyio.Event() for _ in range(4)]
-
-
-def streams() -> list[Any]:
-    return [anyio.create_memory_object_stream[int](4) for _ in range(4)]
-
-
-def queues() -> list[asyncio.Queue[int]]:
-    return [asyncio.Queue() for _ in range(4)]
+def one_each(make: Callable[[], Any]) -> Callable[[], list[Any]]:
+    """Return what makes an object for each replica."""
+    return lambda: [make() for _ in EVERYONE]
 
 
 @deadlock(1, 2, 3, shared=asyncio.Lock)
@@ -420,17 +413,12 @@ async def lock_held_across_a_sum(ctx: ReplicaContext, lock: asyncio.Lock) -> Non
     lock.release()
 
 
-@deadlock(3, shared=asyncio.Event)
-async def event_that_nobody_sets(ctx: ReplicaContext, event: asyncio.Event) -> None:
-    if me(ctx) == 3:
-        await event.wait()  # named
-    await ctx.all_reduce(SUM, LOSS)  # named
-
-
-@deadlock(2, shared=asyncio.Queue)
-async def queue_that_nobody_fills(ctx: ReplicaContext, queue: asyncio.Queue[int]) -> None:
-    if me(ctx) == 2:
-        await queue.get()  # named
+@deadlock(2, name="queue_that_nobody_fills", shared=lambda: (2, asyncio.Queue().get))
+@deadlock(3, name="event_that_nobody_sets", shared=lambda: (3, asyncio.Event().wait))
+async def one_waits_in_vain(ctx: ReplicaContext, shared: tuple[int, Callable[[], Awaitable[Any]]]) -> None:
+    waiter, wait = shared
+    if me(ctx) == waiter:
+        await wait()  # named
     await ctx.all_reduce(SUM, LOSS)  # named
 
 
@@ -444,7 +432,7 @@ async def queue_that_nobody_empties(ctx: ReplicaContext, queue: asyncio.Queue[in
         await queue.get()
 
 
-@deadlock(*EVERYONE, shared=queues)
+@deadlock(*EVERYONE, shared=one_each(asyncio.Queue))
 async def ring_that_receives_first(ctx: ReplicaContext, ring: list[asyncio.Queue[int]]) -> None:
     i = me(ctx)
     await ring[i].get()  # named
@@ -495,7 +483,7 @@ async def lock_released_before_the_sum(ctx: ReplicaContext, shared: Any) -> None
     assert shared.total == 4
 
 
-@correct(shared=events)
+@correct(shared=one_each(anyio.Event))
 async def one_wakes_the_next(ctx: ReplicaContext, events: list[anyio.Event]) -> None:
     i = me(ctx)
     if i:
@@ -504,7 +492,7 @@ async def one_wakes_the_next(ctx: ReplicaContext, events: list[anyio.Event]) -> 
     await ctx.all_reduce(SUM, LOSS)
 
 
-@correct(shared=streams)
+@correct(shared=one_each(partial(anyio.create_memory_object_stream, 4)))
 async def ring_that_sends_first(ctx: ReplicaContext, streams: list[Any]) -> None:
     i = me(ctx)
     send, receive = streams[(i + 1) % 4][0], streams[i][1]

@@ -24,7 +24,7 @@ from aiodist._checking.schedule import Order, at_random, default_order, last_fir
 from tests.faults.case import CASES, REPLICAS, Case
 from tests.runtime.programs import mirrored, run, still_works
 
-for _name in ("calls", "tasks", "groups"):
+for _name in ("calls", "tasks"):
     importlib.import_module(f"tests.faults.{_name}")
 
 FAULTS = [case for case in CASES if case.error is not None]
