@@ -1,7 +1,4 @@
-"""The programs of tests/faults on torch.distributed: a context with the same calls, a process for each rank.
-
-A rank drives the coroutine itself: torch's calls block, so nothing is ever suspended but a sleep, which is slept.
-"""
+"""The programs of tests/faults on torch.distributed: a context with the same calls, and a process for each rank."""
 
 from __future__ import annotations
 
@@ -21,14 +18,14 @@ from aiodist import ReduceOp
 from tests.faults.case import REPLICAS, Case
 
 Outcomes = dict[int, str | None]
-"""By rank the message of what it raised, None where it returned; a rank that hangs is missing."""
+"""By rank, the message of the exception that it raised, or None if it returned; a rank that hangs is missing."""
 
 TIMEOUT_SECONDS = 3.0
 HANGS_AFTER_SECONDS = 12.0
 
 
 class _Pending:
-    """A collective that has been issued; its await gives the result as NumPy has it."""
+    """A collective in flight; awaiting it gives the result as NumPy has it."""
 
     def __init__(self, work: Any, finish: Callable[[], Any]) -> None:
         self._work = work
@@ -42,7 +39,7 @@ class _Pending:
 
 
 class TorchContext:
-    """The calls of a replica context that torch has, too."""
+    """Those calls of a replica context that torch has, too."""
 
     def __init__(self, rank: int) -> None:
         import torch
@@ -82,7 +79,7 @@ class TorchContext:
 
 
 def outcomes(case: Case) -> Outcomes:
-    """Run a program on every rank, and return how each ended. What hangs is killed."""
+    """Run a program on every rank and return how each ended; kill those that hang."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed", __name__])
     with tempfile.TemporaryDirectory() as folder:
@@ -96,15 +93,15 @@ def outcomes(case: Case) -> Outcomes:
             pipes.append(receiver)
             processes.append(process)
         try:
-            return _listen(pipes)
+            return _received(pipes)
         finally:
             for process in processes:
                 process.kill()
                 process.join()
 
 
-def _listen(pipes: list[Connection]) -> Outcomes:
-    """Take what ranks say until all have spoken, or too long has gone by."""
+def _received(pipes: list[Connection]) -> Outcomes:
+    """Return what the ranks report within the time."""
     said: Outcomes = {}
     deadline = monotonic() + HANGS_AFTER_SECONDS
     while pipes and len(said) < REPLICAS and (left := deadline - monotonic()) > 0:
@@ -131,12 +128,12 @@ def _process(program: Callable[..., Any], rank: int, sender: Connection, store: 
         timeout=timedelta(seconds=TIMEOUT_SECONDS),
     )
     sender.send((rank, _message_of(program, rank)))
-    os._exit(0)  # what a failed group does at the end of its process is not of interest
+    os._exit(0)  # a failed group may block the ordinary end of its process
 
 
 def _message_of(program: Callable[..., Any], rank: int) -> str | None:
     try:
         asyncio.run(program(TorchContext(rank)))
-    except Exception as error:  # noqa: BLE001  (whatever torch raises is what is looked at)
+    except Exception as error:  # noqa: BLE001  (whatever torch raises is the outcome)
         return f"{type(error).__name__}: {error}"
     return None
