@@ -12,10 +12,7 @@ JOB = Path(__file__).with_name("job.py")
 
 
 def job(workers: int, *arguments: str) -> tuple[int, str]:
-    """Run the program; return its exit code, and what it printed. It leaves no process, and no temporary file.
-
-    It uses nothing that is deprecated.
-    """
+    """Run `job.py`; return its exit code and output. It must leave no process and no temporary file."""
     with closing(Jobs()) as jobs, TemporaryDirectory() as folder:
         variables = {"TMPDIR": folder, "PYTHONWARNINGS": "error::DeprecationWarning"}
         started = jobs.start(["-n", str(workers), str(JOB), *arguments], **variables)

@@ -21,9 +21,9 @@ from aiodist import (
     get_replica_context,
 )
 from tests.runtime.divergences import DIVERGENCES
-from tests.runtime.programs import error_of
+from tests.runtime.programs import Program, error_of, mirrored, run
 from tests.runtime.test_random_programs import seeds
-from tests.workers.simulated import Job, Program, on_one_machine, on_uvloop_too
+from tests.workers.simulated import Job, on_uvloop_too
 
 elements = 3  # of the programs' arrays
 LAYOUTS = [(1, 1, 1, 1), (2, 2), (1, 3), (4,)]
@@ -121,7 +121,7 @@ async def test_groups_and_joins_mean_what_they_mean_on_one_machine(layout: tuple
     async def as_text(ctx: ReplicaContext) -> str:
         return repr(await program(ctx))
 
-    assert await Job(*layout).values(as_text) == list(await on_one_machine(as_text, 4))
+    assert await Job(*layout).values(as_text) == list(await run(mirrored(4), as_text))
 
 
 @settings(max_examples=20)

@@ -1,4 +1,4 @@
-"""Workers that part: every worker raises the same, in bounded time, and their strategy has ended."""
+"""Workers that diverge: all raise the same error, in bounded time, and their strategy has ended."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from aiodist import (
     get_replica_context,
 )
 from aiodist._strategy.scope import replicas_of
-from tests.runtime.programs import mirrored, run
-from tests.workers.simulated import Job, Program, on_uvloop_too
+from tests.runtime.programs import Program, mirrored, run
+from tests.workers.simulated import Job, on_uvloop_too
 from tests.workers.test_as_on_one_machine import without_workers
 
 elements = 3  # of the programs' arrays

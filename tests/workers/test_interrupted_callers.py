@@ -1,4 +1,4 @@
-"""Callers that leave an operation in the midst, wherever that is: all workers end, and name who has left."""
+"""Callers that are cancelled at any suspension of an operation: all workers end, and their errors name the caller."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 import pytest
-import sniffio
 
 from aiodist import CollectiveError, MultiWorkerMirroredStrategy, Variable, get_replica_context
 from tests.workers.simulated import Job, on_trio_too
 
-Interrupt = Callable[[], object]
 Operation = Callable[[MultiWorkerMirroredStrategy], Coroutine[Any, Any, Any]]
 pytestmark = [pytest.mark.anyio, on_trio_too]
 
@@ -26,40 +24,35 @@ class Caller:
     """A caller that is interrupted at one of its suspensions.
 
     Args:
-        at: which one, from 0.
-        how: ``scope``, a cancel scope around it; ``task``, as `asyncio.timeout` and Ctrl-C do it, which no shield keeps
-            out.
+        at: the number of that suspension, from 0.
+        how: ``scope``, by a cancel scope around it; ``task``, as by `asyncio.timeout` or Ctrl-C, against which no
+            shield helps.
 
     Attributes:
-        suspensions: how many there have been.
-        interrupted: it has come to that one.
+        interrupted: whether it has come to that suspension.
     """
 
     def __init__(self, at: int, how: str) -> None:
         self._at = at
         self._how = how
-        self.suspensions = 0
+        self._suspensions = 0
         self.interrupted = False
 
     async def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Return what a coroutine returns; None where it was cancelled."""
+        """Return the coroutine's result, None if it was cancelled."""
         with anyio.CancelScope() as scope:
-            task = asyncio.current_task() if sniffio.current_async_library() == "asyncio" else None
+            if self._how == "scope":
+                return await self._driven(coroutine, scope.cancel)
+            task = asyncio.current_task()
+            assert task is not None
             try:
-                return await self._driven(coroutine, self._interrupt(scope, task))
+                return await self._driven(coroutine, task.cancel)
             except asyncio.CancelledError:
-                if task is None or self._how == "scope":
-                    raise
                 task.uncancel()
         return None
 
-    def _interrupt(self, scope: anyio.CancelScope, task: asyncio.Task[Any] | None) -> Interrupt:
-        if task is None or self._how == "scope":
-            return scope.cancel
-        return task.cancel
-
     @types.coroutine
-    def _driven(self, coroutine: Coroutine[Any, Any, Any], interrupt: Interrupt) -> Generator[Any, Any, Any]:
+    def _driven(self, coroutine: Coroutine[Any, Any, Any], interrupt: Callable[[], object]) -> Generator[Any, Any, Any]:
         value: Any = None
         error: BaseException | None = None
         while True:
@@ -67,14 +60,14 @@ class Caller:
                 trap = coroutine.send(value) if error is None else coroutine.throw(error)
             except StopIteration as end:
                 return end.value
-            if self.suspensions == self._at:
+            if self._suspensions == self._at:
                 self.interrupted = True
                 interrupt()
-            self.suspensions += 1
+            self._suspensions += 1
             error = None
             try:
                 value = yield trap
-            except BaseException as thrown:  # noqa: BLE001  (it is for the coroutine)
+            except BaseException as thrown:  # noqa: BLE001  (the coroutine's)
                 error = thrown
 
 
@@ -122,14 +115,14 @@ _variables: WeakKeyDictionary[MultiWorkerMirroredStrategy, Variable] = WeakKeyDi
 async def _make_variable(strategy: MultiWorkerMirroredStrategy) -> None:
     with strategy.scope():
         _variables[strategy] = Variable(np.zeros(3), aggregation="mean")
-    await strategy.reduce("SUM", 1, None)  # which carries its initial value over
+    await strategy.reduce("SUM", 1, None)  # which transfers its initial value
 
 
 OPERATIONS = [run, run_with_a_group_of_two, run_with_a_join, reduce_much, assign]
 
 
 async def _outcomes(job: Job, operation: Operation, victim: int, shift: int, caller: Caller) -> list[Any]:
-    """Return what an operation gives on each worker, one of whom comes some turns later, and is interrupted."""
+    """Return each worker's outcome of an operation; the victim starts some turns later, and is interrupted."""
 
     async def one(strategy: MultiWorkerMirroredStrategy) -> Any:
         is_victim = strategy is job.strategies[victim]
@@ -141,14 +134,14 @@ async def _outcomes(job: Job, operation: Operation, victim: int, shift: int, cal
 
 
 async def _sweep(operation: Operation, workers: int, victim: int, shift: int, how: str) -> None:
-    """Interrupt a caller at each of its suspensions; check what becomes of everyone."""
+    """Interrupt a caller at each of its suspensions, and check everybody's outcome."""
     at, interrupted = 0, True
     while interrupted:
         job = Job(*[1] * workers, answer_seconds=0.5)
         if operation is assign:
             assert await job.everywhere(_make_variable) == [None] * workers
         if at % 2:
-            await job.check_that_it_works()  # so that there is a lane for runs already
+            await job.values(lambda ctx: ctx.all_reduce("SUM", 1))  # so that the communicator for runs exists
         caller = Caller(at, how)
         outcomes = await _outcomes(job, operation, victim, shift, caller)
         wrong = [o for o in outcomes if isinstance(o, Exception) and not isinstance(o, CollectiveError)]
@@ -157,7 +150,7 @@ async def _sweep(operation: Operation, workers: int, victim: int, shift: int, ho
         assert all(victim in error.report.suspects for error in errors), (at, errors)
         interrupted = caller.interrupted
         at += 1
-    assert at > 1 or shift >= 0  # who comes last may find everything there
+    assert at > 1 or shift >= 0  # the last to come may never be suspended
 
 
 @pytest.mark.parametrize("how", ["scope", "task"])

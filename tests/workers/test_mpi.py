@@ -1,4 +1,4 @@
-"""Real workers over the installed MPI, started by `aiodist run`: few jobs, each with a limit."""
+"""Real workers over the installed MPI, started by `aiodist run`: a few jobs with a time limit each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
@@ -26,14 +25,13 @@ def test_one_worker_needs_no_mpi_and_runs_the_same_program() -> None:
 
 @pytest.fixture(scope="module")
 def faults() -> Mapping[str, tuple[int, str]]:
-    """Faults that end the job, each in a job of its own, and the others in one, all at once: most of it is waiting."""
-    jobs: dict[str, Any] = {
-        "killed": [3, "fault"], "stopped": [2, "fault"], "exits": [2, "fault"],
-        "raises shape blocked": [3, "fault"], "stalls": [3],
-    }  # fmt: skip
+    """Run the faults that end a job each in its own, the others in one; all at once, since most of it is waiting."""
+    jobs: list[tuple[int, str]] = [
+        (3, "fault killed"), (2, "fault stopped"), (2, "fault exits"), (3, "fault raises shape blocked"), (3, "stalls"),
+    ]  # fmt: skip
     with ThreadPoolExecutor() as pool:
-        ended = pool.map(lambda kinds: job(*jobs[kinds], *kinds.split()), jobs)
-        return {kind: outcome for kinds, outcome in zip(jobs, ended, strict=True) for kind in kinds.split()}
+        ended = pool.map(lambda each: job(each[0], *each[1].split()), jobs)
+        return {kind: outcome for (_, kinds), outcome in zip(jobs, ended, strict=True) for kind in kinds.split()}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +66,7 @@ def test_worker_that_others_wait_for_is_named_by_warnings_of_theirs_and_a_report
     assert code == 1, output
     for worker in (0, 1):
         told = "\n".join(re.findall(rf"\[{worker}\] (.*)", output))
-        assert re.search(  # on a busy machine another one may not have come yet, either
+        assert re.search(  # on a busy machine another worker may be missing, too
             r"StallWarning: .* to make a strategy at .*; .*worker 2 \(process \d+ on .*\) has not come", told
         )
         assert re.search(r"job\.py:\d+: StallWarning: worker 2 of 3, process \d+ on .*: its event loop has been", told)
@@ -97,14 +95,13 @@ def test_exit_code_is_that_of_the_worker_whose_end_has_made_the_others_fail(
 
 
 def test_groups_and_joins_over_mpi_and_a_job_that_has_caught_its_errors_ends_well() -> None:
-    """Two groups in opposite order are a deadlock; after disagreements something stays in the air."""
     code, output = job(3, "groups")
     assert code == 0, output
     found = dict(re.findall(r"replica (\d): (.*)", output))
     assert len(found) == 6, output
     assert found["1"].startswith("[11, 110, 1010, 10010, 100010, 13, ")
     assert found["5"].endswith(", 101010, 101000, 100000, 2, 5, 4, 3, 2, 1, 5]")
-    assert len(re.findall("circle replicas 0 and 5 wait for each other, each in another group", output)) == 3
+    assert len(re.findall("cycle replicas 0 and 5 wait for each other, each in another group", output)) == 3
     assert len(re.findall(r"again \[6\.\]", output)) == 3
     assert len(re.findall(r"worker \d caught it", output)) == 6
 
@@ -120,7 +117,7 @@ def ended(program: str) -> tuple[int, str]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux shows which signals a process handles")
 def test_crashed_worker_ends_for_mpi_does_not_handle_the_signals_of_crashes() -> None:
-    """Open MPI's handlers allocate memory, and wait for ever where it was that which has crashed."""
+    """Open MPI's handlers allocate memory, and would hang after a crash in the allocator."""
     program = (
         "from aiodist._workers.engines import mpi; mpi.load_mpi()\n"
         "caught = next(line for line in open('/proc/self/status') if line.startswith('SigCgt'))\n"

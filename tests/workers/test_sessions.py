@@ -22,7 +22,8 @@ from aiodist._core.terms import Reason
 from aiodist._workers.engines.simulated import SimulatedCluster
 from aiodist._workers.messages import Message
 from aiodist._workers.record import MOST_IN_FULL, RecordBuffers
-from tests.workers.simulated import Job, on_one_machine
+from tests.runtime.programs import mirrored, run
+from tests.workers.simulated import Job
 from tests.workers.test_as_on_one_machine import without_workers
 
 LAYOUTS = [(1, 1), (2, 1), (1, 2, 1), (1, 1, 1, 1)]
@@ -195,7 +196,7 @@ async def check(counts: tuple[int, ...], program: Program, seed: int) -> None:
     """Compare what several workers make of a program with what one machine does."""
     found = await outcomes(counts, program, seed)
     try:
-        right = list(await on_one_machine(partial(carry_out, program), sum(counts)))
+        right = list(await run(mirrored(sum(counts)), partial(carry_out, program)))
     except CollectiveError as error:
         right = [error]
     if not isinstance(right[0], CollectiveError):

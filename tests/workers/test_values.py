@@ -24,7 +24,8 @@ from aiodist import (
 from aiodist._strategy.scope import replicas_of
 from aiodist._workers.exchange import SEGMENT
 from tests.frameworks import toy
-from tests.workers.simulated import Job, on_one_machine, on_uvloop_too
+from tests.runtime.programs import mirrored, run
+from tests.workers.simulated import Job, on_uvloop_too
 
 LAYOUTS = [(1,), (2, 2), (1, 3), (3, 1, 2, 2)]
 DTYPES = [np.int8, np.uint32, np.int64, np.float16, np.float32, np.float64, np.complex64, np.complex128, np.longdouble]
@@ -59,7 +60,7 @@ def same(a: Any, b: Any) -> None:
 async def check(program: Any, layout: tuple[int, ...], **options: Any) -> None:
     job = Job(*layout, **options)
     assert job.strategies[0].num_replicas_in_sync == sum(layout)
-    expected = await on_one_machine(program, sum(layout))
+    expected = await run(mirrored(sum(layout)), program)
     same(await job.values(program), list(expected))
 
 
@@ -337,7 +338,7 @@ def test_any_sequence_of_calls_at_one_place_gives_what_one_machine_gives(
         return [found[i] if steps[i][2] else await found[i] for i in range(len(steps))]
 
     async def compare() -> None:
-        same(await Job(*layout).values(program), list(await on_one_machine(program, sum(layout))))
+        same(await Job(*layout).values(program), list(await run(mirrored(sum(layout)), program)))
 
     anyio.run(compare)
 
