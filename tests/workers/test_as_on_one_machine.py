@@ -1,4 +1,4 @@
-"""What programs give on several workers, and what they raise where replicas do not meet: as on one machine."""
+"""Programs with groups and joins give on several workers what they give on one machine, or raise the same error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,11 +20,10 @@ from aiodist import (
     get_replica_context,
 )
 from tests.runtime.divergences import DIVERGENCES
-from tests.runtime.programs import Program, error_of, mirrored, run
+from tests.runtime.programs import Program, error_of, mirrored, run, turns
 from tests.runtime.test_random_programs import seeds
 from tests.workers.simulated import Job, on_uvloop_too
 
-elements = 3  # of the programs' arrays
 LAYOUTS = [(1, 1, 1, 1), (2, 2), (1, 3), (4,)]
 pytestmark = pytest.mark.anyio
 
@@ -66,8 +64,7 @@ async def racing_tasks(ctx: ReplicaContext) -> Any:
 
     async def work(group: ReplicaContext, pauses: int, mine: list[int]) -> None:
         for step in range(10):
-            for _ in range(pauses):
-                await anyio.lowlevel.checkpoint()
+            await turns(pauses)
             mine.append(await group.all_reduce("SUM", step))
 
     async with anyio.create_task_group() as tasks:
@@ -131,7 +128,7 @@ async def test_groups_and_joins_mean_what_they_mean_on_one_machine(layout: tuple
     seed=seeds,
 )
 def test_any_uneven_loops_give_the_bits_of_one_worker(counts: list[list[int]], cuts: list[bool], seed: int) -> None:
-    """Each inner list is a replica's: how many steps it makes in each epoch. Cuts say where a worker's replicas end."""
+    """`counts` holds each replica's number of steps in each epoch; `cuts` says after which replicas a worker ends."""
     replicas, several = len(counts), min(map(len, counts))
     ends = [i + 1 for i in range(replicas - 1) if cuts[i]]
     layout = [b - a for a, b in zip([0, *ends], [*ends, replicas], strict=True)]
@@ -142,8 +139,7 @@ def test_any_uneven_loops_give_the_bits_of_one_worker(counts: list[list[int]], c
         values = np.random.default_rng([seed, me])
         for epoch in range(several):
             for _ in range(counts[me][epoch]):
-                for _ in range(pauses.choice((0, 0, 1, 3))):
-                    await anyio.lowlevel.checkpoint()
+                await turns(pauses.choice((0, 0, 1, 3)))
                 value = values.standard_normal(70).astype(np.float32)
                 found += [await ctx.all_reduce("MEAN", value), await ctx.all_gather(value[:2], 0)]
             last = await ctx.join()
@@ -157,11 +153,11 @@ def test_any_uneven_loops_give_the_bits_of_one_worker(counts: list[list[int]], c
     anyio.run(main)
 
 
-# When replicas do not meet.
+# When replicas disagree.
 
 
 def diverging(what: str) -> Program:
-    """Return a program in which one replica calls something else than the others."""
+    """Return a program in which one replica makes another call than the others."""
     divergence = DIVERGENCES[what]
 
     async def program(ctx: ReplicaContext) -> None:
@@ -174,29 +170,27 @@ def diverging(what: str) -> Program:
 
 async def merge_call_before_a_difference(ctx: ReplicaContext) -> None:
     async def merged(_: Any) -> None:
-        for _ in range(9):
-            await anyio.lowlevel.checkpoint()
+        await turns(9)
 
     pending = [ctx.merge_call(merged), ctx.barrier(name="next")]
     if ctx.replica_id_in_sync_group == 2:
         pending.append(ctx.barrier(name="odd"))
-    pending.append(ctx.all_gather(np.ones(elements), 0))
+    pending.append(ctx.all_gather(np.ones(3), 0))
     for handle in pending:
         await handle
 
 
 async def late(ctx: ReplicaContext) -> None:
     barrier = ctx.barrier()
-    if ctx.replica_id_in_sync_group == 3:  # which is here before anybody's time begins
+    if ctx.replica_id_in_sync_group == 3:  # which has connected before anybody's time begins
         await anyio.sleep_forever()
     await barrier
     await ctx.all_reduce("SUM", 1, CommunicationOptions(timeout_seconds=0.05))
 
 
 async def late_in_one_that_is_not_made_yet(ctx: ReplicaContext) -> None:
-    group = ctx.new_group([0, 2], "pair") if ctx.replica_id_in_sync_group == 0 else None
-    if group is not None:
-        await group.all_reduce("SUM", 1, CommunicationOptions(timeout_seconds=0.05))
+    if ctx.replica_id_in_sync_group == 0:
+        await ctx.new_group([0, 2], "pair").all_reduce("SUM", 1, CommunicationOptions(timeout_seconds=0.05))
     elif ctx.replica_id_in_sync_group == 2:
         await anyio.sleep_forever()
 
@@ -235,7 +229,7 @@ FAULTS = [
 
 
 def without_workers(text: str) -> str:
-    """Return a report as one machine would write it: devices are counted through there, and lines broken elsewhere."""
+    """Return a report without the names of workers and devices and without line breaks, which differ on one machine."""
     return " ".join(re.sub(r"(worker \d+ )?CPU:\d+", "CPU", text).split())
 
 
@@ -249,9 +243,6 @@ async def test_every_worker_raises_what_one_machine_would(program: Program) -> N
             assert (report.reason, report.suspects, report.group) == (right.reason, right.suspects, right.group)
             assert report.sequence_number == right.sequence_number
             assert without_workers(str(report)) == without_workers(str(right))
-
-
-# Beside what one machine shows.
 
 
 async def merged(strategy: Any, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What collectives give on several workers is what they give on one machine."""
+"""Collectives give the same on several workers as on one machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -24,7 +23,7 @@ from aiodist import (
 from aiodist._strategy.scope import replicas_of
 from aiodist._workers.exchange import SEGMENT
 from tests.frameworks import toy
-from tests.runtime.programs import mirrored, run
+from tests.runtime.programs import mirrored, run, turns
 from tests.workers.simulated import Job, on_uvloop_too
 
 LAYOUTS = [(1,), (2, 2), (1, 3), (3, 1, 2, 2)]
@@ -34,22 +33,20 @@ pytestmark = pytest.mark.anyio
 
 def whole(ctx: ReplicaContext, dtype: Any, size: int) -> np.ndarray:
     """Return small whole numbers, whose sums are exact in every order."""
-    rng = np.random.default_rng(ctx.replica_id_in_sync_group)
-    return rng.integers(0, 4, size).astype(dtype)
+    return np.random.default_rng(ctx.replica_id_in_sync_group).integers(0, 4, size).astype(dtype)
 
 
 def same(a: Any, b: Any) -> None:
+    """Compare two nests: types, keys, values, dtypes, and whether arrays are writeable."""
+    assert type(a) is type(b)
     if isinstance(a, IndexedSlices):
         np.testing.assert_array_equal(a.values, b.values)
         np.testing.assert_array_equal(a.indices, b.indices)
-        return
-    assert type(a) is type(b)
-    if isinstance(a, (list, tuple)):
+    elif isinstance(a, (list, tuple)):
         for left, right in zip(a, b, strict=True):
             same(left, right)
     elif isinstance(a, dict):
-        assert list(a) == list(b)
-        same(list(a.values()), list(b.values()))
+        same(list(a.items()), list(b.items()))
     else:
         np.testing.assert_array_equal(a, b)
         if isinstance(a, np.ndarray):
@@ -58,10 +55,8 @@ def same(a: Any, b: Any) -> None:
 
 
 async def check(program: Any, layout: tuple[int, ...], **options: Any) -> None:
-    job = Job(*layout, **options)
-    assert job.strategies[0].num_replicas_in_sync == sum(layout)
     expected = await run(mirrored(sum(layout)), program)
-    same(await job.values(program), list(expected))
+    same(await Job(*layout, **options).values(program), list(expected))
 
 
 @pytest.mark.parametrize("options", [{}, {"reduction": "ordered"}], ids=str)
@@ -70,7 +65,7 @@ async def check(program: Any, layout: tuple[int, ...], **options: Any) -> None:
 async def test_reductions(layout: tuple[int, ...], size: int, options: dict[str, str]) -> None:
     async def program(ctx: ReplicaContext) -> Any:
         found = []
-        large = size > SEGMENT // 4  # for which each kernel is compiled
+        large = size > SEGMENT // 4  # for one kernel, because each must be compiled
         for dtype in (np.float32,) if large else DTYPES:
             for op in (ReduceOp.SUM,) if large else ReduceOp:
                 if np.dtype(dtype).kind == "c" and op in (ReduceOp.MIN, ReduceOp.MAX):
@@ -100,7 +95,7 @@ async def test_kinds_of_values(layout: tuple[int, ...]) -> None:
             await ctx.all_reduce("MAX", {"a": np.float32(r), "b": r == 1, "c": np.array([r == 0, True])}),
             await ctx.all_reduce("SUM", [r + 10**15, r, 0.5 * r, np.float32(r)]),
             await ctx.all_reduce("MAX", -(2**63)),
-            *[await ctx.all_reduce("SUM", nest([0.1, 1e16, -1e16][r % 3])) for nest in NESTS],  # not in any order
+            *[await ctx.all_reduce("SUM", nest([0.1, 1e16, -1e16][r % 3])) for nest in NESTS],  # order matters
             await ctx.all_reduce("SUM", slices),
             await ctx.all_reduce("SUM", whole(ctx, ">f4", 5)),
             await ctx.all_reduce("MIN", np.array([np.nan if r == 1 else r, -0.0])),
@@ -162,9 +157,7 @@ async def test_merge_call_that_nobody_awaits_runs_though_the_others_come_later()
     merged: list[Any] = []
 
     async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group:
-            await anyio.lowlevel.checkpoint()
-            await anyio.lowlevel.checkpoint()
+        await turns(2 * ctx.replica_id_in_sync_group)
         ctx.merge_call(lambda _, value: merged.append(value), (ctx.replica_id_in_sync_group,))
 
     with pytest.warns(RuntimeWarning, match="never awaited merge_call"):
@@ -214,7 +207,7 @@ async def test_framework_arrays_come_back_as_they_were() -> None:
         for size in (2, 200):  # in the record, and beside it
             found = await ctx.all_reduce("SUM", toy.Tensor(np.ones(size)))
             assert isinstance(found, toy.Tensor)
-            found.array[...] += 1  # it is this replica's own
+            found.array[...] += 1  # which no other replica sees
             total += found.array.sum()
             out = toy.Tensor(np.zeros(size))
             assert await ctx.all_reduce("SUM", toy.Tensor(np.ones(size)), out=out) is out
@@ -263,7 +256,7 @@ async def test_one_value_for_all_reduces_as_on_one_machine_whoever_has_how_many_
         same(found, expected)
 
 
-# Calls that come again: what is known of them from before must not show in what they give.
+# Repeated calls: what is kept of a call must not show in the results of the next.
 
 FEW = [(1, 1), (2, 1), (1, 1, 1)]
 SIZES = {"in the record": 20, "in one segment": 3000, "in several": 300_000}
@@ -277,7 +270,7 @@ async def test_results_that_were_handed_out_stay_as_they_are(layout: tuple[int, 
         value = np.empty(size, np.float32)
         kept = []
         for step in range(4):
-            value[...] = step + r  # the caller's own again, as soon as the step is complete
+            value[...] = step + r  # which the caller may change as soon as the step is complete
             kept.append(await ctx.all_reduce(ReduceOp.SUM, value))
         with pytest.raises(ValueError, match="read-only"):
             kept[0][0] = 1
@@ -291,7 +284,7 @@ async def test_results_that_were_handed_out_stay_as_they_are(layout: tuple[int, 
 
 
 def askew(value: Any) -> Any:
-    """Return an array whose numbers lie a byte beside where the machine wants them, as of a file behind a header."""
+    """Return an unaligned copy of an array, as of a file behind a header."""
     found = np.empty(value.nbytes + 1, np.uint8)[1:].view(value.dtype).reshape(value.shape)
     found[...] = value
     return found
@@ -343,14 +336,13 @@ def test_any_sequence_of_calls_at_one_place_gives_what_one_machine_gives(
     anyio.run(compare)
 
 
-async def test_a_replica_that_only_meets_lets_other_tasks_run() -> None:
+async def test_a_replica_that_calls_again_and_again_lets_other_tasks_run() -> None:
     async def program(ctx: ReplicaContext) -> int:
         ended = anyio.Event()
         steps = 0
 
         async def beside() -> None:
-            for _ in range(5):
-                await anyio.lowlevel.checkpoint()
+            await turns(5)
             ended.set()
 
         async with anyio.create_task_group() as tasks:
