@@ -1,9 +1,9 @@
-"""Collectives and cross-replica reductions of other frameworks' arrays, against NumPy; and whose memory they share."""
+"""Collectives and cross-replica reductions of other frameworks' arrays, and the memory that results share."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,19 +14,13 @@ from tests.collectives.kinds_of_values import Pair
 from tests.frameworks import toy
 from tests.runtime.programs import here, mirrored, on_each, replica
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 pytestmark = pytest.mark.anyio
 
 
-@dataclass(frozen=True)
-class Framework:
-    """A framework: one that is always there, or one that is tried where it is installed."""
-
-    name: str  # as reports have it
-    make: Callable[[Any], Any]  # makes an array of its own of a NumPy array, whose memory it does not share
-    type: type  # of what it makes
+class Framework(NamedTuple):
+    name: str  # in reports
+    make: Callable[[Any], Any]  # a copy of a NumPy array
+    type: type  # of the framework's arrays
     mutable: bool = True
 
 
@@ -55,9 +49,6 @@ def framework(request: pytest.FixtureRequest) -> Framework:
     return found
 
 
-DTYPES = ["float32", "float16", "int32", "uint8"]
-
-
 def numbers(replica_id: int, *shape: int, dtype: str = "float32") -> np.ndarray:
     return (np.arange(int(np.prod(shape))).reshape(shape) + 10 * replica_id).astype(dtype)
 
@@ -67,19 +58,19 @@ def to_list(framework: Framework, value: Any) -> Any:
     return seen(value).tolist()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", ["SUM", "MEAN", "MIN", "MAX", "PRODUCT"])
-async def test_all_reduce_gives_what_it_gives_for_numpy(framework: Framework, op: str, dtype: str) -> None:
-    async def program() -> bool:
-        mine = numbers(replica(), 2, 3, dtype=dtype)
-        wanted = await here().all_reduce(op, mine)
-        got = await here().all_reduce(op, framework.make(mine))
-        return bool(to_list(framework, got) == wanted.astype(seen(got).dtype).tolist())
+async def test_all_reduce_gives_what_it_gives_for_numpy(framework: Framework, op: str) -> None:
+    async def program() -> None:
+        for dtype in ("float32", "float16", "int32", "uint8"):
+            mine = numbers(replica(), 2, 3, dtype=dtype)
+            wanted = await here().all_reduce(op, mine)
+            got = await here().all_reduce(op, framework.make(mine))
+            assert to_list(framework, got) == wanted.astype(seen(got).dtype).tolist()
 
-    assert await on_each(3, program) == (True, True, True)
+    await on_each(3, program)
 
 
-async def test_collectives_give_the_framework_s_arrays(framework: Framework) -> None:
+async def test_collectives_return_the_framework_s_arrays(framework: Framework) -> None:
     async def program() -> tuple[Any, ...]:
         ctx, mine = here(), framework.make(numbers(replica(), 2))
         nest: Any = {"a": Pair(framework.make(np.ones(2, np.float32)), np.ones(1)), "b": [2.0, None]}
@@ -155,7 +146,7 @@ async def test_extended_puts_copies_on_each_destination(framework: Framework) ->
             assert not np.shares_memory(first, second)
 
 
-async def test_pytorch_s_own_types_come_back_and_its_parameters_are_refused() -> None:
+async def test_pytorch_s_own_types_are_returned_and_its_parameters_refused() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
     class Special(torch.Tensor):  # type: ignore[misc,name-defined]
@@ -177,7 +168,7 @@ async def test_pytorch_s_own_types_come_back_and_its_parameters_are_refused() ->
         assert (largest.values.tolist(), largest.indices.tolist()) == ([6, 8, 10], [2, 2, 2])
 
 
-async def test_batches_of_a_data_loader_are_cut_and_reduced() -> None:
+async def test_batches_of_a_data_loader_are_split_and_reduced() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     inputs, targets = torch.arange(20.0).reshape(10, 2), torch.arange(10)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, targets), batch_size=4)
@@ -226,15 +217,12 @@ class Opaque(toy.Tensor):
         (Opaque, "NumPy cannot look at this .*Opaque: can't export this layout"),
     ],
 )
-async def test_what_no_collective_takes_is_refused_with_the_way_out(kind: Any, text: str) -> None:
+async def test_unsupported_array_is_refused_with_advice(kind: Any, text: str) -> None:
     async def program() -> None:
         here().all_reduce("SUM", {"x": kind(np.ones(2))})
 
     with pytest.raises(TypeError, match=rf"value\['x'\]: .*{text}"):
         await on_each(1, program)
-
-
-# What is copied and what is not.
 
 
 def test_neither_input_nor_result_is_copied(framework: Framework) -> None:
@@ -247,12 +235,12 @@ def test_neither_input_nor_result_is_copied(framework: Framework) -> None:
     result = mark.give(array)
     assert isinstance(result, framework.type)
     assert seen(result).tolist() == [0, 1, 2, 3, 4, 5]
-    if framework.mutable:  # JAX takes over only memory that is aligned to 64 bytes
+    if framework.mutable:  # JAX shares only memory that is aligned to 64 bytes
         assert np.shares_memory(seen(result), array)
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all"])
-async def test_replica_that_changes_its_result_changes_nobody_elses(framework: Framework, collective: str) -> None:
+async def test_change_of_one_replicas_result_leaves_the_others_alone(framework: Framework, collective: str) -> None:
     if not framework.mutable:
         pytest.skip("its arrays cannot be changed")
 

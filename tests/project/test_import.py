@@ -1,21 +1,18 @@
-"""What `import aiodist` costs and loads, in a fresh process."""
+"""The modules that `import aiodist` and a first run load, in a fresh process."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.project.paths import run_python
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HEAVY = {"numba", "llvmlite", "trio", "uvloop", "rich", "sklearn", "scipy", "torch", "jax", "tensorflow", "ml_dtypes"}
 
 
-def test_import_loads_nothing_heavy(tmp_path: Path) -> None:
+def test_import_loads_nothing_heavy_and_does_not_warn(tmp_path: Path) -> None:
     program = "import aiodist, sys, threading; print(*sys.modules, threading.active_count())"
-    *loaded, threads = run_python(["-W", "error", "-X", "dev", "-c", program], tmp_path).split()  # and warns of nothing
+    *loaded, threads = run_python(["-W", "error", "-X", "dev", "-c", program], tmp_path).split()
     assert loaded[0] == "sys"
     assert {"aiodist", "numpy"} <= set(loaded)
     assert {name.partition(".")[0] for name in loaded} & HEAVY == set()
@@ -29,7 +26,7 @@ LATER = {
 FIRST_RUN = """
 import asyncio, sys
 import numpy as np
-before = set(sys.modules)  # NumPy's, and those that packages of the environment bring by a .pth file when Python starts
+before = set(sys.modules)  # with those that .pth files of the environment import when Python starts
 import aiodist
 
 async def step():
@@ -40,14 +37,18 @@ print(*set(sys.modules) - before)
 """
 
 
-def test_import_and_a_run_that_goes_well_leave_out_what_they_do_not_need(tmp_path: Path) -> None:
-    assert [name for name in LATER if find_spec(name) is None] == []
+def test_modules_that_a_successful_run_does_not_need_are_not_loaded(tmp_path: Path) -> None:
+    assert all(map(find_spec, LATER))
     assert set(run_python(["-c", FIRST_RUN], tmp_path).split()) & LATER == set()
 
 
-def test_a_name_that_is_loaded_later_is_there_for_everybody(tmp_path: Path) -> None:
-    lines = ["import pickle", "import aiodist", "print('MultiWorkerMirroredStrategy' in dir(aiodist))"]
-    lines += ["from aiodist import *", "print(MultiWorkerMirroredStrategy is aiodist.MultiWorkerMirroredStrategy)"]
-    lines += ["print(pickle.loads(pickle.dumps(MultiWorkerMirroredStrategy)) is MultiWorkerMirroredStrategy)"]
-    lines += ["print(hasattr(aiodist, 'MultiWorkerStrategy'))"]
-    assert run_python(["-c", "\n".join(lines)], tmp_path).split() == ["True", "True", "True", "False"]
+LAZY_NAME = """
+import pickle, aiodist
+print("MultiWorkerMirroredStrategy" in dir(aiodist), hasattr(aiodist, "MultiWorkerStrategy"))
+from aiodist import *
+print(pickle.loads(pickle.dumps(MultiWorkerMirroredStrategy)) is aiodist.MultiWorkerMirroredStrategy)
+"""
+
+
+def test_a_name_that_is_loaded_later_is_seen_by_dir_star_imports_and_pickle(tmp_path: Path) -> None:
+    assert run_python(["-c", LAZY_NAME], tmp_path).split() == ["True", "False", "True"]

@@ -1,20 +1,18 @@
-"""Every public name is documented and in the API page, and static tools see the names that the runtime has."""
+"""Every public name is documented and on the API page, and static tools see the same names as the runtime."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import re
+from collections.abc import Iterator
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import aiodist
 from tests.project.paths import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NAMES = sorted(aiodist.__all__)
 CLASSES = [name for name in NAMES if isinstance(getattr(aiodist, name), type)]
@@ -22,22 +20,21 @@ FUNCTIONS = [name for name in NAMES if isinstance(getattr(aiodist, name), Functi
 
 
 def members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yield a class's public methods and properties, also those inherited from a class of ours."""
+    """Yield the public methods and properties of a class and of its bases in aiodist."""
+    kinds = FunctionType | property | classmethod | staticmethod
     for base in cls.__mro__:
         if base.__module__.partition(".")[0] == "aiodist":
             for name, member in vars(base).items():
-                if not name.startswith("_") and isinstance(
-                    member, FunctionType | property | classmethod | staticmethod
-                ):
+                if not name.startswith("_") and isinstance(member, kinds):
                     yield name, member
 
 
 def test_names_are_public_once_and_our_own() -> None:
-    assert len(set(aiodist.__all__)) == len(aiodist.__all__)
+    assert len(set(NAMES)) == len(NAMES)
     visible = {name for name, value in vars(aiodist).items() if not isinstance(value, ModuleType)}
     assert {name for name in visible if not name.startswith("_")} - {"annotations"} == set(NAMES)
-    modules = {name: getattr(aiodist, name).__module__.partition(".")[0] for name in CLASSES + FUNCTIONS}
-    assert set(modules.values()) == {"aiodist", "aiodist_kernels"}
+    packages = {getattr(aiodist, name).__module__.partition(".")[0] for name in CLASSES + FUNCTIONS}
+    assert packages == {"aiodist", "aiodist_kernels"}
 
 
 @pytest.mark.parametrize("name", CLASSES + FUNCTIONS)
@@ -48,7 +45,7 @@ def test_public_name_and_its_members_are_documented(name: str) -> None:
     for member, value in members(found) if isinstance(found, type) else ():
         doc = inspect.getdoc(getattr(found, member))
         assert doc, member
-        # What stands before a colon there is a type to the API page.
+        # The API page takes text before a colon there for a type.
         typed = [*(doc.splitlines()[:1] if isinstance(value, property) else []), *re.findall(r"Returns:\n +(.*)", doc)]
         assert not any(": " in line for line in typed), member
 
@@ -59,8 +56,8 @@ def test_api_page_lists_every_name_once() -> None:
     assert sorted(listed) == NAMES
 
 
-def test_init_is_a_list_that_any_tool_can_read() -> None:
-    """Imports and literals: nothing that a parser of Python would have to run; also what is loaded later."""
+def test_init_names_everything_in_imports_and_literals() -> None:
+    """Static tools read it without running it, lazily loaded names included."""
     tree = ast.parse((ROOT / "aiodist" / "__init__.py").read_text(encoding="utf-8"))
     for_types = [node for block in tree.body if isinstance(block, ast.If) for node in block.body]
     imported = [

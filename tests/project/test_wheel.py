@@ -1,4 +1,4 @@
-"""What is in the wheel: both packages, their type markers, the licence, the command; and nothing else."""
+"""The wheel holds both packages, their type markers, the licence and the command, and nothing else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def files(wheel: Path) -> dict[str, str]:
 
 
 def sources() -> set[str]:
-    """List the files that belong in it, by their place in the wheel."""
+    """Return the files that belong in the wheel, by their paths in it."""
     return {
         str(path.relative_to(package.parent))
         for package in PACKAGES
