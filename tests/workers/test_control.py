@@ -1,4 +1,4 @@
-"""Control connections: workers are let in, strangers are not, whatever they send; and who counts as stopped."""
+"""Control connections admit workers but no strangers, whatever they send, and notice workers that are stopped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -26,24 +26,7 @@ from aiodist._core.call import Call, OrderCheck, Place
 from aiodist._core.ledger import Ledger
 from aiodist._core.snapshot import Snapshot
 from aiodist._core.terms import ReplicaState
-from aiodist._workers import control as control_module
-from aiodist._workers import ending
-from aiodist._workers.control import (
-    MOST_BYTES,
-    MOST_UNPROVEN,
-    SILENT_SECONDS,
-    SUSPICIOUS_SECONDS,
-    Address,
-    Listener,
-    Peer,
-    Pulse,
-    TcpControl,
-    connect,
-    own_address,
-    packed,
-    proof,
-    trouble,
-)
+from aiodist._workers import control, ending
 from aiodist._workers.coordinator import Coordinator
 from aiodist._workers.layout import Hello, Layout, layout_of
 from aiodist._workers.messages import Ask, Lost, Message, Query, Trouble, Waiting
@@ -55,9 +38,9 @@ def hellos(*machines: str) -> list[Hello]:
 
 
 @asynccontextmanager
-async def listener(size: int = 2) -> AsyncIterator[Listener]:
-    """Let workers in meanwhile."""
-    opened = Listener(hellos(*("here",) * size))
+async def listener(size: int = 2) -> AsyncIterator[control.Listener]:
+    """Open a listener that admits workers."""
+    opened = control.Listener(hellos(*("here",) * size))
     admitting = asyncio.create_task(opened.admit_all())
     await asyncio.sleep(0)
     try:
@@ -69,52 +52,45 @@ async def listener(size: int = 2) -> AsyncIterator[Listener]:
             writer.transport.abort()
 
 
-class Stranger:
-    """A stranger's connection, and what it is sent first."""
+class Stranger(NamedTuple):
+    """A stranger's connection, and the challenge that it is sent first."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, challenge: bytes) -> None:
-        self.read, self._writer, self.challenge = reader.readexactly, writer, challenge
-        self._to_end = reader.read
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    challenge: bytes
 
     @classmethod
-    async def at(cls, address: Address) -> Stranger:
+    async def at(cls, address: control.Address) -> Stranger:
         reader, writer = await asyncio.open_connection(address.host, address.port)
         return cls(reader, writer, await reader.readexactly(36))
 
-    def send(self, data: bytes) -> None:
-        self._writer.write(data)
-
     async def is_turned_away(self) -> None:
         with suppress(ConnectionError):
-            assert await self._to_end() == b""
-        self._writer.close()
+            assert await self.reader.read() == b""
+        self.writer.close()
         with suppress(ConnectionError):
-            await self._writer.wait_closed()
+            await self.writer.wait_closed()
 
 
-async def let_in(opened: Listener) -> None:
-    """Wait until somebody is."""
+async def somebody_admitted(opened: control.Listener) -> None:
     while not opened.admitted:  # noqa: ASYNC110  (the listener itself waits for the event)
         await asyncio.sleep(0)
 
 
-async def admitted(opened: Listener) -> None:
-    """Let worker 1 in, beside whatever strangers there are."""
-    ((_, writer),) = (await connect(opened.address, 1)).values()
+async def admitted(opened: control.Listener) -> None:
+    """Admit worker 1, whatever strangers are connected."""
+    ((_, writer),) = (await control.connect(opened.address, 1)).values()
     writer.close()
-    await let_in(opened)
+    await somebody_admitted(opened)
     assert list(opened.admitted) == [1]
-
-
-# Where the first worker listens.
 
 
 @pytest.mark.anyio
 async def test_star_is_made_at_the_address_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIODIST_CONTROL_ADDRESS", "localhost")
-    opened = Listener(hellos("a", "b", "c"))
+    opened = control.Listener(hellos("a", "b", "c"))
     admitting = asyncio.create_task(opened.admit_all())
-    others = [each[0] for each in await asyncio.gather(*(connect(opened.address, rank) for rank in (2, 1)))]
+    others = [each[0] for each in await asyncio.gather(*(control.connect(opened.address, rank) for rank in (2, 1)))]
     connections = await admitting
     assert sorted(connections) == [1, 2]
     for _, writer in [*connections.values(), *others]:
@@ -126,13 +102,13 @@ async def test_star_is_made_at_the_address_that_is_set(monkeypatch: pytest.Monke
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("machines", "expected"),
-    [(("one", "one"), {"127.0.0.1"}), (("one", "other"), {own_address()})],
+    [(("one", "one"), {"127.0.0.1"}), (("one", "other"), {control.own_address()})],
 )
 async def test_workers_on_one_machine_use_loopback_alone(
     machines: Sequence[str], expected: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_module, "CONNECT_SECONDS", 0.0)
-    opened = Listener(hellos(*machines))
+    monkeypatch.setattr(control, "CONNECT_SECONDS", 0.0)
+    opened = control.Listener(hellos(*machines))
     assert opened.address.host in expected
     assert opened._socket.getsockname()[0] not in {"0.0.0.0", "::"}
     with pytest.raises(ConnectionError, match=r"workers \[1\] have not connected to worker 0 at .* within 0 s; "):
@@ -142,7 +118,7 @@ async def test_workers_on_one_machine_use_loopback_alone(
 def test_address_that_is_none_of_this_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIODIST_CONTROL_ADDRESS", "192.0.2.7")
     with pytest.raises(OSError, match=r"cannot listen at 192\.0\.2\.7 .*set AIODIST_CONTROL_ADDRESS"):
-        Listener(hellos("one", "other"))
+        control.Listener(hellos("one", "other"))
 
 
 @pytest.mark.parametrize(
@@ -155,11 +131,8 @@ def test_open_files_are_limited_no_less_than_needed_where_the_system_allows_it(
     limits: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.append(pair))
-    control_module._allow_connections(100)
+    control._allow_connections(100)
     assert limits == ([] if most is None else [(most, hard)])
-
-
-# What workers say of themselves.
 
 
 def test_other_version_of_aiodist_is_refused() -> None:
@@ -170,13 +143,10 @@ def test_other_version_of_aiodist_is_refused() -> None:
         layout_of(told)
 
 
-# Strangers.
-
-
 def claim(secret: bytes, challenge: bytes) -> bytes:
-    """What a worker answers that knows this secret."""
+    """Return the answer of worker 1 if it knows this secret."""
     own = struct.pack("<I", 1) + b"n" * 32
-    return own + proof(secret, own, challenge)
+    return own + control.proof(secret, own, challenge)
 
 
 @pytest.mark.anyio
@@ -193,25 +163,25 @@ def claim(secret: bytes, challenge: bytes) -> bytes:
 async def test_garbage_is_turned_away(sent: Callable[[bytes], bytes]) -> None:
     async with listener() as opened:
         stranger = await Stranger.at(opened.address)
-        stranger.send(sent(stranger.challenge))
+        stranger.writer.write(sent(stranger.challenge))
         await stranger.is_turned_away()
         assert not opened.admitted
         await admitted(opened)
 
 
 @pytest.mark.anyio
-async def test_captured_handshake_is_worth_nothing_the_second_time() -> None:
+async def test_captured_handshake_is_refused_the_second_time() -> None:
     async with listener(3) as opened:
         worker = await Stranger.at(opened.address)
         captured = claim(opened.address.secret, worker.challenge)
-        worker.send(captured)
-        await worker.read(32)
-        await let_in(opened)
+        worker.writer.write(captured)
+        await worker.reader.readexactly(32)
+        await somebody_admitted(opened)
         stranger = await Stranger.at(opened.address)
-        stranger.send(captured)
+        stranger.writer.write(captured)
         await stranger.is_turned_away()
-        mirror = await Stranger.at(opened.address)  # nor is what worker 0 itself says a proof
-        mirror.send(mirror.challenge + proof(opened.address.secret, mirror.challenge, mirror.challenge))
+        mirror = await Stranger.at(opened.address)  # worker 0's own answer is no proof, either
+        mirror.writer.write(mirror.challenge + control.proof(opened.address.secret, mirror.challenge, mirror.challenge))
         await mirror.is_turned_away()
         assert list(opened.admitted) == [1]
         opened.admitted[1][1].transport.abort()
@@ -219,11 +189,11 @@ async def test_captured_handshake_is_worth_nothing_the_second_time() -> None:
 
 
 @pytest.mark.anyio
-async def test_worker_does_not_believe_who_listens_without_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_worker_refuses_a_listener_without_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        address = Address("127.0.0.1", server.getsockname()[1], b"s" * 32)
-        monkeypatch.setattr(control_module, "CONNECT_SECONDS", 0.0)
-        coming = asyncio.create_task(connect(address, 1))
+        address = control.Address("127.0.0.1", server.getsockname()[1], b"s" * 32)
+        monkeypatch.setattr(control, "CONNECT_SECONDS", 0.0)
+        coming = asyncio.create_task(control.connect(address, 1))
         with (await asyncio.to_thread(server.accept))[0] as impostor:
             impostor.sendall(bytes(36) + b"p" * 32)
             with pytest.raises(ConnectionError, match="does not know the secret"):
@@ -232,15 +202,15 @@ async def test_worker_does_not_believe_who_listens_without_the_secret(monkeypatc
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("said", [b"", b"half"], ids=["nothing", "half a proof"])
-async def test_many_half_open_connections_are_few_at_a_time_and_keep_nobody_out(
+async def test_half_open_connections_are_limited_and_keep_no_worker_out(
     said: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with listener() as opened:
         strangers = []
-        for _ in range(3 * MOST_UNPROVEN):
+        for _ in range(3 * control.MOST_UNPROVEN):
             strangers.append(await Stranger.at(opened.address))
-            strangers[-1].send(said)
-            assert len(opened.unproven) <= MOST_UNPROVEN
+            strangers[-1].writer.write(said)
+            assert len(opened.unproven) <= control.MOST_UNPROVEN
         await admitted(opened)
     for stranger in strangers:
         await stranger.is_turned_away()
@@ -248,38 +218,35 @@ async def test_many_half_open_connections_are_few_at_a_time_and_keep_nobody_out(
 
 
 @pytest.mark.anyio
-async def test_worker_that_must_make_room_before_its_proof_has_come_does_not_take_itself_for_let_in() -> None:
+async def test_worker_that_is_evicted_before_its_proof_arrives_knows_it() -> None:
     async with listener() as opened:
         worker = await Stranger.at(opened.address)
-        worker.send(claim(opened.address.secret, worker.challenge)[:36])
-        strangers = [await Stranger.at(opened.address) for _ in range(MOST_UNPROVEN)]
-        await worker.is_turned_away()  # without a proof of worker 0's, and so `connect` tries again
+        worker.writer.write(claim(opened.address.secret, worker.challenge)[:36])
+        strangers = [await Stranger.at(opened.address) for _ in range(control.MOST_UNPROVEN)]
+        await worker.is_turned_away()  # without a proof of worker 0, so that `connect` tries again
     for stranger in strangers:
         await stranger.is_turned_away()
 
 
 @pytest.mark.anyio
-async def test_who_says_nothing_is_turned_away_after_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_module, "PROOF_SECONDS", 0.01)
+async def test_silent_connection_is_closed_after_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "PROOF_SECONDS", 0.01)
     async with listener() as opened:
         stranger = await Stranger.at(opened.address)
         await stranger.is_turned_away()
         assert not opened.unproven
 
 
-# What a worker may send.
-
-
 def received(data: bytes, rank: int = 1) -> list[Message]:
-    """Return what is made of these bytes of a worker's."""
+    """Return the messages in these bytes from a worker."""
     found: list[Message] = []
 
     async def read() -> None:
         reader = asyncio.StreamReader()
         reader.feed_data(data)
         reader.feed_eof()
-        nothing_is_written: Any = None
-        peer = Peer(rank, reader, nothing_is_written)
+        no_writer: Any = None
+        peer = control.Peer(rank, reader, no_writer)
         with suppress(EOFError):
             while True:
                 found.append(await peer.receive())
@@ -296,8 +263,8 @@ def framed(text: bytes) -> bytes:
 @pytest.mark.parametrize(
     "data",
     [
-        struct.pack("<I", MOST_BYTES + 1),
-        framed(bytes(MOST_BYTES + 1)),
+        struct.pack("<I", control.MOST_BYTES + 1),
+        framed(bytes(control.MOST_BYTES + 1)),
         struct.pack("<I", 9) + b'["Query",',
         framed(b"\x80\x04."),
         framed(b'["Query", {"more": 1}]'),
@@ -305,23 +272,23 @@ def framed(text: bytes) -> bytes:
         framed(b'["Lost", "1", "x"]'),
         framed(b'["Trouble"]'),
         framed(b"[" * 5000),
-        packed(Query(0)),
+        control.packed(Query(0)),
     ],
     ids=["oversized", "bomb", "plain", "pickle", "fields", "name", "types", "empty", "deep", "worker 0's"],
 )
-def test_what_is_no_message_is_an_error_of_that_connection(data: bytes) -> None:
+def test_invalid_message_is_an_error_of_its_connection(data: bytes) -> None:
     with pytest.raises((ValueError, zlib.error)):
         received(data)
 
 
-def test_heartbeats_and_truncated_messages_are_no_messages() -> None:
-    whole, beat = packed(Lost(1, "is gone")), bytes(4)
+def test_heartbeats_and_truncated_messages_are_skipped() -> None:
+    whole, beat = control.packed(Lost(1, "is gone")), bytes(4)
     assert received(beat + whole + beat + beat + whole[:-1]) == [Lost(1, "is gone")]
-    assert received(packed(Query(3)), rank=0) == [Query(3)]
+    assert received(control.packed(Query(3)), rank=0) == [Query(3)]
 
 
 class Worker:
-    """Stands for a `Team`: keeps what the control connection passes on."""
+    """Stands in for a `Team`, and keeps the messages that the control connection passes on."""
 
     def __init__(self, rank: int) -> None:
         self.layout = Layout(rank, [("CPU:0",), ("CPU:0",)])
@@ -330,13 +297,13 @@ class Worker:
         self.driver = SimpleNamespace(ask_loop=lambda _: False)
 
 
-def both(opened: Listener) -> list[tuple[Worker, Any]]:
-    """Connect two workers by TCP; return each, and its control connection or why it has none."""
+def both(opened: control.Listener) -> list[tuple[Worker, Any]]:
+    """Connect two workers by TCP; return each with its control connection or error."""
     teams = [Worker(0), Worker(1)]
 
     def connected(team: Any) -> Any:
         try:
-            return TcpControl(team, hellos("here", "here"), opened if team.layout.rank == 0 else opened.address)
+            return control.TcpControl(team, hellos("here", "here"), opened if team.layout.rank == 0 else opened.address)
         except Exception as error:  # noqa: BLE001  (it is the outcome)
             return error
 
@@ -348,32 +315,32 @@ def test_error_of_the_coordinator_ends_the_strategy_and_is_raised_as_its_own(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ending, "losses", [])
-    (first, its_control), (second, control) = both(Listener(hellos("here", "here")))
-    broken = Snapshot(OrderCheck.CALL_SITE, (), ())  # without the run's own group
-    for each in (control, its_control):
+    (first, mine), (second, theirs) = both(control.Listener(hellos("here", "here")))
+    broken = Snapshot(OrderCheck.CALL_SITE, (), ())  # without the group of the run
+    for each in (theirs, mine):
         each.send(Trouble(0, broken))
     while not isinstance(told := second.heard.get(timeout=60), Lost):
         assert isinstance(told, Ask)
     assert told == Lost(0, "has given up: IndexError: tuple index out of range")
     assert "the coordinator has failed" in caplog.text
     assert not first.heard.empty()
-    for each in (its_control, control):
+    for each in (mine, theirs):
         each.close()
 
 
-def test_strategy_that_nobody_has_any_more_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strategy_that_is_garbage_collected_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "losses", [])
-    (first, its_control), (second, _) = both(Listener(hellos("here", "here")))
+    (first, mine), (second, _) = both(control.Listener(hellos("here", "here")))
     dropped = weakref.ref(second)
     del second
     gc.collect()
     assert dropped() is None
     assert first.heard.get(timeout=60) == Lost(1, "has ended")
-    its_control.close()
+    mine.close()
 
 
 def test_a_replica_that_has_finished_with_a_group_and_ended_is_not_taken_for_one_that_never_made_it() -> None:
-    """Worker 1 has completed the group's collective, and dropped the group; worker 0 does not know of that yet."""
+    """Worker 1 has completed the group's collective and dropped the group, which worker 0 does not know yet."""
     here, call = Place("train.py", 3, 4, "train"), Call("barrier")
     snapshots = []
     for rank in (0, 1):
@@ -409,21 +376,18 @@ async def test_other_users_see_no_secret_in_arguments_or_variables() -> None:
         assert opened.address.secret.hex() not in everything
 
 
-# Silent workers.
-
-
 @pytest.mark.parametrize(
     ("silent", "told"),
     [
-        (SUSPICIOUS_SECONDS / 2, None),
-        (SILENT_SECONDS - 1, None),
-        (SILENT_SECONDS + 1, "has been silent for 61 s, though its system answers: it is stopped"),
+        (control.SUSPICIOUS_SECONDS / 2, None),
+        (control.SILENT_SECONDS - 1, None),
+        (control.SILENT_SECONDS + 1, "has been silent for 61 s, though its system answers: it is stopped"),
     ],
 )
 def test_worker_on_another_machine_has_a_minute_or_what_the_user_says(silent: float, told: str | None) -> None:
     hello = Hello("1", ("CPU:0",), "host", "a machine that is not this one", 1)
-    assert trouble(hello, silent, 0.0) == told
-    assert trouble(hello, silent, 90.0) is None
+    assert control.trouble(hello, silent, 0.0) == told
+    assert control.trouble(hello, silent, 90.0) is None
 
 
 def test_pulse_tells_for_how_long_a_loop_is_silent_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,7 +399,7 @@ def test_pulse_tells_for_how_long_a_loop_is_silent_and_where(monkeypatch: pytest
         questions.append(answer)
         return True
 
-    pulse = Pulse(ask)
+    pulse = control.Pulse(ask)
     now = 50.6
     pulse.beat(now)
     pulse.beat(now)

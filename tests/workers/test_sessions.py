@@ -27,7 +27,7 @@ from tests.workers.simulated import Job
 from tests.workers.test_as_on_one_machine import without_workers
 
 LAYOUTS = [(1, 1), (2, 1), (1, 2, 1), (1, 1, 1, 1)]
-SEEDS = range(25)
+SEEDS = range(15)
 each_layout = pytest.mark.parametrize("counts", LAYOUTS, ids=str)
 
 
