@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,7 @@ from tests.faults.case import (
     EVERYONE,
     GRADIENT,
     LOSS,
-    MAX,
-    MEAN,
     SIZES,
-    SUM,
     correct,
     cycle,
     deadlock,
@@ -29,7 +27,7 @@ from tests.faults.case import (
     mismatch,
     odd,
     raises,
-)  # fmt: skip
+)
 from tests.faults.trainer import Trainer
 
 # Calls swapped, skipped, added.
@@ -41,68 +39,68 @@ family("order")
 @mismatch(Reason.CALL_SITE, 2, peers=True, name="swapped_sums_of_equal_shape", given={"some": (2,)})
 async def swapped(ctx: ReplicaContext, some: tuple[int, ...]) -> None:
     if me(ctx) in some:
-        await ctx.all_reduce(SUM, GRADIENT)  # named
-        await ctx.all_reduce(SUM, LOSS)
+        await ctx.all_reduce("SUM", GRADIENT)  # named
+        await ctx.all_reduce("SUM", LOSS)
     else:
-        await ctx.all_reduce(SUM, LOSS)  # named
-        await ctx.all_reduce(SUM, GRADIENT)
+        await ctx.all_reduce("SUM", LOSS)  # named
+        await ctx.all_reduce("SUM", GRADIENT)
 
 
 @mismatch(Reason.KIND, 1, peers=True)
 async def swapped_kinds(ctx: ReplicaContext) -> None:
     if odd(ctx):
         await ctx.barrier()  # named
-        await ctx.all_reduce(SUM, LOSS)
+        await ctx.all_reduce("SUM", LOSS)
     else:
-        await ctx.all_reduce(SUM, LOSS)  # named
+        await ctx.all_reduce("SUM", LOSS)  # named
         await ctx.barrier()
 
 
 @mismatch(Reason.CALL_SITE, 3, peers=True)
 async def skipped_one_of_three(ctx: ReplicaContext) -> None:
-    await ctx.all_reduce(SUM, LOSS)
+    await ctx.all_reduce("SUM", LOSS)
     if me(ctx) != 3:
-        await ctx.all_reduce(SUM, GRADIENT)  # named
-    await ctx.all_reduce(SUM, LOSS)  # named
+        await ctx.all_reduce("SUM", GRADIENT)  # named
+    await ctx.all_reduce("SUM", LOSS)  # named
 
 
 @incomplete(Reason.EXITED, 0, peers=True)
 async def skipped_the_last(ctx: ReplicaContext) -> None:
-    await ctx.all_reduce(SUM, LOSS)
+    await ctx.all_reduce("SUM", LOSS)
     if me(ctx):
-        await ctx.all_reduce(SUM, GRADIENT)  # named
+        await ctx.all_reduce("SUM", GRADIENT)  # named
 
 
 @mismatch(Reason.CALL_SITE, 0, peers=True)
 async def added_one_before(ctx: ReplicaContext) -> None:
     if me(ctx) == 0:
-        await ctx.all_reduce(SUM, LOSS)  # named
-    await ctx.all_reduce(SUM, LOSS)  # named
-    await ctx.all_reduce(SUM, GRADIENT)
+        await ctx.all_reduce("SUM", LOSS)  # named
+    await ctx.all_reduce("SUM", LOSS)  # named
+    await ctx.all_reduce("SUM", GRADIENT)
 
 
 @incomplete(Reason.EXITED, 1, peers=True)
 async def added_one_after(ctx: ReplicaContext) -> None:
-    await ctx.all_reduce(SUM, LOSS)
+    await ctx.all_reduce("SUM", LOSS)
     if odd(ctx):
-        await ctx.all_reduce(SUM, LOSS)  # named
+        await ctx.all_reduce("SUM", LOSS)  # named
 
 
 @mismatch(Reason.CALL_SITE, 2, peers=True, never="left the loop")
 async def repeated_by_a_retry(ctx: ReplicaContext) -> None:
     for _ in range(2 if me(ctx) == 2 else 1):
-        await ctx.all_reduce(SUM, LOSS)  # named
-    await ctx.all_reduce(SUM, GRADIENT)  # named
+        await ctx.all_reduce("SUM", LOSS)  # named
+    await ctx.all_reduce("SUM", GRADIENT)  # named
 
 
 @mismatch(Reason.CALL_SITE, 1, peers=True)
 async def swapped_in_the_pending_list(ctx: ReplicaContext) -> None:
     if odd(ctx):
-        pending = [ctx.all_reduce(SUM, GRADIENT), ctx.all_reduce(SUM, LOSS)]  # named
+        pending = [ctx.all_reduce("SUM", GRADIENT), ctx.all_reduce("SUM", LOSS)]  # named
     else:
         pending = [
-            ctx.all_reduce(SUM, LOSS),  # named
-            ctx.all_reduce(SUM, GRADIENT),
+            ctx.all_reduce("SUM", LOSS),  # named
+            ctx.all_reduce("SUM", GRADIENT),
         ]
     for handle in pending:
         await handle
@@ -110,7 +108,7 @@ async def swapped_in_the_pending_list(ctx: ReplicaContext) -> None:
 
 @correct(peers=True)
 async def awaited_in_another_order_than_issued(ctx: ReplicaContext) -> None:
-    loss, gradient = ctx.all_reduce(SUM, LOSS), ctx.all_reduce(SUM, GRADIENT)
+    loss, gradient = ctx.all_reduce("SUM", LOSS), ctx.all_reduce("SUM", GRADIENT)
     first, second = (gradient, loss) if me(ctx) % 2 else (loss, gradient)
     await first
     await second
@@ -132,7 +130,7 @@ GRADIENTS = {"bias": np.zeros(2), "weight": np.zeros(3)}
 @mismatch(Reason.DTYPE, 1, peers=True, name="float64_by_default", given={"own": np.zeros(2), "usual": LOSS})
 @mismatch(Reason.SHAPE, 1, peers=True, name="last_smaller_batch", given={"own": LOSS[:1], "usual": LOSS})
 async def one_reduces_another_value(ctx: ReplicaContext, own: Any, usual: Any) -> None:
-    await ctx.all_reduce(MEAN, own if odd(ctx) else usual)  # named
+    await ctx.all_reduce("MEAN", own if odd(ctx) else usual)  # named
 
 
 @mismatch(Reason.SOURCE, *EVERYONE, peers=True)
@@ -143,7 +141,7 @@ async def source_is_its_own_id(ctx: ReplicaContext) -> None:
 @raises(ReplicaContextError)
 async def collective_in_a_merge_function(ctx: ReplicaContext) -> None:
     def merge(strategy: Any) -> None:
-        ctx.all_reduce(SUM, 1.0)
+        ctx.all_reduce("SUM", 1.0)
 
     await ctx.merge_call(merge)
 
@@ -151,7 +149,7 @@ async def collective_in_a_merge_function(ctx: ReplicaContext) -> None:
 @raises(TypeError)
 async def bad_argument_on_one_replica(ctx: ReplicaContext) -> None:
     value: Any = "three" if odd(ctx) else np.zeros(3)
-    await ctx.all_reduce(SUM, value)
+    await ctx.all_reduce("SUM", value)
 
 
 @correct()
@@ -213,12 +211,12 @@ def order_of(ctx: ReplicaContext) -> list[str]:
 @mismatch(Reason.SHAPE, 1, peers=True)
 async def iterates_over_a_set(ctx: ReplicaContext) -> None:
     for name in order_of(ctx):
-        await ctx.all_reduce(SUM, np.zeros(SHAPES[name]))  # named
+        await ctx.all_reduce("SUM", np.zeros(SHAPES[name]))  # named
 
 
 @mismatch(Reason.SHAPE, 1, peers=True)
 async def gradients_in_order_of_arrival(ctx: ReplicaContext) -> None:
-    pending = [ctx.all_reduce(SUM, np.zeros(SHAPES[name])) for name in order_of(ctx)]  # named
+    pending = [ctx.all_reduce("SUM", np.zeros(SHAPES[name])) for name in order_of(ctx)]  # named
     for handle in pending:
         await handle
 
@@ -226,12 +224,12 @@ async def gradients_in_order_of_arrival(ctx: ReplicaContext) -> None:
 @correct(peers=True)
 async def iterates_over_sorted_names(ctx: ReplicaContext) -> None:
     for name in sorted(order_of(ctx)):
-        await ctx.all_reduce(SUM, np.zeros(SHAPES[name]))
+        await ctx.all_reduce("SUM", np.zeros(SHAPES[name]))
 
 
 @correct()
 async def reduces_one_dict(ctx: ReplicaContext) -> None:
-    await ctx.all_reduce(SUM, {name: np.zeros(SHAPES[name]) for name in order_of(ctx)})
+    await ctx.all_reduce("SUM", {name: np.zeros(SHAPES[name]) for name in order_of(ctx)})
 
 
 # Collectives under a condition that is not the same on every replica.
@@ -248,8 +246,8 @@ def own_loss(ctx: ReplicaContext, step: int = 0) -> np.ndarray:
 async def clips_where_its_own_gradient_is_large(ctx: ReplicaContext) -> None:
     gradient = np.array([1.0 if me(ctx) < 3 else 9.0], np.float32)
     if gradient[0] > 5:
-        await ctx.all_reduce(MAX, gradient)  # named
-    await ctx.all_reduce(MEAN, gradient)  # named
+        await ctx.all_reduce("MAX", gradient)  # named
+    await ctx.all_reduce("MEAN", gradient)  # named
 
 
 @incomplete(Reason.EXITED, 2, peers=True)
@@ -257,7 +255,7 @@ async def returns_when_its_own_loss_is_small(ctx: ReplicaContext) -> str:
     for step in range(10):
         if own_loss(ctx, step)[0] < 0.2:
             return "converged"
-        await ctx.all_reduce(MEAN, own_loss(ctx, step))  # named
+        await ctx.all_reduce("MEAN", own_loss(ctx, step))  # named
     return "out of steps"
 
 
@@ -272,14 +270,14 @@ async def only_the_first_replica_gathers(ctx: ReplicaContext) -> None:
 async def while_its_own_loss_is_large(ctx: ReplicaContext) -> None:
     step = 1
     while own_loss(ctx, step)[0] > 0.2:
-        await ctx.all_reduce(MEAN, own_loss(ctx, step))  # named
+        await ctx.all_reduce("MEAN", own_loss(ctx, step))  # named
         step += 1
-    await ctx.all_reduce(MEAN, own_loss(ctx, step))  # named
+    await ctx.all_reduce("MEAN", own_loss(ctx, step))  # named
 
 
 @mismatch(Reason.REDUCE_OP, 1, peers=True)
 async def op_chosen_on_one_line(ctx: ReplicaContext) -> None:
-    op = MAX if odd(ctx) else SUM
+    op = "MAX" if odd(ctx) else "SUM"
     await ctx.all_reduce(op, own_loss(ctx))  # named
 
 
@@ -287,29 +285,29 @@ async def op_chosen_on_one_line(ctx: ReplicaContext) -> None:
 async def match_on_its_own_batch(ctx: ReplicaContext) -> None:
     match "image" if me(ctx) == 3 else "text":
         case "text":
-            await ctx.all_reduce(SUM, own_loss(ctx))  # named
+            await ctx.all_reduce("SUM", own_loss(ctx))  # named
         case _:
-            await ctx.all_reduce(SUM, own_loss(ctx))  # named
+            await ctx.all_reduce("SUM", own_loss(ctx))  # named
 
 
 @mismatch(Reason.KIND, 1, peers=True)
 async def short_circuits(ctx: ReplicaContext) -> None:
-    _ = odd(ctx) or (await ctx.all_reduce(MAX, own_loss(ctx)))  # named
+    _ = odd(ctx) or (await ctx.all_reduce("MAX", own_loss(ctx)))  # named
     await ctx.barrier()  # named
 
 
 @mismatch(Reason.CALL_SITE, 0, peers=True)
 async def logs_a_loss_on_the_first_replica(ctx: ReplicaContext) -> None:
     for step in range(4):
-        await ctx.all_reduce(MEAN, own_loss(ctx, step))  # named
+        await ctx.all_reduce("MEAN", own_loss(ctx, step))  # named
         if me(ctx) == 0 and step == 2:
-            await ctx.all_reduce(MEAN, own_loss(ctx, step))  # named
+            await ctx.all_reduce("MEAN", own_loss(ctx, step))  # named
 
 
 @correct(peers=True)
 async def decides_on_a_reduced_condition(ctx: ReplicaContext) -> None:
     for step in range(10):
-        loss: np.ndarray = await ctx.all_reduce(MAX, own_loss(ctx, step))
+        loss: np.ndarray = await ctx.all_reduce("MAX", own_loss(ctx, step))
         if loss[0] < 0.2:
             break
     await ctx.barrier()
@@ -318,9 +316,9 @@ async def decides_on_a_reduced_condition(ctx: ReplicaContext) -> None:
 @correct(peers=True)
 async def branches_that_meet_by_name(ctx: ReplicaContext) -> None:
     if me(ctx) == 2:
-        await ctx.all_reduce(SUM, own_loss(ctx), name="loss")
+        await ctx.all_reduce("SUM", own_loss(ctx), name="loss")
     else:
-        await ctx.all_reduce(SUM, own_loss(ctx) * 2, name="loss")
+        await ctx.all_reduce("SUM", own_loss(ctx) * 2, name="loss")
     await ctx.barrier()
 
 
@@ -333,36 +331,36 @@ family("loop")
 @incomplete(Reason.EXITED, 1, peers=True, name="one_loop_is_shorter", given={"steps": {1: 5}})
 async def unequal_loops(ctx: ReplicaContext, steps: dict[int, int]) -> None:
     for _ in range(steps.get(me(ctx), 6)):
-        await ctx.all_reduce(SUM, LOSS)  # named
+        await ctx.all_reduce("SUM", LOSS)  # named
 
 
 @mismatch(Reason.CALL_SITE, 0, peers=True)
 async def batches_missing_in_every_epoch(ctx: ReplicaContext) -> None:
     for _ in range(3):
         for _ in range(2 if me(ctx) == 0 else 3):
-            await ctx.all_reduce(MEAN, LOSS)  # named
-        await ctx.all_reduce(MEAN, LOSS)  # named
+            await ctx.all_reduce("MEAN", LOSS)  # named
+        await ctx.all_reduce("MEAN", LOSS)  # named
 
 
 @correct(peers=True)
 async def loops_of_the_agreed_length(ctx: ReplicaContext) -> None:
-    steps: int = await ctx.all_reduce("min", 5 + me(ctx))
+    steps: int = await ctx.all_reduce("MIN", 5 + me(ctx))
     for _ in range(steps):
-        await ctx.all_reduce(SUM, LOSS)
+        await ctx.all_reduce("SUM", LOSS)
 
 
 @correct(peers=True)
 async def stops_when_all_have_run_out(ctx: ReplicaContext) -> None:
     left = 3 + me(ctx)
-    while await ctx.all_reduce("max", left):
-        await ctx.all_reduce(SUM, LOSS if left else np.zeros_like(LOSS))
+    while await ctx.all_reduce("MAX", left):
+        await ctx.all_reduce("SUM", LOSS if left else np.zeros_like(LOSS))
         left = max(left - 1, 0)
 
 
 @incomplete(Reason.EXITED, 0)
 async def one_does_not_join(ctx: ReplicaContext) -> None:
     for _ in range(2 + me(ctx)):
-        await ctx.all_reduce(SUM, LOSS)  # named
+        await ctx.all_reduce("SUM", LOSS)  # named
     if me(ctx):
         await ctx.join()
 
@@ -370,7 +368,7 @@ async def one_does_not_join(ctx: ReplicaContext) -> None:
 @correct()
 async def joins_when_it_has_run_out(ctx: ReplicaContext) -> None:
     for step in range(2 + me(ctx)):
-        mean: np.ndarray = await ctx.all_reduce(MEAN, LOSS * step)
+        mean: np.ndarray = await ctx.all_reduce("MEAN", LOSS * step)
         assert mean.tolist() == (LOSS * step).tolist()
     assert await ctx.join() == 3
 
@@ -380,7 +378,7 @@ async def continues_under_a_condition(ctx: ReplicaContext) -> None:
     for step in range(4):
         if odd(ctx) and step == 2:
             continue
-        await ctx.all_reduce(MEAN, LOSS)  # named
+        await ctx.all_reduce("MEAN", LOSS)  # named
         await ctx.barrier()  # named
 
 
@@ -388,7 +386,7 @@ async def continues_under_a_condition(ctx: ReplicaContext) -> None:
 async def first_replica_saves_after_an_epoch(ctx: ReplicaContext) -> None:
     for _ in range(3):
         for _ in range(2):
-            await ctx.all_reduce(MEAN, LOSS)  # named
+            await ctx.all_reduce("MEAN", LOSS)  # named
         if me(ctx) == 0:
             await ctx.barrier()  # named
 
@@ -398,13 +396,13 @@ async def stops_early_by_its_own_loss(ctx: ReplicaContext) -> None:
     for step in range(5):
         if odd(ctx) and step == 3:
             break
-        await ctx.all_reduce(MEAN, LOSS)  # named
+        await ctx.all_reduce("MEAN", LOSS)  # named
     await ctx.barrier()  # named
 
 
 @mismatch(Reason.KIND, 1, sizes=SIZES)
 async def one_line_of_two_calls(ctx: ReplicaContext) -> None:
-    await (ctx.barrier() if odd(ctx) else ctx.all_reduce(SUM, LOSS))  # named
+    await (ctx.barrier() if odd(ctx) else ctx.all_reduce("SUM", LOSS))  # named
 
 
 @incomplete(Reason.EXITED, 1, sizes=SIZES)
@@ -413,7 +411,7 @@ async def returns_inside_two_loops(ctx: ReplicaContext) -> None:
         for step in range(3):
             if odd(ctx) and (epoch, step) == (1, 1):
                 return  # named
-            await ctx.all_reduce(MEAN, LOSS)  # named
+            await ctx.all_reduce("MEAN", LOSS)  # named
 
 
 # Calls in a helper that several callers share.
@@ -424,7 +422,7 @@ ONES, TWOS, THREES = (np.full(3, value, np.float32) for value in (1, 2, 3))
 
 
 async def total(ctx: ReplicaContext, value: Any, **more: Any) -> Any:
-    return await ctx.all_reduce(SUM, value, **more)
+    return await ctx.all_reduce("SUM", value, **more)
 
 
 async def total_and_meet(ctx: ReplicaContext, value: Any) -> None:
@@ -432,6 +430,7 @@ async def total_and_meet(ctx: ReplicaContext, value: Any) -> None:
     await ctx.barrier()
 
 
+@correct(name="swapped_through_a_helper_by_name", given={"helper": partial(total, name="loss"), "some": (2,)})
 @mismatch(
     Reason.CALL_SITE, 1, sizes=SIZES, says="in the opposite order", name="swapped_through_a_helper_of_another_file",
     given={"helper": trainer.average, "some": (1,)},
@@ -477,7 +476,7 @@ async def swapped_through_a_helper_of_a_group(ctx: ReplicaContext) -> None:
 @mismatch(Reason.CALL_SITE, 2)
 async def issued_through_a_helper_in_another_order(ctx: ReplicaContext) -> None:
     def issue(value: Any) -> Any:
-        return ctx.all_reduce(SUM, value)
+        return ctx.all_reduce("SUM", value)
 
     pending = []
     for step in (1, 0) if me(ctx) == 2 else (0, 1):
@@ -497,15 +496,6 @@ async def callers_that_merely_differ(ctx: ReplicaContext) -> None:
         else:
             await total(ctx, TWOS)
     await total(ctx, ONES)
-
-
-@correct()
-async def swapped_through_a_helper_by_name(ctx: ReplicaContext) -> None:
-    for step in (1, 0) if me(ctx) == 2 else (0, 1):
-        if step:
-            await total(ctx, ONES, name="loss")
-        else:
-            await total(ctx, ONES, name="loss")
 
 
 @mismatch(Reason.KIND, 1, sizes=SIZES, says="after_epoch")
@@ -537,14 +527,14 @@ async def early_out_of_a_helper(ctx: ReplicaContext) -> None:
 @mismatch(Reason.CALL_SITE, 1, sizes=SIZES)
 async def deeper_recursion(ctx: ReplicaContext) -> None:
     await trainer.spread(ctx, 3 if odd(ctx) else 2)
-    await ctx.all_reduce(SUM, LOSS)  # named
+    await ctx.all_reduce("SUM", LOSS)  # named
 
 
 @mismatch(Reason.SHAPE, 1, sizes=SIZES)
 async def another_shape_through_a_decorated_function(ctx: ReplicaContext) -> None:
     @trainer.logged
     async def reduce(size: int) -> None:
-        await ctx.all_reduce(SUM, np.zeros(size))  # named
+        await ctx.all_reduce("SUM", np.zeros(size))  # named
 
     await reduce(2 if odd(ctx) else 3)
 
@@ -553,13 +543,13 @@ async def another_shape_through_a_decorated_function(ctx: ReplicaContext) -> Non
 async def leaves_a_fence(ctx: ReplicaContext) -> None:
     async with trainer.fenced(ctx):
         if not odd(ctx):
-            await ctx.all_reduce(SUM, LOSS)  # named
+            await ctx.all_reduce("SUM", LOSS)  # named
 
 
 @mismatch(Reason.KIND, 1, sizes=SIZES, anyio=False)
 async def fewer_batches_of_a_generator(ctx: ReplicaContext) -> None:
     async for batch in trainer.batches(2 if odd(ctx) else 3):
-        await ctx.all_reduce(SUM, batch)  # named
+        await ctx.all_reduce("SUM", batch)  # named
     await ctx.barrier()  # named
 
 
@@ -587,7 +577,7 @@ family("group")
 async def member_leaves_its_group(ctx: ReplicaContext) -> None:
     group = ctx.new_group([1, 2, 3] if me(ctx) else [0])
     if me(ctx) != 3:
-        await group.all_reduce(SUM, LOSS)  # named
+        await group.all_reduce("SUM", LOSS)  # named
 
 
 @raises(ValueError)
@@ -600,7 +590,7 @@ async def disjoint_groups_of_unequal_length(ctx: ReplicaContext) -> None:
     i = me(ctx)
     group = ctx.new_group([0, 1] if i < 2 else [2, 3])
     for _ in range(3 if i < 2 else 5):
-        await group.all_reduce(SUM, LOSS)
+        await group.all_reduce("SUM", LOSS)
     await ctx.barrier()
 
 
@@ -608,7 +598,7 @@ async def disjoint_groups_of_unequal_length(ctx: ReplicaContext) -> None:
 async def overlapping_groups_in_one_order(ctx: ReplicaContext) -> None:
     for members in ([0, 1, 2], [1, 2, 3], [0, 3]):
         if me(ctx) in members:
-            await ctx.new_group(members).all_reduce(SUM, LOSS)
+            await ctx.new_group(members).all_reduce("SUM", LOSS)
     await ctx.barrier()
 
 
@@ -616,7 +606,7 @@ async def overlapping_groups_in_one_order(ctx: ReplicaContext) -> None:
 async def opposite_orders_in_flight_together(ctx: ReplicaContext) -> None:
     first, second = (ctx.new_group(range(4), name=name) for name in ("first", "second"))
     order = (first, second) if me(ctx) % 2 else (second, first)
-    await asyncio.gather(*(group.all_reduce(SUM, LOSS, name="loss") for group in order))
+    await asyncio.gather(*(group.all_reduce("SUM", LOSS, name="loss") for group in order))
 
 
 @cycle(0, 1, 2)
@@ -641,42 +631,35 @@ async def group_against_the_whole_run(ctx: ReplicaContext) -> None:
         await ctx.barrier(name="end")
 
 
-@cycle(1, sizes=SIZES, says="name")
-async def group_of_another_name(ctx: ReplicaContext) -> None:
-    group = ctx.new_group(everyone(ctx), name="expert" if odd(ctx) else "experts")
-    await group.all_reduce(SUM, LOSS)  # named
+ALL, FIRST_TWO, REVERSED = slice(None), slice(2), slice(None, None, -1)
 
 
-@cycle(1, sizes=(3, 7), says="members")
-async def group_of_other_members(ctx: ReplicaContext) -> None:
-    members = [0, 1] if odd(ctx) else everyone(ctx)
-    await ctx.new_group(members, name="experts").all_reduce(SUM, LOSS)  # named
-
-
-@cycle(1, sizes=SIZES, says="order")
-async def group_of_members_in_another_order(ctx: ReplicaContext) -> None:
-    members = everyone(ctx)[::-1] if odd(ctx) else everyone(ctx)
-    await ctx.new_group(members).all_reduce(SUM, LOSS)  # named
+@cycle(1, sizes=SIZES, says="order", name="group_of_members_in_another_order", given={"own": REVERSED})
+@cycle(1, sizes=(3, 7), says="members", name="group_of_other_members", given={"own": FIRST_TWO})
+@cycle(1, sizes=SIZES, says="name", name="group_of_another_name", given={"own": ALL, "own_name": "expert"})
+async def one_makes_another_group(ctx: ReplicaContext, own: slice, own_name: str = "experts") -> None:
+    members, name = (everyone(ctx)[own], own_name) if odd(ctx) else (everyone(ctx), "experts")
+    await ctx.new_group(members, name=name).all_reduce("SUM", LOSS)  # named
 
 
 @cycle(1, sizes=SIZES, says="context")
 async def context_of_the_run_instead_of_the_group(ctx: ReplicaContext) -> None:
     group = ctx.new_group(everyone(ctx), name="experts")
-    await (ctx if odd(ctx) else group).all_reduce(SUM, LOSS)  # named
+    await (ctx if odd(ctx) else group).all_reduce("SUM", LOSS)  # named
 
 
 @cycle(1, sizes=SIZES, says="#1 of group 'experts'")
 async def one_call_more_in_the_group(ctx: ReplicaContext) -> None:
     group = ctx.new_group(everyone(ctx), name="experts")
     for _ in range(2 if odd(ctx) else 1):
-        await group.all_reduce(SUM, LOSS)  # named
+        await group.all_reduce("SUM", LOSS)  # named
     await ctx.barrier()  # named
 
 
 @incomplete(Reason.EXITED, 1, sizes=SIZES, says="has not made group 'experts'", never="out of data")
 async def member_does_not_make_the_group(ctx: ReplicaContext) -> None:
     if not odd(ctx):
-        await ctx.new_group(everyone(ctx), name="experts").all_reduce(SUM, LOSS)  # named
+        await ctx.new_group(everyone(ctx), name="experts").all_reduce("SUM", LOSS)  # named
 
 
 @mismatch(Reason.KIND, 1, sizes=SIZES, says="group 'experts'")
@@ -686,18 +669,18 @@ async def another_kind_in_the_group(ctx: ReplicaContext) -> None:
     if odd(ctx):
         await group.barrier()  # named
     else:
-        await group.all_reduce(SUM, LOSS)  # named
+        await group.all_reduce("SUM", LOSS)  # named
 
 
 @cycle(1, sizes=SIZES)
 async def groups_of_all_in_another_order(ctx: ReplicaContext) -> None:
     rows, columns = (ctx.new_group(everyone(ctx), name=name) for name in ("rows", "columns"))
     if odd(ctx):
-        await columns.all_reduce(SUM, LOSS)  # named
-        await rows.all_reduce(SUM, LOSS)
+        await columns.all_reduce("SUM", LOSS)  # named
+        await rows.all_reduce("SUM", LOSS)
     else:
-        await rows.all_reduce(SUM, LOSS)  # named
-        await columns.all_reduce(SUM, LOSS)
+        await rows.all_reduce("SUM", LOSS)  # named
+        await columns.all_reduce("SUM", LOSS)
 
 
 @correct(sizes=SIZES)

@@ -15,14 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from aiodist import (
-    CollectiveMismatchError,
-    DeadlockError,
-    IncompleteCollectiveError,
-    Reason,
-    ReduceOp,
-    ReplicaContext,
-)
+import aiodist
+from aiodist import Reason, ReplicaContext
 
 Program = Callable[..., Awaitable[Any]]
 
@@ -30,7 +24,6 @@ REPLICAS = 4
 EVERYONE = tuple(range(REPLICAS))
 SIZES = (2, 5)
 
-SUM, MAX, MEAN = ReduceOp.SUM, ReduceOp.MAX, ReduceOp.MEAN
 LOSS, GRADIENT = np.array([1.0, 2.0], np.float32), np.array([3.0, 4.0], np.float32)
 
 
@@ -135,19 +128,19 @@ def fault(error: type[BaseException] | None, reason: Reason | None, *suspects: i
     return register
 
 
-mismatch = partial(fault, CollectiveMismatchError)
+mismatch = partial(fault, aiodist.CollectiveMismatchError)
 """Register a program whose replicas make different calls."""
 raises = partial(fault, reason=None)
 """Register a program whose own exception the run raises."""
 correct = partial(fault, None, None)
 """Register a program without a fault."""
-deadlock = partial(fault, DeadlockError, Reason.DEADLOCK, anyio=False)
+deadlock = partial(fault, aiodist.DeadlockError, Reason.DEADLOCK, anyio=False)
 """Register a program in which nothing can ever run again, which a controlled event loop proves."""
-cycle = partial(fault, DeadlockError, Reason.CYCLE)
+cycle = partial(fault, aiodist.DeadlockError, Reason.CYCLE)
 """Register a program whose replicas wait for each other, each in a collective of another group."""
-race = partial(fault, CollectiveMismatchError, suspects=None, scheduled=True, anyio=False)
+race = partial(fault, aiodist.CollectiveMismatchError, suspects=None, scheduled=True, anyio=False)
 """Register a program whose replicas make different calls under some schedules."""
-incomplete = partial(fault, IncompleteCollectiveError)
+incomplete = partial(fault, aiodist.IncompleteCollectiveError)
 """Register a program in which some replicas never come to a collective that others wait in."""
 abandoned = partial(incomplete, Reason.ABANDONED, 1, sizes=SIZES)
 """Register a program in which replica 1 is cancelled out of a collective."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from aiodist import ReplicaContext
-from tests.faults.case import LOSS, MEAN, SUM
+from tests.faults.case import LOSS
 
 
 class Trainer:
@@ -31,11 +31,11 @@ class Trainer:
         await self.ctx.barrier(name="end of fit")
 
     async def step(self, gradient: Any) -> None:
-        await self.ctx.all_reduce(MEAN, gradient)
+        await self.ctx.all_reduce("MEAN", gradient)
 
 
 async def average(ctx: ReplicaContext, value: Any, **more: Any) -> Any:
-    return await ctx.all_reduce(MEAN, value, **more)
+    return await ctx.all_reduce("MEAN", value, **more)
 
 
 async def average_all(ctx: ReplicaContext, values: Iterable[Any]) -> list[Any]:
@@ -44,7 +44,7 @@ async def average_all(ctx: ReplicaContext, values: Iterable[Any]) -> list[Any]:
 
 async def spread(ctx: ReplicaContext, depth: int) -> None:
     if depth:
-        await ctx.all_reduce(SUM, LOSS)
+        await ctx.all_reduce("SUM", LOSS)
         await spread(ctx, depth - 1)
 
 

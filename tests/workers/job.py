@@ -21,16 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from aiodist import (
-    CollectiveMismatchError,
-    CommunicationOptions,
-    DeadlockError,
-    MultiWorkerMirroredStrategy,
-    PerReplica,
-    ReduceOp,
-    ReplicaContext,
-    Variable,
-)
+import aiodist
+from aiodist import ReduceOp, ReplicaContext
 from aiodist._arrays import environment
 from aiodist._strategy.scope import replicas_of
 from aiodist._workers.ending import Journal
@@ -65,18 +57,18 @@ async def values(ctx: ReplicaContext) -> list[Any]:
         scattered = await ctx.reduce_scatter("SUM", np.arange(2 * size * n, dtype=np.float32))
         exchanged = await ctx.all_to_all(np.arange(size * n) + r)
         found += [await ctx.all_gather(part, 0) for part in (scattered, exchanged)]
-    variable = Variable(np.full(3, float(r)), aggregation="sum")
+    variable = aiodist.Variable(np.full(3, float(r)), aggregation="sum")
     await ctx.barrier()
     await variable.assign_add(np.ones(3))
     found.append(variable.read_value())
     return found
 
 
-async def all_values(strategy: MultiWorkerMirroredStrategy) -> str:
+async def all_values(strategy: aiodist.MultiWorkerMirroredStrategy) -> str:
     """Return a digest of the results in and outside of replicas."""
     first = (await run(strategy, values))[0]
     local = replicas_of(strategy).local
-    ones = PerReplica([np.ones(2)] * local) if local > 1 else np.ones(2)
+    ones = aiodist.PerReplica([np.ones(2)] * local) if local > 1 else np.ones(2)
     first.append(await strategy.reduce("SUM", ones, None))
     ticks = 0
 
@@ -111,9 +103,11 @@ async def ordered_sums(ctx: ReplicaContext) -> str:
 
 def all_ordered_sums(communicator: Communicator, replicas: int) -> str:
     """Return the digest of ordered sums, with that many replicas on this worker."""
-    options = CommunicationOptions(timeout_seconds=150)
+    options = aiodist.CommunicationOptions(timeout_seconds=150)
     devices = [f"CPU:{i}" for i in range(replicas)]
-    strategy = MultiWorkerMirroredStrategy(devices, communicator, communication_options=options, reduction="ordered")
+    strategy = aiodist.MultiWorkerMirroredStrategy(
+        devices, communicator, communication_options=options, reduction="ordered"
+    )
     return str(asyncio.run(run(strategy, ordered_sums))[0])
 
 
@@ -125,7 +119,7 @@ async def faulty(ctx: ReplicaContext, kind: str) -> None:
             await ctx.all_reduce("SUM", np.ones(7))
         go_wrong(kind)
     limit = 0.5 if kind == "blocked" else None
-    await ctx.all_reduce("SUM", np.ones(5), CommunicationOptions(timeout_seconds=limit))
+    await ctx.all_reduce("SUM", np.ones(5), aiodist.CommunicationOptions(timeout_seconds=limit))
 
 
 def go_wrong(kind: str) -> None:
@@ -142,7 +136,7 @@ def go_wrong(kind: str) -> None:
         time.sleep(3)
 
 
-async def stalls(strategy: MultiWorkerMirroredStrategy, *, last: bool) -> None:
+async def stalls(strategy: aiodist.MultiWorkerMirroredStrategy, *, last: bool) -> None:
     """Let the others wait for the last worker in several ways, and let it disagree in the end."""
 
     async def replica(ctx: ReplicaContext) -> None:
@@ -166,7 +160,7 @@ def wait_until_the_others_wait() -> None:
     time.sleep(1)
 
 
-async def disagree(strategy: MultiWorkerMirroredStrategy, *, in_group: bool) -> None:
+async def disagree(strategy: aiodist.MultiWorkerMirroredStrategy, *, in_group: bool) -> None:
     """Let the last replica contribute more than the others, and catch the error."""
 
     async def replica(ctx: ReplicaContext) -> None:
@@ -178,14 +172,14 @@ async def disagree(strategy: MultiWorkerMirroredStrategy, *, in_group: bool) -> 
 
     try:
         await run(strategy, replica)
-    except CollectiveMismatchError:
+    except aiodist.CollectiveMismatchError:
         say(f"worker {replicas_of(strategy).share.mine.start} caught it")
 
 
 def caught(mpi: Any) -> None:
     """End normally after errors that the program has caught."""
     for in_group in (False, True):
-        strategy = MultiWorkerMirroredStrategy(communicator=mpi.COMM_WORLD)
+        strategy = aiodist.MultiWorkerMirroredStrategy(communicator=mpi.COMM_WORLD)
         asyncio.run(disagree(strategy, in_group=in_group))
     if replicas_of(strategy).share.mine.start > 0:
         time.sleep(1.5)  # longer than others wait for a worker that has announced its end
@@ -220,14 +214,14 @@ async def opposite(ctx: ReplicaContext) -> None:
 
 async def groups() -> None:
     """Print the results of groups and joins, the error of two groups in opposite order, and another strategy's sum."""
-    strategy = MultiWorkerMirroredStrategy(devices=["CPU:0", "CPU:1"])
+    strategy = aiodist.MultiWorkerMirroredStrategy(devices=["CPU:0", "CPU:1"])
     for replica_id, result in enumerate(await run(strategy, groups_and_joins), replicas_of(strategy).share.mine.start):
         say(f"replica {replica_id}: {result}")
     try:
         await run(strategy, opposite)
-    except DeadlockError as error:
+    except aiodist.DeadlockError as error:
         say(f"cycle {str(error).splitlines()[0]}")
-    strategy = MultiWorkerMirroredStrategy(devices=["CPU:0", "CPU:1"])
+    strategy = aiodist.MultiWorkerMirroredStrategy(devices=["CPU:0", "CPU:1"])
     say(f"again {(await run(strategy, lambda ctx: ctx.all_reduce('SUM', np.ones(1))))[0]}")
 
 
@@ -256,8 +250,10 @@ def conform() -> None:
     for case in CASES:
         go_through(case, communicator)
     say(f"{communicator.engine} conforms in {time.perf_counter() - begun:.2f} s")
-    options = CommunicationOptions(timeout_seconds=150)
-    strategy = MultiWorkerMirroredStrategy(["CPU:0", "CPU:1"], made(communicator.dup()), communication_options=options)
+    options = aiodist.CommunicationOptions(timeout_seconds=150)
+    strategy = aiodist.MultiWorkerMirroredStrategy(
+        ["CPU:0", "CPU:1"], made(communicator.dup()), communication_options=options
+    )
     say(f"digest {asyncio.run(all_values(strategy))}")
     say(f"ordered {all_ordered_sums(made(communicator.dup()), 4 // communicator.size)}")
 
@@ -277,7 +273,7 @@ def main() -> None:
             last = found is None or found.rank == found.workers - 1
             if last:
                 wait_until_the_others_wait()
-            asyncio.run(stalls(MultiWorkerMirroredStrategy(), last=last))
+            asyncio.run(stalls(aiodist.MultiWorkerMirroredStrategy(), last=last))
         case ["fault", *kinds]:
             asyncio.run(all_faults(kinds))
 
@@ -285,7 +281,7 @@ def main() -> None:
 async def all_faults(kinds: list[str]) -> None:
     """Print the error of each of these faults, and raise the last."""
     for kind in kinds:
-        strategy = MultiWorkerMirroredStrategy()  # the fault before has ended the last one
+        strategy = aiodist.MultiWorkerMirroredStrategy()  # the fault before has ended the last one
         try:
             await run(strategy, lambda ctx, kind=kind: faulty(ctx, kind))  # type: ignore[misc]
         except Exception as error:

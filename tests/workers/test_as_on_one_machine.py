@@ -12,13 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist import (
-    CommunicationOptions,
-    IndexedSlices,
-    ReplicaContext,
-    ReplicaContextError,
-    get_replica_context,
-)
+import aiodist
+from aiodist import ReplicaContext, get_replica_context
 from tests.runtime.divergences import DIVERGENCES
 from tests.runtime.programs import Program, error_of, mirrored, run, turns
 from tests.runtime.test_random_programs import seeds
@@ -102,7 +97,7 @@ async def rows_and_buffers(ctx: ReplicaContext) -> Any:
     if me != 1:
         out = {"a": np.zeros(2), "b": np.zeros(3)}
         assert await ctx.all_reduce("SUM", {"b": np.full(3, float(me)), "a": np.ones(2)}, out=out) is out
-        rows = IndexedSlices(np.ones((1, 2)), np.array([me]), (4, 2))
+        rows = aiodist.IndexedSlices(np.ones((1, 2)), np.array([me]), (4, 2))
         found = [out["a"].tolist(), out["b"].tolist(), (await ctx.all_reduce("SUM", rows)).indices.tolist()]
         found.append(float((await ctx.all_reduce("SUM", np.ones(50_000, np.float32)))[-1]))
     await ctx.join()
@@ -185,12 +180,12 @@ async def late(ctx: ReplicaContext) -> None:
     if ctx.replica_id_in_sync_group == 3:  # which has connected before anybody's time begins
         await anyio.sleep_forever()
     await barrier
-    await ctx.all_reduce("SUM", 1, CommunicationOptions(timeout_seconds=0.05))
+    await ctx.all_reduce("SUM", 1, aiodist.CommunicationOptions(timeout_seconds=0.05))
 
 
 async def late_in_one_that_is_not_made_yet(ctx: ReplicaContext) -> None:
     if ctx.replica_id_in_sync_group == 0:
-        await ctx.new_group([0, 2], "pair").all_reduce("SUM", 1, CommunicationOptions(timeout_seconds=0.05))
+        await ctx.new_group([0, 2], "pair").all_reduce("SUM", 1, aiodist.CommunicationOptions(timeout_seconds=0.05))
     elif ctx.replica_id_in_sync_group == 2:
         await anyio.sleep_forever()
 
@@ -256,7 +251,7 @@ async def test_a_merge_function_of_a_group_has_this_workers_values() -> None:
         if me < 2:  # both on one worker
             return await ctx.new_group([0, 1]).merge_call(merged, (me + 1.0,))
         group = ctx.new_group([2, 4] if me in (2, 4) else [3, 5])
-        with pytest.raises(ReplicaContextError, match="in the merge function of the group of replicas"):
+        with pytest.raises(aiodist.ReplicaContextError, match="in the merge function of the group of replicas"):
             await group.merge_call(merged, (1.0,))
         return await group.merge_call(lambda _, value: value, (me,))
 

@@ -10,13 +10,8 @@ import anyio
 import numpy as np
 import pytest
 
-from aiodist import (
-    IncompleteCollectiveError,
-    PerReplica,
-    ReduceOp,
-    ReplicaContext,
-    set_logical_devices,
-)
+import aiodist
+from aiodist import ReduceOp, ReplicaContext
 from aiodist._arrays import devices
 from tests.gpu.conftest import Machine, PlantedArray, plant
 from tests.kernels import arrays
@@ -52,7 +47,7 @@ class DeviceJob(Job):
 
 def planted(plant: Plant, **options: Any) -> Machine:
     machine = plant(2, **options)
-    set_logical_devices("GPU:0", 2)
+    aiodist.set_logical_devices("GPU:0", 2)
     return machine
 
 
@@ -144,8 +139,8 @@ ROWS = [range(1), range(1, 3)]
 """The replicas of the two workers."""
 
 
-def per_replica(job: DeviceJob, machine: Machine, rank: int, values: list[np.ndarray]) -> PerReplica[Any]:
-    return PerReplica([machine.put(values[me], job.ordinal_of(me)) for me in ROWS[rank]])
+def per_replica(job: DeviceJob, machine: Machine, rank: int, values: list[np.ndarray]) -> aiodist.PerReplica[Any]:
+    return aiodist.PerReplica([machine.put(values[me], job.ordinal_of(me)) for me in ROWS[rank]])
 
 
 @pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.int32)], ids=str)
@@ -156,7 +151,7 @@ async def test_reduce_outside(plant: Plant, op: ReduceOp, axis: Any, dtype: np.d
     values = [arrays.values(k, (4 if axis is None else 2 + k, 3), dtype) for k in range(3)]
     machine = planted(plant)
     job, plain = DeviceJob(machine, 1, 2), Job(1, 2)
-    rows = [PerReplica([values[me] for me in row]) for row in ROWS]
+    rows = [aiodist.PerReplica([values[me] for me in row]) for row in ROWS]
 
     async def on_host(strategy: Any) -> Any:
         return await strategy.reduce(op, rows[plain.strategies.index(strategy)], axis)
@@ -193,7 +188,7 @@ async def test_call_is_cancelled_while_devices_copy_its_values(plant: Plant) -> 
         try:
             with scopes[here]:
                 await strategy.reduce("SUM", value, None)
-        except IncompleteCollectiveError:  # it has heard of the other first
+        except aiodist.IncompleteCollectiveError:  # it has heard of the other first
             return True
         return scopes[here].cancelled_caught
 

@@ -9,16 +9,8 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 
-from aiodist import (
-    CollectiveMismatchError,
-    CollectiveTimeoutError,
-    MultiWorkerMirroredStrategy,
-    PerReplica,
-    Reason,
-    ReplicaContext,
-    WorkerLostError,
-    get_replica_context,
-)
+import aiodist
+from aiodist import Reason, ReplicaContext, get_replica_context
 from aiodist._strategy.scope import replicas_of
 from tests.runtime.programs import Program, mirrored, run
 from tests.workers.simulated import Job, on_uvloop_too
@@ -35,7 +27,7 @@ async def test_different_calls_outside_of_replicas() -> None:
 
     job = Job(1, 1)
     for outcome in await job.everywhere(program):
-        assert isinstance(outcome, CollectiveMismatchError)
+        assert isinstance(outcome, aiodist.CollectiveMismatchError)
         assert "strategy.reduce(SUM, [float])" in str(outcome)
         assert "strategy.gather([float64[*]], axis=0)" in str(outcome)
 
@@ -47,7 +39,7 @@ async def test_run_that_a_worker_never_calls_times_out_everywhere() -> None:
         return await strategy.run(lambda: 1) if replicas_of(strategy).share.mine.start == 0 else None
 
     first, _ = await job.everywhere(program)
-    assert isinstance(first, CollectiveTimeoutError)
+    assert isinstance(first, aiodist.CollectiveTimeoutError)
     assert "replica 1 has not arrived" in str(first)
 
 
@@ -67,7 +59,7 @@ async def test_lost_worker_is_named_by_all_others(where: str) -> None:
         await ctx.all_reduce("SUM", 1)
 
     for outcome in await job.run_and_lose(1, program):
-        assert isinstance(outcome, WorkerLostError)
+        assert isinstance(outcome, aiodist.WorkerLostError)
         assert str(outcome) == "worker 1 of 3 has died; it had replica 1"
         assert outcome.report.suspects == (1,)
 
@@ -75,7 +67,7 @@ async def test_lost_worker_is_named_by_all_others(where: str) -> None:
         return await strategy.reduce("MEAN", 1.0, None) if replicas_of(strategy).share.mine.start != 1 else None
 
     for rank in (0, 2):
-        assert isinstance((await job.everywhere(again))[rank], WorkerLostError)
+        assert isinstance((await job.everywhere(again))[rank], aiodist.WorkerLostError)
 
 
 async def test_concurrent_runs_do_not_disturb_each_other() -> None:
@@ -109,13 +101,13 @@ async def test_concurrent_runs_do_not_disturb_each_other() -> None:
 async def test_errors_name_replicas_by_their_ids_over_all_workers() -> None:
     job = Job(2, 2)
 
-    async def one(strategy: MultiWorkerMirroredStrategy) -> None:
+    async def one(strategy: aiodist.MultiWorkerMirroredStrategy) -> None:
         if strategy is job.strategies[1]:  # whose replicas are 2 and 3, while the other one does nothing
-            await strategy.reduce("SUM", PerReplica([np.ones(2), np.ones((2, 2))]), None)
+            await strategy.reduce("SUM", aiodist.PerReplica([np.ones(2), np.ones((2, 2))]), None)
 
     assert "replica 2's is float64[2], replica 3's is float64[2, 2]" in str((await job.everywhere(one))[1])
 
-    async def run(strategy: MultiWorkerMirroredStrategy) -> None:
+    async def run(strategy: aiodist.MultiWorkerMirroredStrategy) -> None:
         await strategy.run(lambda: {get_replica_context().replica_id_in_sync_group: 1})
 
     assert "value[2] is on replica 2 only" in str((await Job(2, 2).everywhere(run))[1])
@@ -142,10 +134,10 @@ def through_a_helper(usual: str, odd: str) -> Program:
 
 @pytest.mark.parametrize("layout", [(2, 2), (1, 1, 1), (1,) * 66], ids=lambda layout: str(len(layout)))
 async def test_same_callers_of_a_helper_in_another_order_are_found_over_workers(layout: tuple[int, ...]) -> None:
-    with pytest.raises(CollectiveMismatchError) as expected:
+    with pytest.raises(aiodist.CollectiveMismatchError) as expected:
         await run(mirrored(sum(layout)), through_a_helper("12", "21"))
     for outcome in await Job(*layout).run(through_a_helper("12", "21")):
-        assert isinstance(outcome, CollectiveMismatchError), outcome
+        assert isinstance(outcome, aiodist.CollectiveMismatchError), outcome
         assert (outcome.report.reason, outcome.report.sequence_number) == (Reason.CALL_SITE, 2)
         assert outcome.report.suspects == expected.value.report.suspects
         if len(layout) < 64:  # on a busy machine not all of 66 may answer in time

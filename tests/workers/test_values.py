@@ -11,15 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist import (
-    CommunicationOptions,
-    IndexedSlices,
-    Mirrored,
-    MirroredStrategy,
-    PerReplica,
-    ReduceOp,
-    ReplicaContext,
-)
+import aiodist
+from aiodist import ReduceOp, ReplicaContext
 from aiodist._strategy.scope import replicas_of
 from aiodist._workers.exchange import SEGMENT
 from tests.frameworks import toy
@@ -39,7 +32,7 @@ def whole(ctx: ReplicaContext, dtype: Any, size: int) -> np.ndarray:
 def same(a: Any, b: Any) -> None:
     """Compare two nests: types, keys, values, dtypes, and whether arrays are writeable."""
     assert type(a) is type(b)
-    if isinstance(a, IndexedSlices):
+    if isinstance(a, aiodist.IndexedSlices):
         np.testing.assert_array_equal(a.values, b.values)
         np.testing.assert_array_equal(a.indices, b.indices)
     elif isinstance(a, (list, tuple)):
@@ -87,7 +80,7 @@ each_nest = pytest.mark.parametrize("nest", NESTS, ids=["in the record", "beside
 async def test_kinds_of_values(layout: tuple[int, ...]) -> None:
     async def program(ctx: ReplicaContext) -> Any:
         r = ctx.replica_id_in_sync_group
-        slices = IndexedSlices(np.full((r + 1, 2), r), np.arange(r + 1), (9, 2))
+        slices = aiodist.IndexedSlices(np.full((r + 1, 2), r), np.arange(r + 1), (9, 2))
         nest = {"w": whole(ctx, np.float32, 700), "b": [whole(ctx, np.float64, 2), r + 10**15], "l": 0.5 * r}
         return [
             await ctx.all_reduce("MEAN", nest),
@@ -186,7 +179,7 @@ async def test_python_ints_fit_int64_or_every_worker_raises(mine: int, op: str, 
         job = Job(*layout)
         await job.values(program)
         outcomes = await job.everywhere(
-            lambda strategy: strategy.reduce(op, PerReplica([mine] * replicas_of(strategy).local), None)
+            lambda strategy: strategy.reduce(op, aiodist.PerReplica([mine] * replicas_of(strategy).local), None)
         )
         assert all(isinstance(outcome, OverflowError) for outcome in outcomes), outcomes
 
@@ -194,7 +187,7 @@ async def test_python_ints_fit_int64_or_every_worker_raises(mine: int, op: str, 
 async def test_first_replica_says_how_to_accumulate() -> None:
     async def program(ctx: ReplicaContext) -> Any:
         first = ctx.replica_id_in_sync_group == 0
-        options = CommunicationOptions(accumulate="float64") if first else None
+        options = aiodist.CommunicationOptions(accumulate="float64") if first else None
         return await ctx.all_reduce("SUM", np.full(1, 0.1 if first else 2.0**20, np.float32), options)
 
     for layout in [(1, 1, 1), (2, 1)]:
@@ -223,8 +216,8 @@ async def test_reduce_and_gather_outside_of_replicas(layout: tuple[int, ...]) ->
     async def program(strategy: Any) -> Any:
         first, local = replicas_of(strategy).share.mine.start, replicas_of(strategy).local
         values = [np.arange(3.0 * (r + 1)).reshape(-1, 3) + r for r in range(first, first + local)]
-        ragged = PerReplica(values) if local > 1 else values[0]
-        firsts = PerReplica([value[0] for value in values]) if local > 1 else values[0][0]
+        ragged = aiodist.PerReplica(values) if local > 1 else values[0]
+        firsts = aiodist.PerReplica([value[0] for value in values]) if local > 1 else values[0][0]
         return [
             await strategy.reduce("SUM", firsts, None),
             (await strategy.reduce("MEAN", {"a": firsts, "b": None}, None))["a"],
@@ -234,7 +227,7 @@ async def test_reduce_and_gather_outside_of_replicas(layout: tuple[int, ...]) ->
             await strategy.extended.reduce_to("SUM", firsts, "CPU:0"),
         ]
 
-    expected = await program(MirroredStrategy([f"CPU:{i}" for i in range(sum(layout))]))
+    expected = await program(aiodist.MirroredStrategy([f"CPU:{i}" for i in range(sum(layout))]))
     for found in await Job(*layout).everywhere(program):
         assert not isinstance(found, Exception), found
         for one, other in zip(found, expected, strict=True):
@@ -248,10 +241,10 @@ async def test_one_value_for_all_reduces_as_on_one_machine_whoever_has_how_many_
     value = np.arange(6.0).reshape(2, 3)
 
     async def program(strategy: Any) -> Any:
-        nest = {"plain": value, "mirrored": Mirrored([value] * replicas_of(strategy).local)}
+        nest = {"plain": value, "mirrored": aiodist.Mirrored([value] * replicas_of(strategy).local)}
         return [await strategy.reduce(op, nest, axis) for op in ("MEAN", "MIN", "MAX") for axis in (None, 0, (0, 1))]
 
-    expected = await program(MirroredStrategy([f"CPU:{i}" for i in range(sum(layout))]))
+    expected = await program(aiodist.MirroredStrategy([f"CPU:{i}" for i in range(sum(layout))]))
     for found in await Job(*layout).everywhere(program):
         same(found, expected)
 
@@ -325,7 +318,7 @@ def test_any_sequence_of_calls_at_one_place_gives_what_one_machine_gives(
         group = ctx.new_group(range(ctx.num_replicas_in_sync - 1, -1, -1))
         found: list[Any] = []
         for make, op, at_once, accumulate, in_group in steps:
-            where, options = group if in_group else ctx, CommunicationOptions(accumulate=accumulate)
+            where, options = group if in_group else ctx, aiodist.CommunicationOptions(accumulate=accumulate)
             handle = where.all_reduce(op, make(grid), options)
             found.append(await handle if at_once else handle)
         return [found[i] if steps[i][2] else await found[i] for i in range(len(steps))]
