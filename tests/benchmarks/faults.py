@@ -33,9 +33,8 @@ def ours(case: Case) -> str:
     if case.scheduled:
         found = explore(program, schedules=MOST_SCHEDULES, seed=0, seconds=20)
         return f"{_verdict(case, found.error)}, at schedule {found.schedules}" if found.error else "**missed**"
-    verdicts = Counter(
-        _verdict(case, run(program, order, seed=seed, seconds=20).error) for seed, order in enumerate(orders(SCHEDULES))
-    )
+    runs = (run(program, order, seed=seed, seconds=20) for seed, order in enumerate(orders(SCHEDULES)))
+    verdicts = Counter(_verdict(case, one.error) for one in runs)
     return "; ".join(what if len(verdicts) == 1 else f"{what} ({count}×)" for what, count in verdicts.items())
 
 
@@ -80,9 +79,7 @@ def rows_of(cases: list[Case], *, with_torch: bool) -> list[str]:
     """Return the lines of a table with a row for each program, and the counts of the peer's outcomes."""
     rows, counts = [], Counter[str]()
     for case in cases:
-        print(
-            case.name, file=sys.stderr
-        )  # not a progress bar: its thread might wake the loop, so no deadlock is proved
+        print(case.name, file=sys.stderr)  # no progress bar: its thread could wake the loop, and hide a deadlock
         row = [case.family, case.name.replace("_", " "), ours(case)]
         if with_torch:
             row.append(theirs(case, torch_ranks.outcomes(case)) if case.peers else "")

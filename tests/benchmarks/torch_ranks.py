@@ -120,13 +120,8 @@ def _process(program: Callable[..., Any], rank: int, sender: Connection, store: 
     import torch.distributed as dist
 
     dist.set_debug_level(dist.DebugLevel.DETAIL)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=REPLICAS,
-        timeout=timedelta(seconds=TIMEOUT_SECONDS),
-    )
+    limit = timedelta(seconds=TIMEOUT_SECONDS)
+    dist.init_process_group("gloo", f"file://{store}", limit, world_size=REPLICAS, rank=rank)
     sender.send((rank, _message_of(program, rank)))
     os._exit(0)  # a failed group may block the ordinary end of its process
 

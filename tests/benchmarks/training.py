@@ -89,9 +89,8 @@ def main() -> None:
     with one_blas_thread():
         rates = in_turn({name: partial(rate, train, plan) for name, train in variants.items()}, ROUNDS)
     print(f"{versions()}\n{STEPS} steps of {plan.batch} examples, {ROUNDS} rounds")
-    rows = [
-        (name, f"{statistics.median(found):.0f}", f"{ratio(rates, name, PLAIN):.2f}") for name, found in rates.items()
-    ]
+    medians = {name: f"{statistics.median(found):.0f}" for name, found in rates.items()}
+    rows = [(name, median, f"{ratio(rates, name, PLAIN):.2f}") for name, median in medians.items()]
     show(("", "steps a second", "of the plain loop's"), rows)
     for n in (2, 4):
         by_hand = ratio(rates, f"aiodist, {n} replicas", f"NumPy, {n} threads by hand")

@@ -435,10 +435,8 @@ async def total_and_meet(ctx: ReplicaContext, value: Any) -> None:
     Reason.CALL_SITE, 1, sizes=SIZES, says="in the opposite order", name="swapped_through_a_helper_of_another_file",
     given={"helper": trainer.average, "some": (1,)},
 )  # fmt: skip
-@mismatch(
-    Reason.CALL_SITE, *EVERYONE, name="swapped_through_a_helper_by_one_half", given={"helper": total, "some": (0, 1)}
-)
-async def swapped_through_a_helper(ctx: ReplicaContext, helper: Any, some: tuple[int, ...]) -> None:
+@mismatch(Reason.CALL_SITE, *EVERYONE, name="swapped_through_a_helper_by_one_half", given={"some": (0, 1)})
+async def swapped_through_a_helper(ctx: ReplicaContext, some: tuple[int, ...], helper: Any = total) -> None:
     for name in ("loss", "gradient") if me(ctx) in some else ("gradient", "loss"):
         if name == "loss":
             await helper(ctx, ONES)  # named

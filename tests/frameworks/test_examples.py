@@ -14,6 +14,7 @@ import pytest
 
 from tests.project.paths import ROOT, environment
 
+Capture = pytest.CaptureFixture[str]
 EXAMPLES = ROOT / "docs" / "examples"
 HOW_TO = (ROOT / "docs" / "how-to.md").read_text(encoding="utf-8")
 PROGRAMS = {"torch": "train_pytorch.py", "jax": "train_jax.py", "sklearn": "train_digits.py"}
@@ -37,9 +38,7 @@ def skip_without(*packages: str) -> None:
 
 
 @pytest.mark.parametrize("framework", PROGRAMS)
-def test_loss_curves_are_the_same_however_many_replicas_there_are(
-    framework: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_loss_curves_do_not_depend_on_the_number_of_replicas(framework: str, capsys: Capture) -> None:
     skip_without(framework)
     with pytest.raises(SystemExit, match="0"):
         runpy.run_path(str(EXAMPLES / PROGRAMS[framework]), run_name="__main__")
@@ -53,9 +52,7 @@ def test_loss_curves_are_the_same_however_many_replicas_there_are(
 
 
 @pytest.mark.parametrize("package", NEEDS)
-def test_without_the_package_one_sentence_says_so(
-    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     for module in [package, *(name for name in sys.modules if name.startswith(f"{package}."))]:
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(SystemExit) as ended:
@@ -66,7 +63,7 @@ def test_without_the_package_one_sentence_says_so(
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_prints_what_the_page_shows(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_what_the_page_shows(name: str, capsys: Capture) -> None:
     skip_without(*SHOWN[name])
     if "tensorflow" in SHOWN[name]:  # which prints on standard error, and stays in the process
         printed = run(str(EXAMPLES / name)).stdout

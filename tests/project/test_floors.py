@@ -91,11 +91,9 @@ def targets(node: ast.AST, files: Collection[str]) -> Iterator[str]:
             yield from (alias.name for alias in names)
         case ast.ImportFrom(module=str(base), names=names):
             yield from (f"{base}.{alias.name}" if f"{base}.{alias.name}" in files else base for alias in names)
-        case ast.Call(
-            func=ast.Name(id="import_module") | ast.Attribute(attr="import_module"),
-            args=[ast.Constant(value=str(module)), *_],
-        ):
-            yield module
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[ast.Constant(value=str(module)), *_]):
+            if name == "import_module":
+                yield module
 
 
 def package_of(name: str) -> str:

@@ -60,14 +60,8 @@ def test_init_names_everything_in_imports_and_literals() -> None:
     """Static tools read it without running it, lazily loaded names included."""
     tree = ast.parse((ROOT / "aiodist" / "__init__.py").read_text(encoding="utf-8"))
     for_types = [node for block in tree.body if isinstance(block, ast.If) for node in block.body]
-    imported = [
-        alias.asname or alias.name
-        for node in (*tree.body, *for_types)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    ]
-    literals = {
-        ast.unparse(node.targets[0]): ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign)
-    }
-    assert set(literals["__all__"]) == set(NAMES)
-    assert set(NAMES) <= set(imported)
+    imports = [node for node in (*tree.body, *for_types) if isinstance(node, ast.ImportFrom)]
+    imported = {alias.asname or alias.name for node in imports for alias in node.names}
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+    literals = {ast.unparse(node.targets[0]): ast.literal_eval(node.value) for node in assigned}
+    assert set(literals["__all__"]) == set(NAMES) <= imported

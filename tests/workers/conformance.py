@@ -19,12 +19,8 @@ from aiodist_kernels import ReduceOp
 
 Case = Callable[[Communicator], Iterator[Request]]
 
-FOLDS: Final = {
-    ReduceOp.SUM: np.add,
-    ReduceOp.PRODUCT: np.multiply,
-    ReduceOp.MIN: np.minimum,
-    ReduceOp.MAX: np.maximum,
-}
+SUM, _, MIN, MAX, PRODUCT = ReduceOp
+FOLDS: Final = {SUM: np.add, PRODUCT: np.multiply, MIN: np.minimum, MAX: np.maximum}
 DTYPES: Final = [np.dtype(name) for name in (*"bBhHiIlLefdgFD", "?")]
 SPECIAL: Final = [np.inf, -np.inf, np.nan, -0.0, 0.0, 1.0, 2.0, -1.0]
 SIZES: Final = [0, 7, 1000]
@@ -53,14 +49,14 @@ def check(op: ReduceOp, found: np.ndarray, wanted: np.ndarray) -> None:
     """Compare values, and the signs of zeros except those of MIN and MAX, which may give either zero."""
     assert found.dtype == wanted.dtype
     np.testing.assert_array_equal(found, wanted)
-    if found.dtype.kind == "f" and op in (ReduceOp.SUM, ReduceOp.PRODUCT):
+    if found.dtype.kind == "f" and op in (SUM, PRODUCT):
         number = ~np.isnan(wanted)
         np.testing.assert_array_equal(np.signbit(found)[number], np.signbit(wanted)[number])
 
 
 def takes(op: ReduceOp, dtype: np.dtype) -> bool:
     """Return whether aiodist has that reduction."""
-    refused = {"c": (ReduceOp.MIN, ReduceOp.MAX), "b": (ReduceOp.SUM, ReduceOp.PRODUCT)}
+    refused = {"c": (MIN, MAX), "b": (SUM, PRODUCT)}
     return op not in refused.get(dtype.kind, ())
 
 
@@ -82,7 +78,7 @@ def reductions_of_the_engine(c: Communicator) -> Iterator[Request]:
 def least_of_records(c: Communicator) -> Iterator[Request]:
     """The minimum of bytes, by which many workers compare records, whatever `reduces` says."""
     values = np.array([c.rank, 255 - c.rank, 128, 127], np.uint8)
-    yield c.iallreduce(ReduceOp.MIN, values, values)
+    yield c.iallreduce(MIN, values, values)
     assert values.tolist() == [0, 256 - c.size, 128, 127]
 
 
@@ -171,7 +167,7 @@ def several_in_flight(c: Communicator) -> Iterator[Request]:
     whole, given, exchanged = np.empty(300 * c.size, np.uint8), text(c.rank, 9), np.empty(c.size, np.uint8)
     ones = [1] * c.size
     requests = [
-        c.iallreduce(ReduceOp.SUM, total, total),
+        c.iallreduce(SUM, total, total),
         c.iallgather(send, whole),
         c.ibcast(given, c.size - 1),
         c.ialltoallv(Parts(np.arange(c.size, dtype=np.uint8), ones), Parts(exchanged, ones)),
@@ -190,9 +186,9 @@ def duplicates_are_apart(c: Communicator) -> Iterator[Request]:
     values = [np.full(3, 10.0 ** (k + c.rank)) for k in (0, 8)]
     requests: dict[int, Request] = {}
     for k in (0, 1) if c.rank % 2 else (1, 0):
-        requests[k] = made[k].iallreduce(ReduceOp.SUM, values[k], values[k])
+        requests[k] = made[k].iallreduce(SUM, values[k], values[k])
     mine = np.array([c.rank])
-    yield c.iallreduce(ReduceOp.MAX, mine, mine)
+    yield c.iallreduce(MAX, mine, mine)
     yield requests[0]
     yield requests[1]
     assert mine[0] == c.size - 1
@@ -210,7 +206,7 @@ def parts_of_the_workers(c: Communicator) -> Iterator[Request]:
         part = yield from c.create_group(list(members), number)
         assert (part.rank, part.size) == (list(members).index(c.rank), len(members))
         value = np.array([1 << c.rank])
-        yield part.iallreduce(ReduceOp.SUM, value, value)
+        yield part.iallreduce(SUM, value, value)
         assert value[0] == sum(1 << rank for rank in members)
         yield from records(part)  # of two workers, say
 

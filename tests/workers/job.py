@@ -42,9 +42,8 @@ async def values(ctx: ReplicaContext) -> list[Any]:
     r, n = ctx.replica_id_in_sync_group, ctx.num_replicas_in_sync
     found: list[Any] = []
     for dtype in (np.int32, np.float16, np.float32, np.float64, np.complex64):
-        for size in (
-            (3, 1000, 300_000) if dtype is np.float32 else (3, 1000)
-        ):  # for one dtype, because every kernel must be compiled
+        large = [300_000] if dtype is np.float32 else []  # of one dtype, because every kernel must be compiled
+        for size in (3, 1000, *large):
             whole = np.random.default_rng(r).integers(0, 4, size).astype(dtype)
             found.append(await ctx.all_reduce("SUM", whole))
             if np.dtype(dtype).kind != "c":
@@ -101,13 +100,15 @@ async def ordered_sums(ctx: ReplicaContext) -> str:
     return total.hexdigest()[:16]
 
 
+def strategy_of(communicator: Communicator, replicas: int, **options: Any) -> aiodist.MultiWorkerMirroredStrategy:
+    """Return a strategy with that many replicas on this worker."""
+    options["communication_options"] = aiodist.CommunicationOptions(timeout_seconds=150)
+    return aiodist.MultiWorkerMirroredStrategy([f"CPU:{i}" for i in range(replicas)], communicator, **options)
+
+
 def all_ordered_sums(communicator: Communicator, replicas: int) -> str:
     """Return the digest of ordered sums, with that many replicas on this worker."""
-    options = aiodist.CommunicationOptions(timeout_seconds=150)
-    devices = [f"CPU:{i}" for i in range(replicas)]
-    strategy = aiodist.MultiWorkerMirroredStrategy(
-        devices, communicator, communication_options=options, reduction="ordered"
-    )
+    strategy = strategy_of(communicator, replicas, reduction="ordered")
     return str(asyncio.run(run(strategy, ordered_sums))[0])
 
 
@@ -250,11 +251,7 @@ def conform() -> None:
     for case in CASES:
         go_through(case, communicator)
     say(f"{communicator.engine} conforms in {time.perf_counter() - begun:.2f} s")
-    options = aiodist.CommunicationOptions(timeout_seconds=150)
-    strategy = aiodist.MultiWorkerMirroredStrategy(
-        ["CPU:0", "CPU:1"], made(communicator.dup()), communication_options=options
-    )
-    say(f"digest {asyncio.run(all_values(strategy))}")
+    say(f"digest {asyncio.run(all_values(strategy_of(made(communicator.dup()), 2)))}")
     say(f"ordered {all_ordered_sums(made(communicator.dup()), 4 // communicator.size)}")
 
 

@@ -62,7 +62,6 @@ def test_mpi_engine() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch")
 def test_torch_engine() -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    ended = subprocess.run(
-        [*torchrun, str(JOB), "conforms"], capture_output=True, text=True, check=False, env=environment(), timeout=170
-    )
+    command = [*torchrun, str(JOB), "conforms"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment(), timeout=170)
     check(2, "torch", ended.returncode, ended.stdout + ended.stderr)

@@ -23,8 +23,12 @@ def test_one_worker_needs_no_mpi_and_runs_the_same_program() -> None:
     assert code == 0, output
 
 
+Ended = Mapping[str, tuple[int, str]]
+"""By kind of fault, the exit code and output of its job."""
+
+
 @pytest.fixture(scope="module")
-def faults() -> Mapping[str, tuple[int, str]]:
+def faults() -> Ended:
     """Run the faults that end a job each in its own, the others in one; all at once, since most of it is waiting."""
     jobs: list[tuple[int, str]] = [
         (3, "fault killed"), (2, "fault stopped"), (2, "fault exits"), (3, "fault raises shape blocked"), (3, "stalls"),
@@ -45,9 +49,7 @@ def faults() -> Mapping[str, tuple[int, str]]:
         ("blocked", 3, "CollectiveTimeoutError 'collective #1 timed out after 0.5 s: replica 2 has not arrived"),
     ],
 )
-def test_fault_of_one_worker_is_reported_by_all_others_and_the_job_ends(
-    faults: Mapping[str, tuple[int, str]], kind: str, workers: int, expected: str
-) -> None:
+def test_fault_is_reported_by_all_and_ends_the_job(faults: Ended, kind: str, workers: int, expected: str) -> None:
     code, output = faults[kind]
     assert code != 0
     for worker in range(workers - 1):
@@ -59,9 +61,7 @@ def test_fault_of_one_worker_is_reported_by_all_others_and_the_job_ends(
             assert re.search(r"job\.py\", line \d+, in go_wrong\\n +time\.sleep\(3\)", told[1])
 
 
-def test_worker_that_others_wait_for_is_named_by_warnings_of_theirs_and_a_report_is_shown_once(
-    faults: Mapping[str, tuple[int, str]],
-) -> None:
+def test_late_worker_is_named_in_the_others_warnings_and_the_report_is_shown_once(faults: Ended) -> None:
     code, output = faults["stalls"]
     assert code == 1, output
     for worker in (0, 1):
@@ -71,15 +71,14 @@ def test_worker_that_others_wait_for_is_named_by_warnings_of_theirs_and_a_report
         )
         assert re.search(r"job\.py:\d+: StallWarning: worker 2 of 3, process \d+ on .*: its event loop has been", told)
         assert re.search(r"job\.py\", line \d+, in replica\n +time\.sleep\(2\)", told)
-        assert re.search(
-            rf"StallWarning: worker {worker} of 3 has waited 0\.5 s .* to come to strategy\.reduce\(SUM", told
-        )
+        waits = rf"StallWarning: worker {worker} of 3 has waited 0\.5 s .* to come to strategy\.reduce\(SUM"
+        assert re.search(waits, told)
     assert output.count("> replica 2") == 1
     for worker in (1, 2):
         assert f"[{worker}] CollectiveMismatchError: replicas disagree at collective #0 (worker {worker}; the" in output
 
 
-def test_lost_worker_is_shown_once_and_the_launcher_of_mpi_adds_nothing(faults: Mapping[str, tuple[int, str]]) -> None:
+def test_lost_worker_is_shown_once_and_the_launcher_of_mpi_adds_nothing(faults: Ended) -> None:
     output = faults["killed"][1]
     told = r"WorkerLostError: worker 2 of 3 has died: .*"
     assert re.findall(rf"^\[(\d)\] (?:aiodist\.)?{told}", output, re.MULTILINE) in (["0", "1"], ["1", "0"])
@@ -87,9 +86,7 @@ def test_lost_worker_is_shown_once_and_the_launcher_of_mpi_adds_nothing(faults: 
     assert all("BAD TERMINATION" not in output for _, output in faults.values())
 
 
-def test_exit_code_is_that_of_the_worker_whose_end_has_made_the_others_fail(
-    faults: Mapping[str, tuple[int, str]],
-) -> None:
+def test_exit_code_is_that_of_the_worker_that_made_the_others_fail(faults: Ended) -> None:
     assert faults["exits"][0] == 5
     assert faults["killed"][0] == 128 + signal.SIGKILL
 
@@ -108,11 +105,9 @@ def test_groups_and_joins_over_mpi_and_a_job_that_has_caught_its_errors_ends_wel
 
 def ended(program: str) -> tuple[int, str]:
     """Run a program in a process of its own; return its exit code, and what it printed."""
-    command, out = [sys.executable, "-c", program], subprocess.PIPE
-    found = subprocess.run(
-        command, stdout=out, stderr=subprocess.STDOUT, text=True, check=False, env=environment(), timeout=60
-    )
-    return found.returncode, found.stdout
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, env=environment(), timeout=60)
+    return found.returncode, found.stdout + found.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux shows which signals a process handles")

@@ -26,6 +26,7 @@ from tests.runtime.programs import mirrored, run
 from tests.workers.simulated import Job
 from tests.workers.test_as_on_one_machine import without_workers
 
+Counts = tuple[int, ...]
 LAYOUTS = [(1, 1), (2, 1), (1, 2, 1), (1, 1, 1, 1)]
 SEEDS = range(15)
 each_layout = pytest.mark.parametrize("counts", LAYOUTS, ids=str)
@@ -158,7 +159,7 @@ class LateCluster(SimulatedCluster):
         return bool(actions)
 
 
-async def outcomes(counts: tuple[int, ...], program: Program, seed: int, kill: tuple[int, int] = (-1, -1)) -> list[Any]:
+async def outcomes(counts: Counts, program: Program, seed: int, kill: tuple[int, int] = (-1, -1)) -> list[Any]:
     """Return each worker's results or error; `kill` names a worker and the number of deliveries before it dies."""
     job = Job(*counts, cluster=partial(LateCluster, seed), answer_seconds=60)
     cluster: Any = job.cluster
@@ -190,7 +191,7 @@ async def outcomes(counts: tuple[int, ...], program: Program, seed: int, kill: t
     return found
 
 
-async def check(counts: tuple[int, ...], program: Program, seed: int) -> None:
+async def check(counts: Counts, program: Program, seed: int) -> None:
     """Compare the outcome of a program on several workers with that on one machine."""
     found = await outcomes(counts, program, seed)
     try:
@@ -255,9 +256,7 @@ def with_a_fault(draw: random.Random, program: list[list[Op]]) -> list[list[Op]]
 @each_layout
 @pytest.mark.parametrize("make", [alike, grouped], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("faulty", [False, True], ids=["alike", "faulty"])
-def test_programs_have_the_results_or_the_report_of_one_machine(
-    counts: tuple[int, ...], make: Callable[..., list[list[Op]]], faulty: bool
-) -> None:
+def test_programs_end_as_on_one_machine(counts: Counts, make: Callable[..., list[list[Op]]], faulty: bool) -> None:
     for seed in SEEDS:
         draw = random.Random(seed)
         program = make(draw, sum(counts))
@@ -265,7 +264,7 @@ def test_programs_have_the_results_or_the_report_of_one_machine(
 
 
 @each_layout
-def test_uneven_loops_with_a_join(counts: tuple[int, ...]) -> None:
+def test_uneven_loops_with_a_join(counts: Counts) -> None:
     for seed in SEEDS:
         draw = random.Random(seed)
         loops = [[Op("call", 5)] * draw.randint(0, 4) for _ in range(sum(counts))]
@@ -273,7 +272,7 @@ def test_uneven_loops_with_a_join(counts: tuple[int, ...]) -> None:
 
 
 @each_layout
-def test_replica_that_raises_is_the_cause_elsewhere(counts: tuple[int, ...]) -> None:
+def test_replica_that_raises_is_the_cause_elsewhere(counts: Counts) -> None:
     for seed in SEEDS:
         draw = random.Random(seed)
         program = alike(draw, sum(counts))
@@ -290,7 +289,7 @@ def test_replica_that_raises_is_the_cause_elsewhere(counts: tuple[int, ...]) -> 
 
 @each_layout
 @pytest.mark.parametrize("faulty", [False, True], ids=["alike", "faulty"])
-def test_worker_that_dies_at_any_moment_ends_the_others_alike(counts: tuple[int, ...], faulty: bool) -> None:
+def test_worker_that_dies_at_any_moment_ends_the_others_alike(counts: Counts, faulty: bool) -> None:
     """Every survivor has the results, or the same error as the others: that a worker is lost, or the report."""
     for seed in SEEDS:
         draw = random.Random(seed)

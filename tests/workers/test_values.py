@@ -175,13 +175,14 @@ async def test_python_ints_fit_int64_or_every_worker_raises(mine: int, op: str, 
                 await ctx.all_reduce("MAX", nest(mine * 2))
         await ctx.join()
 
+    async def outside(strategy: Any) -> Any:
+        return await strategy.reduce(op, aiodist.PerReplica([mine] * replicas_of(strategy).local), None)
+
     for layout in [(1, 1), (2, 1)]:
         job = Job(*layout)
         await job.values(program)
-        outcomes = await job.everywhere(
-            lambda strategy: strategy.reduce(op, aiodist.PerReplica([mine] * replicas_of(strategy).local), None)
-        )
-        assert all(isinstance(outcome, OverflowError) for outcome in outcomes), outcomes
+        for outcome in await job.everywhere(outside):
+            assert isinstance(outcome, OverflowError), outcome
 
 
 async def test_first_replica_says_how_to_accumulate() -> None:
@@ -235,9 +236,7 @@ async def test_reduce_and_gather_outside_of_replicas(layout: tuple[int, ...]) ->
 
 
 @pytest.mark.parametrize("layout", [(2, 2), (3, 1), (1, 1, 1, 1)], ids=str)
-async def test_one_value_for_all_reduces_as_on_one_machine_whoever_has_how_many_replicas(
-    layout: tuple[int, ...],
-) -> None:
+async def test_one_value_for_all_replicas_is_reduced(layout: tuple[int, ...]) -> None:
     value = np.arange(6.0).reshape(2, 3)
 
     async def program(strategy: Any) -> Any:
@@ -310,9 +309,7 @@ VALUES: list[Callable[[np.ndarray], Any]] = [
         max_size=10,
     ),
 )  # fmt: skip
-def test_any_sequence_of_calls_at_one_place_gives_what_one_machine_gives(
-    layout: tuple[int, ...], steps: list[Any]
-) -> None:
+def test_any_sequence_of_calls_at_one_call_site(layout: tuple[int, ...], steps: list[Any]) -> None:
     async def program(ctx: ReplicaContext) -> list[Any]:
         grid = np.arange(600.0).reshape(20, 30) % 50 + ctx.replica_id_in_sync_group
         group = ctx.new_group(range(ctx.num_replicas_in_sync - 1, -1, -1))

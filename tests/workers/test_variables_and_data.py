@@ -29,9 +29,7 @@ async def test_variable_of_a_scope_starts_from_the_first_workers_value(layout: t
         with strategy.scope():
             v = aiodist.Variable(np.full(2, first_of(strategy) + 1.0), aggregation="sum")
         if len(layout) > 1:
-            with pytest.raises(
-                aiodist.ReplicaContextError, match=r"has not come yet; wait for it before .*await strategy.run"
-            ):
+            with pytest.raises(aiodist.ReplicaContextError, match=r"has not come yet; wait .*await strategy.run"):
                 v.read_value()
 
         async def replica() -> None:
@@ -194,9 +192,7 @@ async def test_update_of_a_mirrored_variable_is_the_same_on_all_workers_or_an_er
         v = await _variable(strategy)
         await strategy.extended.update(v, lambda component, x: component.assign_add(x), (np.ones(2),))
         own = aiodist.PerReplica([np.full(2, i) for i in range(first_of(strategy), first_of(strategy) + len(v.values))])
-        with pytest.raises(
-            ValueError, match="mirrored variable 'v' would get different values: replica 1's is not replica 0's"
-        ):
+        with pytest.raises(ValueError, match="'v' would get different values: replica 1's is not replica 0's"):
             await strategy.extended.update(v, lambda component, x: component.assign(x), (own,))
         return v.numpy().tolist(), int(await strategy.reduce("MAX", 3, None))
 
