@@ -21,21 +21,16 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
 from aiodist import CollectiveMismatchError, MultiWorkerMirroredStrategy, get_replica_context
-from aiodist._workers import coordinator
 from aiodist._workers.control import BEAT, Peer
+from aiodist._workers.coordinator import Coordinator
 from aiodist._workers.engines import simulated
 from aiodist._workers.engines.simulated import SimulatedCluster
-
-WORKERS = (64, 512, 4096)
-LEAST_STEPS = 5
-WORKER_STEPS = 4096
 
 
 async def nothing() -> None:
@@ -45,7 +40,7 @@ async def nothing() -> None:
 async def steps(marks: list[float]) -> None:
     """Take the steps and record when this replica has taken each."""
     ctx, value = get_replica_context(), np.ones(128)
-    for _ in range(max(LEAST_STEPS, WORKER_STEPS // ctx.num_replicas_in_sync)):
+    for _ in range(max(5, 4096 // ctx.num_replicas_in_sync)):
         await ctx.all_reduce("SUM", value)
         marks.append(time.process_time())
 
@@ -75,16 +70,6 @@ async def times(strategies: list[Any]) -> list[float]:
     marks: list[float] = []
     await everywhere(strategies, steps, marks)
     return list(np.diff(marks[len(strategies) - 1 :: len(strategies)]))
-
-
-@contextmanager
-def counted() -> Iterator[list[float]]:
-    """Count the seconds that the first worker spends on what all tell it."""
-    spent: list[float] = []
-    with pytest.MonkeyPatch.context() as patch:
-        for place, name in ((simulated, "decode"), (coordinator.Coordinator, "take")):
-            patch.setattr(place, name, timed(getattr(place, name), spent))
-        yield spent
 
 
 def timed(fn: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
@@ -141,7 +126,10 @@ async def measure(workers: int) -> list[float]:
     a_step = min(await times(strategies))
 
     marks: list[float] = []
-    with counted() as spent:
+    spent: list[float] = []  # by the first worker, on the messages of all
+    with pytest.MonkeyPatch.context() as patch:
+        for place, name in ((simulated, "decode"), (Coordinator, "take")):
+            patch.setattr(place, name, timed(getattr(place, name), spent))
         outcomes = await everywhere(strategies, diverging, workers // 2, marks)
     report = time.process_time() - marks[workers - 1]
     gc.enable()
@@ -159,7 +147,7 @@ def main() -> None:
     names = ["workers", *(f"{what} s" for what in ("construct", "run", "gc step", "step", "report", "first's"))]
     names += ["KiB/worker", "µs/worker"]
     print("".join(f"{name:>12}" for name in names))
-    for workers in map(int, sys.argv[1:] or WORKERS):
+    for workers in map(int, sys.argv[1:] or (64, 512, 4096)):
         *seconds, memory = asyncio.run(measure(workers))
         shown = "".join(f"{one:12.3f}" for one in seconds)
         print(f"{workers:12}{shown}{memory:12.0f}{seconds[3] / workers * 1e6:12.0f}", flush=True)

@@ -54,8 +54,13 @@ class TorchContext:
         tensor = self._tensor(value)
         native = getattr(self._dist.ReduceOp, "SUM" if op is ReduceOp.MEAN else op.name)
         work = self._dist.all_reduce(tensor, native, async_op=True)
-        divisor = self.num_replicas_in_sync if op is ReduceOp.MEAN else 1
-        return _Pending(work, lambda: self._back(tensor, value) if divisor == 1 else tensor.numpy() / divisor)
+
+        def finish() -> Any:
+            if op is ReduceOp.MEAN:
+                return tensor.numpy() / self.num_replicas_in_sync
+            return tensor.numpy() if isinstance(value, np.ndarray) else tensor.item()
+
+        return _Pending(work, finish)
 
     def broadcast(self, value: Any, source: int = 0) -> _Pending:
         tensor = self._tensor(value)
@@ -72,10 +77,6 @@ class TorchContext:
 
     def _tensor(self, value: Any) -> Any:
         return self._torch.from_numpy(np.array(value, order="C"))
-
-    @staticmethod
-    def _back(tensor: Any, value: Any) -> Any:
-        return tensor.numpy() if isinstance(value, np.ndarray) else tensor.item()
 
 
 def outcomes(case: Case) -> Outcomes:
@@ -122,13 +123,10 @@ def _process(program: Callable[..., Any], rank: int, sender: Connection, store: 
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     limit = timedelta(seconds=TIMEOUT_SECONDS)
     dist.init_process_group("gloo", f"file://{store}", limit, world_size=REPLICAS, rank=rank)
-    sender.send((rank, _message_of(program, rank)))
-    os._exit(0)  # a failed group may block the ordinary end of its process
-
-
-def _message_of(program: Callable[..., Any], rank: int) -> str | None:
+    message = None
     try:
         asyncio.run(program(TorchContext(rank)))
     except Exception as error:  # noqa: BLE001  (whatever torch raises is the outcome)
-        return f"{type(error).__name__}: {error}"
-    return None
+        message = f"{type(error).__name__}: {error}"
+    sender.send((rank, message))
+    os._exit(0)  # a failed group may block the ordinary end of its process

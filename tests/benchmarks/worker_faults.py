@@ -31,9 +31,7 @@ from tests.workers.job import go_wrong, say
 
 WORKERS = 3
 Call = Callable[[], Awaitable[Any]]
-SECONDS = 0.5
 LIMIT_SECONDS = 40
-LEAVING_SECONDS = 1
 FAULTS = (
     "other kind", "other shape", "other dtype", "other op", "swapped order", "returns early", "raises", "killed",
     "stopped", "blocks its loop", "never arrives",
@@ -79,7 +77,7 @@ def _left(mark: str, output: str, folder: Path) -> list[str]:
     """List the processes, files and shared memory that a job has left."""
     memory = {Path(path) for path in re.findall(r"/dev/shm/\S+", output)}
     assert memory, output
-    until = time.monotonic() + LEAVING_SECONDS
+    until = time.monotonic() + 1
     while True:
         left = [*marked(mark), *(path for path in memory if path.exists()), *folder.iterdir()]
         if not left or time.monotonic() > until:
@@ -132,7 +130,7 @@ async def replica(fault: str) -> None:
 
 def run(fault: str) -> None:
     """Run this worker's replica and print the error that it raises."""
-    limit = SECONDS if fault in {"blocks its loop", "never arrives"} else None
+    limit = 0.5 if fault in {"blocks its loop", "never arrives"} else None
     strategy = MultiWorkerMirroredStrategy(communication_options=CommunicationOptions(timeout_seconds=limit))
     lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     say(" ".join({line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/" in line}))

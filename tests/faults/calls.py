@@ -30,9 +30,7 @@ from tests.faults.case import (
 )
 from tests.faults.trainer import Trainer
 
-# Calls swapped, skipped, added.
-
-family("order")
+family("order")  # Calls swapped, skipped, added.
 
 
 @mismatch(Reason.CALL_SITE, *EVERYONE, peers=True, name="swapped_by_one_half", given={"some": (0, 1)})
@@ -116,9 +114,7 @@ async def awaited_in_another_order_than_issued(ctx: ReplicaContext) -> None:
     assert total.tolist() == [4.0, 8.0]
 
 
-# The same call with other arguments: shapes, dtypes, structures, axes, sources, merge functions, names.
-
-family("value")
+family("value")  # The same call with other arguments: shapes, dtypes, axes, sources, merge functions.
 
 
 GRADIENTS = {"bias": np.zeros(2), "weight": np.zeros(3)}
@@ -195,9 +191,7 @@ async def merge_that_raises(ctx: ReplicaContext) -> None:
     await ctx.merge_call(merge)
 
 
-# The order of sets and dicts decides the order of calls.
-
-family("container")
+family("container")  # The order of sets and dicts decides the order of calls.
 
 SHAPES = {"bias": 2, "scale": 3, "weight": 4}
 
@@ -232,9 +226,7 @@ async def reduces_one_dict(ctx: ReplicaContext) -> None:
     await ctx.all_reduce("SUM", {name: np.zeros(SHAPES[name]) for name in order_of(ctx)})
 
 
-# Collectives under a condition that is not the same on every replica.
-
-family("condition")
+family("condition")  # Collectives under a condition that is not the same on every replica.
 
 
 def own_loss(ctx: ReplicaContext, step: int = 0) -> np.ndarray:
@@ -322,9 +314,7 @@ async def branches_that_meet_by_name(ctx: ReplicaContext) -> None:
     await ctx.barrier()
 
 
-# Loops of unequal length.
-
-family("loop")
+family("loop")  # Loops of unequal length.
 
 
 @incomplete(Reason.EXITED, 3, peers=True, name="one_loop_is_longer", given={"steps": {3: 7}})
@@ -414,9 +404,7 @@ async def returns_inside_two_loops(ctx: ReplicaContext) -> None:
             await ctx.all_reduce("MEAN", LOSS)  # named
 
 
-# Calls in a helper that several callers share.
-
-family("helper")
+family("helper")  # Calls in a helper that several callers share.
 
 ONES, TWOS, THREES = (np.full(3, value, np.float32) for value in (1, 2, 3))
 
@@ -566,9 +554,7 @@ async def recursion_of_one_depth(ctx: ReplicaContext) -> None:
         await trainer.average_all(ctx, [LOSS, LOSS])
 
 
-# Groups of some replicas: orders across groups, missing members, the wrong group.
-
-family("group")
+family("group")  # Groups of some replicas: orders across groups, missing members, the wrong group.
 
 
 @incomplete(Reason.EXITED, 3)

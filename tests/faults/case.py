@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,10 @@ class Case:
 
     def named_lines(self) -> list[str]:
         """Return the lines that the report must name, as ``file.py:line``."""
-        return _named_lines(self.program)
+        function: Any = self.program.func if isinstance(self.program, partial) else self.program
+        lines, first = inspect.getsourcelines(function)
+        file = Path(function.__code__.co_filename).name
+        return [f"{file}:{number}" for number, line in enumerate(lines, first) if line.rstrip().endswith("# named")]
 
     def suspects_of(self, replicas: int) -> tuple[int, ...] | None:
         """Return the suspects among that many replicas: both of two, neither of which is a minority."""
@@ -93,14 +96,6 @@ class Case:
             return self.program
         shared = self.shared()
         return lambda ctx: self.program(ctx, shared)
-
-
-@cache
-def _named_lines(program: Any) -> list[str]:
-    function = program.func if isinstance(program, partial) else program
-    lines, first = inspect.getsourcelines(function)
-    file = Path(function.__code__.co_filename).name
-    return [f"{file}:{number}" for number, line in enumerate(lines, first) if line.rstrip().endswith("# named")]
 
 
 CASES: list[Case] = []

@@ -34,9 +34,7 @@ from tests.faults.case import (
     raises,
 )
 
-# Child tasks of one replica that issue collectives side by side.
-
-family("child task")
+family("child task")  # Child tasks of one replica that issue collectives side by side.
 
 
 async def load(batch: int) -> np.ndarray:
@@ -135,9 +133,7 @@ async def issued_in_order_and_awaited_in_tasks(ctx: ReplicaContext) -> None:
     await asyncio.gather(*map(result_of, issued))
 
 
-# Exceptions: raised, swallowed, and what `finally` does after them.
-
-family("exception")
+family("exception")  # Exceptions: raised, swallowed, and what `finally` does after them.
 
 
 def parse(ctx: ReplicaContext, bad: int) -> np.ndarray:
@@ -187,9 +183,7 @@ async def replicas_fail_in_two_ways(ctx: ReplicaContext) -> None:
             raise KeyError("while cleaning up")
 
 
-# Cancelled waits, timeouts, slow replicas, threads, timers: what a replica does while the others wait.
-
-family("waiting")
+family("waiting")  # Cancelled waits, timeouts, slow replicas, threads and timers while the others wait.
 
 
 @asynccontextmanager
@@ -383,9 +377,7 @@ async def cancelled_after_it_was_complete(ctx: ReplicaContext) -> None:
     await ctx.barrier()
 
 
-# Locks, events, queues and tasks between replicas: what is awaited beside the collectives.
-
-family("side channel")
+family("side channel")  # Locks, events, queues and tasks between replicas: what is awaited beside the collectives.
 
 
 def one_each(make: Callable[[], Any]) -> Callable[[], list[Any]]:

@@ -13,7 +13,6 @@ from hatchling.builders.wheel import WheelBuilder
 import aiodist
 from tests.project.paths import PACKAGES, ROOT, run_python
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 INFO = f"aiodist-{aiodist.__version__}.dist-info"
 
 
@@ -59,7 +58,8 @@ def test_wheel_names_licence_pythons_extras_and_the_command(files: dict[str, str
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata.get_all("License-File") == ["LICENSE"]
     assert metadata["Requires-Python"] == ">=3.11"
-    assert set(metadata.get_all("Provides-Extra") or ()) == set(PROJECT["optional-dependencies"])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(metadata.get_all("Provides-Extra") or ()) == set(project["optional-dependencies"])
     command = "[console_scripts]\naiodist = aiodist._tools.cli:main\n"
     assert files[f"{INFO}/entry_points.txt"].startswith(command)
 

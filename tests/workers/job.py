@@ -17,6 +17,9 @@ import os
 import signal
 import sys
 import time
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -28,7 +31,18 @@ from aiodist._strategy.scope import replicas_of
 from aiodist._workers.ending import Journal
 from aiodist._workers.transport import Communicator, Steps
 from tests.runtime.programs import run
+from tests.tools.jobs import Jobs
 from tests.workers.conformance import CASES, go_through, wait
+
+
+def job(workers: int, *arguments: str) -> tuple[int, str]:
+    """Run this program as a job; return its exit code and output. It must leave no process and no temporary file."""
+    with closing(Jobs()) as jobs, TemporaryDirectory() as folder:
+        variables = {"TMPDIR": folder, "PYTHONWARNINGS": "error::DeprecationWarning"}
+        started = jobs.start(["-n", str(workers), __file__, *arguments], **variables)
+        code = started.end()
+        assert list(Path(folder).iterdir()) == [], started.output
+        return code, started.output
 
 
 def say(line: str) -> None:

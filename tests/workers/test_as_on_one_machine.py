@@ -109,7 +109,7 @@ VALUES = [every_collective, a_group_of_a_group, racing_tasks, joins_in_groups, e
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("program", VALUES, ids=lambda program: program.__name__)
-async def test_groups_and_joins_mean_what_they_mean_on_one_machine(layout: tuple[int, ...], program: Program) -> None:
+async def test_groups_and_joins_give_the_same_as_on_one_machine(layout: tuple[int, ...], program: Program) -> None:
     async def as_text(ctx: ReplicaContext) -> str:
         return repr(await program(ctx))
 

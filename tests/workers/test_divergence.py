@@ -133,7 +133,7 @@ def through_a_helper(usual: str, odd: str) -> Program:
 
 
 @pytest.mark.parametrize("layout", [(2, 2), (1, 1, 1), (1,) * 66], ids=lambda layout: str(len(layout)))
-async def test_same_callers_of_a_helper_in_another_order_are_found_over_workers(layout: tuple[int, ...]) -> None:
+async def test_callers_of_a_helper_in_another_order_are_found(layout: tuple[int, ...]) -> None:
     with pytest.raises(aiodist.CollectiveMismatchError) as expected:
         await run(mirrored(sum(layout)), through_a_helper("12", "21"))
     for outcome in await Job(*layout).run(through_a_helper("12", "21")):
@@ -150,7 +150,7 @@ async def test_callers_that_merely_differ_are_no_fault(layout: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize("size", [1, 1000], ids=["in the record", "beside it"])
-async def test_replicas_that_raise_with_calls_under_way_raise_their_own_error(size: int) -> None:
+async def test_error_of_a_replica_with_calls_in_flight_is_raised(size: int) -> None:
     async def program(ctx: ReplicaContext) -> None:
         handles = [ctx.all_reduce("SUM", np.ones(size)) for _ in range(4)]
         await handles[0]

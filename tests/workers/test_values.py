@@ -72,7 +72,6 @@ async def test_reductions(layout: tuple[int, ...], size: int, options: dict[str,
 
 
 NESTS: list[Callable[[Any], Any]] = [lambda x: x, lambda x: [x, np.ones(300)]]
-each_nest = pytest.mark.parametrize("nest", NESTS, ids=["in the record", "beside it"])
 
 
 @on_uvloop_too
@@ -146,7 +145,7 @@ async def test_merge_call_runs_once_for_each_worker_with_its_values(layout: tupl
     assert await job.values(program) == [(n * (n - 1) // 2 + 1, 2 * n, n)] * n
 
 
-async def test_merge_call_that_nobody_awaits_runs_though_the_others_come_later() -> None:
+async def test_merge_call_that_nobody_awaits_runs_when_the_others_come_later() -> None:
     merged: list[Any] = []
 
     async def program(ctx: ReplicaContext) -> None:
@@ -158,7 +157,7 @@ async def test_merge_call_that_nobody_awaits_runs_though_the_others_come_later()
     assert sorted(merged) == [0, 1]
 
 
-@each_nest
+@pytest.mark.parametrize("nest", NESTS, ids=["in the record", "beside it"])
 @pytest.mark.parametrize(("mine", "op"), [(2**63, "MIN"), (-(2**63) - 1, "MAX"), (2**62, "SUM")])
 async def test_python_ints_fit_int64_or_every_worker_raises(mine: int, op: str, nest: Callable[[Any], Any]) -> None:
     async def program(ctx: ReplicaContext) -> Any:
@@ -195,7 +194,7 @@ async def test_first_replica_says_how_to_accumulate() -> None:
         await check(program, layout)
 
 
-async def test_framework_arrays_come_back_as_they_were() -> None:
+async def test_framework_arrays_are_returned() -> None:
     async def program(ctx: ReplicaContext) -> Any:
         total = 0.0
         for size in (2, 200):  # in the record, and beside it
@@ -256,7 +255,7 @@ SIZES = {"in the record": 20, "in one segment": 3000, "in several": 300_000}
 
 @pytest.mark.parametrize("layout", FEW, ids=str)
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
-async def test_results_that_were_handed_out_stay_as_they_are(layout: tuple[int, ...], size: int) -> None:
+async def test_earlier_results_do_not_change(layout: tuple[int, ...], size: int) -> None:
     async def program(ctx: ReplicaContext) -> list[Any]:
         r = ctx.replica_id_in_sync_group
         value = np.empty(size, np.float32)

@@ -1,4 +1,4 @@
-"""Variables start from replica 0's value wherever it is; datasets give each worker its own replicas' parts."""
+"""Variables start from replica 0's value on any worker; datasets give each worker its own replicas' parts."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ async def test_variable_of_a_scope_starts_from_the_first_workers_value(layout: t
 
 
 @pytest.mark.parametrize("question", [Query(0), Ask(0)], ids=str)
-def test_variable_is_created_outside_of_a_loop_whatever_the_others_ask_of_a_run_that_is_over(question: Any) -> None:
+def test_late_question_about_a_finished_run_does_not_disturb_a_variables_creation(question: Any) -> None:
     job, contexts = Job(1, 1), []
 
     async def program(ctx: ReplicaContext) -> None:
-        contexts.append(ctx)  # which keeps its run
+        contexts.append(ctx)  # which keeps its run alive
         await ctx.barrier()
 
     asyncio.run(job.run(program))
-    job.cluster.teams[0].post(question)  # which has come late
+    job.cluster.teams[0].post(question)
     with job.strategies[0].scope():
         assert aiodist.Variable(1.0).name == "Variable"
     assert contexts
@@ -60,7 +60,7 @@ def test_variable_is_created_outside_of_a_loop_whatever_the_others_ask_of_a_run_
 
 @pytest.mark.parametrize("reduction", ["fast", "ordered"])
 @pytest.mark.parametrize(("aggregation", "value"), [("sum", 3.0), ("mean", 1.5), ("only_first_replica", 1.0)])
-async def test_a_process_without_others_assigns_and_closes(reduction: str, aggregation: str, value: float) -> None:
+async def test_variable_of_a_single_worker_is_assigned(reduction: str, aggregation: str, value: float) -> None:
     strategy = aiodist.MultiWorkerMirroredStrategy(2, reduction=reduction)
     with strategy.scope():
         v = aiodist.Variable(0.0, aggregation=aggregation)
@@ -101,7 +101,7 @@ async def test_different_values_without_aggregation_are_refused_everywhere() -> 
             assert "mirrored variable 'v' would get different values: replica 2's is not replica 0's" in str(outcome)
 
 
-async def test_equal_values_are_those_that_compare_equal_and_nan_is_like_nan() -> None:
+async def test_values_that_compare_equal_and_nans_are_the_same_value() -> None:
     async def program(ctx: ReplicaContext) -> Any:
         sign = (-1.0) ** ctx.replica_id_in_sync_group
         v = aiodist.Variable(np.zeros(3))
@@ -130,7 +130,7 @@ async def test_sync_on_read_variable_is_reduced_and_not_read_outside() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-async def test_global_batches_are_cut_over_all_replicas(layout: tuple[int, ...]) -> None:
+async def test_global_batches_are_split_over_all_replicas(layout: tuple[int, ...]) -> None:
     n = sum(layout)
 
     async def program(strategy: Any) -> Any:
@@ -169,7 +169,7 @@ async def test_pipelines_of_uneven_length_end_together() -> None:
     assert [total for total, _ in first] == [8, 4, 4, 4]
 
 
-async def test_cluster_settings_are_kept_where_they_fit() -> None:
+async def test_cluster_settings_must_agree_with_the_launcher() -> None:
     async def program(strategy: Any) -> Any:
         strategy.configure(cluster_spec={"worker": ["a:1", "b:1"]}, task_type="worker", task_id=first_of(strategy))
         with pytest.raises(ValueError, match="the launcher decides"):
@@ -187,7 +187,7 @@ async def _variable(strategy: Any, **how: Any) -> aiodist.Variable:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-async def test_update_of_a_mirrored_variable_is_the_same_on_all_workers_or_an_error_on_all(layout: Any) -> None:
+async def test_update_of_a_mirrored_variable_is_the_same_or_an_error_on_all_workers(layout: Any) -> None:
     async def program(strategy: Any) -> Any:
         v = await _variable(strategy)
         await strategy.extended.update(v, lambda component, x: component.assign_add(x), (np.ones(2),))
@@ -200,7 +200,7 @@ async def test_update_of_a_mirrored_variable_is_the_same_on_all_workers_or_an_er
 
 
 @pytest.mark.parametrize("aggregation", ["sum", "none"])
-async def test_mirrored_variable_is_not_assigned_other_values_on_each_worker(aggregation: str) -> None:
+async def test_mirrored_variable_refuses_a_value_for_each_replica(aggregation: str) -> None:
     async def program(strategy: Any) -> Any:
         v = await _variable(strategy, aggregation=aggregation)
         with pytest.raises(ValueError, match=r"has components on other workers, which it cannot wait for"):
