@@ -54,7 +54,6 @@ def chain(buffers: Sequence[np.ndarray], out: np.ndarray | None = None) -> np.nd
 
 
 def compiled(ops: Sequence[ReduceOp], dtypes: Sequence[Any], counts: Sequence[int]) -> None:
-    """Compile the kernels to be measured."""
     started = time.perf_counter()
     specs = [plan_for(op, np.dtype(dtype), count, "native") for op in ops for dtype in dtypes for count in counts]
     warm(specs)
@@ -158,7 +157,6 @@ def whole() -> None:
 
 
 def main() -> None:
-    """Measure and print."""
     parts = {"tiny": tiny, "wide": wide, "native": native, "whole": whole}
     print(f"{versions()} Numba {version('numba')}.")
     source, target = np.ones(256 * MIB, np.uint8), np.ones(256 * MIB, np.uint8)

@@ -121,7 +121,6 @@ class Gpu:
         self.driver: Any = CudaCore()
 
     def put(self, values: np.ndarray) -> DeviceMemory:
-        """Return these values in device memory."""
         with self.driver.using():
             memory: DeviceMemory = self.driver.upload(0, values)
             return memory

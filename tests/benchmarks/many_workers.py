@@ -141,7 +141,6 @@ async def measure(workers: int) -> list[float]:
 
 
 def main() -> None:
-    """Print the table."""
     os.environ["AIODIST_STALL_SECONDS"] = "0"  # a step of thousands of workers may take long, though nobody is late
     gc.freeze()
     names = ["workers", *(f"{what} s" for what in ("construct", "run", "gc step", "step", "report", "first's"))]

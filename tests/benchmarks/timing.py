@@ -77,7 +77,6 @@ async def least(call: Callable[[], Awaitable[Any]], repeats: int, rounds: int = 
 
 
 def cpus(count: int) -> MirroredStrategy:
-    """Return a strategy of that many replicas."""
     return MirroredStrategy([f"CPU:{index}" for index in range(count)])
 
 
@@ -103,7 +102,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def show(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table."""
     print("", *table(head, rows), sep="\n", flush=True)
 
 

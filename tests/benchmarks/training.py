@@ -72,14 +72,12 @@ def replicas(plan: Plan, count: int) -> None:
 
 
 def rate(train: Callable[[Plan], object], plan: Plan) -> float:
-    """Return the steps per second of a training."""
     begin = time.perf_counter()
     train(plan)
     return plan.steps / (time.perf_counter() - begin)
 
 
 def main() -> None:
-    """Measure and print."""
     corpus = load_topics()
     model = LanguageModel(len(corpus.symbols))
     plan = Plan(model, *windows(corpus.codes, model.context), steps=STEPS, seed=0)

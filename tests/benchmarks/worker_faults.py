@@ -39,7 +39,6 @@ FAULTS = (
 
 
 def library_of(python: str) -> str:
-    """Return the name of an environment's MPI."""
     look = "from aiodist._workers.engines.mpi import library; print(library())"
     return subprocess.check_output([python, "-c", look], text=True, env=environment(), timeout=60).strip()
 
@@ -86,7 +85,6 @@ def _left(mark: str, output: str, folder: Path) -> list[str]:
 
 
 def main() -> None:
-    """Print the table, row by row."""
     parser = ArgumentParser()
     parser.add_argument("--python", action="append", metavar="PATH", help="an interpreter; may be given again")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="how many times to run each job")
@@ -103,7 +101,6 @@ def main() -> None:
 
 
 async def replica(fault: str) -> None:
-    """Go wrong on the last worker."""
     ctx = get_replica_context()
     await ctx.barrier()
     odd = ctx.replica_id_in_sync_group == ctx.num_replicas_in_sync - 1
@@ -129,7 +126,6 @@ async def replica(fault: str) -> None:
 
 
 def run(fault: str) -> None:
-    """Run this worker's replica and print the error that it raises."""
     limit = 0.5 if fault in {"blocks its loop", "never arrives"} else None
     strategy = MultiWorkerMirroredStrategy(communication_options=CommunicationOptions(timeout_seconds=limit))
     lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()

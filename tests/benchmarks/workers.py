@@ -38,7 +38,6 @@ def repeats_of(nbytes: int) -> int:
 
 
 async def sums(rows: Rows, way: str) -> None:
-    """Measure one round of sums."""
     from mpi4py import MPI
 
     ctx, world = get_replica_context(), MPI.COMM_WORLD
@@ -162,7 +161,6 @@ def beside_mpi() -> None:
 
 
 async def steps() -> dict[str, float]:
-    """Measure steps on one worker."""
     ctx = get_replica_context()
     found = {"barrier": await least(ctx.barrier, 100)}
     for size in (16, 1 << 13, 1 << 17, 1 << 20):
@@ -176,7 +174,6 @@ async def steps() -> dict[str, float]:
 
 
 async def mpi_alone() -> dict[str, float]:
-    """Measure MPI's own blocking operations."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -194,7 +191,6 @@ async def mpi_alone() -> dict[str, float]:
 
 
 def terms() -> None:
-    """Print the terms."""
     strategy = MultiWorkerMirroredStrategy(devices=["CPU:0"])
     found, workers = asyncio.run(strategy.run(steps)), strategy.num_replicas_in_sync
     bare = asyncio.run(mpi_alone()) if workers > 1 else {}

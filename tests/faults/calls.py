@@ -62,13 +62,6 @@ async def skipped_one_of_three(ctx: ReplicaContext) -> None:
     await ctx.all_reduce("SUM", LOSS)  # named
 
 
-@incomplete(Reason.EXITED, 0, peers=True)
-async def skipped_the_last(ctx: ReplicaContext) -> None:
-    await ctx.all_reduce("SUM", LOSS)
-    if me(ctx):
-        await ctx.all_reduce("SUM", GRADIENT)  # named
-
-
 @mismatch(Reason.CALL_SITE, 0, peers=True)
 async def added_one_before(ctx: ReplicaContext) -> None:
     if me(ctx) == 0:
@@ -77,10 +70,11 @@ async def added_one_before(ctx: ReplicaContext) -> None:
     await ctx.all_reduce("SUM", GRADIENT)
 
 
-@incomplete(Reason.EXITED, 1, peers=True)
-async def added_one_after(ctx: ReplicaContext) -> None:
+@incomplete(Reason.EXITED, 1, peers=True, name="added_one_after", given={"some": (1,)})
+@incomplete(Reason.EXITED, 0, peers=True, name="skipped_the_last", given={"some": (1, 2, 3)})
+async def some_make_one_more(ctx: ReplicaContext, some: tuple[int, ...]) -> None:
     await ctx.all_reduce("SUM", LOSS)
-    if odd(ctx):
+    if me(ctx) in some:
         await ctx.all_reduce("SUM", LOSS)  # named
 
 

@@ -104,7 +104,6 @@ Register = Callable[[Program], Program]
 
 
 def family(name: str) -> None:
-    """Begin a family of programs."""
     _families.append(name)
 
 

@@ -56,7 +56,6 @@ def check_error(case: Case, error: BaseException | None, replicas: int) -> None:
 
 
 def loops(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the event loops that a case runs on."""
     yield "asyncio", {}
     if importlib.util.find_spec("uvloop"):
         yield "asyncio", {"use_uvloop": True}

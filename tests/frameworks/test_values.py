@@ -25,7 +25,6 @@ class Framework(NamedTuple):
 
 
 def seen(value: Any) -> np.ndarray[Any, Any]:
-    """Return NumPy's view of a framework's array."""
     return np.from_dlpack(value)
 
 

@@ -41,5 +41,4 @@ class Tensor:
 
 
 def from_dlpack(other: Any) -> Tensor:
-    """Return a tensor over the other array's memory."""
     return Tensor(np.from_dlpack(other))

@@ -38,7 +38,6 @@ class PythonParser(PythonCodeBlockParser):
         self.folder = folder
 
     def __call__(self, document: Document) -> Iterable[Region]:
-        """Yield the document's Python blocks."""
         for region in super().__call__(document):
             if FILE_NAME.match(str(region.parsed)):
                 region.evaluator = partial(write_program, self.folder)
@@ -46,7 +45,6 @@ class PythonParser(PythonCodeBlockParser):
 
 
 def write_program(folder: Path, example: Example) -> None:
-    """Write a program to the file that its first line names."""
     name = example.parsed.partition("\n")[0].removeprefix("# ")
     (folder / name).write_text(example.parsed, encoding="utf-8")
 

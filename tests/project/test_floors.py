@@ -64,7 +64,6 @@ def floor_of(name: str) -> int | None:
 
 
 def read_tree(root: Path) -> dict[str, Module]:
-    """Read every module of a checkout."""
     files = {
         ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__"): path
         for source in (root, root / "kernels")

@@ -25,7 +25,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def files(wheel: Path) -> dict[str, str]:
-    """Read the files in the wheel."""
     with zipfile.ZipFile(wheel) as archive:
         return {name: archive.read(name).decode() for name in archive.namelist()}
 

@@ -40,7 +40,6 @@ def contributed(rank: int, size: int, dtype: np.dtype) -> np.ndarray:
 
 
 def reduced(op: ReduceOp, size: int, dtype: np.dtype, ranks: Sequence[int]) -> np.ndarray:
-    """Return the result of these workers' contributions."""
     with np.errstate(all="ignore"):
         return functools.reduce(FOLDS[op], [contributed(rank, size, dtype) for rank in ranks])
 
@@ -55,7 +54,6 @@ def check(op: ReduceOp, found: np.ndarray, wanted: np.ndarray) -> None:
 
 
 def takes(op: ReduceOp, dtype: np.dtype) -> bool:
-    """Return whether aiodist has that reduction."""
     refused = {"c": (MIN, MAX), "b": (SUM, PRODUCT)}
     return op not in refused.get(dtype.kind, ())
 
@@ -83,7 +81,6 @@ def least_of_records(c: Communicator) -> Iterator[Request]:
 
 
 def text(rank: int, size: int) -> np.ndarray:
-    """Return the bytes that a worker sends."""
     return np.random.default_rng(1000 * rank + size).integers(0, 256, size, np.uint8)
 
 
@@ -218,13 +215,11 @@ CASES: Final[list[Case]] = [
 
 
 def go_through(case: Case, communicator: Communicator) -> None:
-    """Go through a case as one worker."""
     for request in case(communicator):
         wait(request)
 
 
 def wait(request: Request) -> None:
-    """Poll a request until it is complete."""
     while not request.test():
         time.sleep(100e-6)  # there may be more workers than cores
 

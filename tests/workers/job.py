@@ -138,7 +138,6 @@ async def faulty(ctx: ReplicaContext, kind: str) -> None:
 
 
 def go_wrong(kind: str) -> None:
-    """Go wrong outside of collectives."""
     if kind == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "stopped":
@@ -192,7 +191,6 @@ async def disagree(strategy: aiodist.MultiWorkerMirroredStrategy, *, in_group: b
 
 
 def caught(mpi: Any) -> None:
-    """End normally after errors that the program has caught."""
     for in_group in (False, True):
         strategy = aiodist.MultiWorkerMirroredStrategy(communicator=mpi.COMM_WORLD)
         asyncio.run(disagree(strategy, in_group=in_group))
@@ -249,7 +247,6 @@ def connected() -> Communicator:
 
 
 def made(steps: Steps[Communicator]) -> Communicator:
-    """Return a communicator once it is made."""
     try:
         while True:
             wait(next(steps))
@@ -270,7 +267,6 @@ def conform() -> None:
 
 
 def main() -> None:
-    """Do what the arguments say."""
     match sys.argv[1:]:
         case ["conforms"]:
             conform()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
 from typing import Any
 
 import anyio
@@ -68,24 +67,6 @@ class Job:
     async def run(self, program: Program) -> list[Any]:
         """Run a program on all replicas; return each worker's local results, or its exception."""
         return await self.everywhere(lambda strategy: run(strategy, program))
-
-    async def run_and_lose(self, lost: int, program: Program) -> list[Any]:
-        """Run a program in which a worker is lost, whose run ends with the others'; return their outcomes."""
-        running, others_have_ended = len(self.strategies) - 1, anyio.CancelScope()
-
-        async def one(strategy: MultiWorkerMirroredStrategy) -> Any:
-            nonlocal running
-            is_lost = strategy is self.strategies[lost]
-            try:
-                with others_have_ended if is_lost else nullcontext():
-                    return await run(strategy, program)
-            finally:
-                running -= not is_lost
-                if running == 0:
-                    others_have_ended.cancel()
-
-        outcomes = await self.everywhere(one)
-        return outcomes[:lost] + outcomes[lost + 1 :]
 
     async def values(self, program: Program) -> list[Any]:
         """Run a program on all replicas; return each replica's result, or raise the first exception."""

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import random
 import re
 from typing import Any
 
 import anyio
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import aiodist
 from aiodist import ReplicaContext, get_replica_context
 from tests.runtime.divergences import DIVERGENCES
 from tests.runtime.programs import Program, error_of, mirrored, run, turns
-from tests.runtime.test_random_programs import seeds
 from tests.workers.simulated import Job, on_uvloop_too
 
 LAYOUTS = [(1, 1, 1, 1), (2, 2), (1, 3), (4,)]
@@ -116,36 +112,24 @@ async def test_groups_and_joins_give_the_same_as_on_one_machine(layout: tuple[in
     assert await Job(*layout).values(as_text) == list(await run(mirrored(4), as_text))
 
 
-@settings(max_examples=20)
-@given(
-    counts=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), min_size=2, max_size=5),
-    cuts=st.lists(st.booleans(), min_size=4, max_size=4),
-    seed=seeds,
-)
-def test_any_uneven_loops_give_the_bits_of_one_worker(counts: list[list[int]], cuts: list[bool], seed: int) -> None:
-    """`counts` holds each replica's number of steps in each epoch; `cuts` says after which replicas a worker ends."""
-    replicas, several = len(counts), min(map(len, counts))
-    ends = [i + 1 for i in range(replicas - 1) if cuts[i]]
-    layout = [b - a for a, b in zip([0, *ends], [*ends, replicas], strict=True)]
+@pytest.mark.parametrize("layout", LAYOUTS[:3], ids=str)
+@pytest.mark.parametrize("seed", range(4))
+async def test_ordered_means_over_uneven_loops_have_the_bits_of_one_worker(layout: tuple[int, ...], seed: int) -> None:
+    counts = np.random.default_rng(seed).integers(0, 4, (3, 4))  # of steps, by epoch and replica
 
     async def program(ctx: ReplicaContext) -> Any:
-        me = ctx.replica_id_in_sync_group
-        pauses, found = random.Random(seed + me), []
+        me, found = ctx.replica_id_in_sync_group, []
         values = np.random.default_rng([seed, me])
-        for epoch in range(several):
-            for _ in range(counts[me][epoch]):
-                await turns(pauses.choice((0, 0, 1, 3)))
+        for epoch in counts:
+            for _ in range(epoch[me]):
+                await turns(values.choice((0, 0, 1, 3)))
                 value = values.standard_normal(70).astype(np.float32)
                 found += [await ctx.all_reduce("MEAN", value), await ctx.all_gather(value[:2], 0)]
-            last = await ctx.join()
-            assert counts[last][epoch] == max(counts[i][epoch] for i in range(replicas))
+            assert epoch[await ctx.join()] == max(epoch)
         return repr([array.tobytes() for array in found])
 
-    async def main() -> None:
-        alone = await Job(replicas, reduction="ordered").values(program)
-        assert await Job(*layout, reduction="ordered").values(program) == alone
-
-    anyio.run(main)
+    alone = await Job(4, reduction="ordered").values(program)
+    assert await Job(*layout, reduction="ordered").values(program) == alone
 
 
 # When replicas disagree.

@@ -30,7 +30,7 @@ LAYOUTS = [(3,), (1, 3, 2)]
 
 
 class DeviceJob(Job):
-    """Simulated workers whose first two replicas are on the first planted GPU, the others on the second."""
+    """Simulated workers whose first two replicas each are on the first planted GPU, the others on the second."""
 
     def __init__(self, machine: Machine | None, *counts: int, **options: Any) -> None:
         super().__init__(*counts, kind="GPU", **options)
@@ -38,7 +38,6 @@ class DeviceJob(Job):
         self.counts = counts
 
     def ordinal_of(self, replica_id: int) -> int:
-        """Return a replica's GPU."""
         index_on_worker = [index for count in self.counts for index in range(count)][replica_id]
         return int(index_on_worker >= 2)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import anyio
@@ -46,19 +47,24 @@ async def test_run_that_a_worker_never_calls_times_out_everywhere() -> None:
 @on_uvloop_too
 @pytest.mark.parametrize("where", ["in a collective", "outside"])
 async def test_lost_worker_is_named_by_all_others(where: str) -> None:
-    job = Job(1, 1, 2)
+    job, victim = Job(1, 1, 2), anyio.CancelScope()
 
     async def program(ctx: ReplicaContext) -> None:
         await ctx.barrier()
         if ctx.replica_id_in_sync_group == 1:
             await anyio.wait_all_tasks_blocked()
             job.cluster.lose(1, "has died")
-            await anyio.sleep_forever()
+            victim.cancel()
         if where == "outside":
             await anyio.sleep_forever()
         await ctx.all_reduce("SUM", 1)
 
-    for outcome in await job.run_and_lose(1, program):
+    async def one(strategy: Any) -> None:
+        with victim if strategy is job.strategies[1] else nullcontext():
+            await run(strategy, program)
+
+    first, _, last = await job.everywhere(one)
+    for outcome in (first, last):
         assert isinstance(outcome, aiodist.WorkerLostError)
         assert str(outcome) == "worker 1 of 3 has died; it had replica 1"
         assert outcome.report.suspects == (1,)

@@ -54,7 +54,6 @@ def test_variables_of_no_launcher_are_ignored(variables: str, monkeypatch: pytes
 
 
 def cluster(workers: int, index: int, task: str = "worker", **jobs: Any) -> str:
-    """Return a TF_CONFIG."""
     spec = {"worker": [f"host{i}:80" for i in range(workers)], **jobs}
     return json.dumps({"cluster": spec, "task": {"type": task, "index": index}})
 

@@ -50,7 +50,6 @@ class Op(NamedTuple):
     ranks: tuple[int, ...] = ()
 
     def begin(self, ctx: ReplicaContext) -> Any:
-        """Issue the call."""
         mine, name = 3 ** (ctx.replica_id_in_sync_group % 30), str(self.name)
         match self.kind:
             case "barrier":
@@ -107,7 +106,6 @@ class _Selector(selectors.DefaultSelector):
 
 
 def timed(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine on such an event loop."""
     with asyncio.Runner(loop_factory=Clock) as runner:
         return runner.run(coroutine)
 
