@@ -28,24 +28,15 @@ def seen(value: Any) -> np.ndarray[Any, Any]:
     return np.from_dlpack(value)
 
 
-def _toy() -> Framework:
-    return Framework("tests", lambda array: toy.Tensor(np.array(array)), toy.Tensor)
-
-
-def _torch() -> Framework:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    return Framework("torch", lambda array: torch.from_dlpack(np.array(array)), torch.Tensor)
-
-
-def _jax() -> Framework:
-    jax = pytest.importorskip("jax", reason="JAX is not installed")
-    return Framework("jax", lambda array: jax.numpy.array(np.array(array)), jax.Array, mutable=False)
-
-
-@pytest.fixture(params=[_toy, _torch, _jax])
+@pytest.fixture(params=["toy", "torch", "jax"])
 def framework(request: pytest.FixtureRequest) -> Framework:
-    found: Framework = request.param()
-    return found
+    """Each framework that is installed, and one that is always there."""
+    if request.param == "toy":
+        return Framework("tests", lambda array: toy.Tensor(np.array(array)), toy.Tensor)
+    module = pytest.importorskip(request.param)
+    if request.param == "torch":
+        return Framework("torch", lambda array: module.from_dlpack(np.array(array)), module.Tensor)
+    return Framework("jax", lambda array: module.numpy.array(np.array(array)), module.Array, mutable=False)
 
 
 def numbers(replica_id: int, *shape: int, dtype: str = "float32") -> np.ndarray:
@@ -113,15 +104,10 @@ async def test_another_array_type_on_one_replica_is_a_mismatch(framework: Framew
 async def test_values_of_a_run_are_reduced_and_gathered_outside_of_it(framework: Framework) -> None:
     strategy = mirrored(2)
 
-    async def make() -> Any:
-        return {"x": framework.make(numbers(replica(), 2))}
-
-    async def read(x: Any) -> Any:
-        return to_list(framework, x)
-
-    value = (await strategy.run(make))["x"]
+    value = (await strategy.run(lambda: {"x": framework.make(numbers(replica(), 2))}))["x"]
     assert isinstance(value, PerReplica)
-    assert strategy.experimental_local_results(await strategy.run(read, (value,))) == ([0, 1], [10, 11])
+    read = await strategy.run(lambda x: to_list(framework, x), (value,))
+    assert strategy.experimental_local_results(read) == ([0, 1], [10, 11])
     assert to_list(framework, await strategy.reduce("SUM", value, None)) == [10, 12]
     ragged = PerReplica([framework.make(numbers(0, 2)), framework.make(numbers(1, 1))])
     assert to_list(framework, await strategy.reduce("MEAN", ragged, 0)) == pytest.approx(11 / 3)
@@ -135,18 +121,17 @@ async def test_values_of_a_run_are_reduced_and_gathered_outside_of_it(framework:
 
 async def test_extended_puts_copies_on_each_destination(framework: Framework) -> None:
     strategy = mirrored(2)
-    value = PerReplica([framework.make(numbers(0, 2)), framework.make(numbers(1, 2))])
+    value = PerReplica([framework.make(numbers(k, 2)) for k in range(2)])
     reduced = await strategy.extended.reduce_to("SUM", value, ["CPU:0", "CPU:1"])
     copies = await strategy.extended.broadcast_to(value.values[1], ["CPU:0", "CPU:1"])
-    for mirrored_value, wanted in ((reduced, [10, 12]), (copies, [10, 11])):
-        assert [to_list(framework, component) for component in mirrored_value.values] == [wanted, wanted]
-        if framework.mutable:
-            first, second = map(seen, mirrored_value.values)
-            assert not np.shares_memory(first, second)
+    for found, wanted in ((reduced, [10, 12]), (copies, [10, 11])):
+        assert [to_list(framework, component) for component in found.values] == [wanted, wanted]
+        first, second = map(seen, found.values)
+        assert not framework.mutable or not np.shares_memory(first, second)
 
 
 async def test_pytorch_s_own_types_are_returned_and_its_parameters_refused() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    torch = pytest.importorskip("torch")
 
     class Special(torch.Tensor):  # type: ignore[misc,name-defined]
         pass
@@ -168,7 +153,7 @@ async def test_pytorch_s_own_types_are_returned_and_its_parameters_refused() -> 
 
 
 async def test_batches_of_a_data_loader_are_split_and_reduced() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    torch = pytest.importorskip("torch")
     inputs, targets = torch.arange(20.0).reshape(10, 2), torch.arange(10)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, targets), batch_size=4)
     strategy = mirrored(3)

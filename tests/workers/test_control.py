@@ -144,17 +144,16 @@ def claim(secret: bytes, challenge: bytes) -> bytes:
     return own + control.proof(secret, own, challenge)
 
 
+GARBAGE: dict[str, Callable[[bytes], bytes]] = {
+    "http": lambda _: b"GET / HTTP/1.1\r\nHost: here\r\n" + b"x" * 4096,
+    "ones": lambda _: b"\xff" * 68,
+    "oversized": lambda _: bytes(4 << 20),
+    "forged": lambda challenge: claim(b"guessed", challenge),
+}
+
+
 @pytest.mark.anyio
-@pytest.mark.parametrize(
-    "sent",
-    [
-        lambda _: b"GET / HTTP/1.1\r\nHost: here\r\n" + b"x" * 4096,
-        lambda _: b"\xff" * 68,
-        lambda _: bytes(4 << 20),
-        lambda challenge: claim(b"guessed", challenge),
-    ],
-    ids=["http", "ones", "oversized", "forged"],
-)
+@pytest.mark.parametrize("sent", GARBAGE.values(), ids=GARBAGE)
 async def test_garbage_is_turned_away(sent: Callable[[bytes], bytes]) -> None:
     async with listener() as opened:
         stranger = await Stranger.at(opened.address)
@@ -253,22 +252,21 @@ def framed(text: bytes) -> bytes:
     return struct.pack("<I", len(data)) + data
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        struct.pack("<I", control.MOST_BYTES + 1),
-        framed(bytes(control.MOST_BYTES + 1)),
-        struct.pack("<I", 9) + b'["Query",',
-        framed(b"\x80\x04."),
-        framed(b'["Query", {"more": 1}]'),
-        framed(b'["__class__", {}]'),
-        framed(b'["Lost", "1", "x"]'),
-        framed(b'["Trouble"]'),
-        framed(b"[" * 5000),
-        control.packed(Query(0)),
-    ],
-    ids=["oversized", "bomb", "plain", "pickle", "fields", "name", "types", "empty", "deep", "worker 0's"],
-)
+INVALID = {
+    "oversized": struct.pack("<I", control.MOST_BYTES + 1),
+    "bomb": framed(bytes(control.MOST_BYTES + 1)),
+    "plain": struct.pack("<I", 9) + b'["Query",',
+    "pickle": framed(b"\x80\x04."),
+    "fields": framed(b'["Query", {"more": 1}]'),
+    "name": framed(b'["__class__", {}]'),
+    "types": framed(b'["Lost", "1", "x"]'),
+    "empty": framed(b'["Trouble"]'),
+    "deep": framed(b"[" * 5000),
+    "worker 0's": control.packed(Query(0)),
+}
+
+
+@pytest.mark.parametrize("data", INVALID.values(), ids=INVALID)
 def test_invalid_message_is_an_error_of_its_connection(data: bytes) -> None:
     with pytest.raises((ValueError, zlib.error)):
         received(data)
@@ -369,18 +367,12 @@ async def test_other_users_see_no_secret_in_arguments_or_variables() -> None:
         assert opened.address.secret.hex() not in everything
 
 
-@pytest.mark.parametrize(
-    ("silent", "told"),
-    [
-        (control.SUSPICIOUS_SECONDS / 2, None),
-        (control.SILENT_SECONDS - 1, None),
-        (control.SILENT_SECONDS + 1, "has been silent for 61 s, though its system answers: it is stopped"),
-    ],
-)
-def test_worker_on_another_machine_has_a_minute_or_what_the_user_says(silent: float, told: str | None) -> None:
+def test_worker_on_another_machine_may_be_silent_for_a_minute_or_as_long_as_the_user_says() -> None:
     hello = Hello("1", ("CPU:0",), "host", "a machine that is not this one", 1)
-    assert control.trouble(hello, silent, 0.0) == told
-    assert control.trouble(hello, silent, 90.0) is None
+    stopped = "has been silent for 61 s, though its system answers: it is stopped"
+    for silent in (control.SUSPICIOUS_SECONDS / 2, control.SILENT_SECONDS - 1, control.SILENT_SECONDS + 1):
+        assert control.trouble(hello, silent, 0.0) == (stopped if silent > control.SILENT_SECONDS else None)
+        assert control.trouble(hello, silent, 90.0) is None
 
 
 def test_pulse_tells_for_how_long_a_loop_is_silent_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
