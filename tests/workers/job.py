@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,13 +31,13 @@ from aiodist._arrays import environment
 from aiodist._strategy.scope import replicas_of
 from aiodist._workers.ending import Journal
 from aiodist._workers.transport import Communicator, Steps
-from tests.runtime.programs import run
-from tests.tools.jobs import Jobs
 from tests.workers.conformance import CASES, go_through, wait
 
 
 def job(workers: int, *arguments: str) -> tuple[int, str]:
     """Run this program as a job; return its exit code and output. It must leave no process and no temporary file."""
+    from tests.tools.jobs import Jobs  # which workers do not need
+
     with closing(Jobs()) as jobs, TemporaryDirectory() as folder:
         variables = {"TMPDIR": folder, "PYTHONWARNINGS": "error::DeprecationWarning"}
         started = jobs.start(["-n", str(workers), __file__, *arguments], **variables)
@@ -49,6 +50,12 @@ def say(line: str) -> None:
     """Print a line in one piece, even unbuffered: other workers print at the same moment."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
+
+
+async def run(strategy: aiodist.Strategy, program: Callable[[ReplicaContext], Any]) -> tuple[Any, ...]:
+    """Run a program that takes its context; return the local results."""
+    results = await strategy.run(lambda: program(aiodist.get_replica_context()))
+    return strategy.experimental_local_results(results)
 
 
 async def values(ctx: ReplicaContext) -> list[Any]:
