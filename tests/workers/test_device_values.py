@@ -111,7 +111,6 @@ async def test_what_moves_values(plant: Plant, layout: Layout, walls: Any) -> No
 async def test_replicas_that_have_joined_contribute_nothing(plant: Plant) -> None:
     machine = planted(plant)
     job = DeviceJob(machine, 2, 1, 1)
-
     seen: dict[int, list[Any]] = {me: [] for me in range(4)}
 
     async def program(ctx: ReplicaContext) -> None:
