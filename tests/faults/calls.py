@@ -110,7 +110,6 @@ async def awaited_in_another_order_than_issued(ctx: ReplicaContext) -> None:
 
 family("value")  # The same call with other arguments: shapes, dtypes, axes, sources, merge functions.
 
-
 GRADIENTS = {"bias": np.zeros(2), "weight": np.zeros(3)}
 
 
@@ -130,10 +129,7 @@ async def source_is_its_own_id(ctx: ReplicaContext) -> None:
 
 @raises(ReplicaContextError)
 async def collective_in_a_merge_function(ctx: ReplicaContext) -> None:
-    def merge(strategy: Any) -> None:
-        ctx.all_reduce("SUM", 1.0)
-
-    await ctx.merge_call(merge)
+    await ctx.merge_call(lambda strategy: ctx.all_reduce("SUM", 1.0))
 
 
 @raises(TypeError)
@@ -155,10 +151,7 @@ async def axis_counted_from_the_end(ctx: ReplicaContext) -> None:
 
 @correct()
 async def merge_function_that_captures(ctx: ReplicaContext) -> None:
-    def log(strategy: Any, loss: Any) -> int:
-        return ctx.num_replicas_in_sync
-
-    assert await ctx.merge_call(log, args=(float(me(ctx)),)) == 4
+    assert await ctx.merge_call(lambda strategy, loss: ctx.num_replicas_in_sync, args=(float(me(ctx)),)) == 4
 
 
 @mismatch(Reason.MERGE_FN, 1, sizes=SIZES)
@@ -179,10 +172,7 @@ async def merge_that_never_returns(ctx: ReplicaContext) -> None:
 
 @raises(ValueError, sizes=SIZES)
 async def merge_that_raises(ctx: ReplicaContext) -> None:
-    async def merge(strategy: Any) -> None:
-        await fail()
-
-    await ctx.merge_call(merge)
+    await ctx.merge_call(lambda strategy: fail())
 
 
 family("container")  # The order of sets and dicts decides the order of calls.
@@ -263,8 +253,7 @@ async def while_its_own_loss_is_large(ctx: ReplicaContext) -> None:
 
 @mismatch(Reason.REDUCE_OP, 1, peers=True)
 async def op_chosen_on_one_line(ctx: ReplicaContext) -> None:
-    op = "MAX" if odd(ctx) else "SUM"
-    await ctx.all_reduce(op, own_loss(ctx))  # named
+    await ctx.all_reduce("MAX" if odd(ctx) else "SUM", own_loss(ctx))  # named
 
 
 @mismatch(Reason.CALL_SITE, 3, peers=True)
@@ -535,10 +524,7 @@ async def fewer_batches_of_a_generator(ctx: ReplicaContext) -> None:
 
 @correct(sizes=SIZES)
 async def trainer_with_hooks(ctx: ReplicaContext) -> None:
-    async def save(epoch: int) -> None:
-        await ctx.all_gather(LOSS, 0)
-
-    await Trainer(ctx).fit(3, after_epoch=save)
+    await Trainer(ctx).fit(3, after_epoch=lambda epoch: ctx.all_gather(LOSS, 0))
 
 
 @correct(sizes=SIZES)
