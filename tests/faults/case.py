@@ -110,7 +110,7 @@ def family(name: str) -> None:
 def fault(error: type[BaseException] | None, reason: Reason | None, *suspects: int, **more: Any) -> Register:
     """Register a program that raises an error, or none.
 
-    A program that takes more arguments than that is registered once for each `name`, with the arguments in `given`.
+    A program with further arguments is registered under several names, each time with its arguments in `given`.
     """
 
     def register(program: Program) -> Program:
