@@ -17,10 +17,9 @@ from typing import Any
 import hypothesis
 import pytest
 
-hypothesis.settings.register_profile("local", deadline=None, max_examples=30)
-hypothesis.settings.register_profile(
-    "ci", deadline=None, max_examples=30, derandomize=True, database=None, print_blob=True
-)
+local = hypothesis.settings(deadline=None, max_examples=30)
+hypothesis.settings.register_profile("local", local)
+hypothesis.settings.register_profile("ci", local, derandomize=True, database=None, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 

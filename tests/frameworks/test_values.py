@@ -228,7 +228,7 @@ async def test_change_of_one_replicas_result_leaves_the_others_alone(framework: 
     if not framework.mutable:
         pytest.skip("its arrays cannot be changed")
 
-    async def program() -> list[float]:
+    async def program() -> Any:
         ctx, mine = here(), framework.make(np.arange(6, dtype=np.float32))
         arguments = ["SUM", mine] if "reduce" in collective else [mine, 0]
         result = seen(await getattr(ctx, collective)(*arguments))
@@ -236,19 +236,17 @@ async def test_change_of_one_replicas_result_leaves_the_others_alone(framework: 
         result[:] = [value + 100 * (replica() + 1) for value in before]
         await ctx.barrier()
         assert result.tolist() == [value + 100 * (replica() + 1) for value in before]
-        mine_now: list[float] = seen(mine).tolist()
-        return mine_now
+        return to_list(framework, mine)
 
     assert await on_each(3, program) == ([0, 1, 2, 3, 4, 5],) * 3
 
 
 async def test_out_is_the_framework_s_own_memory(framework: Framework) -> None:
-    async def program() -> list[float]:
+    async def program() -> Any:
         out = framework.make(np.zeros(2, np.float32))
         result = await here().all_reduce("SUM", framework.make(np.ones(2, np.float32)), out=out)
         assert result is out
-        values: list[float] = seen(out).tolist()
-        return values
+        return to_list(framework, out)
 
     if framework.mutable:
         assert await on_each(2, program) == ([2, 2],) * 2

@@ -144,12 +144,8 @@ def files(wheel: Path) -> dict[str, str]:
 
 def sources() -> set[str]:
     """Return the files that belong in the wheel, by their paths in it."""
-    return {
-        str(path.relative_to(package.parent))
-        for package in PACKAGES
-        for path in package.rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
-    }
+    paths = [(path, path.relative_to(package.parent)) for package in PACKAGES for path in package.rglob("*")]
+    return {str(place) for path, place in paths if path.is_file() and path.suffix != ".pyc"}
 
 
 def test_changelog_and_citation_are_of_this_version() -> None:

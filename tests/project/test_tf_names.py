@@ -48,10 +48,7 @@ NAMES = {
     "iterators": "element_spec get_next get_next_as_optional initialize initializer",
     "tf": "IndexedSlices Variable VariableAggregation VariableSynchronization",
 }
-METHODS = {
-    "Strategy": aiodist.MirroredStrategy, "StrategyExtended": aiodist.StrategyExtended,
-    "ReplicaContext": aiodist.ReplicaContext,
-}  # fmt: skip
+METHODS = {cls.__name__: cls for cls in (aiodist.Strategy, aiodist.StrategyExtended, aiodist.ReplicaContext)}
 NOT_HERE = {
     "make_dataset_iterator", "make_input_fn_iterator", "experimental_between_graph", "non_slot_devices", "read_var",
     "experimental_require_static_shapes", "experimental_run_steps_on_iterator", "experimental_should_init",

@@ -39,13 +39,9 @@ class Job:
         **options: Any,
     ) -> None:
         self.cluster = cluster(len(counts), answer_seconds=answer_seconds)
+        settings: Any = {"reduction": reduction, "communication_options": CommunicationOptions(**options)}
         self.strategies = [
-            MultiWorkerMirroredStrategy(
-                [f"{kind}:{i}" for i in range(count)],
-                communicator,
-                reduction=reduction,
-                communication_options=CommunicationOptions(**options),
-            )
+            MultiWorkerMirroredStrategy([f"{kind}:{i}" for i in range(count)], communicator, **settings)
             for communicator, count in zip(self.cluster.communicators, counts, strict=True)
         ]
 

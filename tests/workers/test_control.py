@@ -302,9 +302,7 @@ def both(opened: control.Listener) -> list[tuple[Worker, Any]]:
         return list(zip(teams, threads.map(connected, teams), strict=True))
 
 
-def test_error_of_the_coordinator_ends_the_strategy_and_is_raised_as_its_own(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_error_of_the_coordinator_ends_all(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(ending, "losses", [])
     (first, mine), (second, theirs) = both(control.Listener(hellos("here", "here")))
     broken = Snapshot(OrderCheck.CALL_SITE, (), ())  # without the group of the run
