@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import types
 from collections.abc import Callable, Coroutine, Generator
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import anyio
-import anyio.lowlevel
 import numpy as np
 import pytest
 
-from aiodist import CollectiveError, MultiWorkerMirroredStrategy, Variable, get_replica_context
+from aiodist import CollectiveError, MultiWorkerMirroredStrategy, ReplicaContext, Variable
+from tests.runtime.programs import run, turns
 from tests.workers.simulated import Job, on_trio_too
 
 Operation = Callable[[MultiWorkerMirroredStrategy], Coroutine[Any, Any, Any]]
@@ -71,54 +72,44 @@ class Caller:
                 error = thrown
 
 
-async def _two_sums() -> Any:
-    ctx = get_replica_context()
+async def two_sums(ctx: ReplicaContext) -> None:
     await ctx.all_reduce("SUM", ctx.replica_id_in_sync_group)
-    return await ctx.all_reduce("SUM", 1)
+    await ctx.all_reduce("SUM", 1)
 
 
-async def run(strategy: MultiWorkerMirroredStrategy) -> Any:
-    return await strategy.run(_two_sums)
+async def group_of_two(ctx: ReplicaContext) -> None:
+    if ctx.replica_id_in_sync_group < 2:
+        await ctx.new_group([0, 1]).all_reduce("SUM", 1)
+    await ctx.all_reduce("SUM", 1)
 
 
-async def run_with_a_group_of_two(strategy: MultiWorkerMirroredStrategy) -> Any:
-    async def program() -> Any:
-        ctx = get_replica_context()
-        if ctx.replica_id_in_sync_group < 2:
-            await ctx.new_group([0, 1]).all_reduce("SUM", 1)
-        return await ctx.all_reduce("SUM", 1)
-
-    return await strategy.run(program)
-
-
-async def run_with_a_join(strategy: MultiWorkerMirroredStrategy) -> Any:
-    async def program() -> Any:
-        ctx = get_replica_context()
-        for _ in range(ctx.replica_id_in_sync_group):
-            await ctx.all_reduce("SUM", 1)
-        return await ctx.join()
-
-    return await strategy.run(program)
+async def uneven_loops_with_a_join(ctx: ReplicaContext) -> None:
+    for _ in range(ctx.replica_id_in_sync_group):
+        await ctx.all_reduce("SUM", 1)
+    await ctx.join()
 
 
 async def reduce_much(strategy: MultiWorkerMirroredStrategy) -> Any:
     return await strategy.reduce("SUM", np.ones(200_000), None)
 
 
-async def assign(strategy: MultiWorkerMirroredStrategy) -> Any:
-    return await strategy.run(lambda: _variables[strategy].assign_add(np.ones(3)))
-
-
 _variables: WeakKeyDictionary[MultiWorkerMirroredStrategy, Variable] = WeakKeyDictionary()
 
 
-async def _make_variable(strategy: MultiWorkerMirroredStrategy) -> None:
+async def make_variable(strategy: MultiWorkerMirroredStrategy) -> None:
     with strategy.scope():
         _variables[strategy] = Variable(np.zeros(3), aggregation="mean")
     await strategy.reduce("SUM", 1, None)  # which transfers its initial value
 
 
-OPERATIONS = [run, run_with_a_group_of_two, run_with_a_join, reduce_much, assign]
+async def assign(strategy: MultiWorkerMirroredStrategy) -> Any:
+    return await strategy.run(lambda: _variables[strategy].assign_add(np.ones(3)))
+
+
+RUNS: dict[str, Operation] = {
+    program.__name__: partial(run, program=program) for program in (two_sums, group_of_two, uneven_loops_with_a_join)
+}
+OPERATIONS = RUNS | {"reduce_much": reduce_much, "assign": assign}
 
 
 async def _outcomes(job: Job, operation: Operation, victim: int, shift: int, caller: Caller) -> list[Any]:
@@ -126,8 +117,7 @@ async def _outcomes(job: Job, operation: Operation, victim: int, shift: int, cal
 
     async def one(strategy: MultiWorkerMirroredStrategy) -> Any:
         is_victim = strategy is job.strategies[victim]
-        for _ in range(max(0, shift) if is_victim else max(0, -shift)):
-            await anyio.lowlevel.checkpoint()
+        await turns(max(0, shift if is_victim else -shift))
         return await (caller.call(operation(strategy)) if is_victim else operation(strategy))
 
     return await job.everywhere(one)
@@ -139,7 +129,7 @@ async def _sweep(operation: Operation, workers: int, victim: int, shift: int, ho
     while interrupted:
         job = Job(*[1] * workers, answer_seconds=0.5)
         if operation is assign:
-            assert await job.everywhere(_make_variable) == [None] * workers
+            assert await job.everywhere(make_variable) == [None] * workers
         if at % 2:
             await job.values(lambda ctx: ctx.all_reduce("SUM", 1))  # so that the communicator for runs exists
         caller = Caller(at, how)
@@ -154,7 +144,7 @@ async def _sweep(operation: Operation, workers: int, victim: int, shift: int, ho
 
 
 @pytest.mark.parametrize("how", ["scope", "task"])
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 async def test_a_caller_that_is_cancelled_anywhere(operation: Operation, how: str, anyio_backend: Any) -> None:
     if anyio_backend[0] == "trio" and how != "scope":
         pytest.skip("what trio cancels is a scope")
