@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import anyio
-import anyio.lowlevel
 import numpy as np
 import pytest
 
@@ -22,7 +21,7 @@ from aiodist._core.terms import Reason
 from aiodist._workers.engines.simulated import SimulatedCluster
 from aiodist._workers.messages import Message
 from aiodist._workers.record import MOST_IN_FULL, RecordBuffers
-from tests.runtime.programs import mirrored, run
+from tests.runtime.programs import mirrored, run, turns
 from tests.workers.simulated import Job
 from tests.workers.test_as_on_one_machine import without_workers
 
@@ -173,8 +172,7 @@ async def outcomes(counts: Counts, program: Program, seed: int, kill: tuple[int,
                 number += 1
             if not cluster.deliver_one():
                 await anyio.sleep(1e-3)
-            for _ in range(cluster.draw.randint(0, 3)):
-                await anyio.lowlevel.checkpoint()
+            await turns(cluster.draw.randint(0, 3))
 
     async def one(strategy: Any) -> Any:
         with victim if strategy is job.strategies[kill[0]] and kill[0] >= 0 else nullcontext():
