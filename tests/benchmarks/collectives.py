@@ -1,8 +1,9 @@
-"""What a checked collective costs, beside a bare rendezvous of as many tasks and, where installed, torch and jax.
+"""The cost of a checked collective beside a bare rendezvous of as many tasks: docs/benchmarks/collectives.md.
 
-Run from a checkout: ``python -m tests.benchmarks.collectives``. It prints the tables of docs/benchmarks/collectives.md.
-Every ratio is of two loops timed in turn in one process, by its own time, and the median of several turns: the machine
-need not be idle. It takes about two minutes.
+    python -m tests.benchmarks.collectives
+
+Every ratio is the median over several turns of two loops that are timed in turn in one process, in its CPU time: the
+machine need not be idle. It takes about two minutes.
 """
 
 from __future__ import annotations
@@ -21,9 +22,6 @@ from aiodist import CollectiveMismatchError, ReduceOp, get_replica_context
 from tests.benchmarks.timing import cpus, fresh_python, in_turn, ratio, show, versions
 
 Program = Callable[[int], Awaitable[float]]
-SIZES = (2, 8, 64, 512)
-TURNS = 7
-GATES = "array 2.6× at n = 2 and 2.3× from 8 on, nest of three arrays 4×, barrier 2×"
 
 
 class BareRendezvous:
@@ -43,40 +41,35 @@ class BareRendezvous:
             future.set_result(None)
 
 
-async def bare(size: int, rounds: int) -> float:
-    """Return the seconds of one meeting on a shared future."""
-    return await _time_tasks(BareRendezvous(size).wait, size, rounds)
-
-
-async def asyncio_barrier(size: int, rounds: int) -> float:
-    """Return the seconds of one meeting at an `asyncio.Barrier`."""
-    return await _time_tasks(asyncio.Barrier(size).wait, size, rounds)
-
-
-async def _time_tasks(wait: Callable[[], Awaitable[object]], size: int, rounds: int) -> float:
+def seconds_without(barrier: Callable[[int], BareRendezvous | asyncio.Barrier], size: int, rounds: int) -> float:
+    """Return the seconds in which that many tasks meet once at a barrier, without aiodist."""
     took: list[float] = []
 
-    async def one() -> None:
+    async def task(wait: Callable[[], Awaitable[object]]) -> None:
         await wait()
         begin = time.process_time()
         for _ in range(rounds):
             await wait()
         took.append(time.process_time() - begin)
 
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(size):
-            tasks.create_task(one())
+    async def main() -> None:
+        wait = barrier(size).wait
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(size):
+                tasks.create_task(task(wait))
+
+    asyncio.run(main())
     return statistics.median(took) / rounds
 
 
 def seconds(program: Program, size: int, rounds: int) -> float:
-    """Return the seconds of one collective of a program on that many replicas, once all of them run."""
+    """Return the seconds of one collective of a program on that many replicas, once all of them are running."""
     strategy = cpus(size)
     took = strategy.experimental_local_results(asyncio.run(strategy.run(program, (rounds,))))
     return statistics.median(map(float, took)) / rounds
 
 
-# The calls stand in the replicas' own function: one in a helper takes 0.2 µs more, for its callers are noted.
+# The replicas' own functions make the calls: in a helper a call takes 0.2 µs more, because its callers are recorded.
 
 
 async def array(rounds: int) -> float:
@@ -113,24 +106,26 @@ PROGRAMS: dict[str, Program] = {"array": array, "nest": nest, "barrier": barrier
 def collectives_table() -> None:
     """Print the cost of a collective per replica, and its ratio to the bare rendezvous."""
     rows = []
-    for size in SIZES:
+    for size in (2, 8, 64, 512):
         rounds = max(40, 24_000 // size)
         few = max(5, rounds // 20) if size > 64 else rounds
         loops: dict[str, Callable[[], float]] = {
-            "bare": lambda size=size, rounds=rounds: asyncio.run(bare(size, rounds)),  # type: ignore[misc]
+            "bare": partial(seconds_without, BareRendezvous, size, rounds),
             **{name: partial(seconds, program, size, rounds) for name, program in PROGRAMS.items()},
-            "asyncio.Barrier": lambda size=size, few=few: asyncio.run(asyncio_barrier(size, few)),  # type: ignore[misc]
+            "asyncio.Barrier": partial(seconds_without, asyncio.Barrier, size, few),
         }
-        took = in_turn(loops, TURNS)
-        micros = {name: f"{statistics.median(values) / size * 1e6:.2f} µs" for name, values in took.items()}
-        beside = [f"{micros[name]}, {ratio(took, name, 'bare'):.2f}×" for name in took if name != "bare"]
-        rows.append([str(size), micros["bare"], *beside])
+        took = in_turn(loops, 7)
+        bare, *others = (
+            f"{statistics.median(values) / size * 1e6:.2f} µs, {ratio(took, name, 'bare'):.2f}×"
+            for name, values in took.items()
+        )
+        rows.append([str(size), bare.partition(",")[0], *others])
     show(("n", "bare future", "array", "nest, 3 arrays", "barrier", "asyncio.Barrier"), rows)
-    print(f"\nTo reach: {GATES}.\n")
+    print("\nTo reach: array 2.6× at n = 2 and 2.3× from 8 on, nest of three arrays 4×, barrier 2×.\n")
 
 
 def many_replicas() -> None:
-    """Print cost and memory per replica for 10,000 replicas, beside the cost for 64."""
+    """Print the cost and memory of each of 10,000 replicas, beside the cost of each of 64."""
     loops = {"few": lambda: seconds(array, 64, 1500) / 64, "many": lambda: seconds(array, 10_000, 20) / 10_000}
     took = in_turn(loops, 3)
     kib = fresh_python("-c", "from tests.benchmarks.collectives import memory; memory()")
@@ -143,7 +138,7 @@ def many_replicas() -> None:
 
 
 def memory() -> None:
-    """Print the KiB that a replica of 10,000 takes when all the others wait in an all_reduce."""
+    """Print the KiB of memory that each of 10,000 replicas takes while it waits in an all_reduce."""
     taken: list[float] = []
 
     async def replica(before: int) -> None:
@@ -162,7 +157,7 @@ def memory() -> None:
 
 
 def mismatch() -> None:
-    """Print the time from a call that differs to the exception out of `run`, at 512 replicas."""
+    """Print the time from a mismatching call to the exception from `run`, with 512 replicas."""
     called = 0.0
 
     async def program() -> None:
@@ -215,21 +210,21 @@ asyncio.run(main())
 
 
 def import_seconds(imports: str) -> float:
-    """Return the CPU time of imports in a fresh process, less that of its start."""
+    """Return the CPU time of imports in a fresh process, without that of its start."""
     program = f"import time; begin = time.process_time(); {imports}; print(time.process_time() - begin)"
     return float(fresh_python("-c", program))
 
 
 def cold_start() -> None:
-    """Print the CPU time of imports, and the time of the first tiny all_reduce, each in fresh processes."""
+    """Print the CPU time of imports and the time of the first tiny all_reduce, each in fresh processes."""
     measures = {name: partial(import_seconds, imports) for name, imports in IMPORTS.items()}
     in_turn(measures, 1)  # which may compile the modules
     took = in_turn(measures, 13)
-    rows = []
-    for name, values in took.items():
-        beside = ratio(took, name, "`import numpy, anyio, asyncio`")
-        reach = "1.5×" if name == "`import aiodist`" else ""
-        rows.append((name, f"{statistics.median(values) * 1e3:.0f} ms, {beside:.2f}×", reach))
+    base, reach = "`import numpy, anyio, asyncio`", {"`import aiodist`": "1.5×"}
+    rows = [
+        (name, f"{statistics.median(values) * 1e3:.0f} ms, {ratio(took, name, base):.2f}×", reach.get(name, ""))
+        for name, values in took.items()
+    ]
     *first, compilers = zip(*(fresh_python("-c", FIRST).split() for _ in range(13)), strict=True)
     collective, run = (f"{statistics.median(map(float, each)) * 1e3:.2f} ms" for each in first)
     rows.append(("first tiny all_reduce, from the first replica's call to the last one's result", collective, "1 ms"))

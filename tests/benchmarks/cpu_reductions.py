@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time the CPU reductions beside NumPy, and print tables in Markdown.
+"""The CPU reductions beside NumPy, as tables in Markdown.
 
     python -m tests.benchmarks.cpu_reductions           # about three minutes, 2 GiB of memory
     python -m tests.benchmarks.cpu_reductions native    # one of its parts: tiny, wide, native, whole
 
-Everything that is compared runs in turn in one process, and the least CPU time of each counts: figures differ
-from machine to machine and from hour to hour, ratios less so.
+Calls that are compared run in turn in one process, and the least CPU time of each counts: ratios differ less from
+machine to machine and from hour to hour than times do.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def random_buffers(count: int, nbytes: int, dtype: np.dtype) -> list[np.ndarray]
 
 
 def chain(buffers: Sequence[np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
-    """Fold as one writes it by hand, into an array of its own if there is none."""
+    """Fold as one does by hand, into a new array if none is given."""
     total: np.ndarray = np.add(buffers[0], buffers[1], out=out)
     for buffer in buffers[2:]:
         np.add(total, buffer, out=total)
@@ -54,7 +54,6 @@ def chain(buffers: Sequence[np.ndarray], out: np.ndarray | None = None) -> np.nd
 
 
 def compiled(ops: Sequence[ReduceOp], dtypes: Sequence[Any], counts: Sequence[int]) -> None:
-    """Compile what will be measured."""
     started = time.perf_counter()
     specs = [plan_for(op, np.dtype(dtype), count, "native") for op in ops for dtype in dtypes for count in counts]
     warm(specs)
@@ -62,7 +61,7 @@ def compiled(ops: Sequence[ReduceOp], dtypes: Sequence[Any], counts: Sequence[in
 
 
 def native() -> None:
-    """Print native sums of all sizes, as collectives do them: the time over the chain's, and the gate."""
+    """Print the time of sums in the native dtype, as collectives compute them, over the NumPy chain's."""
     counts = (2, 3, 4, 8, 16)
     sizes = (64, KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
     compiled((SUM,), ("f4", "i8"), counts)
@@ -87,7 +86,7 @@ def native() -> None:
 
 
 def wide() -> None:
-    """Print folds with a wider accumulator, n = 8, beside the chain in the buffers' own dtype."""
+    """Print the times of folds with a wider accumulator beside the chain in the buffers' own dtype."""
     compiled((SUM, MEAN), (HALF, BFLOAT16, SINGLE), (8,))
     rows = []
     for dtype, op, nbytes in product((HALF, BFLOAT16, SINGLE), (SUM, MEAN), (64 * KIB, MIB, 16 * MIB)):
@@ -101,7 +100,7 @@ def wide() -> None:
 
 
 def tiny() -> None:
-    """Print reductions of numbers and of arrays of no dimension, as the scheduler calls them, and the first one."""
+    """Print the times of reductions of numbers and of arrays of no dimension, as the scheduler calls them."""
     counts = (2, 4, 8, 16, 64)
     rows = []
     for op in (SUM, MEAN, MAX, PRODUCT):
@@ -123,7 +122,7 @@ def tiny() -> None:
 
 
 async def whole_calls(nbytes: int, rounds: int) -> list[tuple[float, float]]:
-    """Return the seconds of each all_reduce of two replicas and, before it, of the reduction alone."""
+    """Return the seconds of each all_reduce of two replicas, and of the same reduction alone just before it."""
     arrays = random_buffers(2, nbytes, SINGLE)
     found: list[tuple[float, float]] = []
 
@@ -147,7 +146,7 @@ async def whole_calls(nbytes: int, rounds: int) -> list[tuple[float, float]]:
 
 
 def whole() -> None:
-    """Print what a whole all_reduce takes beside the reduction alone; on the clock."""
+    """Print the wall-clock times of a whole all_reduce and of the reduction alone."""
     compiled((SUM,), (SINGLE,), (2,))
     rows = []
     for nbytes in (MIB // 4, MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 64 * MIB):
@@ -158,7 +157,6 @@ def whole() -> None:
 
 
 def main() -> None:
-    """Measure, print."""
     parts = {"tiny": tiny, "wide": wide, "native": native, "whole": whole}
     print(f"{versions()} Numba {version('numba')}.")
     source, target = np.ones(256 * MIB, np.uint8), np.ones(256 * MIB, np.uint8)

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check and time the GPU reductions beside a plain copy, and write a table in Markdown.
+"""The GPU reductions: their bits compared with the CPU's, their times beside a plain copy's, as a table in Markdown.
 
-    python -m tests.benchmarks.cuda_reductions FOLDER         # one call, under eight minutes, 5 GiB of GPU memory
+    python -m tests.benchmarks.cuda_reductions FOLDER         # under eight minutes, 5 GiB of GPU memory
 
-It needs the extra `cuda` and ml_dtypes. The table is written after each case, the quick ones first.
+It needs the extra `cuda` and ml_dtypes. The table is written anew after each case, quick cases first.
 
-Every result is poisoned first and then compared with the CPU tier bit by bit, on random inputs. Timed rounds take
-several sets of inputs in turn, larger together than any GPU's cache. The copy that bandwidth is compared with is
-measured in the same call. Without a GPU it says so, and does nothing.
+Buffers for results are poisoned beforehand. Timed rounds take several sets of random inputs in turn, together larger
+than any GPU's cache. Bandwidth is compared with that of a copy in the same process. Without a GPU nothing is measured.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 SINGLE = np.dtype(np.float32)
 
 ROUNDS = 200
-"""Of a small case; a tenth of a large one's."""
+"""For a small case; a large one has a tenth of them."""
 
 BEYOND_CACHE = 256 * MIB
 BLOCK = 16 * MIB + 48
@@ -49,13 +48,13 @@ BLOCK = 16 * MIB + 48
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One reduction, of one leaf or of many.
+    """A reduction of one leaf or of several.
 
     Attributes:
-        sizes: bytes of one buffer, for each leaf.
-        share: of the copy's bandwidth that it must reach; 0 for any.
-        enqueue: microseconds of host time that it may take.
-        of_one: how many times longer than one leaf of the same total it may take.
+        sizes: the bytes of one buffer of each leaf.
+        share: the least share of the copy's bandwidth.
+        enqueue: the most microseconds of host time.
+        of_one: the longest time over that of one leaf as large as all.
     """
 
     op: ReduceOp
@@ -75,36 +74,34 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Return all that is measured, the quick ones first: a run that ends early has those."""
+    """Return all cases, quick ones first: a run that is ended early has those."""
     leaves = tuple(KIB * round(2 ** (12 * (i % 16) / 15)) for i in range(160))  # of 1 KiB to 4 MiB, as gradients are
     add, mean, most = ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MAX
     f64, i32, f16 = map(np.dtype, ("f8", "i4", "f2"))
-    large: list[tuple[ReduceOp, np.dtype[Any], int, int, Accumulate, float]] = [
-        (add, SINGLE, 2, GIB, "native", 0.90),
-        *[(add, dtype, 8, 256 * MIB, "native", 0.90) for dtype in (SINGLE, BFLOAT16)],
-        *[(add, dtype, 8, 256 * MIB, "native", 0.85) for dtype in (f64, i32)],
-        (most, SINGLE, 8, 256 * MIB, "native", 0.85),
-        (add, SINGLE, 8, 256 * MIB, "float64", 0.85),
-        (mean, SINGLE, 8, 256 * MIB, "native", 0.85),
-        (add, f16, 8, 256 * MIB, "native", 0.85),
-        *[(add, SINGLE, n, size * MIB, "native", 0.80) for n, size in ((16, 64), (64, 16), (256, 8))],
-    ]
+    large = (256 * MIB,)
     return [
         *[Case(add, SINGLE, n, (size,), enqueue=10.0) for size in (4 * KIB, 64 * KIB, 256 * KIB, MIB) for n in (2, 8)],
         Case(add, SINGLE, 4, leaves, of_one=1.25),
-        *[Case(op, dtype, n, (size,), wide, share=share) for op, dtype, n, size, wide, share in large],
+        Case(add, SINGLE, 2, (GIB,), share=0.90),
+        *[Case(add, dtype, 8, large, share=0.90) for dtype in (SINGLE, BFLOAT16)],
+        *[Case(add, dtype, 8, large, share=0.85) for dtype in (f64, i32)],
+        Case(most, SINGLE, 8, large, share=0.85),
+        Case(add, SINGLE, 8, large, "float64", share=0.85),
+        Case(mean, SINGLE, 8, large, share=0.85),
+        Case(add, f16, 8, large, share=0.85),
+        *[Case(add, SINGLE, n, (size * MIB,), share=0.80) for n, size in ((16, 64), (64, 16), (256, 8))],
     ]
 
 
 class Times(NamedTuple):
-    """What was measured of a reduction, in microseconds.
+    """The measurements of a reduction; times are in microseconds.
 
     Attributes:
-        bits: whether the result had the bits of the CPU tier.
-        enqueue: of host time.
-        anew: the same where arrays lie where none lay before.
-        device: of device time.
-        moved: bytes that it reads and writes.
+        bits: whether the result has the bits of the CPU tier.
+        enqueue: host time.
+        anew: host time for arrays at addresses that are new to the queue.
+        device: device time.
+        moved: the bytes that it reads and writes.
     """
 
     bits: bool
@@ -124,13 +121,12 @@ class Gpu:
         self.driver: Any = CudaCore()
 
     def put(self, values: np.ndarray) -> DeviceMemory:
-        """Return device memory with these values."""
         with self.driver.using():
             memory: DeviceMemory = self.driver.upload(0, values)
             return memory
 
     def get(self, memory: DeviceMemory, nbytes: int) -> np.ndarray:
-        """Return bytes of device memory, once all that was enqueued is done."""
+        """Return bytes of device memory, after all enqueued work."""
         found = np.empty(nbytes, np.uint8)
         with self.driver.using():
             self.driver.wait_for(self.driver.record(self.driver.stream(0)))
@@ -138,8 +134,8 @@ class Gpu:
         return found
 
     def measure(self, enqueue: Callable[[int], object], rounds: int) -> tuple[float, float]:
-        """Return microseconds of host time and of device time of a round."""
-        self.driver._current.make(0)  # it stays so, as a framework leaves it; events are made in the current context
+        """Return the microseconds of host time and of device time of a round."""
+        self.driver._current.make(0)  # as a framework leaves it; events are made in the current context
         stream = self.driver.stream(0).stream
         timed = self.core.EventOptions(timing_enabled=True)
         stream.sync()
@@ -153,7 +149,7 @@ class Gpu:
         return 1e6 * host / rounds, 1e3 * (last - first) / rounds
 
     def copy_speed(self, nbytes: int) -> float:
-        """Return the bytes a microsecond that a plain copy on the device reads and writes."""
+        """Return the bytes that a copy on the device reads and writes in a microsecond."""
         source, target = (self.put(np.resize(np.arange(BLOCK, dtype=np.uint8), nbytes)) for _ in range(2))
 
         def copy(_: int) -> None:
@@ -164,7 +160,7 @@ class Gpu:
 
 
 def random_values(seed: int, shape: tuple[int], dtype: np.dtype[Any]) -> np.ndarray:
-    """Return random numbers: any bits for integers; floats around 1, as a sum of any bits is soon no number."""
+    """Return random numbers: integers of any bits, floats around 1, because sums of any bits soon are NaN."""
     generator = np.random.default_rng(seed)
     block = min(*shape, BLOCK // dtype.itemsize)
     if dtype.kind in "iu":
@@ -173,12 +169,12 @@ def random_values(seed: int, shape: tuple[int], dtype: np.dtype[Any]) -> np.ndar
 
 
 def measure(gpu: Gpu, queue: Queue, case: Case) -> Times:
-    """Check and time one case, with several sets of arrays in turn."""
+    """Check and time a case on several sets of arrays in turn."""
     total = sum(case.sizes) * (case.count + 1)
     sizes, replicas = [size // case.dtype.itemsize for size in case.sizes], [0] * case.count
 
     def made(turn: int) -> Problem:
-        """Make a set with one result, so that it alone is timed."""
+        """Return a set of arrays with a single result, so that only the reduction is timed."""
         return Problem(
             lambda _, values: gpu.put(values), case.op, case.dtype, replicas, sizes, case.accumulate, [0],
             lambda seed, *like: random_values(seed + 1000 * turn, *like),
@@ -189,12 +185,12 @@ def measure(gpu: Gpu, queue: Queue, case: Case) -> Times:
     schedule = queue.schedule(sets[0].batches, arrays=len(begins[0]))
     queue.load(schedule)
     with gpu.driver.using():
-        stream = gpu.driver.foreign_stream(0, LEGACY_DEFAULT_STREAM)  # what replicas with PyTorch's default have
+        stream = gpu.driver.foreign_stream(0, LEGACY_DEFAULT_STREAM)  # PyTorch's default
 
     def enqueue(turn: int) -> None:
         with gpu.driver.using():
             completion = queue.run(schedule, [stream], [], begins[turn % len(sets)])
-        while completion._events:  # as who waits for it does, or new ones would be made for every round
+        while completion._events:  # as a waiter does; otherwise each round would make new ones
             gpu.driver.release(completion._events.pop())
 
     def enqueue_anew(turn: int) -> None:
@@ -212,7 +208,7 @@ def measure(gpu: Gpu, queue: Queue, case: Case) -> Times:
 
 
 def run(gpu: Gpu, chosen: Sequence[Case], folder: Path) -> bool:
-    """Measure cases; write what there is after each. Return whether all have the bits of the CPU tier."""
+    """Measure the cases and write the table after each; return whether all have the bits of the CPU tier."""
     queue, copy = Queue(gpu.driver), gpu.copy_speed(max(size for case in chosen for size in case.sizes))
     rows: list[dict[str, str]] = []
     right = True
@@ -238,8 +234,8 @@ def run(gpu: Gpu, chosen: Sequence[Case], folder: Path) -> bool:
     return right
 
 
-def write(folder: Path, copy: float, rows: Sequence[dict[str, str]]) -> None:
-    """Write the table into a folder, with what it was measured on above it."""
+def write(folder: Path, copy: float, rows: list[dict[str, str]]) -> None:
+    """Write the table into a folder, under the device and the versions."""
     gpu, driver = devices.find_gpus().gpus[0], devices.find_gpus().driver
     packages = [f"{name} {importlib.metadata.version(name)}" for name in ("numba", "numba-cuda", "cuda-core")]
     lines = [
@@ -255,7 +251,7 @@ def write(folder: Path, copy: float, rows: Sequence[dict[str, str]]) -> None:
 
 
 def main() -> int:
-    """Run the benchmark; return 1 where a case has other bits than the CPU tier's, else 0."""
+    """Run the benchmark; return 1 if a case has other bits than the CPU tier, else 0."""
     parser = argparse.ArgumentParser(description="Check and time the GPU reductions.")
     parser.add_argument("folder", type=Path, help="where the table goes")
     given = parser.parse_args()

@@ -1,7 +1,8 @@
-"""What aiodist and, where it is installed, torch say of the programs with a planted fault in tests/faults.
+"""What aiodist and, if installed, torch report on the programs of tests/faults: docs/benchmarks/faults.md.
 
-Run from a checkout: ``python -m tests.benchmarks.faults [PAGE]``. It prints the tables of docs/benchmarks/faults.md, or
-writes them to PAGE. With torch it takes some minutes: what hangs there is given its time.
+    python -m tests.benchmarks.faults [PAGE]
+
+It prints the tables, or writes them to PAGE. With torch it takes some minutes, most of them spent on hangs there.
 """
 
 from __future__ import annotations
@@ -27,63 +28,58 @@ PEER = "gloo with DETAIL"
 
 
 def ours(case: Case) -> str:
-    """Return what aiodist says of a program under every schedule that it is tested with, on the loop of the checker."""
-    replicas = case.sizes[-1]
-    program = program_of(case, replicas)
+    """Return what aiodist reports on a program under each of the schedules, on the checker's event loop."""
+    program = program_of(case, case.sizes[-1])
     if case.scheduled:
         found = explore(program, schedules=MOST_SCHEDULES, seed=0, seconds=20)
-        return (
-            f"{_verdict(case, found.error, replicas)}, at schedule {found.schedules}" if found.error else "**missed**"
-        )
-    said = Counter(
-        _verdict(case, run(program, order, seed=seed, seconds=20).error, replicas)
-        for seed, order in enumerate(orders(SCHEDULES))
-    )
-    return "; ".join(what if len(said) == 1 else f"{what} ({count}×)" for what, count in said.items())
+        return f"{_verdict(case, found.error)}, at schedule {found.schedules}" if found.error else "**missed**"
+    runs = (run(program, order, seed=seed, seconds=20) for seed, order in enumerate(orders(SCHEDULES)))
+    verdicts = Counter(_verdict(case, one.error) for one in runs)
+    return "; ".join(what if len(verdicts) == 1 else f"{what} ({count}×)" for what, count in verdicts.items())
 
 
-def _verdict(case: Case, error: BaseException | None, replicas: int) -> str:
+def _verdict(case: Case, error: BaseException | None) -> str:
     if error is None:
         return "passes"
     if not isinstance(error, CollectiveError):
         return f"the program's {type(error).__name__}"
-    report = error.report
-    text = str(report)
-    named = all(place in text for place in case.named_lines())
+    report, text, replicas = error.report, str(error.report), case.sizes[-1]
     right = report.reason is case.reason and case.suspects_of(replicas) in (report.suspects, None) and case.says in text
-    who = _who(report.suspects, replicas)
-    return f"{report.reason}, {who}{', line' if named else ''}{'' if right else ' (**wrong**)'}"
+    verdict = f"{report.reason}, {_ids(report.suspects, replicas)}"
+    if all(place in text for place in case.named_lines()):
+        verdict += ", line"
+    return verdict if right else f"{verdict} (**wrong**)"
 
 
 def theirs(case: Case, ended: Outcomes) -> str:
-    """Return what a peer made of a program: who raised, who hangs, which ranks and lines the messages name."""
+    """Return how a program ended on a peer: which ranks raise, which hang, what the messages name."""
     messages = [message for message in ended.values() if message is not None]
     hang = [rank for rank in range(REPLICAS) if rank not in ended]
     if not messages:
-        return f"hangs on {_who(hang)}" if hang else "passes" if case.error is None else "silent"
-    raised = _who([rank for rank, message in ended.items() if message is not None])
+        return f"hangs on {_ids(hang)}" if hang else "passes" if case.error is None else "silent"
+    raised = _ids([rank for rank, message in ended.items() if message is not None])
     own = case.error is not None and any(message.startswith(case.error.__name__) for message in messages)
     late = all("imed out" in message or "imeout" in message for message in messages)
     said = [f"{'own exception' if own else 'timeout' if late else 'error'} on {raised}"]
     if hang:
-        said.append(f"hangs on {_who(hang)}")
+        said.append(f"hangs on {_ids(hang)}")
     if case.error is not None and not own:
         blamed = {int(rank) for message in messages for rank in re.findall(r"\b[Rr]anks? (\d+)", message)}
-        said.append(f"names {_who(sorted(blamed)) if blamed else 'no rank'}")
+        said.append(f"names {_ids(sorted(blamed)) if blamed else 'no rank'}")
         lines = any(place in message for place in case.named_lines() for message in messages)
         said.append("line" if lines else "no line")
     return ", ".join(said)
 
 
-def _who(replicas: Sequence[int], of: int = REPLICAS) -> str:
+def _ids(replicas: Sequence[int], of: int = REPLICAS) -> str:
     return "all" if len(replicas) == of else ", ".join(map(str, sorted(replicas)))
 
 
 def rows_of(cases: list[Case], *, with_torch: bool) -> list[str]:
-    """Return the lines of a table, one a program, and what the peer's cells come to."""
+    """Return the lines of a table with a row for each program, and the counts of the peer's outcomes."""
     rows, counts = [], Counter[str]()
     for case in cases:
-        print(case.name, file=sys.stderr)  # by no thread of its own: one that lives could wake a loop that stands still
+        print(case.name, file=sys.stderr)  # no progress bar: its thread could wake the loop, and hide a deadlock
         row = [case.family, case.name.replace("_", " "), ours(case)]
         if with_torch:
             row.append(theirs(case, torch_ranks.outcomes(case)) if case.peers else "")
@@ -94,7 +90,7 @@ def rows_of(cases: list[Case], *, with_torch: bool) -> list[str]:
 
 
 def page() -> str:
-    """Return the tables, and what they were made with."""
+    """Return the tables and the versions they were made with."""
     has_torch = importlib.util.find_spec("torch") is not None
     lines = [versions() + (f" torch {importlib.import_module('torch').__version__}." if has_torch else ""), ""]
     for cases, what in (FAULTS, "faults"), (TWINS, "correct twins"):

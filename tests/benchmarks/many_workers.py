@@ -1,12 +1,14 @@
-"""What thousands of workers cost, simulated in one process: `python tests/benchmarks/many_workers.py [WORKERS...]`.
+"""The cost of thousands of workers, simulated in one process: `python tests/benchmarks/many_workers.py [WORKERS...]`.
 
-For each number of workers, one replica each: the seconds to construct all strategies and let them meet; of a run of
-nothing but its opening and its end; of a step, which is an `all_reduce` of 1 KiB on every worker, with the garbage
-collector on (the mean) and off (the least); from the step at which one worker diverges until every worker has raised
-the report, which must name that one, with the collector off, and how many of these the first worker spends by itself,
-on reading what all say and on the analysis; and the memory that a worker takes, at its most. All workers share one
-thread, so that seconds are those of the processor, whatever else the machine does: a step's, divided by the number of
-workers, is what one of them spends on it. The last line is what a heartbeat costs the first worker.
+For each number of workers, with one replica each, it prints
+
+- the seconds in which all strategies are constructed and connected, and those of an empty run;
+- the seconds of a step, an `all_reduce` of 1 KiB on every worker: the mean with garbage collection, the least without;
+- the seconds from the step at which one worker diverges until all have raised the report, which must name that worker,
+  and how many of them the first worker spends on reading messages and on the analysis, both without garbage collection;
+- the peak memory of a worker, and a step's microseconds divided by the number of workers: the share of one of them.
+
+All workers share one thread, and seconds are CPU time. The last line is the cost of a heartbeat to the first worker.
 """
 
 from __future__ import annotations
@@ -19,21 +21,16 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
 from aiodist import CollectiveMismatchError, MultiWorkerMirroredStrategy, get_replica_context
-from aiodist._workers import coordinator
 from aiodist._workers.control import BEAT, Peer
+from aiodist._workers.coordinator import Coordinator
 from aiodist._workers.engines import simulated
 from aiodist._workers.engines.simulated import SimulatedCluster
-
-WORKERS = (64, 512, 4096)
-LEAST_STEPS = 5
-WORKER_STEPS = 4096
 
 
 async def nothing() -> None:
@@ -41,15 +38,15 @@ async def nothing() -> None:
 
 
 async def steps(marks: list[float]) -> None:
-    """Take the steps, and note when this replica has taken each."""
+    """Take the steps and record when this replica has taken each."""
     ctx, value = get_replica_context(), np.ones(128)
-    for _ in range(max(LEAST_STEPS, WORKER_STEPS // ctx.num_replicas_in_sync)):
+    for _ in range(max(5, 4096 // ctx.num_replicas_in_sync)):
         await ctx.all_reduce("SUM", value)
         marks.append(time.process_time())
 
 
 async def diverging(culprit: int, marks: list[float]) -> None:
-    """Agree once, then let one replica call something else."""
+    """Take a step, then let one replica make another call."""
     ctx = get_replica_context()
     await ctx.all_reduce("SUM", np.ones(128))
     marks.append(time.process_time())
@@ -59,35 +56,24 @@ async def diverging(culprit: int, marks: list[float]) -> None:
 
 
 async def everywhere(strategies: list[Any], fn: Callable[..., Awaitable[Any]], *args: Any) -> list[Any]:
-    """Run a function on all replicas of all workers; return what each worker's run returns or raises."""
+    """Run a function on the replicas of all workers; return what each worker's run returns or raises."""
     runs = [strategy.run(fn, args) for strategy in strategies]
     return await asyncio.gather(*runs, return_exceptions=True)
 
 
-def peak() -> int:
-    """Return the most memory that this process has held, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def peak_kib() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 async def times(strategies: list[Any]) -> list[float]:
-    """Return the seconds of each step but the first: between the last worker's ends of two steps."""
+    """Return the seconds of each step but the first: from the last worker's end of a step to that of the next."""
     marks: list[float] = []
     await everywhere(strategies, steps, marks)
     return list(np.diff(marks[len(strategies) - 1 :: len(strategies)]))
 
 
-@contextmanager
-def counted() -> Iterator[list[float]]:
-    """Count the seconds that the first worker spends on what all tell it."""
-    spent: list[float] = []
-    with pytest.MonkeyPatch.context() as patch:
-        for place, name in ((simulated, "decode"), (coordinator.Coordinator, "take")):
-            patch.setattr(place, name, timed(getattr(place, name), spent))
-        yield spent
-
-
 def timed(fn: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
-    """Return a function that does the same, and notes how long it has taken."""
+    """Wrap a function so that its seconds are recorded."""
 
     def call(*args: Any) -> Any:
         begun = time.process_time()
@@ -101,7 +87,7 @@ def timed(fn: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
 
 
 async def heartbeat(peers: int = 256, times: int = 20) -> float:
-    """Return the seconds of the processor in which a worker is sent a heartbeat and one of its own is heard."""
+    """Return the CPU seconds of sending a heartbeat to a worker and of receiving one from it."""
     pairs = [socket.socketpair() for _ in range(peers)]
     heard = [Peer(rank, *await asyncio.open_connection(sock=mine)) for rank, (mine, _) in enumerate(pairs)]
     hearing = [asyncio.create_task(peer.receive()) for peer in heard]
@@ -113,7 +99,7 @@ async def heartbeat(peers: int = 256, times: int = 20) -> float:
         begun = time.process_time()
         for peer in heard:
             peer.writer.write(BEAT)
-        while not all(peer.heard for peer in heard):  # noqa: ASYNC110  (the processor's time alone counts)
+        while not all(peer.heard for peer in heard):  # noqa: ASYNC110  (only CPU time counts)
             await asyncio.sleep(0)
         spent.append((time.process_time() - begun) / peers)
     for task, peer in zip(hearing, heard, strict=True):
@@ -124,7 +110,7 @@ async def heartbeat(peers: int = 256, times: int = 20) -> float:
 
 async def measure(workers: int) -> list[float]:
     """Return the row of the table for a number of workers."""
-    before, begun = peak(), time.process_time()
+    before, begun = peak_kib(), time.process_time()
     cluster = SimulatedCluster(workers)
     strategies = [MultiWorkerMirroredStrategy(["CPU:0"], communicator) for communicator in cluster.communicators]
     assert [strategy.num_replicas_in_sync for strategy in strategies] == [workers] * workers
@@ -140,7 +126,10 @@ async def measure(workers: int) -> list[float]:
     a_step = min(await times(strategies))
 
     marks: list[float] = []
-    with counted() as spent:
+    spent: list[float] = []  # by the first worker, on the messages of all
+    with pytest.MonkeyPatch.context() as patch:
+        for place, name in ((simulated, "decode"), (Coordinator, "take")):
+            patch.setattr(place, name, timed(getattr(place, name), spent))
         outcomes = await everywhere(strategies, diverging, workers // 2, marks)
     report = time.process_time() - marks[workers - 1]
     gc.enable()
@@ -148,17 +137,16 @@ async def measure(workers: int) -> list[float]:
         assert isinstance(outcome, CollectiveMismatchError), outcome
         assert outcome.report.suspects == (workers // 2,)
     del outcomes
-    return [constructed, opened, collected, a_step, report, sum(spent), (peak() - before) / workers / 1024]
+    return [constructed, opened, collected, a_step, report, sum(spent), (peak_kib() - before) / workers]
 
 
 def main() -> None:
-    """Print the table."""
-    os.environ["AIODIST_STALL_SECONDS"] = "0"  # a step of thousands may take long, and nobody is late
+    os.environ["AIODIST_STALL_SECONDS"] = "0"  # a step of thousands of workers may take long, though nobody is late
     gc.freeze()
     names = ["workers", *(f"{what} s" for what in ("construct", "run", "gc step", "step", "report", "first's"))]
     names += ["KiB/worker", "µs/worker"]
     print("".join(f"{name:>12}" for name in names))
-    for workers in map(int, sys.argv[1:] or WORKERS):
+    for workers in map(int, sys.argv[1:] or (64, 512, 4096)):
         *seconds, memory = asyncio.run(measure(workers))
         shown = "".join(f"{one:12.3f}" for one in seconds)
         print(f"{workers:12}{shown}{memory:12.0f}{seconds[3] / workers * 1e6:12.0f}", flush=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What benchmarks share: measurements that take turns, tables in Markdown, what they were measured with.
+"""What benchmarks share: measurements in turn, tables in Markdown, the versions they were measured with.
 
-Machines are busy and change from minute to minute. So what is compared is measured in turn in one process: the least of
-many turns, or the median of the ratios within each turn.
+A machine's speed changes from minute to minute. So calls that are compared take turns in one process, and the result is
+the least of many turns, or the median of the ratios within each turn.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
 def in_turn(measures: Mapping[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
-    """Return what each measures in so many turns."""
+    """Return what each function measures in that many turns."""
     found: dict[str, list[float]] = {name: [] for name in measures}
     for _ in range(turns):
         for name, measure in measures.items():
@@ -36,7 +36,7 @@ def in_turn(measures: Mapping[str, Callable[[], float]], turns: int) -> dict[str
 
 
 def ratio(found: Mapping[str, Sequence[float]], name: str, base: str) -> float:
-    """Return how many times the base one measures: the median of the turns."""
+    """Return one measurement over another, the base: the median of the turns."""
     return statistics.median(a / b for a, b in zip(found[name], found[base], strict=True))
 
 
@@ -53,7 +53,7 @@ def best(calls: dict[str, Callable[[], object]], seconds: float = 0.4) -> dict[s
         rounds += 1
         for name, call in calls.items():
             if loops[name] > 1 or times[name] < 5e-3:
-                call()  # what ran before has taken the caches
+                call()  # the call before has evicted this one's data from the caches
             times[name] = min(times[name], _time(call, loops[name]) / loops[name])
     return {name: 1e6 * least for name, least in times.items()}
 
@@ -66,7 +66,7 @@ def _time(call: Callable[[], object], loops: int) -> float:
 
 
 async def least(call: Callable[[], Awaitable[Any]], repeats: int, rounds: int = 5) -> float:
-    """Return the microseconds of one call, on the clock: the least mean over the rounds."""
+    """Return the microseconds of wall-clock time of one call: the least of the rounds' means."""
     found = []
     for _ in range(rounds):
         begun = time.perf_counter()
@@ -77,7 +77,6 @@ async def least(call: Callable[[], Awaitable[Any]], repeats: int, rounds: int = 
 
 
 def cpus(count: int) -> MirroredStrategy:
-    """Return a strategy of that many replicas."""
     return MirroredStrategy([f"CPU:{index}" for index in range(count)])
 
 
@@ -90,7 +89,7 @@ def fresh_python(*arguments: str) -> str:
 
 
 def in_units(nbytes: int) -> str:
-    """Return a number of bytes for a person."""
+    """Return a number of bytes as text, in the largest unit that it reaches."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if nbytes >= unit:
             return f"{nbytes / unit:.4g} {name}"
@@ -98,16 +97,15 @@ def in_units(nbytes: int) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table."""
+    """Return the lines of a Markdown table."""
     return [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def show(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table."""
     print("", *table(head, rows), sep="\n", flush=True)
 
 
 def versions() -> str:
-    """Return what the figures were measured with."""
+    """Return the date, machine and versions that go with the figures."""
     what = f"Python {platform.python_version()}, NumPy {np.__version__}, aiodist {aiodist.__version__}"
     return f"{time.strftime('%B %Y')}; {platform.machine()}, {os.cpu_count()} cores; {what}."

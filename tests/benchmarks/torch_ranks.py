@@ -1,7 +1,4 @@
-"""The programs of tests/faults on torch.distributed: a context with the same calls, a process for each rank.
-
-A rank drives the coroutine itself: torch's calls block, so nothing is ever suspended but a sleep, which is slept.
-"""
+"""The programs of tests/faults on torch.distributed: a context with the same calls, and a process for each rank."""
 
 from __future__ import annotations
 
@@ -21,14 +18,14 @@ from aiodist import ReduceOp
 from tests.faults.case import REPLICAS, Case
 
 Outcomes = dict[int, str | None]
-"""By rank the message of what it raised, None where it returned; a rank that hangs is missing."""
+"""By rank, the message of the exception that it raised, or None if it returned; a rank that hangs is missing."""
 
 TIMEOUT_SECONDS = 3.0
 HANGS_AFTER_SECONDS = 12.0
 
 
 class _Pending:
-    """A collective that has been issued; its await gives the result as NumPy has it."""
+    """A collective in flight; awaiting it gives the result as NumPy has it."""
 
     def __init__(self, work: Any, finish: Callable[[], Any]) -> None:
         self._work = work
@@ -42,7 +39,7 @@ class _Pending:
 
 
 class TorchContext:
-    """The calls of a replica context that torch has, too."""
+    """Those calls of a replica context that torch has, too."""
 
     def __init__(self, rank: int) -> None:
         import torch
@@ -57,8 +54,13 @@ class TorchContext:
         tensor = self._tensor(value)
         native = getattr(self._dist.ReduceOp, "SUM" if op is ReduceOp.MEAN else op.name)
         work = self._dist.all_reduce(tensor, native, async_op=True)
-        divisor = self.num_replicas_in_sync if op is ReduceOp.MEAN else 1
-        return _Pending(work, lambda: self._back(tensor, value) if divisor == 1 else tensor.numpy() / divisor)
+
+        def finish() -> Any:
+            if op is ReduceOp.MEAN:
+                return tensor.numpy() / self.num_replicas_in_sync
+            return tensor.numpy() if isinstance(value, np.ndarray) else tensor.item()
+
+        return _Pending(work, finish)
 
     def broadcast(self, value: Any, source: int = 0) -> _Pending:
         tensor = self._tensor(value)
@@ -76,13 +78,9 @@ class TorchContext:
     def _tensor(self, value: Any) -> Any:
         return self._torch.from_numpy(np.array(value, order="C"))
 
-    @staticmethod
-    def _back(tensor: Any, value: Any) -> Any:
-        return tensor.numpy() if isinstance(value, np.ndarray) else tensor.item()
-
 
 def outcomes(case: Case) -> Outcomes:
-    """Run a program on every rank, and return how each ended. What hangs is killed."""
+    """Run a program on every rank and return how each ended; kill those that hang."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed", __name__])
     with tempfile.TemporaryDirectory() as folder:
@@ -96,15 +94,15 @@ def outcomes(case: Case) -> Outcomes:
             pipes.append(receiver)
             processes.append(process)
         try:
-            return _listen(pipes)
+            return _received(pipes)
         finally:
             for process in processes:
                 process.kill()
                 process.join()
 
 
-def _listen(pipes: list[Connection]) -> Outcomes:
-    """Take what ranks say until all have spoken, or too long has gone by."""
+def _received(pipes: list[Connection]) -> Outcomes:
+    """Return what the ranks report within the time."""
     said: Outcomes = {}
     deadline = monotonic() + HANGS_AFTER_SECONDS
     while pipes and len(said) < REPLICAS and (left := deadline - monotonic()) > 0:
@@ -123,20 +121,12 @@ def _process(program: Callable[..., Any], rank: int, sender: Connection, store: 
     import torch.distributed as dist
 
     dist.set_debug_level(dist.DebugLevel.DETAIL)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=REPLICAS,
-        timeout=timedelta(seconds=TIMEOUT_SECONDS),
-    )
-    sender.send((rank, _message_of(program, rank)))
-    os._exit(0)  # what a failed group does at the end of its process is not of interest
-
-
-def _message_of(program: Callable[..., Any], rank: int) -> str | None:
+    limit = timedelta(seconds=TIMEOUT_SECONDS)
+    dist.init_process_group("gloo", f"file://{store}", limit, world_size=REPLICAS, rank=rank)
+    message = None
     try:
         asyncio.run(program(TorchContext(rank)))
-    except Exception as error:  # noqa: BLE001  (whatever torch raises is what is looked at)
-        return f"{type(error).__name__}: {error}"
-    return None
+    except Exception as error:  # noqa: BLE001  (whatever torch raises is the outcome)
+        message = f"{type(error).__name__}: {error}"
+    sender.send((rank, message))
+    os._exit(0)  # a failed group may block the ordinary end of its process

@@ -1,10 +1,10 @@
-"""Training on replicas, beside a plain NumPy loop and a hand-written threaded one of the same maths.
+"""Training on replicas beside a plain NumPy loop and a hand-written threaded loop that compute the same.
 
     python -m tests.benchmarks.training
 
 Every variant trains the model of `aiodist demo text` on the same batches, in turn, in one process, for several rounds.
-Steps a second and ratios are medians over the rounds, a ratio that of two variants in the same round: on a machine that
-others use, too, a round may take half as long again as the next. BLAS keeps to one thread in all of them.
+Rates and ratios are medians over the rounds; a ratio is of two variants in one round, for on a shared machine one round
+may take half as long again as the next. BLAS uses one thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PLAIN = "plain NumPy loop"
 
 
 def threaded(plan: Plan, count: int) -> tuple[Weights, list[float]]:
-    """Train with threads that share the weights: each computes the gradients of its part, the first one the step.
+    """Train with threads that share the weights: each computes its part's gradients, the first takes the step.
 
     Returns:
         The weights, and the losses.
@@ -68,19 +68,16 @@ def threaded(plan: Plan, count: int) -> tuple[Weights, list[float]]:
 
 
 def replicas(plan: Plan, count: int) -> None:
-    """Train on replicas."""
     asyncio.run(train_on(cpus(count), plan, lambda _: None))
 
 
 def rate(train: Callable[[Plan], object], plan: Plan) -> float:
-    """Return steps a second."""
     begin = time.perf_counter()
     train(plan)
     return plan.steps / (time.perf_counter() - begin)
 
 
 def main() -> None:
-    """Measure, print."""
     corpus = load_topics()
     model = LanguageModel(len(corpus.symbols))
     plan = Plan(model, *windows(corpus.codes, model.context), steps=STEPS, seed=0)
@@ -90,9 +87,8 @@ def main() -> None:
     with one_blas_thread():
         rates = in_turn({name: partial(rate, train, plan) for name, train in variants.items()}, ROUNDS)
     print(f"{versions()}\n{STEPS} steps of {plan.batch} examples, {ROUNDS} rounds")
-    rows = [
-        (name, f"{statistics.median(found):.0f}", f"{ratio(rates, name, PLAIN):.2f}") for name, found in rates.items()
-    ]
+    medians = {name: f"{statistics.median(found):.0f}" for name, found in rates.items()}
+    rows = [(name, median, f"{ratio(rates, name, PLAIN):.2f}") for name, median in medians.items()]
     show(("", "steps a second", "of the plain loop's"), rows)
     for n in (2, 4):
         by_hand = ratio(rates, f"aiodist, {n} replicas", f"NumPy, {n} threads by hand")

@@ -1,17 +1,10 @@
-"""What collectives between workers cost, on an idle machine, in microseconds.
+"""The cost of collectives between workers, on an idle machine, in microseconds.
 
     aiodist run -n 2 tests/benchmarks/workers.py              sums beside MPI's own, stalls of the loop, waiting
-    aiodist run -n 2 tests/benchmarks/workers.py terms        the terms of the cost model; and with other numbers
+    aiodist run -n 2 tests/benchmarks/workers.py terms        the terms of the cost model; also with other numbers
 
-**Sums** are reduced in four ways, one after the other and again: by mpi4py's Allreduce, which blocks (blocking); by its
-Iallreduce, asked at every turn of the event loop (by hand); by `ctx.all_reduce`; and by that with
-``reduction="ordered"``. Minimum and median of the rounds are shown. Then, for values of 64 MiB: how long the event loop
-stood still, at most, between two of its turns, by the clock and by the processor time that its thread took meanwhile
-(the rest was other processes'), beside how long mpi4py takes for the same, blocking; and the share of a core that
-waiting takes.
-
-**Terms** are minima over the rounds, as the first worker sees them: `barrier` is a step with nothing but its record;
-`128 B` travels in the record; the larger ones follow.
+docs/benchmarks/workers.md says what the first prints. Terms are minima over the rounds, as the first worker measures
+them: `barrier` is a step with nothing but its record; 128 B travel in the record, larger values behind it.
 """
 
 from __future__ import annotations
@@ -37,7 +30,7 @@ Stalls: TypeAlias = dict[str, tuple[float, float, float]]
 
 
 def repeats_of(nbytes: int) -> int:
-    """Return how often to reduce a value in a round."""
+    """Return how many times to reduce a value in a round."""
     return max(4, min(200, (1 << 23) // nbytes))
 
 
@@ -45,7 +38,6 @@ def repeats_of(nbytes: int) -> int:
 
 
 async def sums(rows: Rows, way: str) -> None:
-    """Measure the sums of one worker, once."""
     from mpi4py import MPI
 
     ctx, world = get_replica_context(), MPI.COMM_WORLD
@@ -63,10 +55,8 @@ async def sums(rows: Rows, way: str) -> None:
         async def checked(value: Any = value) -> None:
             await ctx.all_reduce("SUM", value)
 
-        ways: dict[str, Callable[[], Awaitable[Any]]] = {way: checked}
-        if way == "all_reduce":
-            ways = {"blocking": blocking, "by hand": by_hand, way: checked}
-        for shown, fn in ways.items():
+        baselines = {"blocking": blocking, "by hand": by_hand} if way == "all_reduce" else {}
+        for shown, fn in {**baselines, way: checked}.items():
             for _ in range(2):
                 await checked()
             took = await least(fn, repeats_of(value.nbytes), rounds=1)
@@ -74,43 +64,38 @@ async def sums(rows: Rows, way: str) -> None:
 
 
 async def stalls() -> tuple[Stalls, dict[str, float]]:
-    """Return, by collective, its seconds, and the most between two turns of the loop, by the clock and the thread's.
-
-    And the seconds of mpi4py alone.
-    """
+    """Return each collective's stall, and the seconds of mpi4py's own operation."""
     from mpi4py import MPI
 
     ctx, world = get_replica_context(), MPI.COMM_WORLD
     value = np.ones(1 << 24, np.float32)
     out, whole = np.empty_like(value), np.empty((world.size, *value.shape), value.dtype)
-    bare: dict[str, Callable[[], object]] = {
-        "all_reduce": lambda: world.Allreduce(value, out),
-        "all_gather": lambda: world.Allgather(value, whole),
-        "broadcast": lambda: world.Bcast(out, 0),
-        "all_to_all": lambda: world.Alltoall(value, out),
-    }
-    calls: dict[str, Callable[[], Any]] = {
-        "all_reduce": lambda: ctx.all_reduce("SUM", value),
-        "mean": lambda: ctx.all_reduce("MEAN", value),
-        "max": lambda: ctx.all_reduce("MAX", value),
-        "all_gather": lambda: ctx.all_gather(value, 0),
-        "broadcast": lambda: ctx.broadcast(value, 0),
-        "all_to_all": lambda: ctx.all_to_all(value),
+    calls: dict[str, tuple[Callable[[], Any], Callable[[], object] | None]] = {
+        "all_reduce": (lambda: ctx.all_reduce("SUM", value), lambda: world.Allreduce(value, out)),
+        "mean": (lambda: ctx.all_reduce("MEAN", value), None),
+        "max": (lambda: ctx.all_reduce("MAX", value), None),
+        "all_gather": (lambda: ctx.all_gather(value, 0), lambda: world.Allgather(value, whole)),
+        "broadcast": (lambda: ctx.broadcast(value, 0), lambda: world.Bcast(out, 0)),
+        "all_to_all": (lambda: ctx.all_to_all(value), lambda: world.Alltoall(value, out)),
     }
     alone = {}
-    for name, call in bare.items():
-        took = []
-        for _ in range(4):
-            world.Barrier()
-            begun = time.perf_counter()
-            call()
-            took.append(time.perf_counter() - begun)
-        alone[name] = min(took[1:])
-    return {name: await stall(call) for name, call in calls.items()}, alone
+    for name, (_, bare) in calls.items():
+        if bare is not None:
+            took = []
+            for _ in range(4):
+                world.Barrier()
+                begun = time.perf_counter()
+                bare()
+                took.append(time.perf_counter() - begun)
+            alone[name] = min(took[1:])
+    return {name: await stall(call) for name, (call, _) in calls.items()}, alone
 
 
 async def stall(call: Callable[[], Awaitable[Any]]) -> tuple[float, float, float]:
-    """Return the least of two measurements of a collective."""
+    """Return a collective's seconds, and the longest time between two turns of the loop in wall-clock and thread time.
+
+    It is the quicker of two measurements.
+    """
     turns: list[tuple[float, float]] = []
 
     async def tick() -> None:
@@ -132,7 +117,7 @@ async def stall(call: Callable[[], Awaitable[Any]]) -> tuple[float, float, float
 
 
 async def wait_for_the_other() -> float:
-    """Return the share of a core that the first worker takes while it waits for the second."""
+    """Return the share of a core that the first worker uses while it waits for the second."""
     ctx = get_replica_context()
     await ctx.barrier()
     if ctx.replica_id_in_sync_group:
@@ -143,7 +128,7 @@ async def wait_for_the_other() -> float:
 
 
 def beside_mpi() -> None:
-    """Print sums, stalls, and what waiting takes."""
+    """Print sums, stalls, and the cost of waiting."""
     rows: Rows = {}
     strategy = MultiWorkerMirroredStrategy(devices=["CPU:0"])
     ordered = MultiWorkerMirroredStrategy(devices=["CPU:0"], reduction="ordered")
@@ -161,8 +146,9 @@ def beside_mpi() -> None:
         print(f"{in_units(nbytes):8}" + "".join(f"{cell:>16}" for cell in cells))
     print(f"{'64 MiB':14}{'ms':>8}{'stall':>8}{'of it own':>11}{'blocking':>10}")
     for name, seconds in longest.items():
-        shown = "".join(f"{1e3 * s:{width}.1f}" for s, width in zip(seconds, (8, 8, 11), strict=True))
-        print(f"{name:14}{shown}" + (f"{1e3 * alone[name]:10.1f}" if name in alone else f"{'-':>10}"))
+        took, longest_turn, own = (1e3 * one for one in seconds)
+        blocking = f"{1e3 * alone[name]:.1f}" if name in alone else "-"
+        print(f"{name:14}{took:8.1f}{longest_turn:8.1f}{own:11.1f}{blocking:>10}")
     print(f"waiting takes {share:.0%} of a core")
 
 
@@ -170,7 +156,6 @@ def beside_mpi() -> None:
 
 
 async def steps() -> dict[str, float]:
-    """Measure the steps of one worker."""
     ctx = get_replica_context()
     found = {"barrier": await least(ctx.barrier, 100)}
     for size in (16, 1 << 13, 1 << 17, 1 << 20):
@@ -184,7 +169,6 @@ async def steps() -> dict[str, float]:
 
 
 async def mpi_alone() -> dict[str, float]:
-    """Measure MPI's own blocking operations."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -202,7 +186,6 @@ async def mpi_alone() -> dict[str, float]:
 
 
 def terms() -> None:
-    """Print the terms."""
     strategy = MultiWorkerMirroredStrategy(devices=["CPU:0"])
     found, workers = asyncio.run(strategy.run(steps)), strategy.num_replicas_in_sync
     bare = asyncio.run(mpi_alone()) if workers > 1 else {}

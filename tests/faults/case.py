@@ -1,7 +1,7 @@
-"""Programs with a planted fault, and correct twins of them: what each must raise, and how they are registered.
+"""Programs with a planted fault, and their correct twins: what each must raise, and how it is registered.
 
-A program takes a replica's context, and where its replicas share something, that as well. Every line that the report
-must name ends in the comment ``# named``. A correct twin looks like a fault and is none: nothing may be raised.
+A program takes a replica's context and, if its replicas share something, that as well. Every line that the report must
+name ends in the comment ``# named``. A correct twin looks like a fault but is none: it must raise nothing.
 """
 
 from __future__ import annotations
@@ -9,21 +9,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from aiodist import (
-    CollectiveMismatchError,
-    CollectiveTimeoutError,
-    DeadlockError,
-    IncompleteCollectiveError,
-    Reason,
-    ReduceOp,
-    ReplicaContext,
-)
+import aiodist
+from aiodist import Reason, ReplicaContext
 
 Program = Callable[..., Awaitable[Any]]
 
@@ -31,9 +24,6 @@ REPLICAS = 4
 EVERYONE = tuple(range(REPLICAS))
 SIZES = (2, 5)
 
-# What the programs are made of.
-
-SUM, MAX, MEAN = ReduceOp.SUM, ReduceOp.MAX, ReduceOp.MEAN
 LOSS, GRADIENT = np.array([1.0, 2.0], np.float32), np.array([3.0, 4.0], np.float32)
 
 
@@ -59,20 +49,22 @@ class Case:
 
     Attributes:
         program: ``async def program(ctx)``, or ``program(ctx, shared)``.
-        family: the kind of fault, for the table of results.
-        error: what comes out of the run; None from a correct program.
-        reason: the report's reason, where there is a report.
-        suspects: the odd replicas; None where that depends on the schedule.
-        shared: makes what the replicas of one run share.
-        scheduled: it shows only under some schedules; exploring finds them.
-        anyio: it runs on trio, too.
-        peers: it makes sense where replicas are processes or threads of another framework.
+        name: what the table of results calls it, with spaces for underscores.
+        family: the kind of fault.
+        error: the class of the error that the run raises; None for a correct program.
+        reason: the report's reason, if there is a report.
+        suspects: the odd replicas; None if they depend on the schedule.
+        shared: makes the object that the replicas of one run share.
+        scheduled: the fault shows only under some schedules, which exploring finds.
+        anyio: the program runs on trio, too.
+        peers: the program makes sense where replicas are processes or threads of another framework.
         sizes: the numbers of replicas that it is run with.
-        says: what the report says of it.
-        never: what it must not say.
+        says: text that the report must contain.
+        never: text that it must not contain.
     """
 
     program: Program
+    name: str
     family: str
     error: type[BaseException] | None = None
     reason: Reason | None = None
@@ -85,33 +77,25 @@ class Case:
     says: str = ""
     never: str = ""
 
-    @property
-    def name(self) -> str:
-        return self.program.__name__
-
     def named_lines(self) -> list[str]:
-        """Return the places that the report must name, as ``file.py:line``."""
-        return _named_lines(self.program)
+        """Return the lines that the report must name, as ``file.py:line``."""
+        function: Any = self.program.func if isinstance(self.program, partial) else self.program
+        lines, first = inspect.getsourcelines(function)
+        file = Path(function.__code__.co_filename).name
+        return [f"{file}:{number}" for number, line in enumerate(lines, first) if line.rstrip().endswith("# named")]
 
     def suspects_of(self, replicas: int) -> tuple[int, ...] | None:
-        """Return whom a report blames among that many replicas: all, where the odd ones are no minority."""
+        """Return the suspects among that many replicas: both of two, neither of which is a minority."""
         if self.suspects is None or self.reason in (Reason.TIMEOUT, Reason.DEADLOCK) or replicas > 2:
             return self.suspects
         return 0, 1
 
-    def bound(self) -> Callable[[Any], Awaitable[Any]]:
-        """Return the program of one run, which takes a context alone."""
+    def bound(self) -> Callable[[ReplicaContext], Awaitable[Any]]:
+        """Return the program for one run, with what its replicas share."""
         if self.shared is None:
             return self.program
         shared = self.shared()
         return lambda ctx: self.program(ctx, shared)
-
-
-@cache
-def _named_lines(program: Program) -> list[str]:
-    lines, first = inspect.getsourcelines(program)
-    file = Path(program.__code__.co_filename).name
-    return [f"{file}:{number}" for number, line in enumerate(lines, first) if line.rstrip().endswith("# named")]
 
 
 CASES: list[Case] = []
@@ -120,35 +104,37 @@ Register = Callable[[Program], Program]
 
 
 def family(name: str) -> None:
-    """Begin a kind of programs, as the table of results calls it."""
     _families.append(name)
 
 
 def fault(error: type[BaseException] | None, reason: Reason | None, *suspects: int, **more: Any) -> Register:
-    """Register a program out of which an error comes, or none."""
+    """Register a program that raises an error, or none.
+
+    A program with further arguments is registered under several names, each time with its arguments in `given`.
+    """
 
     def register(program: Program) -> Program:
-        CASES.append(Case(program, _families[-1], error, reason, **{"suspects": suspects, **more}))
+        name, given = more.pop("name", program.__name__), more.pop("given", {})
+        case = partial(program, **given) if given else program
+        CASES.append(Case(case, name, _families[-1], error, reason, **{"suspects": suspects, **more}))
         return program
 
     return register
 
 
-mismatch = partial(fault, CollectiveMismatchError)
-"""Register a program whose replicas are at different collectives, for a reason, by some replicas."""
+mismatch = partial(fault, aiodist.CollectiveMismatchError)
+"""Register a program whose replicas make different calls."""
 raises = partial(fault, reason=None)
-"""Register a program out of which an exception of its own comes, as itself."""
+"""Register a program whose own exception the run raises."""
 correct = partial(fault, None, None)
-"""Register a program that has no fault."""
-deadlock = partial(fault, DeadlockError, Reason.DEADLOCK, anyio=False)
-"""Register a program in which nothing can run any more, which a controlled event loop proves."""
-cycle = partial(fault, DeadlockError, Reason.CYCLE)
+"""Register a program without a fault."""
+deadlock = partial(fault, aiodist.DeadlockError, Reason.DEADLOCK, anyio=False)
+"""Register a program in which nothing can ever run again, which a controlled event loop proves."""
+cycle = partial(fault, aiodist.DeadlockError, Reason.CYCLE)
 """Register a program whose replicas wait for each other, each in a collective of another group."""
-race = partial(fault, CollectiveMismatchError, suspects=None, scheduled=True, anyio=False)
-"""Register a program whose replicas are at different collectives under some schedules."""
-
-
-def incomplete(reason: Reason, *suspects: int, **more: Any) -> Register:
-    """Register a program in which some replicas never come to a collective that others wait in."""
-    error = CollectiveTimeoutError if reason is Reason.TIMEOUT else IncompleteCollectiveError
-    return fault(error, reason, *suspects, **more)
+race = partial(fault, aiodist.CollectiveMismatchError, suspects=None, scheduled=True, anyio=False)
+"""Register a program whose replicas make different calls under some schedules."""
+incomplete = partial(fault, aiodist.IncompleteCollectiveError)
+"""Register a program in which some replicas never come to a collective that others wait in."""
+abandoned = partial(incomplete, Reason.ABANDONED, 1, sizes=SIZES)
+"""Register a program in which replica 1 is cancelled out of a collective."""

@@ -1,10 +1,11 @@
-"""What goes on beside the calls: child tasks, exceptions, cancellation, timeouts, locks, threads."""
+"""Child tasks, exceptions, cancellation, timeouts, threads and locks beside the calls."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,34 +13,32 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 
-from aiodist import CollectiveError, CommunicationOptions, Reason, ReduceOp, ReplicaContext
+import aiodist
+from aiodist import Reason, ReplicaContext
 from tests.faults import trainer
 from tests.faults.case import (
     EVERYONE,
     LOSS,
-    MAX,
-    MEAN,
     SIZES,
-    SUM,
+    abandoned,
     correct,
     deadlock,
     fail,
     family,
+    fault,
     incomplete,
     me,
     mismatch,
     odd,
     race,
     raises,
-)  # fmt: skip
+)
 
-# Child tasks of one replica that issue collectives side by side.
-
-family("child task")
+family("child task")  # Child tasks of one replica that issue collectives side by side.
 
 
 async def load(batch: int) -> np.ndarray:
-    """Return a batch, after as many turns of the loop as it takes."""
+    """Return a batch, after a turn of the loop."""
     await asyncio.sleep(0)
     return np.array([batch, 1.0], np.float32)
 
@@ -47,10 +46,10 @@ async def load(batch: int) -> np.ndarray:
 @race(Reason.CALL_SITE)
 async def two_tasks_race_to_reduce(ctx: ReplicaContext) -> None:
     async def loss() -> None:
-        await ctx.all_reduce(SUM, await load(1))
+        await ctx.all_reduce("SUM", await load(1))
 
     async def gradient() -> None:
-        await ctx.all_reduce(SUM, await load(2))
+        await ctx.all_reduce("SUM", await load(2))
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(loss())
@@ -59,10 +58,10 @@ async def two_tasks_race_to_reduce(ctx: ReplicaContext) -> None:
 
 @race(Reason.REDUCE_OP)
 async def gathered_coroutines_race(ctx: ReplicaContext) -> None:
-    async def reduce(op: ReduceOp) -> None:
+    async def reduce(op: str) -> None:
         await ctx.all_reduce(op, await load(1))
 
-    await asyncio.gather(reduce(SUM), reduce(MAX))
+    await asyncio.gather(reduce("SUM"), reduce("MAX"))
 
 
 @race(Reason.NAME)
@@ -74,7 +73,7 @@ async def workers_take_names_from_a_queue(ctx: ReplicaContext) -> None:
     async def worker() -> None:
         while not names.empty():
             name = names.get_nowait()
-            await ctx.all_reduce(SUM, await load(1), name=name)
+            await ctx.all_reduce("SUM", await load(1), name=name)
 
     await asyncio.gather(worker(), worker())
 
@@ -86,7 +85,7 @@ async def reduces_in_order_of_completion(ctx: ReplicaContext) -> None:
         return np.zeros(size)
 
     for done in asyncio.as_completed([compute(2), compute(3)]):
-        await ctx.all_reduce(SUM, await done)
+        await ctx.all_reduce("SUM", await done)
 
 
 @race(Reason.KIND, says="its own task")
@@ -97,7 +96,7 @@ async def logs_beside_the_step(ctx: ReplicaContext) -> None:
 
     logging = asyncio.create_task(log())
     await asyncio.sleep(0)
-    await ctx.all_reduce(SUM, np.zeros(1))
+    await ctx.all_reduce("SUM", np.zeros(1))
     await logging
 
 
@@ -107,7 +106,7 @@ async def tasks_with_a_group_each(ctx: ReplicaContext) -> None:
 
     async def reduce(group: ReplicaContext) -> None:
         for batch in range(3):
-            await group.all_reduce(SUM, await load(batch))
+            await group.all_reduce("SUM", await load(batch))
 
     await asyncio.gather(*map(reduce, groups))
 
@@ -120,7 +119,7 @@ async def only_one_task_issues_collectives(ctx: ReplicaContext) -> None:
 
     computing = asyncio.create_task(compute())
     for batch in range(3):
-        await ctx.all_reduce(SUM, await load(batch))
+        await ctx.all_reduce("SUM", await load(batch))
     await computing
 
 
@@ -130,20 +129,15 @@ async def issued_in_order_and_awaited_in_tasks(ctx: ReplicaContext) -> None:
         await asyncio.sleep(0)
         return await handle
 
-    issue: list[Callable[[], Awaitable[object]]] = [
-        lambda: ctx.all_reduce(SUM, np.zeros(2)),
-        lambda: ctx.all_gather(np.zeros(1), 0),
-    ]
-    await asyncio.gather(*(result_of(call()) for call in issue))
+    issued = [ctx.all_reduce("SUM", np.zeros(2)), ctx.all_gather(np.zeros(1), 0)]
+    await asyncio.gather(*map(result_of, issued))
 
 
-# Exceptions: raised, swallowed, and what `finally` does after them.
-
-family("exception")
+family("exception")  # Exceptions: raised, swallowed, and what `finally` does after them.
 
 
 def parse(ctx: ReplicaContext, bad: int) -> np.ndarray:
-    """Return a batch; that replica's is broken."""
+    """Return a batch; the bad replica's is broken."""
     if me(ctx) == bad:
         raise ValueError("broken batch")
     return LOSS
@@ -151,13 +145,13 @@ def parse(ctx: ReplicaContext, bad: int) -> np.ndarray:
 
 @raises(ValueError, peers=True)
 async def one_replica_raises(ctx: ReplicaContext) -> None:
-    await ctx.all_reduce(SUM, parse(ctx, 1))
+    await ctx.all_reduce("SUM", parse(ctx, 1))
 
 
 @mismatch(Reason.KIND, 1, peers=True)
 async def swallows_its_own_exception(ctx: ReplicaContext) -> None:
     with suppress(ValueError):
-        await ctx.all_reduce(SUM, parse(ctx, 1))  # named
+        await ctx.all_reduce("SUM", parse(ctx, 1))  # named
     await ctx.barrier()  # named
 
 
@@ -165,14 +159,14 @@ async def swallows_its_own_exception(ctx: ReplicaContext) -> None:
 async def swallows_the_collective_error(ctx: ReplicaContext) -> None:
     if me(ctx) == 3:
         return
-    with suppress(CollectiveError):
-        await ctx.all_reduce(SUM, LOSS)  # named
+    with suppress(aiodist.CollectiveError):
+        await ctx.all_reduce("SUM", LOSS)  # named
 
 
 @mismatch(Reason.KIND, 0, peers=True)
 async def barrier_in_finally(ctx: ReplicaContext) -> None:
     try:
-        await ctx.all_reduce(SUM, parse(ctx, 0))  # named
+        await ctx.all_reduce("SUM", parse(ctx, 0))  # named
     finally:
         await ctx.barrier()  # named
 
@@ -182,87 +176,19 @@ async def replicas_fail_in_two_ways(ctx: ReplicaContext) -> None:
     try:
         await ctx.barrier()
         if odd(ctx):
-            raise ValueError("broken batch")
+            await fail()
         await ctx.barrier()
     finally:
         if me(ctx) != 1:
             raise KeyError("while cleaning up")
 
 
-# Cancelled waits, timeouts, slow replicas, threads, timers: what a replica does while the others wait.
-
-family("waiting")
-
-
-@incomplete(Reason.ABANDONED, 1, shared=anyio.Event)
-async def timeout_around_one_collective(ctx: ReplicaContext, over: anyio.Event) -> None:
-    if me(ctx) == 0:
-        await over.wait()
-    with anyio.move_on_after(0.01 if odd(ctx) else 60):
-        await ctx.all_reduce(SUM, LOSS)  # named
-    over.set()
-    await ctx.barrier()
-
-
-@incomplete(Reason.TIMEOUT, 3, shared=anyio.Event)
-async def never_comes(ctx: ReplicaContext, never: anyio.Event) -> None:
-    if me(ctx) == 3:
-        await never.wait()  # named
-    await ctx.all_reduce(SUM, LOSS, CommunicationOptions(timeout_seconds=0.05))  # named
-
-
-@correct(peers=True)
-async def slow_replica(ctx: ReplicaContext) -> None:
-    for _ in range(3):
-        for _ in range(10 * me(ctx)):
-            await anyio.lowlevel.checkpoint()
-        await ctx.all_reduce(SUM, LOSS)
-
-
-@correct()
-async def computes_in_a_thread(ctx: ReplicaContext) -> None:
-    for step in range(3):
-        if me(ctx) == step:
-            await ctx.run_sync(sum, range(10_000))
-        await ctx.all_reduce(SUM, LOSS)
-
-
-@correct()
-async def timeout_that_does_not_fire(ctx: ReplicaContext) -> None:
-    with anyio.fail_after(60):
-        await ctx.all_reduce(SUM, LOSS)
-    await ctx.barrier()
-
-
-@correct()
-async def timeout_away_from_collectives(ctx: ReplicaContext) -> None:
-    with anyio.move_on_after(0.001 * me(ctx)):
-        await anyio.sleep_forever()
-    await ctx.all_reduce(SUM, LOSS)
-
-
-@correct(shared=anyio.Event, anyio=False)
-async def woken_by_a_timer(ctx: ReplicaContext, event: anyio.Event) -> None:
-    if odd(ctx):
-        asyncio.get_running_loop().call_later(0.005, event.set)
-        await event.wait()
-    await ctx.all_reduce(SUM, LOSS)
-
-
-@correct(anyio=False)
-async def woken_by_a_thread(ctx: ReplicaContext) -> None:
-    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    loop = asyncio.get_running_loop()
-    if me(ctx) == 2:
-        wake = loop.run_in_executor(None, lambda: loop.call_soon_threadsafe(future.set_result, None))
-        await future
-        await wake
-    await ctx.all_reduce(SUM, LOSS)
+family("waiting")  # Cancelled waits, timeouts, slow replicas, threads and timers while the others wait.
 
 
 @asynccontextmanager
 async def replica_0_comes_late(ctx: ReplicaContext, over: Any) -> AsyncIterator[None]:
-    """Let the others wait for replica 0 until one has given up; then they are to meet."""
+    """Let the others wait for replica 0 until one of them gives up; then let all meet."""
     if me(ctx) == 0:
         await over.wait()
     yield
@@ -270,12 +196,73 @@ async def replica_0_comes_late(ctx: ReplicaContext, over: Any) -> AsyncIterator[
     await ctx.barrier()
 
 
-@incomplete(Reason.ABANDONED, 1, sizes=SIZES, anyio=False, says="ValueError", shared=asyncio.Event)
+@incomplete(Reason.ABANDONED, 1, shared=anyio.Event)
+async def timeout_around_one_collective(ctx: ReplicaContext, over: anyio.Event) -> None:
+    async with replica_0_comes_late(ctx, over):
+        with anyio.move_on_after(0.01 if odd(ctx) else 60):
+            await ctx.all_reduce("SUM", LOSS)  # named
+
+
+@fault(aiodist.CollectiveTimeoutError, Reason.TIMEOUT, 3, shared=anyio.Event)
+async def never_comes(ctx: ReplicaContext, never: anyio.Event) -> None:
+    if me(ctx) == 3:
+        await never.wait()  # named
+    await ctx.all_reduce("SUM", LOSS, aiodist.CommunicationOptions(timeout_seconds=0.05))  # named
+
+
+@correct(peers=True)
+async def slow_replica(ctx: ReplicaContext) -> None:
+    for _ in range(3):
+        for _ in range(10 * me(ctx)):
+            await anyio.lowlevel.checkpoint()
+        await ctx.all_reduce("SUM", LOSS)
+
+
+@correct()
+async def computes_in_a_thread(ctx: ReplicaContext) -> None:
+    for step in range(3):
+        if me(ctx) == step:
+            await ctx.run_sync(sum, range(10_000))
+        await ctx.all_reduce("SUM", LOSS)
+
+
+@correct()
+async def timeout_that_does_not_fire(ctx: ReplicaContext) -> None:
+    with anyio.fail_after(60):
+        await ctx.all_reduce("SUM", LOSS)
+
+
+@correct()
+async def timeout_away_from_collectives(ctx: ReplicaContext) -> None:
+    with anyio.move_on_after(0.001 * me(ctx)):
+        await anyio.sleep_forever()
+    await ctx.all_reduce("SUM", LOSS)
+
+
+@correct(shared=anyio.Event, anyio=False)
+async def woken_by_a_timer(ctx: ReplicaContext, event: anyio.Event) -> None:
+    if odd(ctx):
+        asyncio.get_running_loop().call_later(0.005, event.set)
+        await event.wait()
+    await ctx.all_reduce("SUM", LOSS)
+
+
+@correct(anyio=False)
+async def woken_by_a_thread(ctx: ReplicaContext) -> None:
+    if me(ctx) == 2:
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+        wake = loop.run_in_executor(None, loop.call_soon_threadsafe, woken.set)
+        await woken.wait()
+        await wake
+    await ctx.all_reduce("SUM", LOSS)
+
+
+@abandoned(anyio=False, says="ValueError", shared=asyncio.Event)
 async def sibling_task_fails(ctx: ReplicaContext, over: asyncio.Event) -> None:
     async with replica_0_comes_late(ctx, over):
 
         async def reduce() -> None:
-            await ctx.all_reduce(SUM, LOSS)  # named
+            await ctx.all_reduce("SUM", LOSS)  # named
 
         with suppress(ExceptionGroup):
             async with asyncio.TaskGroup() as tasks:
@@ -285,14 +272,14 @@ async def sibling_task_fails(ctx: ReplicaContext, over: asyncio.Event) -> None:
                     tasks.create_task(fail())
 
 
-@incomplete(Reason.ABANDONED, 1, sizes=SIZES, anyio=False, says="wait_for", shared=asyncio.Event)
+@abandoned(anyio=False, says="wait_for", shared=asyncio.Event)
 async def wait_for_one_collective(ctx: ReplicaContext, over: asyncio.Event) -> None:
     async with replica_0_comes_late(ctx, over):
         with suppress(TimeoutError):
-            await asyncio.wait_for(ctx.all_reduce(SUM, LOSS), 0.05 if odd(ctx) else 60)  # named
+            await asyncio.wait_for(ctx.all_reduce("SUM", LOSS), 0.05 if odd(ctx) else 60)  # named
 
 
-@incomplete(Reason.ABANDONED, 1, sizes=SIZES, anyio=False, says="asyncio.timeout(", shared=asyncio.Event)
+@abandoned(anyio=False, says="asyncio.timeout(", shared=asyncio.Event)
 async def timeout_around_a_helper(ctx: ReplicaContext, over: asyncio.Event) -> None:
     async with replica_0_comes_late(ctx, over):
         with suppress(TimeoutError):
@@ -300,7 +287,7 @@ async def timeout_around_a_helper(ctx: ReplicaContext, over: asyncio.Event) -> N
                 await trainer.average(ctx, LOSS)
 
 
-@incomplete(Reason.ABANDONED, 1, sizes=SIZES, anyio=False, says="was cancelled out of", shared=asyncio.Event)
+@abandoned(anyio=False, says="was cancelled out of", shared=asyncio.Event)
 async def task_cancelled_by_its_own_replica(ctx: ReplicaContext, over: asyncio.Event) -> None:
     async with replica_0_comes_late(ctx, over):
         task = asyncio.create_task(trainer.average(ctx, LOSS))
@@ -311,47 +298,45 @@ async def task_cancelled_by_its_own_replica(ctx: ReplicaContext, over: asyncio.E
             await task
 
 
-@incomplete(Reason.ABANDONED, 1, sizes=SIZES, says="its sibling", shared=anyio.Event)
+@abandoned(says="its sibling", shared=anyio.Event)
 async def sibling_fails_in_a_task_group_of_anyio(ctx: ReplicaContext, over: anyio.Event) -> None:
     async with replica_0_comes_late(ctx, over):
         with suppress(ExceptionGroup):
             async with anyio.create_task_group() as tasks:
                 if odd(ctx):
                     tasks.start_soon(fail)
-                await ctx.all_reduce(SUM, LOSS)  # named
+                await ctx.all_reduce("SUM", LOSS)  # named
 
 
-@incomplete(Reason.ABANDONED, 1, sizes=SIZES, says="cancelled its scope", shared=anyio.Event)
+@abandoned(says="cancelled its scope", shared=anyio.Event)
 async def scope_cancelled_by_a_sibling(ctx: ReplicaContext, over: anyio.Event) -> None:
     async with replica_0_comes_late(ctx, over), anyio.create_task_group() as tasks:
         if odd(ctx):
-            tasks.start_soon(lambda: _cancel(tasks))
-        await ctx.all_reduce(SUM, LOSS)  # named
+
+            async def cancel() -> None:
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(cancel)
+        await ctx.all_reduce("SUM", LOSS)  # named
 
 
-async def _cancel(tasks: Any) -> None:
-    tasks.cancel_scope.cancel()
-
-
-@incomplete(Reason.ABANDONED, 1, sizes=SIZES, anyio=False, never="time limit around")
+@abandoned(anyio=False, never="time limit around")
 async def one_is_late_and_the_others_time_out(ctx: ReplicaContext) -> None:
     if odd(ctx):
         await asyncio.sleep(9)  # named
     with suppress(TimeoutError):
-        await asyncio.wait_for(ctx.all_reduce(SUM, LOSS), 0.1)  # named
+        await asyncio.wait_for(ctx.all_reduce("SUM", LOSS), 0.1)  # named
     await ctx.barrier()
 
 
-@incomplete(Reason.ABANDONED, 1, sizes=SIZES, anyio=False, shared=asyncio.Event)
+@abandoned(anyio=False, shared=asyncio.Event)
 async def times_out_and_returns(ctx: ReplicaContext, over: asyncio.Event) -> None:
     if me(ctx) == 0:
         await over.wait()
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(0.05 if odd(ctx) else 60):
-            await ctx.all_reduce(SUM, LOSS)  # named
-    except TimeoutError:
-        over.set()
-        return
+            await ctx.all_reduce("SUM", LOSS)  # named
+    over.set()
 
 
 @mismatch(Reason.KIND, 1, sizes=SIZES, never="drop the remainder")
@@ -360,7 +345,7 @@ async def leaves_the_loop_by_an_exception(ctx: ReplicaContext) -> None:
         for step in range(3):
             if odd(ctx) and step == 1:
                 await fail()
-            await ctx.all_reduce(MEAN, LOSS)  # named
+            await ctx.all_reduce("MEAN", LOSS)  # named
     await ctx.barrier()  # named
 
 
@@ -372,7 +357,7 @@ async def swallows_and_returns(ctx: ReplicaContext) -> None:
                 await fail()
         except ValueError:
             return  # named
-        await ctx.all_reduce(MEAN, LOSS)  # named
+        await ctx.all_reduce("MEAN", LOSS)  # named
 
 
 @correct(sizes=SIZES, anyio=False)
@@ -380,7 +365,7 @@ async def sibling_fails_before_the_collective(ctx: ReplicaContext) -> None:
     with suppress(ExceptionGroup):
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(fail() if odd(ctx) else asyncio.sleep(0))
-    await ctx.all_reduce(SUM, LOSS)
+    await ctx.all_reduce("SUM", LOSS)
 
 
 @correct(sizes=SIZES, anyio=False)
@@ -392,21 +377,12 @@ async def cancelled_after_it_was_complete(ctx: ReplicaContext) -> None:
     await ctx.barrier()
 
 
-# Locks, events, queues and tasks between replicas: what is awaited beside the collectives.
-
-family("side channel")
+family("side channel")  # Locks, events, queues and tasks between replicas: what is awaited beside the collectives.
 
 
-def events() -> list[anyio.Event]:
-    return [anyio.Event() for _ in range(4)]
-
-
-def streams() -> list[Any]:
-    return [anyio.create_memory_object_stream[int](4) for _ in range(4)]
-
-
-def queues() -> list[asyncio.Queue[int]]:
-    return [asyncio.Queue() for _ in range(4)]
+def one_each(make: Callable[[], Any]) -> Callable[[], list[Any]]:
+    """Return what makes an object for each replica."""
+    return lambda: [make() for _ in EVERYONE]
 
 
 @deadlock(1, 2, 3, shared=asyncio.Lock)
@@ -416,22 +392,17 @@ async def lock_held_across_a_sum(ctx: ReplicaContext, lock: asyncio.Lock) -> Non
     await ctx.barrier()
     if me(ctx):
         await lock.acquire()  # named
-    await ctx.all_reduce(SUM, LOSS)  # named
+    await ctx.all_reduce("SUM", LOSS)  # named
     lock.release()
 
 
-@deadlock(3, shared=asyncio.Event)
-async def event_that_nobody_sets(ctx: ReplicaContext, event: asyncio.Event) -> None:
-    if me(ctx) == 3:
-        await event.wait()  # named
-    await ctx.all_reduce(SUM, LOSS)  # named
-
-
-@deadlock(2, shared=asyncio.Queue)
-async def queue_that_nobody_fills(ctx: ReplicaContext, queue: asyncio.Queue[int]) -> None:
-    if me(ctx) == 2:
-        await queue.get()  # named
-    await ctx.all_reduce(SUM, LOSS)  # named
+@deadlock(2, name="queue_that_nobody_fills", shared=lambda: (2, asyncio.Queue().get))
+@deadlock(3, name="event_that_nobody_sets", shared=lambda: (3, asyncio.Event().wait))
+async def one_waits_in_vain(ctx: ReplicaContext, shared: tuple[int, Callable[[], Awaitable[Any]]]) -> None:
+    waiter, wait = shared
+    if me(ctx) == waiter:
+        await wait()  # named
+    await ctx.all_reduce("SUM", LOSS)  # named
 
 
 @deadlock(0, shared=lambda: asyncio.Queue(1))
@@ -444,7 +415,7 @@ async def queue_that_nobody_empties(ctx: ReplicaContext, queue: asyncio.Queue[in
         await queue.get()
 
 
-@deadlock(*EVERYONE, shared=queues)
+@deadlock(*EVERYONE, shared=one_each(asyncio.Queue))
 async def ring_that_receives_first(ctx: ReplicaContext, ring: list[asyncio.Queue[int]]) -> None:
     i = me(ctx)
     await ring[i].get()  # named
@@ -466,13 +437,13 @@ async def condition_that_nobody_notifies(ctx: ReplicaContext, condition: asyncio
     if me(ctx) == 3:
         async with condition:
             await condition.wait()  # named
-    await ctx.all_reduce(SUM, LOSS)  # named
+    await ctx.all_reduce("SUM", LOSS)  # named
 
 
 @deadlock(0, shared=dict)
 async def awaits_the_task_of_another(ctx: ReplicaContext, tasks: dict[str, asyncio.Task[Any]]) -> None:
     async def reduce() -> None:
-        await ctx.all_reduce(SUM, LOSS, name="reduce")  # named
+        await ctx.all_reduce("SUM", LOSS, name="reduce")  # named
 
     if odd(ctx):
         tasks["reduce"] = asyncio.create_task(reduce())
@@ -480,9 +451,9 @@ async def awaits_the_task_of_another(ctx: ReplicaContext, tasks: dict[str, async
     elif me(ctx) == 0:
         await asyncio.sleep(1)
         await asyncio.shield(tasks["reduce"])  # named
-        await ctx.all_reduce(SUM, LOSS, name="reduce")
+        await ctx.all_reduce("SUM", LOSS, name="reduce")
     else:
-        await ctx.all_reduce(SUM, LOSS, name="reduce")  # named
+        await ctx.all_reduce("SUM", LOSS, name="reduce")  # named
 
 
 @correct(shared=lambda: SimpleNamespace(lock=anyio.Lock(), total=0))
@@ -491,27 +462,27 @@ async def lock_released_before_the_sum(ctx: ReplicaContext, shared: Any) -> None
         total = shared.total
         await anyio.lowlevel.checkpoint()
         shared.total = total + 1
-    await ctx.all_reduce(SUM, LOSS)
+    await ctx.all_reduce("SUM", LOSS)
     assert shared.total == 4
 
 
-@correct(shared=events)
+@correct(shared=one_each(anyio.Event))
 async def one_wakes_the_next(ctx: ReplicaContext, events: list[anyio.Event]) -> None:
     i = me(ctx)
     if i:
         await events[i - 1].wait()
     events[i].set()
-    await ctx.all_reduce(SUM, LOSS)
+    await ctx.all_reduce("SUM", LOSS)
 
 
-@correct(shared=streams)
+@correct(shared=one_each(partial(anyio.create_memory_object_stream, 4)))
 async def ring_that_sends_first(ctx: ReplicaContext, streams: list[Any]) -> None:
     i = me(ctx)
     send, receive = streams[(i + 1) % 4][0], streams[i][1]
     with send, receive:
         await send.send(i)
         assert await receive.receive() == (i - 1) % 4
-        await ctx.all_reduce(SUM, LOSS)
+        await ctx.all_reduce("SUM", LOSS)
 
 
 @correct(shared=anyio.Event)

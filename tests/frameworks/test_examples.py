@@ -1,4 +1,4 @@
-"""The programs in docs/examples: run as their reader would, with the package that they need and without it."""
+"""The programs in docs/examples run as a reader would run them, with and without the package that they need."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ import pytest
 
 from tests.project.paths import ROOT, environment
 
+Capture = pytest.CaptureFixture[str]
 EXAMPLES = ROOT / "docs" / "examples"
+HOW_TO = (ROOT / "docs" / "how-to.md").read_text(encoding="utf-8")
 PROGRAMS = {"torch": "train_pytorch.py", "jax": "train_jax.py", "sklearn": "train_digits.py"}
 NEEDS = PROGRAMS | {"starlette": "web_service.py", "trio": "on_trio.py", "tensorflow": "custom_training_tf.py"}
 NAMES = {"torch": "PyTorch", "jax": "JAX", "sklearn": "scikit-learn", "starlette": "Starlette", "trio": "trio",
          "tensorflow": "TensorFlow"}  # fmt: skip
 PACKAGES = {"sklearn": "scikit-learn", "starlette": "starlette uvicorn"}
-SHOWN = {"actor_learner.py": None, "checkpoints.py": None, "on_trio.py": "trio", "custom_training.py": None,
-         "custom_training_tf.py": "tensorflow"}  # fmt: skip
+SHOWN = {"actor_learner.py": [], "checkpoints.py": [], "on_trio.py": ["trio"], "custom_training.py": [],
+         "custom_training_tf.py": ["tensorflow"]}  # fmt: skip
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -36,9 +38,7 @@ def skip_without(*packages: str) -> None:
 
 
 @pytest.mark.parametrize("framework", PROGRAMS)
-def test_loss_curves_are_the_same_however_many_replicas_there_are(
-    framework: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_loss_curves_do_not_depend_on_the_number_of_replicas(framework: str, capsys: Capture) -> None:
     skip_without(framework)
     with pytest.raises(SystemExit, match="0"):
         runpy.run_path(str(EXAMPLES / PROGRAMS[framework]), run_name="__main__")
@@ -52,9 +52,7 @@ def test_loss_curves_are_the_same_however_many_replicas_there_are(
 
 
 @pytest.mark.parametrize("package", NEEDS)
-def test_without_the_package_one_sentence_says_so(
-    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     for module in [package, *(name for name in sys.modules if name.startswith(f"{package}."))]:
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(SystemExit) as ended:
@@ -65,20 +63,18 @@ def test_without_the_package_one_sentence_says_so(
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_prints_what_the_page_shows(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    needs = SHOWN[name]
-    skip_without(*([needs] if needs is not None else []))
-    if needs == "tensorflow":  # it speaks on standard error, and stays in the process
+def test_prints_what_the_page_shows(name: str, capsys: Capture) -> None:
+    skip_without(*SHOWN[name])
+    if "tensorflow" in SHOWN[name]:  # which prints on standard error, and stays in the process
         printed = run(str(EXAMPLES / name)).stdout
     else:
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")
         printed = capsys.readouterr().out
-    page = (ROOT / "docs" / "how-to.md").read_text(encoding="utf-8")
-    shown = page.partition(f"$ python docs/examples/{name.replace('_tf', '')}\n")[2].partition("```")[0]
+    shown = HOW_TO.partition(f"$ python docs/examples/{name.replace('_tf', '')}\n")[2].partition("```")[0]
     assert printed == shown
 
 
-def test_web_service_is_asked_to_stop() -> None:
+def test_web_service_stops_training_on_request() -> None:
     skip_without("starlette", "httpx")
     httpx = importlib.import_module("httpx")
     service = runpy.run_path(str(EXAMPLES / "web_service.py"))
@@ -106,11 +102,10 @@ def test_suite_of_training_code_passes() -> None:
     assert "7 passed" in ended.stdout, ended.stdout
 
 
-def test_notebook_prints_what_it_should_and_stands_in_the_page() -> None:
+def test_notebook_is_on_the_page_and_prints_the_results() -> None:
     file = EXAMPLES / "notebook.ipynb"
     cells = ["".join(cell["source"]) for cell in json.loads(file.read_text())["cells"] if cell["cell_type"] == "code"]
-    page = (ROOT / "docs" / "how-to.md").read_text(encoding="utf-8")
-    assert all(f"```py\n{cell}\n```" in page for cell in cells[2:])
+    assert all(f"```py\n{cell}\n```" in HOW_TO for cell in cells[2:])
     skip_without("nbclient", "ipykernel")
     program = (
         "import nbformat, nbclient, sys; book = nbformat.read(sys.argv[1], 4); nbclient.NotebookClient(book).execute();"

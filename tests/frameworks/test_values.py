@@ -1,9 +1,9 @@
-"""Collectives and cross-replica reductions of other frameworks' arrays, against NumPy; and whose memory they share."""
+"""Collectives and cross-replica reductions of other frameworks' arrays, and the memory that results share."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,48 +14,29 @@ from tests.collectives.kinds_of_values import Pair
 from tests.frameworks import toy
 from tests.runtime.programs import here, mirrored, on_each, replica
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 pytestmark = pytest.mark.anyio
 
 
-@dataclass(frozen=True)
-class Framework:
-    """A framework: one that is always there, or one that is tried where it is installed."""
-
-    name: str  # as reports have it
-    make: Callable[[Any], Any]  # makes an array of its own of a NumPy array, whose memory it does not share
-    type: type  # of what it makes
+class Framework(NamedTuple):
+    name: str  # in reports
+    make: Callable[[Any], Any]  # a copy of a NumPy array
+    type: type  # of the framework's arrays
     mutable: bool = True
 
 
 def seen(value: Any) -> np.ndarray[Any, Any]:
-    """Return NumPy's view of a framework's array."""
     return np.from_dlpack(value)
 
 
-def _toy() -> Framework:
-    return Framework("tests", lambda array: toy.Tensor(np.array(array)), toy.Tensor)
-
-
-def _torch() -> Framework:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    return Framework("torch", lambda array: torch.from_dlpack(np.array(array)), torch.Tensor)
-
-
-def _jax() -> Framework:
-    jax = pytest.importorskip("jax", reason="JAX is not installed")
-    return Framework("jax", lambda array: jax.numpy.array(np.array(array)), jax.Array, mutable=False)
-
-
-@pytest.fixture(params=[_toy, _torch, _jax])
+@pytest.fixture(params=["toy", "torch", "jax"])
 def framework(request: pytest.FixtureRequest) -> Framework:
-    found: Framework = request.param()
-    return found
-
-
-DTYPES = ["float32", "float16", "int32", "uint8"]
+    """Each framework that is installed, and one that is always there."""
+    if request.param == "toy":
+        return Framework("tests", lambda array: toy.Tensor(np.array(array)), toy.Tensor)
+    module = pytest.importorskip(request.param)
+    if request.param == "torch":
+        return Framework("torch", lambda array: module.from_dlpack(np.array(array)), module.Tensor)
+    return Framework("jax", lambda array: module.numpy.array(np.array(array)), module.Array, mutable=False)
 
 
 def numbers(replica_id: int, *shape: int, dtype: str = "float32") -> np.ndarray:
@@ -67,19 +48,19 @@ def to_list(framework: Framework, value: Any) -> Any:
     return seen(value).tolist()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", ["SUM", "MEAN", "MIN", "MAX", "PRODUCT"])
-async def test_all_reduce_gives_what_it_gives_for_numpy(framework: Framework, op: str, dtype: str) -> None:
-    async def program() -> bool:
-        mine = numbers(replica(), 2, 3, dtype=dtype)
-        wanted = await here().all_reduce(op, mine)
-        got = await here().all_reduce(op, framework.make(mine))
-        return bool(to_list(framework, got) == wanted.astype(seen(got).dtype).tolist())
+async def test_all_reduce_gives_what_it_gives_for_numpy(framework: Framework, op: str) -> None:
+    async def program() -> None:
+        for dtype in ("float32", "float16", "int32", "uint8"):
+            mine = numbers(replica(), 2, 3, dtype=dtype)
+            wanted = await here().all_reduce(op, mine)
+            got = await here().all_reduce(op, framework.make(mine))
+            assert to_list(framework, got) == wanted.astype(seen(got).dtype).tolist()
 
-    assert await on_each(3, program) == (True, True, True)
+    await on_each(3, program)
 
 
-async def test_collectives_give_the_framework_s_arrays(framework: Framework) -> None:
+async def test_collectives_return_the_framework_s_arrays(framework: Framework) -> None:
     async def program() -> tuple[Any, ...]:
         ctx, mine = here(), framework.make(numbers(replica(), 2))
         nest: Any = {"a": Pair(framework.make(np.ones(2, np.float32)), np.ones(1)), "b": [2.0, None]}
@@ -123,15 +104,10 @@ async def test_another_array_type_on_one_replica_is_a_mismatch(framework: Framew
 async def test_values_of_a_run_are_reduced_and_gathered_outside_of_it(framework: Framework) -> None:
     strategy = mirrored(2)
 
-    async def make() -> Any:
-        return {"x": framework.make(numbers(replica(), 2))}
-
-    async def read(x: Any) -> Any:
-        return to_list(framework, x)
-
-    value = (await strategy.run(make))["x"]
+    value = (await strategy.run(lambda: {"x": framework.make(numbers(replica(), 2))}))["x"]
     assert isinstance(value, PerReplica)
-    assert strategy.experimental_local_results(await strategy.run(read, (value,))) == ([0, 1], [10, 11])
+    read = await strategy.run(lambda x: to_list(framework, x), (value,))
+    assert strategy.experimental_local_results(read) == ([0, 1], [10, 11])
     assert to_list(framework, await strategy.reduce("SUM", value, None)) == [10, 12]
     ragged = PerReplica([framework.make(numbers(0, 2)), framework.make(numbers(1, 1))])
     assert to_list(framework, await strategy.reduce("MEAN", ragged, 0)) == pytest.approx(11 / 3)
@@ -145,18 +121,17 @@ async def test_values_of_a_run_are_reduced_and_gathered_outside_of_it(framework:
 
 async def test_extended_puts_copies_on_each_destination(framework: Framework) -> None:
     strategy = mirrored(2)
-    value = PerReplica([framework.make(numbers(0, 2)), framework.make(numbers(1, 2))])
+    value = PerReplica([framework.make(numbers(k, 2)) for k in range(2)])
     reduced = await strategy.extended.reduce_to("SUM", value, ["CPU:0", "CPU:1"])
     copies = await strategy.extended.broadcast_to(value.values[1], ["CPU:0", "CPU:1"])
-    for mirrored_value, wanted in ((reduced, [10, 12]), (copies, [10, 11])):
-        assert [to_list(framework, component) for component in mirrored_value.values] == [wanted, wanted]
-        if framework.mutable:
-            first, second = map(seen, mirrored_value.values)
-            assert not np.shares_memory(first, second)
+    for found, wanted in ((reduced, [10, 12]), (copies, [10, 11])):
+        assert [to_list(framework, component) for component in found.values] == [wanted, wanted]
+        first, second = map(seen, found.values)
+        assert not framework.mutable or not np.shares_memory(first, second)
 
 
-async def test_pytorch_s_own_types_come_back_and_its_parameters_are_refused() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+async def test_pytorch_s_own_types_are_returned_and_its_parameters_refused() -> None:
+    torch = pytest.importorskip("torch")
 
     class Special(torch.Tensor):  # type: ignore[misc,name-defined]
         pass
@@ -177,8 +152,8 @@ async def test_pytorch_s_own_types_come_back_and_its_parameters_are_refused() ->
         assert (largest.values.tolist(), largest.indices.tolist()) == ([6, 8, 10], [2, 2, 2])
 
 
-async def test_batches_of_a_data_loader_are_cut_and_reduced() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+async def test_batches_of_a_data_loader_are_split_and_reduced() -> None:
+    torch = pytest.importorskip("torch")
     inputs, targets = torch.arange(20.0).reshape(10, 2), torch.arange(10)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, targets), batch_size=4)
     strategy = mirrored(3)
@@ -226,15 +201,12 @@ class Opaque(toy.Tensor):
         (Opaque, "NumPy cannot look at this .*Opaque: can't export this layout"),
     ],
 )
-async def test_what_no_collective_takes_is_refused_with_the_way_out(kind: Any, text: str) -> None:
+async def test_unsupported_array_is_refused_with_advice(kind: Any, text: str) -> None:
     async def program() -> None:
         here().all_reduce("SUM", {"x": kind(np.ones(2))})
 
     with pytest.raises(TypeError, match=rf"value\['x'\]: .*{text}"):
         await on_each(1, program)
-
-
-# What is copied and what is not.
 
 
 def test_neither_input_nor_result_is_copied(framework: Framework) -> None:
@@ -247,16 +219,16 @@ def test_neither_input_nor_result_is_copied(framework: Framework) -> None:
     result = mark.give(array)
     assert isinstance(result, framework.type)
     assert seen(result).tolist() == [0, 1, 2, 3, 4, 5]
-    if framework.mutable:  # JAX takes over only memory that is aligned to 64 bytes
+    if framework.mutable:  # JAX shares only memory that is aligned to 64 bytes
         assert np.shares_memory(seen(result), array)
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all"])
-async def test_replica_that_changes_its_result_changes_nobody_elses(framework: Framework, collective: str) -> None:
+async def test_change_of_one_replicas_result_leaves_the_others_alone(framework: Framework, collective: str) -> None:
     if not framework.mutable:
         pytest.skip("its arrays cannot be changed")
 
-    async def program() -> list[float]:
+    async def program() -> Any:
         ctx, mine = here(), framework.make(np.arange(6, dtype=np.float32))
         arguments = ["SUM", mine] if "reduce" in collective else [mine, 0]
         result = seen(await getattr(ctx, collective)(*arguments))
@@ -264,19 +236,17 @@ async def test_replica_that_changes_its_result_changes_nobody_elses(framework: F
         result[:] = [value + 100 * (replica() + 1) for value in before]
         await ctx.barrier()
         assert result.tolist() == [value + 100 * (replica() + 1) for value in before]
-        mine_now: list[float] = seen(mine).tolist()
-        return mine_now
+        return to_list(framework, mine)
 
     assert await on_each(3, program) == ([0, 1, 2, 3, 4, 5],) * 3
 
 
 async def test_out_is_the_framework_s_own_memory(framework: Framework) -> None:
-    async def program() -> list[float]:
+    async def program() -> Any:
         out = framework.make(np.zeros(2, np.float32))
         result = await here().all_reduce("SUM", framework.make(np.ones(2, np.float32)), out=out)
         assert result is out
-        values: list[float] = seen(out).tolist()
-        return values
+        return to_list(framework, out)
 
     if framework.mutable:
         assert await on_each(2, program) == ([2, 2],) * 2

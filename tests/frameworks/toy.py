@@ -1,7 +1,4 @@
-"""A framework of arrays as others see it: mutable arrays with DLPack, and nothing of NumPy's.
-
-It stands in where no real one is installed. Like PyTorch's, its tensors cannot be made read-only.
-"""
+"""A framework that is always there: mutable arrays with DLPack, which like PyTorch's cannot be made read-only."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ int16 = np.dtype(np.int16)
 
 
 class Tensor:
-    """An array, with as much of a tensor's surface as tests need."""
+    """An array with the methods of a tensor that tests need."""
 
     requires_grad = False
 
@@ -44,5 +41,4 @@ class Tensor:
 
 
 def from_dlpack(other: Any) -> Tensor:
-    """Return a tensor over the other array's memory."""
     return Tensor(np.from_dlpack(other))

@@ -1,15 +1,12 @@
-"""Where things are in a checkout, and how to start a fresh Python on it."""
+"""The paths of a checkout, and a fresh Python on it."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[2]
 SOURCES = (ROOT, ROOT / "kernels")
@@ -17,12 +14,12 @@ PACKAGES = (ROOT / "aiodist", ROOT / "kernels" / "aiodist_kernels")
 
 
 def environment(sources: Sequence[Path] = SOURCES) -> dict[str, str]:
-    """Return the environment of a process that imports our packages from `sources`."""
+    """Return the environment of a process that imports the packages from `sources`."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sources))}
 
 
 def run_python(arguments: Sequence[str], folder: Path, sources: Sequence[Path] = SOURCES) -> str:
-    """Run Python in `folder` with our packages importable from `sources`; return all that it prints, errors too."""
+    """Run Python in `folder` with the packages importable from `sources`; return its output and errors."""
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,

@@ -1,11 +1,11 @@
-"""The examples in README and docs do what the page says: the output that it shows, the error that it shows.
+"""The examples in README and docs give the output and the errors that the page shows.
 
-Four kinds of fenced block are examples; every other block is prose:
+Four kinds of fenced blocks are examples:
 
 - `python` whose first line is a comment with a file name, `# train.py`: the block is written to that file.
 - `diff`: a change to such a file, headed `--- train.py` and `+++ train.py`.
-- `console`: a command, `$ python train.py`, and all that it prints. Files of the same document lie beside it. A line
-  `...` stands for any number of lines, and `...` in a line for any text.
+- `console`: a command, `$ python train.py`, run beside the document's files, and its output. A line `...` stands for
+  any lines, and `...` in a line for any text.
 - `python` without a file name: run in place, in a namespace that the document's blocks share; `>>>` makes it a doctest.
 """
 
@@ -31,14 +31,13 @@ ANY_LINES, ANY_TEXT = re.escape("\n...\n"), re.escape("...")
 
 
 class PythonParser(PythonCodeBlockParser):
-    """Tell programs, which are written to files, from snippets, which are run in place."""
+    """Finds programs, which are written to files, and snippets, which run in place."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(doctest_optionflags=doctest.ELLIPSIS)
         self.folder = folder
 
     def __call__(self, document: Document) -> Iterable[Region]:
-        """Yield the document's Python blocks."""
         for region in super().__call__(document):
             if FILE_NAME.match(str(region.parsed)):
                 region.evaluator = partial(write_program, self.folder)
@@ -46,14 +45,12 @@ class PythonParser(PythonCodeBlockParser):
 
 
 def write_program(folder: Path, example: Example) -> None:
-    """Write a program to the file that its first line names."""
-    match = FILE_NAME.match(example.parsed)
-    assert match
-    (folder / match[1]).write_text(example.parsed, encoding="utf-8")
+    name = example.parsed.partition("\n")[0].removeprefix("# ")
+    (folder / name).write_text(example.parsed, encoding="utf-8")
 
 
 def change_program(folder: Path, example: Example) -> None:
-    """Change the program that a diff names: replace the lines that it shows as old by those that it shows as new."""
+    """Replace the old lines of a diff by the new ones in the program that it names."""
     before, after, *lines = example.parsed.splitlines()
     assert before.removeprefix("--- ") == after.removeprefix("+++ ")
     old, new = ("".join(f"{line[1:]}\n" for line in lines if line[:1] != sign) for sign in "+-")
@@ -64,7 +61,7 @@ def change_program(folder: Path, example: Example) -> None:
 
 
 def run_command(folder: Path, example: Example) -> str | None:
-    """Run a command; return what is wrong with its output, None if nothing is."""
+    """Run a command; return a message if its output is not as expected."""
     command, _, expected = example.parsed.partition("\n")
     dollar, python, *arguments = shlex.split(command)
     assert (dollar, python) == ("$", "python"), f"an example runs Python, not {command!r}"
@@ -73,7 +70,7 @@ def run_command(folder: Path, example: Example) -> str | None:
 
 
 def matches(expected: str, printed: str) -> bool:
-    """Compare, letting `...` stand for anything: alone on a line for lines, in a line for text."""
+    """Compare two outputs, with `...` as a wildcard."""
     pattern = re.escape(f"\n{expected.strip()}\n")
     while ANY_LINES in pattern:
         pattern = pattern.replace(ANY_LINES, r"\n(?:.*\n)*?")
@@ -82,7 +79,7 @@ def matches(expected: str, printed: str) -> bool:
 
 
 def examples_of(document: Path, folder: Path) -> list[Example]:
-    """Find the examples of a Markdown file; those with files use `folder`."""
+    """Find the examples of a Markdown file, whose own files are in `folder`."""
     diff = CodeBlockParser("diff", partial(change_program, folder))
     console = CodeBlockParser("console", partial(run_command, folder))
     return list(Sybil([PythonParser(folder), diff, console]).parse(document))

@@ -1,8 +1,8 @@
-"""The floors on which packages stand hold, and the reader that says so finds every planted violation.
+"""Packages import only from lower floors and modules in their package's order; every planted violation is found.
 
-A file imports only from floors below its own, or from its own package. Imports inside functions count as those at the
-top do: they are made later, and bind as firmly; so do those for types alone. The docstring of a package lists its
-modules in an order: each imports only from those above it. So there are no circles.
+A file imports only from lower floors or from its own package. Imports inside functions and for types alone count, too.
+The docstring of a package lists its modules in an order in which each imports only from those above it, so that there
+are no cycles.
 """
 
 from __future__ import annotations
@@ -10,18 +10,15 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.project.paths import ROOT
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-    from pathlib import Path
-
-# The longest prefix of a module's name decides.
-# `aiodist` itself, the list of public names, stands beside the tools and the demos: they use it as any program does.
+# The longest prefix of a module's name decides. Tools and demos use `aiodist`, the public names, as any program.
 FLOORS: Mapping[str, int] = {
     "aiodist_kernels": 0,
     "aiodist._core": 1,
@@ -42,9 +39,9 @@ FLOORS: Mapping[str, int] = {
     "aiodist.__main__": 13,
 }
 SHARED_FLOOR = 12
-"""Where packages import from each other."""
+"""The floor whose packages import from each other."""
 MAY_IMPORT = {0: {"numpy", "llvmlite", "numba", "numba_cuda", *sys.stdlib_module_names}, 1: sys.stdlib_module_names}
-"""What may be imported from outside of this project, on floors where not all may."""
+"""By floor, what may be imported from outside of this project; anything on other floors."""
 
 
 class Import(NamedTuple):
@@ -59,7 +56,7 @@ class Module(NamedTuple):
 
 
 def floor_of(name: str) -> int | None:
-    """Find the floor of a module; None if it stands on none of ours."""
+    """Return the floor of a module, None if it has none."""
     if name in FLOORS:
         return FLOORS[name]
     package, _, rest = name.rpartition(".")
@@ -67,7 +64,6 @@ def floor_of(name: str) -> int | None:
 
 
 def read_tree(root: Path) -> dict[str, Module]:
-    """Read every module under `root`, a checkout."""
     files = {
         ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__"): path
         for source in (root, root / "kernels")
@@ -88,17 +84,15 @@ def read(name: str, path: Path, files: Collection[str]) -> Module:
 
 
 def targets(node: ast.AST, files: Collection[str]) -> Iterator[str]:
-    """Yield what a statement imports; none is relative, ruff says."""
+    """Yield the modules that a statement imports; ruff permits no relative imports."""
     match node:
         case ast.Import(names=names):
             yield from (alias.name for alias in names)
         case ast.ImportFrom(module=str(base), names=names):
             yield from (f"{base}.{alias.name}" if f"{base}.{alias.name}" in files else base for alias in names)
-        case ast.Call(
-            func=ast.Name(id="import_module") | ast.Attribute(attr="import_module"),
-            args=[ast.Constant(value=str(module)), *_],
-        ):
-            yield module
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[ast.Constant(value=str(module)), *_]):
+            if name == "import_module":
+                yield module
 
 
 def package_of(name: str) -> str:
@@ -106,18 +100,18 @@ def package_of(name: str) -> str:
 
 
 def violations(modules: Mapping[str, Module]) -> Iterator[str]:
-    """Yield, as lines for a person, every import that goes up, aside or outside, and every one against a list."""
+    """Yield a line for every import from a higher or equal floor, from outside, or against a package's order."""
     for name, module in modules.items():
         if module.floor is None:
             yield f"{name} stands on no floor"
             continue
-        for found in module.imports:
-            other, where = floor_of(found.target), f"{name}:{found.line} (floor {module.floor}) imports {found.target}"
-            aside = other == module.floor != SHARED_FLOOR and package_of(name) != package_of(found.target)
+        for target, line in module.imports:
+            other, where = floor_of(target), f"{name}:{line} (floor {module.floor}) imports {target}"
+            aside = other == module.floor != SHARED_FLOOR and package_of(name) != package_of(target)
             if other is not None and (other > module.floor or aside):
                 yield f"{where} (floor {other})"
             allowed = MAY_IMPORT.get(module.floor)
-            if other is None and allowed and found.target.partition(".")[0] not in allowed:
+            if other is None and allowed and target.partition(".")[0] not in allowed:
                 yield f"{where} from outside"
     for package, listed in modules.items():
         if listed.order:
@@ -125,17 +119,20 @@ def violations(modules: Mapping[str, Module]) -> Iterator[str]:
 
 
 def disorder(package: str, order: list[str], modules: Mapping[str, Module]) -> Iterator[str]:
-    def inner(name: str) -> str:
-        return name.removeprefix(f"{package}.").partition(".")[0] if name.startswith(f"{package}.") else ""
-
     for name, module in modules.items():
-        own = inner(name)
+        own = inner(package, name)
         if own and own not in order:
             yield f"{package} does not list {own}"
         elif own:
-            for found in module.imports:
-                if inner(found.target) in order[order.index(own) + 1 :]:
-                    yield f"{name}:{found.line} imports {found.target}, which {package} lists below it"
+            for target, line in module.imports:
+                if inner(package, target) in order[order.index(own) + 1 :]:
+                    yield f"{name}:{line} imports {target}, which {package} lists below it"
+
+
+def inner(package: str, name: str) -> str:
+    """Return the first part of a module's name within a package, empty if it is not in it."""
+    prefix, _, rest = name.partition(f"{package}.")
+    return "" if prefix else rest.partition(".")[0]
 
 
 def test_floors_hold() -> None:
@@ -143,8 +140,6 @@ def test_floors_hold() -> None:
     assert {module.floor for module in modules.values()} >= {0, 1, 2, 4, 5, 8, 12, 13}
     assert list(violations(modules)) == []
 
-
-# Planted violations.
 
 SOUND = {
     "kernels/aiodist_kernels/sums.py": "import functools\nimport numpy as np",

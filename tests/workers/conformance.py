@@ -1,7 +1,7 @@
-"""What every communicator must do, whatever engine it is of: cases that each worker goes through at the same time.
+"""Cases that a communicator of any engine must pass; all workers go through each at the same time.
 
-A case is a generator that yields requests, to be complete before it is resumed, and asserts. Every worker knows what
-the others contribute (it follows from their ranks) and works out in plain NumPy what must come of it.
+A case is a generator that yields requests and is resumed when each completes. Contributions follow from ranks, so that
+every worker computes the expected results in plain NumPy.
 """
 
 from __future__ import annotations
@@ -19,19 +19,15 @@ from aiodist_kernels import ReduceOp
 
 Case = Callable[[Communicator], Iterator[Request]]
 
-FOLDS: Final = {
-    ReduceOp.SUM: np.add,
-    ReduceOp.PRODUCT: np.multiply,
-    ReduceOp.MIN: np.minimum,
-    ReduceOp.MAX: np.maximum,
-}
+SUM, _, MIN, MAX, PRODUCT = ReduceOp
+FOLDS: Final = {SUM: np.add, PRODUCT: np.multiply, MIN: np.minimum, MAX: np.maximum}
 DTYPES: Final = [np.dtype(name) for name in (*"bBhHiIlLefdgFD", "?")]
 SPECIAL: Final = [np.inf, -np.inf, np.nan, -0.0, 0.0, 1.0, 2.0, -1.0]
 SIZES: Final = [0, 7, 1000]
 
 
 def contributed(rank: int, size: int, dtype: np.dtype) -> np.ndarray:
-    """Return what a worker contributes: values of which sums and products come out the same in every order."""
+    """Return a worker's contribution: values whose sums and products are the same in every order."""
     draw = np.random.default_rng(100 * rank + size % 97)
     if dtype.kind == "b":
         return draw.random(size) < 0.5
@@ -44,29 +40,26 @@ def contributed(rank: int, size: int, dtype: np.dtype) -> np.ndarray:
 
 
 def reduced(op: ReduceOp, size: int, dtype: np.dtype, ranks: Sequence[int]) -> np.ndarray:
-    """Return what comes of what these workers contribute."""
     with np.errstate(all="ignore"):
         return functools.reduce(FOLDS[op], [contributed(rank, size, dtype) for rank in ranks])
 
 
 def check(op: ReduceOp, found: np.ndarray, wanted: np.ndarray) -> None:
-    """Compare values, and the signs of zeros too, but of MIN and MAX values: which of two zeros they give is open."""
+    """Compare values, and the signs of zeros except those of MIN and MAX, which may give either zero."""
     assert found.dtype == wanted.dtype
     np.testing.assert_array_equal(found, wanted)
-    if found.dtype.kind == "f" and op in (ReduceOp.SUM, ReduceOp.PRODUCT):
+    if found.dtype.kind == "f" and op in (SUM, PRODUCT):
         number = ~np.isnan(wanted)
         np.testing.assert_array_equal(np.signbit(found)[number], np.signbit(wanted)[number])
 
 
 def takes(op: ReduceOp, dtype: np.dtype) -> bool:
-    """Return whether aiodist has that reduction."""
-    return not (dtype.kind == "c" and op in (ReduceOp.MIN, ReduceOp.MAX)) and not (
-        dtype.kind == "b" and op in (ReduceOp.SUM, ReduceOp.PRODUCT)
-    )
+    refused = {"c": (MIN, MAX), "b": (SUM, PRODUCT)}
+    return op not in refused.get(dtype.kind, ())
 
 
 def reductions_of_the_engine(c: Communicator) -> Iterator[Request]:
-    """All that the engine says that it reduces, into the buffer itself and into another."""
+    """All reductions that the engine claims, in place and into another buffer."""
     for dtype in DTYPES:
         for op in FOLDS:
             for size in SIZES if takes(op, dtype) and c.reduces(op, dtype) else ():
@@ -81,21 +74,20 @@ def reductions_of_the_engine(c: Communicator) -> Iterator[Request]:
 
 
 def least_of_records(c: Communicator) -> Iterator[Request]:
-    """The reduction by which many workers compare records: of bytes, whatever `reduces` says."""
+    """The minimum of bytes, by which many workers compare records, whatever `reduces` says."""
     values = np.array([c.rank, 255 - c.rank, 128, 127], np.uint8)
-    yield c.iallreduce(ReduceOp.MIN, values, values)
+    yield c.iallreduce(MIN, values, values)
     assert values.tolist() == [0, 256 - c.size, 128, 127]
 
 
 def text(rank: int, size: int) -> np.ndarray:
-    """Return bytes that a worker sends."""
     return np.random.default_rng(1000 * rank + size).integers(0, 256, size, np.uint8)
 
 
 def gatherings(c: Communicator) -> Iterator[Request]:
-    """Parts of one size, and of several, some or all of them empty, one behind the other or in places of their own.
+    """Parts of one size, and of several, some or all of them empty, contiguous or with gaps, which stay as they are.
 
-    What is sent may be read-only; what is between places is left as it is.
+    What is sent may be read-only.
     """
     for size in (0, 1, 512, 70_001):
         receive = np.empty(size * c.size, np.uint8)
@@ -117,7 +109,7 @@ def gatherings(c: Communicator) -> Iterator[Request]:
 
 
 def records(c: Communicator) -> Iterator[Request]:
-    """What opens every step, again and again, of which some workers say more than others."""
+    """The exchange that begins every step, repeated, with records of unequal length."""
     own, everyone = np.zeros(c.record_bytes, np.uint8), np.zeros((c.size, c.record_bytes), np.uint8)
     begin = c.exchange_init(own, everyone.reshape(-1))
     lengths = [48, c.record_bytes, 513 % c.record_bytes, 512]
@@ -131,7 +123,7 @@ def records(c: Communicator) -> Iterator[Request]:
 
 
 def broadcasts(c: Communicator) -> Iterator[Request]:
-    """From each worker, of several sizes; what is sent may be read-only."""
+    """Several sizes from each worker; what is sent may be read-only."""
     for root in range(c.size):
         for size in (0, 1, 513, SEGMENT):
             buffer = text(c.rank, size)
@@ -141,7 +133,7 @@ def broadcasts(c: Communicator) -> Iterator[Request]:
 
 
 def exchanges(c: Communicator) -> Iterator[Request]:
-    """Parts of all sizes, some or all of them empty."""
+    """Parts of several sizes, some or all of them empty, contiguous and with gaps."""
 
     def part(source: int, target: int, unit: int) -> np.ndarray:
         return text(100 * source + target, unit * ((source + 2 * target) % 3))
@@ -167,12 +159,12 @@ def exchanges(c: Communicator) -> Iterator[Request]:
 
 
 def several_in_flight(c: Communicator) -> Iterator[Request]:
-    """Operations of all kinds, begun before any is waited for, and waited for in another order."""
+    """Operations of all kinds, in flight together, completed in another order."""
     total, send = np.full(5000, float(c.rank)), text(c.rank, 300)
     whole, given, exchanged = np.empty(300 * c.size, np.uint8), text(c.rank, 9), np.empty(c.size, np.uint8)
     ones = [1] * c.size
     requests = [
-        c.iallreduce(ReduceOp.SUM, total, total),
+        c.iallreduce(SUM, total, total),
         c.iallgather(send, whole),
         c.ibcast(given, c.size - 1),
         c.ialltoallv(Parts(np.arange(c.size, dtype=np.uint8), ones), Parts(exchanged, ones)),
@@ -185,15 +177,15 @@ def several_in_flight(c: Communicator) -> Iterator[Request]:
 
 
 def duplicates_are_apart(c: Communicator) -> Iterator[Request]:
-    """Operations of two communicators, which half of the workers begin in the one order and half in the other."""
+    """Operations of two communicators, which half of the workers begin in the opposite order."""
     made = [(yield from c.dup()), (yield from c.dup())]
     assert all((other.rank, other.size, other.engine) == (c.rank, c.size, c.engine) for other in made)
     values = [np.full(3, 10.0 ** (k + c.rank)) for k in (0, 8)]
     requests: dict[int, Request] = {}
     for k in (0, 1) if c.rank % 2 else (1, 0):
-        requests[k] = made[k].iallreduce(ReduceOp.SUM, values[k], values[k])
+        requests[k] = made[k].iallreduce(SUM, values[k], values[k])
     mine = np.array([c.rank])
-    yield c.iallreduce(ReduceOp.MAX, mine, mine)
+    yield c.iallreduce(MAX, mine, mine)
     yield requests[0]
     yield requests[1]
     assert mine[0] == c.size - 1
@@ -204,14 +196,14 @@ def duplicates_are_apart(c: Communicator) -> Iterator[Request]:
 
 
 def parts_of_the_workers(c: Communicator) -> Iterator[Request]:
-    """Communicators of some workers, two of them at a time, and of all."""
+    """Communicators of some workers, two at a time, and of all."""
     for number, members in enumerate([range(0, c.size, 2), range(1, c.size, 2), range(c.size)], 1):
         if c.rank not in members or len(members) < 2:
             continue
         part = yield from c.create_group(list(members), number)
         assert (part.rank, part.size) == (list(members).index(c.rank), len(members))
         value = np.array([1 << c.rank])
-        yield part.iallreduce(ReduceOp.SUM, value, value)
+        yield part.iallreduce(SUM, value, value)
         assert value[0] == sum(1 << rank for rank in members)
         yield from records(part)  # of two workers, say
 
@@ -223,29 +215,25 @@ CASES: Final[list[Case]] = [
 
 
 def go_through(case: Case, communicator: Communicator) -> None:
-    """Go through a case in a process of its own."""
     for request in case(communicator):
         wait(request)
 
 
 def wait(request: Request) -> None:
-    """Ask for a request until it is complete."""
     while not request.test():
         time.sleep(100e-6)  # there may be more workers than cores
 
 
 def go_through_together(case: Case, communicators: Sequence[Any]) -> None:
-    """Go through a case as all workers of one process, each as far as it gets, in turn."""
+    """Go through a case as all workers of one process, each in turn as far as it gets."""
     walks = {rank: case(communicator) for rank, communicator in enumerate(communicators)}
-    waiting: dict[int, Request] = {}
+    pending: dict[int, Request | None] = dict.fromkeys(walks)
     while walks:
-        moved = False
+        stuck = True
         for rank, walk in list(walks.items()):
-            while rank not in waiting or waiting[rank].test():
-                moved = True
-                try:
-                    waiting[rank] = next(walk)
-                except StopIteration:
+            while rank in walks and ((request := pending[rank]) is None or request.test()):
+                stuck = False
+                pending[rank] = next(walk, None)
+                if pending[rank] is None:
                     del walks[rank]
-                    break
-        assert moved, f"workers {sorted(walks)} wait for ever in {case.__name__}"
+        assert not stuck, f"workers {sorted(walks)} wait for ever in {case.__name__}"

@@ -1,12 +1,11 @@
-"""A program for several real workers: many checks in one job, since a job takes long to start.
+"""A program for several real workers, with many checks in one job, because a job takes long to start.
 
-python job.py fault KIND...        the last worker does something wrong, in one run after the other; the others print
-                                   what they report
+python job.py fault KIND...        the last worker goes wrong, in one run after another; the others print their errors
 python job.py stalls               the last worker is late, blocks its loop, is late again, and disagrees
 python job.py groups               groups and joins in one run, then two groups in opposite order; then disagreements
-                                   in a run, and in a group, that are caught; one worker ends later than the others
-python job.py conforms             each worker goes through all that a communicator must do, and prints digests of what
-                                   programs give, the same on all
+                                   in a run and in a group, which are caught; one worker ends later than the others
+python job.py conforms             each worker goes through the conformance cases and prints digests of the results of
+                                   programs, which are the same on all
 """
 
 from __future__ import annotations
@@ -18,21 +17,16 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 import aiodist
-from aiodist import (
-    CollectiveMismatchError,
-    CommunicationOptions,
-    DeadlockError,
-    MultiWorkerMirroredStrategy,
-    PerReplica,
-    ReduceOp,
-    ReplicaContext,
-    Variable,
-)
+from aiodist import ReduceOp, ReplicaContext
 from aiodist._arrays import environment
 from aiodist._strategy.scope import replicas_of
 from aiodist._workers.ending import Journal
@@ -40,18 +34,37 @@ from aiodist._workers.transport import Communicator, Steps
 from tests.workers.conformance import CASES, go_through, wait
 
 
+def job(workers: int, *arguments: str) -> tuple[int, str]:
+    """Run this program as a job; return its exit code and output. It must leave no process and no temporary file."""
+    from tests.tools.jobs import Jobs  # which workers do not need
+
+    with closing(Jobs()) as jobs, TemporaryDirectory() as folder:
+        variables = {"TMPDIR": folder, "PYTHONWARNINGS": "error::DeprecationWarning"}
+        started = jobs.start(["-n", str(workers), __file__, *arguments], **variables)
+        code = started.end()
+        assert list(Path(folder).iterdir()) == [], started.output
+        return code, started.output
+
+
 def say(line: str) -> None:
-    """Print a line in one piece, also where Python writes unbuffered: other workers print at the same moment."""
+    """Print a line in one piece, even unbuffered: other workers print at the same moment."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
+async def run(strategy: aiodist.Strategy, program: Callable[[ReplicaContext], Any]) -> tuple[Any, ...]:
+    """Run a program that takes its context; return the local results."""
+    results = await strategy.run(lambda: program(aiodist.get_replica_context()))
+    return strategy.experimental_local_results(results)
+
+
 async def values(ctx: ReplicaContext) -> list[Any]:
-    """Return the results of all kinds of collectives, on values whose sums are exact in any order."""
+    """Return the results of all kinds of collectives on values whose sums are exact in any order."""
     r, n = ctx.replica_id_in_sync_group, ctx.num_replicas_in_sync
     found: list[Any] = []
     for dtype in (np.int32, np.float16, np.float32, np.float64, np.complex64):
-        for size in (3, 1000, 300_000) if dtype is np.float32 else (3, 1000):  # each kernel is compiled anew
+        large = [300_000] if dtype is np.float32 else []  # of one dtype, because every kernel must be compiled
+        for size in (3, 1000, *large):
             whole = np.random.default_rng(r).integers(0, 4, size).astype(dtype)
             found.append(await ctx.all_reduce("SUM", whole))
             if np.dtype(dtype).kind != "c":
@@ -62,25 +75,20 @@ async def values(ctx: ReplicaContext) -> list[Any]:
         found.append(await ctx.all_gather([np.full((size, r + 1), r), np.full((3, 1), r, np.int8)], 1))
         found.append(await ctx.broadcast([np.full(10 * size, r), np.arange(size).reshape(-1, 20).T], n - 1))
         scattered = await ctx.reduce_scatter("SUM", np.arange(2 * size * n, dtype=np.float32))
-        found.append(await ctx.all_gather(scattered, 0))
         exchanged = await ctx.all_to_all(np.arange(size * n) + r)
-        found.append(await ctx.all_gather(exchanged, 0))
-    variable = Variable(np.full(3, float(r)), aggregation="sum")
+        found += [await ctx.all_gather(part, 0) for part in (scattered, exchanged)]
+    variable = aiodist.Variable(np.full(3, float(r)), aggregation="sum")
     await ctx.barrier()
     await variable.assign_add(np.ones(3))
     found.append(variable.read_value())
     return found
 
 
-async def all_values(strategy: MultiWorkerMirroredStrategy) -> str:
-    """Return a digest of everything."""
-
-    async def replica() -> list[Any]:
-        return await values(aiodist.get_replica_context())
-
-    first = strategy.experimental_local_results(await strategy.run(replica))[0]
+async def all_values(strategy: aiodist.MultiWorkerMirroredStrategy) -> str:
+    """Return a digest of the results in and outside of replicas."""
+    first = (await run(strategy, values))[0]
     local = replicas_of(strategy).local
-    ones = PerReplica([np.ones(2)] * local) if local > 1 else np.ones(2)
+    ones = aiodist.PerReplica([np.ones(2)] * local) if local > 1 else np.ones(2)
     first.append(await strategy.reduce("SUM", ones, None))
     ticks = 0
 
@@ -90,11 +98,8 @@ async def all_values(strategy: MultiWorkerMirroredStrategy) -> str:
             ticks += 1
             await asyncio.sleep(0)
 
-    async def large() -> Any:
-        return await aiodist.get_replica_context().all_reduce("SUM", np.ones(1 << 20))
-
     ticking = asyncio.create_task(tick())
-    await strategy.run(large)
+    await run(strategy, lambda ctx: ctx.all_reduce("SUM", np.ones(1 << 20)))
     ticking.cancel()
     assert ticks > 10 or strategy.num_replicas_in_sync == local, "the event loop stood still"
     total = hashlib.sha256()
@@ -116,13 +121,16 @@ async def ordered_sums(ctx: ReplicaContext) -> str:
     return total.hexdigest()[:16]
 
 
+def strategy_of(communicator: Communicator, replicas: int, **options: Any) -> aiodist.MultiWorkerMirroredStrategy:
+    """Return a strategy with that many replicas on this worker."""
+    options["communication_options"] = aiodist.CommunicationOptions(timeout_seconds=150)
+    return aiodist.MultiWorkerMirroredStrategy([f"CPU:{i}" for i in range(replicas)], communicator, **options)
+
+
 def all_ordered_sums(communicator: Communicator, replicas: int) -> str:
-    """Return the digest of ordered sums, with so many replicas on this worker."""
-    options = CommunicationOptions(timeout_seconds=150)
-    devices = [f"CPU:{i}" for i in range(replicas)]
-    strategy = MultiWorkerMirroredStrategy(devices, communicator, communication_options=options, reduction="ordered")
-    found = asyncio.run(strategy.run(lambda: ordered_sums(aiodist.get_replica_context())))
-    return str(strategy.experimental_local_results(found)[0])
+    """Return the digest of ordered sums, with that many replicas on this worker."""
+    strategy = strategy_of(communicator, replicas, reduction="ordered")
+    return str(asyncio.run(run(strategy, ordered_sums))[0])
 
 
 async def faulty(ctx: ReplicaContext, kind: str) -> None:
@@ -133,11 +141,10 @@ async def faulty(ctx: ReplicaContext, kind: str) -> None:
             await ctx.all_reduce("SUM", np.ones(7))
         go_wrong(kind)
     limit = 0.5 if kind == "blocked" else None
-    await ctx.all_reduce("SUM", np.ones(5), CommunicationOptions(timeout_seconds=limit))
+    await ctx.all_reduce("SUM", np.ones(5), aiodist.CommunicationOptions(timeout_seconds=limit))
 
 
 def go_wrong(kind: str) -> None:
-    """Do something that no collective sees."""
     if kind == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "stopped":
@@ -150,36 +157,34 @@ def go_wrong(kind: str) -> None:
         time.sleep(3)
 
 
-async def stalls(strategy: MultiWorkerMirroredStrategy, *, last: bool) -> None:
-    """Let the last worker be waited for in several ways, and disagree in the end."""
+async def stalls(strategy: aiodist.MultiWorkerMirroredStrategy, *, last: bool) -> None:
+    """Let the others wait for the last worker in several ways, and let it disagree in the end."""
 
-    async def replica() -> None:
-        ctx = aiodist.get_replica_context()
+    async def replica(ctx: ReplicaContext) -> None:
         await ctx.barrier()
         if last:
             time.sleep(2)  # noqa: ASYNC251  (it blocks the loop)
         await ctx.barrier()
 
-    await strategy.run(replica)
+    await run(strategy, replica)
     if last:
         await asyncio.sleep(1)
     await strategy.reduce("SUM", 1, None)
-    await strategy.run(lambda: aiodist.get_replica_context().all_reduce("MAX" if last else "SUM", 1))
+    await run(strategy, lambda ctx: ctx.all_reduce("MAX" if last else "SUM", 1))
 
 
 def wait_until_the_others_wait() -> None:
-    """Return a second after all others have come to the making of the strategy, as the journal says."""
+    """Return a second after all others have begun to make the strategy, as the journal says."""
     others = (found.workers if (found := environment.launched()) else 1) - 1
     while len(Journal(environment.notes()).waiting) < others:
         time.sleep(0.05)
     time.sleep(1)
 
 
-async def disagree(strategy: MultiWorkerMirroredStrategy, *, in_group: bool) -> None:
+async def disagree(strategy: aiodist.MultiWorkerMirroredStrategy, *, in_group: bool) -> None:
     """Let the last replica contribute more than the others, and catch the error."""
 
-    async def replica() -> None:
-        ctx = aiodist.get_replica_context()
+    async def replica(ctx: ReplicaContext) -> None:
         odd = ctx.replica_id_in_sync_group == ctx.num_replicas_in_sync - 1
         where = ctx.new_group(range(ctx.num_replicas_in_sync), "everyone") if in_group else ctx
         for _ in range(3):
@@ -187,29 +192,27 @@ async def disagree(strategy: MultiWorkerMirroredStrategy, *, in_group: bool) -> 
         await where.all_reduce("SUM", np.ones((1 << 17) + 8 * odd))
 
     try:
-        await strategy.run(replica)
-    except CollectiveMismatchError:
+        await run(strategy, replica)
+    except aiodist.CollectiveMismatchError:
         say(f"worker {replicas_of(strategy).share.mine.start} caught it")
 
 
 def caught(mpi: Any) -> None:
-    """End in good order after errors that the program has caught."""
     for in_group in (False, True):
-        strategy = MultiWorkerMirroredStrategy(communicator=mpi.COMM_WORLD)
+        strategy = aiodist.MultiWorkerMirroredStrategy(communicator=mpi.COMM_WORLD)
         asyncio.run(disagree(strategy, in_group=in_group))
     if replicas_of(strategy).share.mine.start > 0:
-        time.sleep(1.5)  # longer than a worker that has said farewell is waited for
+        time.sleep(1.5)  # longer than others wait for a worker that has announced its end
 
 
-async def groups_and_joins() -> str:
-    """Return what pairs, overlapping groups and uneven loops give."""
-    ctx = aiodist.get_replica_context()
+async def groups_and_joins(ctx: ReplicaContext) -> str:
+    """Return the results of pairs, overlapping groups and uneven loops."""
     me, n = ctx.replica_id_in_sync_group, ctx.num_replicas_in_sync
     found = []
     for step in range(3):
         pairs = [(a, b) for a in range(n) for b in range(a) if me in (a, b)]
         groups = [ctx.new_group(pair, f"{pair}") for pair in pairs]
-        size = (3, 1000, 20_000)[step]  # in a record, in one of two workers alone, behind it
+        size = (3, 1000, 20_000)[step]  # in any record, only in one of two workers, behind it
         handles = [group.all_reduce("SUM", np.full(size, 10**me + step)) for group in groups]
         found += [int((await handle)[-1]) for handle in handles]
     half = ctx.new_group(range(me % 2, n, 2))
@@ -220,38 +223,30 @@ async def groups_and_joins() -> str:
     return str(found)
 
 
-async def opposite() -> None:
-    """Use two groups in another order on the first replica."""
-    ctx = aiodist.get_replica_context()
-    groups = (
-        [ctx.new_group([0, 5], name) for name in ("rows", "columns")] if ctx.replica_id_in_sync_group % 5 == 0 else []
-    )
-    for group in groups[:: 1 if ctx.replica_id_in_sync_group else -1]:
-        await group.barrier()
+async def opposite(ctx: ReplicaContext) -> None:
+    """Use two groups in opposite order on the first replica and on the last."""
+    if ctx.replica_id_in_sync_group in (0, 5):
+        groups = [ctx.new_group([0, 5], name) for name in ("rows", "columns")]
+        for group in groups if ctx.replica_id_in_sync_group else reversed(groups):
+            await group.barrier()
     await ctx.barrier()
 
 
 async def groups() -> None:
-    """Print what groups and joins in one run give, and then two groups in opposite order."""
-    strategy = MultiWorkerMirroredStrategy(devices=["CPU:0", "CPU:1"])
-    results = strategy.experimental_local_results(await strategy.run(groups_and_joins))
-    for place, result in enumerate(results):
-        say(f"replica {replicas_of(strategy).share.mine.start + place}: {result}")
+    """Print the results of groups and joins, the error of two groups in opposite order, and another strategy's sum."""
+    strategy = aiodist.MultiWorkerMirroredStrategy(devices=["CPU:0", "CPU:1"])
+    for replica_id, result in enumerate(await run(strategy, groups_and_joins), replicas_of(strategy).share.mine.start):
+        say(f"replica {replica_id}: {result}")
     try:
-        await strategy.run(opposite)
-    except DeadlockError as error:
-        say(f"circle {str(error).splitlines()[0]}")
-    strategy = MultiWorkerMirroredStrategy(devices=["CPU:0", "CPU:1"])
-    say(f"again {strategy.experimental_local_results(await strategy.run(again))[0]}")
-
-
-async def again() -> np.ndarray:
-    """Show that another strategy works."""
-    return np.asarray(await aiodist.get_replica_context().all_reduce("SUM", np.ones(1)))
+        await run(strategy, opposite)
+    except aiodist.DeadlockError as error:
+        say(f"cycle {str(error).splitlines()[0]}")
+    strategy = aiodist.MultiWorkerMirroredStrategy(devices=["CPU:0", "CPU:1"])
+    say(f"again {(await run(strategy, lambda ctx: ctx.all_reduce('SUM', np.ones(1))))[0]}")
 
 
 def connected() -> Communicator:
-    """Return the communicator of the engine, also where there is one worker, for which the local engine would do."""
+    """Return the engine's communicator, even for one worker, for which a strategy would use the local engine."""
     launched = environment.launched()
     torch = launched is not None and launched.by == environment.TORCHRUN
     engine = importlib.import_module(f"aiodist._workers.engines.{'torch' if torch else 'mpi'}")
@@ -259,7 +254,6 @@ def connected() -> Communicator:
 
 
 def made(steps: Steps[Communicator]) -> Communicator:
-    """Return a communicator, when it is made."""
     try:
         while True:
             wait(next(steps))
@@ -269,47 +263,41 @@ def made(steps: Steps[Communicator]) -> Communicator:
 
 
 def conform() -> None:
-    """Go through all that a communicator must do, and print digests, the same on all workers."""
+    """Go through the conformance cases and print digests, which are the same on all workers."""
     communicator = connected()
     begun = time.perf_counter()
     for case in CASES:
         go_through(case, communicator)
     say(f"{communicator.engine} conforms in {time.perf_counter() - begun:.2f} s")
-    options = CommunicationOptions(timeout_seconds=150)
-    strategy = MultiWorkerMirroredStrategy(["CPU:0", "CPU:1"], made(communicator.dup()), communication_options=options)
-    say(f"digest {asyncio.run(all_values(strategy))}")
+    say(f"digest {asyncio.run(all_values(strategy_of(made(communicator.dup()), 2)))}")
     say(f"ordered {all_ordered_sums(made(communicator.dup()), 4 // communicator.size)}")
 
 
 def main() -> None:
-    """Do what the arguments say."""
-    what, *kinds = sys.argv[1:]
-    if what == "conforms":
-        conform()
-        return
-    if what == "groups":
-        mpi = importlib.import_module("mpi4py.MPI")  # before aiodist has made it ready
-        asyncio.run(groups())
-        caught(mpi)
-        return
-    if what == "stalls":
-        os.environ["AIODIST_STALL_SECONDS"] = "0.5"
-        found = environment.launched()
-        last = found is None or found.rank == found.workers - 1
-        if last:
-            wait_until_the_others_wait()
-        asyncio.run(stalls(MultiWorkerMirroredStrategy(), last=last))
-        return
-    asyncio.run(all_faults(MultiWorkerMirroredStrategy(), kinds))
+    match sys.argv[1:]:
+        case ["conforms"]:
+            conform()
+        case ["groups"]:
+            mpi = importlib.import_module("mpi4py.MPI")  # before aiodist has initialised it
+            asyncio.run(groups())
+            caught(mpi)
+        case ["stalls"]:
+            os.environ["AIODIST_STALL_SECONDS"] = "0.5"
+            found = environment.launched()
+            last = found is None or found.rank == found.workers - 1
+            if last:
+                wait_until_the_others_wait()
+            asyncio.run(stalls(aiodist.MultiWorkerMirroredStrategy(), last=last))
+        case ["fault", *kinds]:
+            asyncio.run(all_faults(kinds))
 
 
-async def all_faults(strategy: MultiWorkerMirroredStrategy, kinds: list[str]) -> None:
-    """Let all these faults happen, and print the error of each; raise the last."""
+async def all_faults(kinds: list[str]) -> None:
+    """Print the error of each of these faults, and raise the last."""
     for kind in kinds:
-        if kind != kinds[0]:  # which has ended the strategy
-            strategy = MultiWorkerMirroredStrategy()
+        strategy = aiodist.MultiWorkerMirroredStrategy()  # the fault before has ended the last one
         try:
-            await strategy.run(lambda kind=kind: faulty(aiodist.get_replica_context(), kind))
+            await run(strategy, lambda ctx, kind=kind: faulty(ctx, kind))  # type: ignore[misc]
         except Exception as error:
             say(f"{kind}: worker {replicas_of(strategy).share.mine.start} {type(error).__name__} {str(error)!r}")
             if kind == kinds[-1]:

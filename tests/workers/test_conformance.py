@@ -14,11 +14,9 @@ import pytest
 from aiodist._workers.engines.simulated import SimulatedCluster, alone
 from tests.tools.command import environment
 from tests.workers import conformance
-from tests.workers.job import all_ordered_sums, all_values
-from tests.workers.launched import JOB, job
+from tests.workers.job import all_ordered_sums, all_values, job
 from tests.workers.simulated import Job
 
-SIZES = [1, 2, 4]
 each_case = pytest.mark.parametrize("case", conformance.CASES, ids=lambda case: case.__name__)
 
 
@@ -27,7 +25,7 @@ def test_local_engine(case: conformance.Case) -> None:
     conformance.go_through(case, alone())
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [1, 2, 4])
 @each_case
 def test_simulated_engine(case: conformance.Case, size: int) -> None:
     conformance.go_through_together(case, SimulatedCluster(size).communicators)
@@ -62,7 +60,6 @@ def test_mpi_engine() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch")
 def test_torch_engine() -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    ended = subprocess.run(
-        [*torchrun, str(JOB), "conforms"], capture_output=True, text=True, check=False, env=environment(), timeout=170
-    )
+    command = [*torchrun, job.__code__.co_filename, "conforms"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment(), timeout=170)
     check(2, "torch", ended.returncode, ended.stdout + ended.stderr)

@@ -1,34 +1,27 @@
-"""Device arrays over several workers, in and outside of replicas, on planted GPUs: the same bits as of host arrays."""
+"""Device arrays on planted GPUs have the same bits as host arrays, in and outside of replicas of several workers."""
 
 from __future__ import annotations
 
 import importlib
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import anyio
 import numpy as np
 import pytest
 
-from aiodist import (
-    IncompleteCollectiveError,
-    PerReplica,
-    ReduceOp,
-    ReplicaContext,
-    set_logical_devices,
-)
+import aiodist
+from aiodist import ReduceOp, ReplicaContext
 from aiodist._arrays import devices
 from tests.gpu.conftest import Machine, PlantedArray, plant
 from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, assert_same_bits
 from tests.workers.simulated import Job, on_trio_too
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Plant = Callable[..., Machine]
-    Call = Callable[[ReplicaContext, Any], Any]
-
+Plant = Callable[..., Machine]
+Call = Callable[[ReplicaContext, Any], Any]
+Layout = tuple[int, ...]
 pytestmark = pytest.mark.anyio
 __all__ = ["plant"]
 
@@ -37,7 +30,7 @@ LAYOUTS = [(3,), (1, 3, 2)]
 
 
 class DeviceJob(Job):
-    """Simulated workers whose replicas are on planted GPUs, two on the first and the others on the second."""
+    """Simulated workers whose first two replicas each are on the first planted GPU, the others on the second."""
 
     def __init__(self, machine: Machine | None, *counts: int, **options: Any) -> None:
         super().__init__(*counts, kind="GPU", **options)
@@ -45,21 +38,18 @@ class DeviceJob(Job):
         self.counts = counts
 
     def ordinal_of(self, replica_id: int) -> int:
-        """Return a replica's GPU."""
-        place = [place for count in self.counts for place in range(count)][replica_id]
-        return 0 if place < 2 else 1
+        index_on_worker = [index for count in self.counts for index in range(count)][replica_id]
+        return int(index_on_worker >= 2)
 
 
 def planted(plant: Plant, **options: Any) -> Machine:
     machine = plant(2, **options)
-    set_logical_devices("GPU:0", 2)
+    aiodist.set_logical_devices("GPU:0", 2)
     return machine
 
 
-async def check(
-    machine: Machine, layout: tuple[int, ...], call: Call, values: list[np.ndarray], **options: Any
-) -> None:
-    """Compare what device arrays give, alone and in a nest with host arrays, with what host arrays give."""
+async def check(machine: Machine, layout: Layout, call: Call, values: list[np.ndarray], **options: Any) -> None:
+    """Compare the results of device arrays, alone and in a nest with host arrays, with those of host arrays."""
     job = DeviceJob(machine, *layout, **options)
     values = values[: sum(layout)]
 
@@ -91,7 +81,7 @@ async def check(
     ],
     ids=str,
 )  # fmt: skip
-async def test_all_reduce(plant: Plant, op: ReduceOp, dtype: np.dtype, layout: tuple[int, ...], size: int) -> None:
+async def test_all_reduce(plant: Plant, op: ReduceOp, dtype: np.dtype, layout: Layout, size: int) -> None:
     values = arrays.buffers(5, sum(layout), (size,), dtype)
     await check(planted(plant), layout, lambda ctx, value: ctx.all_reduce(op, value), values)
 
@@ -104,7 +94,7 @@ async def test_all_reduce_with_options(plant: Plant, options: dict[str, str]) ->
 
 @pytest.mark.parametrize("walls", [set(), {frozenset({0, 1})}], ids=["peers", "no peers"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-async def test_what_moves_values(plant: Plant, layout: tuple[int, ...], walls: Any) -> None:
+async def test_what_moves_values(plant: Plant, layout: Layout, walls: Any) -> None:
     n = sum(layout)
     machine = planted(plant, walls=walls, unloaded=True)
     values = arrays.buffers(3, n, (2 * n, 3 * n), SINGLE)
@@ -118,10 +108,9 @@ async def test_what_moves_values(plant: Plant, layout: tuple[int, ...], walls: A
         await check(machine, layout, call, values)
 
 
-async def test_replicas_that_have_joined_bring_nothing(plant: Plant) -> None:
+async def test_replicas_that_have_joined_contribute_nothing(plant: Plant) -> None:
     machine = planted(plant)
     job = DeviceJob(machine, 2, 1, 1)
-
     seen: dict[int, list[Any]] = {me: [] for me in range(4)}
 
     async def program(ctx: ReplicaContext) -> None:
@@ -138,25 +127,22 @@ async def test_replicas_that_have_joined_bring_nothing(plant: Plant) -> None:
     assert seen == {me: steps[: me + 1] for me in range(4)}
 
 
-# reduce, gather and reduce_to.
-
 ROWS = [range(1), range(1, 3)]
-"""The replicas of the two workers."""
+"""The replicas of each of two workers."""
 
 
-def per_replica(job: DeviceJob, machine: Machine, rank: int, values: list[np.ndarray]) -> PerReplica[Any]:
-    return PerReplica([machine.put(values[me], job.ordinal_of(me)) for me in ROWS[rank]])
+def per_replica(job: DeviceJob, machine: Machine, rank: int, values: list[np.ndarray]) -> aiodist.PerReplica[Any]:
+    return aiodist.PerReplica([machine.put(values[me], job.ordinal_of(me)) for me in ROWS[rank]])
 
 
 @pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.int32)], ids=str)
 @pytest.mark.parametrize("axis", [None, 0, (0, 1)], ids=str)
 @pytest.mark.parametrize("op", [ReduceOp.MEAN, ReduceOp.MAX])
 async def test_reduce_outside(plant: Plant, op: ReduceOp, axis: Any, dtype: np.dtype) -> None:
-    """What device arrays in a nest with host arrays give is what host arrays give."""
     values = [arrays.values(k, (4 if axis is None else 2 + k, 3), dtype) for k in range(3)]
     machine = planted(plant)
     job, plain = DeviceJob(machine, 1, 2), Job(1, 2)
-    rows = [PerReplica([values[me] for me in row]) for row in ROWS]
+    rows = [aiodist.PerReplica([values[me] for me in row]) for row in ROWS]
 
     async def on_host(strategy: Any) -> Any:
         return await strategy.reduce(op, rows[plain.strategies.index(strategy)], axis)
@@ -177,9 +163,6 @@ async def test_reduce_outside(plant: Plant, op: ReduceOp, axis: Any, dtype: np.d
         assert nest["none"] is None
 
 
-# What goes wrong.
-
-
 @on_trio_too
 async def test_call_is_cancelled_while_devices_copy_its_values(plant: Plant) -> None:
     machine = planted(plant)
@@ -193,7 +176,7 @@ async def test_call_is_cancelled_while_devices_copy_its_values(plant: Plant) -> 
         try:
             with scopes[here]:
                 await strategy.reduce("SUM", value, None)
-        except IncompleteCollectiveError:  # it has heard of the other first
+        except aiodist.IncompleteCollectiveError:  # the other's cancellation has come first
             return True
         return scopes[here].cancelled_caught
 

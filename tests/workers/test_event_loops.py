@@ -1,4 +1,4 @@
-"""A strategy that serves one event loop after the other, as of a program that calls `asyncio.run` for each epoch."""
+"""A strategy that serves one event loop after another, as in a program that calls `asyncio.run` for each epoch."""
 
 from __future__ import annotations
 
@@ -67,30 +67,30 @@ async def _works(strategy: Any) -> None:
 
 @pairs
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_strategy_works_in_the_next_loop_or_has_ended(first: str, second: str, scenario: Scenario) -> None:
+def test_strategy_works_on_the_next_loop_or_has_ended(first: str, second: str, scenario: Scenario) -> None:
     job, here = Job(1, 1), MirroredStrategy(["CPU:0", "CPU:1"])
-    anyio.run(job.everywhere, scenario, backend=first)  # where a caller leaves, the others fail
+    anyio.run(job.everywhere, scenario, backend=first)
     for backend in (second, first, second):
         outcomes = anyio.run(job.everywhere, _works, backend=backend)
         if scenario is _variable_is_made:
             assert outcomes == [None, None]
-        else:  # which has ended the strategy
+        else:  # the error has ended the strategy
             assert all(isinstance(outcome, CollectiveError) for outcome in outcomes), outcomes
     anyio.run(scenario, here, backend=first)
     anyio.run(_works, here, backend=second)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts open files as Linux shows them")
-def test_a_strategy_gives_back_what_each_loop_had_of_the_system() -> None:
-    def driver_naps() -> None:
-        async def nap() -> None:
-            await Timer().sleep(1e-6)
+def test_file_descriptors_of_each_loop_are_closed() -> None:
+    async def nap() -> None:
+        await Timer().sleep(1e-6)
 
-        asyncio.run(nap())
+    def open_files() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
 
-    driver_naps()
+    asyncio.run(nap())
     gc.collect()
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_files()
     for _ in range(3):
-        driver_naps()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+        asyncio.run(nap())
+    assert open_files() == before

@@ -1,4 +1,4 @@
-"""Several workers agree on every collective, or all raise what one machine would: whatever comes late, or gets lost."""
+"""Workers agree on every collective or all raise what one machine would, in whatever order deliveries arrive."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import anyio
-import anyio.lowlevel
 import numpy as np
 import pytest
 
-from aiodist import CollectiveError, IncompleteCollectiveError, ReplicaContext, WorkerLostError, get_replica_context
+from aiodist import CollectiveError, IncompleteCollectiveError, ReplicaContext, WorkerLostError
 from aiodist._core.terms import Reason
 from aiodist._workers.engines.simulated import SimulatedCluster
 from aiodist._workers.messages import Message
 from aiodist._workers.record import MOST_IN_FULL, RecordBuffers
-from tests.workers.simulated import Job, on_one_machine
+from tests.runtime.programs import mirrored, run, turns
+from tests.workers.simulated import Job
 from tests.workers.test_as_on_one_machine import without_workers
 
+Counts = tuple[int, ...]
 LAYOUTS = [(1, 1), (2, 1), (1, 2, 1), (1, 1, 1, 1)]
-SEEDS = range(25)
+SEEDS = range(15)
 each_layout = pytest.mark.parametrize("counts", LAYOUTS, ids=str)
 
 
 class Op(NamedTuple):
-    """One thing that a replica does.
+    """A step of a replica's program.
 
     Attributes:
         what: ``call``, ``issue`` (a call that is awaited at the end), ``join``, ``group`` (makes a group), ``raise``.
-        name: of the call, another one for each; of every second one the value lies in the record.
-        kind: of a call.
-        group: which of the replica's groups it is in, 0 for the run's own.
-        ranks: of a group that is made, its members.
+        name: the call's name; the values of calls with even names fit in the record.
+        kind: the kind of the call.
+        group: the index of its group among the replica's, 0 for that of the run.
+        ranks: the members of a group that is made.
     """
 
     what: str
@@ -48,7 +49,6 @@ class Op(NamedTuple):
     ranks: tuple[int, ...] = ()
 
     def begin(self, ctx: ReplicaContext) -> Any:
-        """Make the call."""
         mine, name = 3 ** (ctx.replica_id_in_sync_group % 30), str(self.name)
         match self.kind:
             case "barrier":
@@ -65,7 +65,7 @@ Program = Sequence[Sequence[Op]]
 
 
 async def carry_out(program: Program, ctx: ReplicaContext) -> str:
-    """Do what a program has for this replica; return the results."""
+    """Run this replica's part of a program; return the results."""
     contexts, issued, found = [ctx], [], []
     for op in program[ctx.replica_id_in_sync_group]:
         match op.what:
@@ -84,7 +84,7 @@ async def carry_out(program: Program, ctx: ReplicaContext) -> str:
 
 
 class Clock(asyncio.SelectorEventLoop):
-    """An event loop whose time goes by where nothing else can happen, however busy the machine is."""
+    """An event loop whose time advances only when nothing else can happen, however busy the machine is."""
 
     def __init__(self) -> None:
         super().__init__(_Selector(self))
@@ -105,13 +105,12 @@ class _Selector(selectors.DefaultSelector):
 
 
 def timed(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine on such a loop."""
     with asyncio.Runner(loop_factory=Clock) as runner:
         return runner.run(coroutine)
 
 
 class LateCluster(SimulatedCluster):
-    """Deliveries of the engine, and messages to and from the coordinator, come when they are drawn."""
+    """The engine's deliveries and the coordinator's messages arrive in a drawn order."""
 
     def __init__(self, seed: int, size: int, **options: Any) -> None:
         super().__init__(size, **options)
@@ -132,7 +131,7 @@ class LateCluster(SimulatedCluster):
                 self.to_worker[rank].append(message)
 
     def lose(self, rank: int, why: str) -> None:
-        """Let a worker be lost; of what it has told the coordinator, the latest may be lost with it."""
+        """Lose a worker, and perhaps its latest messages to the coordinator."""
         queue = self.to_coordinator[rank]
         for _ in range(self.draw.randint(0, len(queue))):
             queue.pop()
@@ -140,62 +139,59 @@ class LateCluster(SimulatedCluster):
             super().take(rank, queue.popleft())
         super().lose(rank, why)
 
-    def do_one(self) -> bool:
-        """Let something come that is on its way; return whether there was anything."""
+    def deliver_one(self) -> bool:
+        """Deliver one of the things in flight; return whether there was any."""
+
+        def take(rank: int) -> None:
+            super(LateCluster, self).take(rank, self.to_coordinator[rank].popleft())
+
+        def send(rank: int) -> None:
+            super(LateCluster, self)._send(iter([((rank,), self.to_worker[rank].popleft())]))
+
         actions: list[Callable[[], object]] = [partial(self.release, i) for i in range(len(self.held or ()))]
-        actions += [self._taking(rank) for rank, queue in enumerate(self.to_coordinator) if queue]
-        actions += [self._sending(rank) for rank, queue in enumerate(self.to_worker) if queue]
+        actions += [partial(take, rank) for rank, queue in enumerate(self.to_coordinator) if queue]
+        actions += [partial(send, rank) for rank, queue in enumerate(self.to_worker) if queue]
         if actions:
             self.draw.choice(actions)()
         return bool(actions)
 
-    def _taking(self, rank: int) -> Callable[[], object]:
-        return lambda: super(LateCluster, self).take(rank, self.to_coordinator[rank].popleft())
 
-    def _sending(self, rank: int) -> Callable[[], object]:
-        return lambda: super(LateCluster, self)._send(iter([((rank,), self.to_worker[rank].popleft())]))
-
-
-async def outcomes(counts: tuple[int, ...], program: Program, seed: int, kill: tuple[int, int] = (-1, -1)) -> list[Any]:
-    """Return by worker what its replicas return, or what it raises; a worker may be killed after so many deliveries."""
+async def outcomes(counts: Counts, program: Program, seed: int, kill: tuple[int, int] = (-1, -1)) -> list[Any]:
+    """Return each worker's results or error; `kill` names a worker and the number of deliveries before it dies."""
     job = Job(*counts, cluster=partial(LateCluster, seed), answer_seconds=60)
     cluster: Any = job.cluster
-    victim, ends = anyio.CancelScope(), anyio.Event()
-
-    async def replica() -> str:
-        return await carry_out(program, get_replica_context())
+    victim, ended = anyio.CancelScope(), anyio.Event()
 
     async def deliver() -> None:
         number = 0
-        while not ends.is_set():
+        while not ended.is_set():
             if cluster.held is not None:
                 if number == kill[1]:
                     cluster.lose(kill[0], "has died")
                     victim.cancel()
                 number += 1
-            if not cluster.do_one():
+            if not cluster.deliver_one():
                 await anyio.sleep(1e-3)
-            for _ in range(cluster.draw.randint(0, 3)):
-                await anyio.lowlevel.checkpoint()
+            await turns(cluster.draw.randint(0, 3))
 
     async def one(strategy: Any) -> Any:
         with victim if strategy is job.strategies[kill[0]] and kill[0] >= 0 else nullcontext():
-            return strategy.experimental_local_results(await strategy.run(replica))
+            return await run(strategy, partial(carry_out, program))
         return "killed"
 
     found: list[Any] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(deliver)
         found = await job.everywhere(one)
-        ends.set()
+        ended.set()
     return found
 
 
-async def check(counts: tuple[int, ...], program: Program, seed: int) -> None:
-    """Compare what several workers make of a program with what one machine does."""
+async def check(counts: Counts, program: Program, seed: int) -> None:
+    """Compare the outcome of a program on several workers with that on one machine."""
     found = await outcomes(counts, program, seed)
     try:
-        right = list(await on_one_machine(partial(carry_out, program), sum(counts)))
+        right = list(await run(mirrored(sum(counts)), partial(carry_out, program)))
     except CollectiveError as error:
         right = [error]
     if not isinstance(right[0], CollectiveError):
@@ -205,7 +201,7 @@ async def check(counts: tuple[int, ...], program: Program, seed: int) -> None:
     for each in found:
         assert type(each) is type(right[0]), (each, right)
         assert each.report.reason == expected.reason
-        if expected.reason is not Reason.CYCLE:  # of several cycles, one is shown that was there first
+        if expected.reason is not Reason.CYCLE:  # of several cycles, any may be reported
             assert each.report.sequence_number == expected.sequence_number
             assert set(each.report.suspects) == set(expected.suspects), f"{each}\n{expected}"
     assert len({without_workers(str(each)) for each in found}) == 1
@@ -234,7 +230,7 @@ def grouped(draw: random.Random, replicas: int) -> list[list[Op]]:
 
 
 def with_a_fault(draw: random.Random, program: list[list[Op]]) -> list[list[Op]]:
-    """Return a program in which one replica does something else once."""
+    """Return a program in which one replica deviates once."""
     program = [[op._replace(what="call") if op.what == "issue" else op for op in ops] for ops in program]
     faulty = draw.choice([ops for ops in program if any(op.what == "call" for op in ops)])
     calls = [at for at, op in enumerate(faulty) if op.what == "call"]
@@ -256,9 +252,7 @@ def with_a_fault(draw: random.Random, program: list[list[Op]]) -> list[list[Op]]
 @each_layout
 @pytest.mark.parametrize("make", [alike, grouped], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("faulty", [False, True], ids=["alike", "faulty"])
-def test_programs_have_the_results_or_the_report_of_one_machine(
-    counts: tuple[int, ...], make: Callable[..., list[list[Op]]], faulty: bool
-) -> None:
+def test_programs_end_as_on_one_machine(counts: Counts, make: Callable[..., list[list[Op]]], faulty: bool) -> None:
     for seed in SEEDS:
         draw = random.Random(seed)
         program = make(draw, sum(counts))
@@ -266,7 +260,7 @@ def test_programs_have_the_results_or_the_report_of_one_machine(
 
 
 @each_layout
-def test_uneven_loops_with_a_join(counts: tuple[int, ...]) -> None:
+def test_uneven_loops_with_a_join(counts: Counts) -> None:
     for seed in SEEDS:
         draw = random.Random(seed)
         loops = [[Op("call", 5)] * draw.randint(0, 4) for _ in range(sum(counts))]
@@ -274,7 +268,7 @@ def test_uneven_loops_with_a_join(counts: tuple[int, ...]) -> None:
 
 
 @each_layout
-def test_replica_that_raises_is_the_cause_elsewhere(counts: tuple[int, ...]) -> None:
+def test_replica_that_raises_is_the_cause_elsewhere(counts: Counts) -> None:
     for seed in SEEDS:
         draw = random.Random(seed)
         program = alike(draw, sum(counts))
@@ -291,8 +285,8 @@ def test_replica_that_raises_is_the_cause_elsewhere(counts: tuple[int, ...]) -> 
 
 @each_layout
 @pytest.mark.parametrize("faulty", [False, True], ids=["alike", "faulty"])
-def test_worker_that_dies_at_any_moment_ends_the_others_alike(counts: tuple[int, ...], faulty: bool) -> None:
-    """Every survivor has the results, or the error that all others have: that a worker is lost, or the report."""
+def test_worker_that_dies_at_any_moment_ends_the_others_alike(counts: Counts, faulty: bool) -> None:
+    """Every survivor has the results, or the same error as the others: that a worker is lost, or the report."""
     for seed in SEEDS:
         draw = random.Random(seed)
         program = grouped(draw, sum(counts))
@@ -311,18 +305,19 @@ def test_worker_that_dies_at_any_moment_ends_the_others_alike(counts: tuple[int,
 
 
 def test_more_workers_than_exchange_whole_records() -> None:
-    n, seed = MOST_IN_FULL + 1, 1
-    timed(check((1,) * n, alike(random.Random(seed), n), seed))
-    program = [[op._replace(what="call") for op in ops] for ops in alike(random.Random(seed), n)]
-    del program[20][-1]
-    timed(check((1,) * n, program, seed))
-    timed(check((1,) * n, [[*[Op("call", 5)] * (i % 3), Op("join", 6), Op("call", 7)] for i in range(n)], seed))
+    n = MOST_IN_FULL + 1
+    same = alike(random.Random(1), n)
+    odd = [[op._replace(what="call") for op in ops] for ops in same]
+    del odd[20][-1]
+    uneven = [[*[Op("call", 5)] * (i % 3), Op("join", 6), Op("call", 7)] for i in range(n)]
+    for program in (same, odd, uneven):
+        timed(check((1,) * n, program, seed=1))
 
 
 def test_long_records_take_memory_only_where_they_are_used() -> None:
-    """A program may make thousands of groups of two workers, and mostly its values are small.
+    """A program may have thousands of groups of two workers, mostly with small values.
 
-    What NumPy allocates may be memory that has been used before, and is then written to at once; it tells tracemalloc.
+    Allocations are counted, not resident pages: NumPy may reuse memory that has been written to before.
     """
     communicator: Any = SimulatedCluster(2).communicators[0]
     communicator.record_bytes = 1 << 16

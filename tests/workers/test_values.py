@@ -1,4 +1,4 @@
-"""What collectives give on several workers is what they give on one machine."""
+"""Collectives give the same on several workers as on one machine."""
 
 from __future__ import annotations
 
@@ -6,25 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist import (
-    CommunicationOptions,
-    IndexedSlices,
-    Mirrored,
-    MirroredStrategy,
-    PerReplica,
-    ReduceOp,
-    ReplicaContext,
-)
+import aiodist
+from aiodist import ReduceOp, ReplicaContext
 from aiodist._strategy.scope import replicas_of
 from aiodist._workers.exchange import SEGMENT
 from tests.frameworks import toy
-from tests.workers.simulated import Job, on_one_machine, on_uvloop_too
+from tests.runtime.programs import mirrored, run, turns
+from tests.workers.simulated import Job, on_uvloop_too
 
 LAYOUTS = [(1,), (2, 2), (1, 3), (3, 1, 2, 2)]
 DTYPES = [np.int8, np.uint32, np.int64, np.float16, np.float32, np.float64, np.complex64, np.complex128, np.longdouble]
@@ -33,22 +26,20 @@ pytestmark = pytest.mark.anyio
 
 def whole(ctx: ReplicaContext, dtype: Any, size: int) -> np.ndarray:
     """Return small whole numbers, whose sums are exact in every order."""
-    rng = np.random.default_rng(ctx.replica_id_in_sync_group)
-    return rng.integers(0, 4, size).astype(dtype)
+    return np.random.default_rng(ctx.replica_id_in_sync_group).integers(0, 4, size).astype(dtype)
 
 
 def same(a: Any, b: Any) -> None:
-    if isinstance(a, IndexedSlices):
+    """Compare two nests: types, keys, values, dtypes, and whether arrays are writeable."""
+    assert type(a) is type(b)
+    if isinstance(a, aiodist.IndexedSlices):
         np.testing.assert_array_equal(a.values, b.values)
         np.testing.assert_array_equal(a.indices, b.indices)
-        return
-    assert type(a) is type(b)
-    if isinstance(a, (list, tuple)):
+    elif isinstance(a, (list, tuple)):
         for left, right in zip(a, b, strict=True):
             same(left, right)
     elif isinstance(a, dict):
-        assert list(a) == list(b)
-        same(list(a.values()), list(b.values()))
+        same(list(a.items()), list(b.items()))
     else:
         np.testing.assert_array_equal(a, b)
         if isinstance(a, np.ndarray):
@@ -57,10 +48,8 @@ def same(a: Any, b: Any) -> None:
 
 
 async def check(program: Any, layout: tuple[int, ...], **options: Any) -> None:
-    job = Job(*layout, **options)
-    assert job.strategies[0].num_replicas_in_sync == sum(layout)
-    expected = await on_one_machine(program, sum(layout))
-    same(await job.values(program), list(expected))
+    expected = await run(mirrored(sum(layout)), program)
+    same(await Job(*layout, **options).values(program), list(expected))
 
 
 @pytest.mark.parametrize("options", [{}, {"reduction": "ordered"}], ids=str)
@@ -69,7 +58,7 @@ async def check(program: Any, layout: tuple[int, ...], **options: Any) -> None:
 async def test_reductions(layout: tuple[int, ...], size: int, options: dict[str, str]) -> None:
     async def program(ctx: ReplicaContext) -> Any:
         found = []
-        large = size > SEGMENT // 4  # for which each kernel is compiled
+        large = size > SEGMENT // 4  # for one kernel, because each must be compiled
         for dtype in (np.float32,) if large else DTYPES:
             for op in (ReduceOp.SUM,) if large else ReduceOp:
                 if np.dtype(dtype).kind == "c" and op in (ReduceOp.MIN, ReduceOp.MAX):
@@ -83,7 +72,6 @@ async def test_reductions(layout: tuple[int, ...], size: int, options: dict[str,
 
 
 NESTS: list[Callable[[Any], Any]] = [lambda x: x, lambda x: [x, np.ones(300)]]
-each_nest = pytest.mark.parametrize("nest", NESTS, ids=["in the record", "beside it"])
 
 
 @on_uvloop_too
@@ -91,7 +79,7 @@ each_nest = pytest.mark.parametrize("nest", NESTS, ids=["in the record", "beside
 async def test_kinds_of_values(layout: tuple[int, ...]) -> None:
     async def program(ctx: ReplicaContext) -> Any:
         r = ctx.replica_id_in_sync_group
-        slices = IndexedSlices(np.full((r + 1, 2), r), np.arange(r + 1), (9, 2))
+        slices = aiodist.IndexedSlices(np.full((r + 1, 2), r), np.arange(r + 1), (9, 2))
         nest = {"w": whole(ctx, np.float32, 700), "b": [whole(ctx, np.float64, 2), r + 10**15], "l": 0.5 * r}
         return [
             await ctx.all_reduce("MEAN", nest),
@@ -99,7 +87,7 @@ async def test_kinds_of_values(layout: tuple[int, ...]) -> None:
             await ctx.all_reduce("MAX", {"a": np.float32(r), "b": r == 1, "c": np.array([r == 0, True])}),
             await ctx.all_reduce("SUM", [r + 10**15, r, 0.5 * r, np.float32(r)]),
             await ctx.all_reduce("MAX", -(2**63)),
-            *[await ctx.all_reduce("SUM", nest([0.1, 1e16, -1e16][r % 3])) for nest in NESTS],  # not in any order
+            *[await ctx.all_reduce("SUM", nest([0.1, 1e16, -1e16][r % 3])) for nest in NESTS],  # order matters
             await ctx.all_reduce("SUM", slices),
             await ctx.all_reduce("SUM", whole(ctx, ">f4", 5)),
             await ctx.all_reduce("MIN", np.array([np.nan if r == 1 else r, -0.0])),
@@ -157,13 +145,11 @@ async def test_merge_call_runs_once_for_each_worker_with_its_values(layout: tupl
     assert await job.values(program) == [(n * (n - 1) // 2 + 1, 2 * n, n)] * n
 
 
-async def test_merge_call_that_nobody_awaits_runs_though_the_others_come_later() -> None:
+async def test_merge_call_that_nobody_awaits_runs_when_the_others_come_later() -> None:
     merged: list[Any] = []
 
     async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group:
-            await anyio.lowlevel.checkpoint()
-            await anyio.lowlevel.checkpoint()
+        await turns(2 * ctx.replica_id_in_sync_group)
         ctx.merge_call(lambda _, value: merged.append(value), (ctx.replica_id_in_sync_group,))
 
     with pytest.warns(RuntimeWarning, match="never awaited merge_call"):
@@ -171,7 +157,7 @@ async def test_merge_call_that_nobody_awaits_runs_though_the_others_come_later()
     assert sorted(merged) == [0, 1]
 
 
-@each_nest
+@pytest.mark.parametrize("nest", NESTS, ids=["in the record", "beside it"])
 @pytest.mark.parametrize(("mine", "op"), [(2**63, "MIN"), (-(2**63) - 1, "MAX"), (2**62, "SUM")])
 async def test_python_ints_fit_int64_or_every_worker_raises(mine: int, op: str, nest: Callable[[Any], Any]) -> None:
     async def program(ctx: ReplicaContext) -> Any:
@@ -188,32 +174,33 @@ async def test_python_ints_fit_int64_or_every_worker_raises(mine: int, op: str, 
                 await ctx.all_reduce("MAX", nest(mine * 2))
         await ctx.join()
 
+    async def outside(strategy: Any) -> Any:
+        return await strategy.reduce(op, aiodist.PerReplica([mine] * replicas_of(strategy).local), None)
+
     for layout in [(1, 1), (2, 1)]:
         job = Job(*layout)
         await job.values(program)
-        outcomes = await job.everywhere(
-            lambda strategy: strategy.reduce(op, PerReplica([mine] * replicas_of(strategy).local), None)
-        )
-        assert all(isinstance(outcome, OverflowError) for outcome in outcomes), outcomes
+        for outcome in await job.everywhere(outside):
+            assert isinstance(outcome, OverflowError), outcome
 
 
 async def test_first_replica_says_how_to_accumulate() -> None:
     async def program(ctx: ReplicaContext) -> Any:
         first = ctx.replica_id_in_sync_group == 0
-        options = CommunicationOptions(accumulate="float64") if first else None
+        options = aiodist.CommunicationOptions(accumulate="float64") if first else None
         return await ctx.all_reduce("SUM", np.full(1, 0.1 if first else 2.0**20, np.float32), options)
 
     for layout in [(1, 1, 1), (2, 1)]:
         await check(program, layout)
 
 
-async def test_framework_arrays_come_back_as_they_were() -> None:
+async def test_framework_arrays_are_returned() -> None:
     async def program(ctx: ReplicaContext) -> Any:
         total = 0.0
         for size in (2, 200):  # in the record, and beside it
             found = await ctx.all_reduce("SUM", toy.Tensor(np.ones(size)))
             assert isinstance(found, toy.Tensor)
-            found.array[...] += 1  # it is this replica's own
+            found.array[...] += 1  # which no other replica sees
             total += found.array.sum()
             out = toy.Tensor(np.zeros(size))
             assert await ctx.all_reduce("SUM", toy.Tensor(np.ones(size)), out=out) is out
@@ -229,8 +216,8 @@ async def test_reduce_and_gather_outside_of_replicas(layout: tuple[int, ...]) ->
     async def program(strategy: Any) -> Any:
         first, local = replicas_of(strategy).share.mine.start, replicas_of(strategy).local
         values = [np.arange(3.0 * (r + 1)).reshape(-1, 3) + r for r in range(first, first + local)]
-        ragged = PerReplica(values) if local > 1 else values[0]
-        firsts = PerReplica([value[0] for value in values]) if local > 1 else values[0][0]
+        ragged = aiodist.PerReplica(values) if local > 1 else values[0]
+        firsts = aiodist.PerReplica([value[0] for value in values]) if local > 1 else values[0][0]
         return [
             await strategy.reduce("SUM", firsts, None),
             (await strategy.reduce("MEAN", {"a": firsts, "b": None}, None))["a"],
@@ -240,7 +227,7 @@ async def test_reduce_and_gather_outside_of_replicas(layout: tuple[int, ...]) ->
             await strategy.extended.reduce_to("SUM", firsts, "CPU:0"),
         ]
 
-    expected = await program(MirroredStrategy([f"CPU:{i}" for i in range(sum(layout))]))
+    expected = await program(aiodist.MirroredStrategy([f"CPU:{i}" for i in range(sum(layout))]))
     for found in await Job(*layout).everywhere(program):
         assert not isinstance(found, Exception), found
         for one, other in zip(found, expected, strict=True):
@@ -248,21 +235,19 @@ async def test_reduce_and_gather_outside_of_replicas(layout: tuple[int, ...]) ->
 
 
 @pytest.mark.parametrize("layout", [(2, 2), (3, 1), (1, 1, 1, 1)], ids=str)
-async def test_one_value_for_all_reduces_as_on_one_machine_whoever_has_how_many_replicas(
-    layout: tuple[int, ...],
-) -> None:
+async def test_one_value_for_all_replicas_is_reduced(layout: tuple[int, ...]) -> None:
     value = np.arange(6.0).reshape(2, 3)
 
     async def program(strategy: Any) -> Any:
-        nest = {"plain": value, "mirrored": Mirrored([value] * replicas_of(strategy).local)}
+        nest = {"plain": value, "mirrored": aiodist.Mirrored([value] * replicas_of(strategy).local)}
         return [await strategy.reduce(op, nest, axis) for op in ("MEAN", "MIN", "MAX") for axis in (None, 0, (0, 1))]
 
-    expected = await program(MirroredStrategy([f"CPU:{i}" for i in range(sum(layout))]))
+    expected = await program(aiodist.MirroredStrategy([f"CPU:{i}" for i in range(sum(layout))]))
     for found in await Job(*layout).everywhere(program):
         same(found, expected)
 
 
-# Calls that come again: what is known of them from before must not show in what they give.
+# Repeated calls: what is kept of a call must not show in the results of the next.
 
 FEW = [(1, 1), (2, 1), (1, 1, 1)]
 SIZES = {"in the record": 20, "in one segment": 3000, "in several": 300_000}
@@ -270,13 +255,13 @@ SIZES = {"in the record": 20, "in one segment": 3000, "in several": 300_000}
 
 @pytest.mark.parametrize("layout", FEW, ids=str)
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
-async def test_results_that_were_handed_out_stay_as_they_are(layout: tuple[int, ...], size: int) -> None:
+async def test_earlier_results_do_not_change(layout: tuple[int, ...], size: int) -> None:
     async def program(ctx: ReplicaContext) -> list[Any]:
         r = ctx.replica_id_in_sync_group
         value = np.empty(size, np.float32)
         kept = []
         for step in range(4):
-            value[...] = step + r  # the caller's own again, as soon as the step is complete
+            value[...] = step + r  # which the caller may change as soon as the step is complete
             kept.append(await ctx.all_reduce(ReduceOp.SUM, value))
         with pytest.raises(ValueError, match="read-only"):
             kept[0][0] = 1
@@ -290,7 +275,7 @@ async def test_results_that_were_handed_out_stay_as_they_are(layout: tuple[int, 
 
 
 def askew(value: Any) -> Any:
-    """Return an array whose numbers lie a byte beside where the machine wants them, as of a file behind a header."""
+    """Return an unaligned copy of an array, as of a file behind a header."""
     found = np.empty(value.nbytes + 1, np.uint8)[1:].view(value.dtype).reshape(value.shape)
     found[...] = value
     return found
@@ -323,33 +308,30 @@ VALUES: list[Callable[[np.ndarray], Any]] = [
         max_size=10,
     ),
 )  # fmt: skip
-def test_any_sequence_of_calls_at_one_place_gives_what_one_machine_gives(
-    layout: tuple[int, ...], steps: list[Any]
-) -> None:
+def test_any_sequence_of_calls_at_one_call_site(layout: tuple[int, ...], steps: list[Any]) -> None:
     async def program(ctx: ReplicaContext) -> list[Any]:
         grid = np.arange(600.0).reshape(20, 30) % 50 + ctx.replica_id_in_sync_group
         group = ctx.new_group(range(ctx.num_replicas_in_sync - 1, -1, -1))
         found: list[Any] = []
         for make, op, at_once, accumulate, in_group in steps:
-            where, options = group if in_group else ctx, CommunicationOptions(accumulate=accumulate)
+            where, options = group if in_group else ctx, aiodist.CommunicationOptions(accumulate=accumulate)
             handle = where.all_reduce(op, make(grid), options)
             found.append(await handle if at_once else handle)
         return [found[i] if steps[i][2] else await found[i] for i in range(len(steps))]
 
     async def compare() -> None:
-        same(await Job(*layout).values(program), list(await on_one_machine(program, sum(layout))))
+        same(await Job(*layout).values(program), list(await run(mirrored(sum(layout)), program)))
 
     anyio.run(compare)
 
 
-async def test_a_replica_that_only_meets_lets_other_tasks_run() -> None:
+async def test_a_replica_that_calls_again_and_again_lets_other_tasks_run() -> None:
     async def program(ctx: ReplicaContext) -> int:
         ended = anyio.Event()
         steps = 0
 
         async def beside() -> None:
-            for _ in range(5):
-                await anyio.lowlevel.checkpoint()
+            await turns(5)
             ended.set()
 
         async with anyio.create_task_group() as tasks:

@@ -1,4 +1,4 @@
-"""Variables start from replica 0's value wherever it is; datasets give each worker its own replicas' parts."""
+"""Variables start from replica 0's value on any worker; datasets give each worker its own replicas' parts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiodist import (
-    InputContext,
-    MultiWorkerMirroredStrategy,
-    PerReplica,
-    ReplicaContext,
-    ReplicaContextError,
-    Variable,
-    get_replica_context,
-)
+import aiodist
+from aiodist import ReplicaContext, get_replica_context
 from aiodist._strategy.scope import replicas_of
 from aiodist._workers.messages import Ask, Query
 from tests.workers.simulated import Job, on_trio_too
@@ -34,9 +27,9 @@ def first_of(strategy: Any) -> int:
 async def test_variable_of_a_scope_starts_from_the_first_workers_value(layout: tuple[int, ...]) -> None:
     async def program(strategy: Any) -> Any:
         with strategy.scope():
-            v = Variable(np.full(2, first_of(strategy) + 1.0), aggregation="sum")
+            v = aiodist.Variable(np.full(2, first_of(strategy) + 1.0), aggregation="sum")
         if len(layout) > 1:
-            with pytest.raises(ReplicaContextError, match=r"has not arrived yet; wait for it before .*strategy.run"):
+            with pytest.raises(aiodist.ReplicaContextError, match=r"has not arrived yet; wait .*await strategy.run"):
                 v.read_value()
 
         async def replica() -> None:
@@ -51,26 +44,26 @@ async def test_variable_of_a_scope_starts_from_the_first_workers_value(layout: t
 
 
 @pytest.mark.parametrize("question", [Query(0), Ask(0)], ids=str)
-def test_variable_is_created_outside_of_a_loop_whatever_the_others_ask_of_a_run_that_is_over(question: Any) -> None:
+def test_late_question_about_a_finished_run_does_not_disturb_a_variables_creation(question: Any) -> None:
     job, contexts = Job(1, 1), []
 
     async def program(ctx: ReplicaContext) -> None:
-        contexts.append(ctx)  # which keeps its run
+        contexts.append(ctx)  # which keeps its run alive
         await ctx.barrier()
 
     asyncio.run(job.run(program))
-    job.cluster.teams[0].post(question)  # which has come late
+    job.cluster.teams[0].post(question)
     with job.strategies[0].scope():
-        assert Variable(1.0).name == "Variable"
+        assert aiodist.Variable(1.0).name == "Variable"
     assert contexts
 
 
 @pytest.mark.parametrize("reduction", ["fast", "ordered"])
 @pytest.mark.parametrize(("aggregation", "value"), [("sum", 3.0), ("mean", 1.5), ("only_first_replica", 1.0)])
-async def test_a_process_without_others_assigns_and_closes(reduction: str, aggregation: str, value: float) -> None:
-    strategy = MultiWorkerMirroredStrategy(2, reduction=reduction)
+async def test_variable_of_a_single_worker_is_assigned(reduction: str, aggregation: str, value: float) -> None:
+    strategy = aiodist.MultiWorkerMirroredStrategy(2, reduction=reduction)
     with strategy.scope():
-        v = Variable(0.0, aggregation=aggregation)
+        v = aiodist.Variable(0.0, aggregation=aggregation)
 
     async def replica() -> None:
         await v.assign_add(get_replica_context().replica_id_in_sync_group + 1.0)
@@ -87,7 +80,7 @@ async def test_assignments_are_aggregated_over_all_workers(layout: tuple[int, ..
 
     async def program(ctx: ReplicaContext) -> Any:
         r = ctx.replica_id_in_sync_group
-        v = Variable(np.full(100, float(r + 3)), aggregation=aggregation)
+        v = aiodist.Variable(np.full(100, float(r + 3)), aggregation=aggregation)
         await ctx.barrier()
         start = v.read_value()[0]
         await v.assign(np.full(100, 7.0 if aggregation == "none" else r))
@@ -99,7 +92,7 @@ async def test_assignments_are_aggregated_over_all_workers(layout: tuple[int, ..
 
 async def test_different_values_without_aggregation_are_refused_everywhere() -> None:
     async def program(ctx: ReplicaContext) -> None:
-        v = Variable(0.0, name="v")
+        v = aiodist.Variable(0.0, name="v")
         await v.assign(ctx.replica_id_in_sync_group // 2)
 
     for layout in [(2, 1, 1), (1, 3), (4,)]:
@@ -108,10 +101,10 @@ async def test_different_values_without_aggregation_are_refused_everywhere() -> 
             assert "mirrored variable 'v' would get different values: replica 2's is not replica 0's" in str(outcome)
 
 
-async def test_equal_values_are_those_that_compare_equal_and_nan_is_like_nan() -> None:
+async def test_values_that_compare_equal_and_nans_are_the_same_value() -> None:
     async def program(ctx: ReplicaContext) -> Any:
         sign = (-1.0) ** ctx.replica_id_in_sync_group
-        v = Variable(np.zeros(3))
+        v = aiodist.Variable(np.zeros(3))
         await v.assign(np.copysign([np.nan, 0.0, 1.0], [sign, sign, 1.0]))
         return v.read_value()[2]
 
@@ -121,7 +114,7 @@ async def test_equal_values_are_those_that_compare_equal_and_nan_is_like_nan() -
 async def test_sync_on_read_variable_is_reduced_and_not_read_outside() -> None:
     async def program(strategy: Any) -> Any:
         with strategy.scope():
-            v = Variable(0, synchronization="on_read", aggregation="sum")
+            v = aiodist.Variable(0, synchronization="on_read", aggregation="sum")
 
         async def replica() -> None:
             await v.assign_add(get_replica_context().replica_id_in_sync_group)
@@ -137,7 +130,7 @@ async def test_sync_on_read_variable_is_reduced_and_not_read_outside() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-async def test_global_batches_are_cut_over_all_replicas(layout: tuple[int, ...]) -> None:
+async def test_global_batches_are_split_over_all_replicas(layout: tuple[int, ...]) -> None:
     n = sum(layout)
 
     async def program(strategy: Any) -> Any:
@@ -154,7 +147,7 @@ async def test_global_batches_are_cut_over_all_replicas(layout: tuple[int, ...])
 @on_trio_too
 async def test_pipelines_of_uneven_length_end_together() -> None:
     async def program(strategy: Any) -> Any:
-        def pipeline(context: InputContext) -> Any:
+        def pipeline(context: aiodist.InputContext) -> Any:
             assert (context.num_input_pipelines, context.num_replicas_in_sync) == (3, 4)
             return [np.full((2, 3), context.input_pipeline_id)] * (2 * context.input_pipeline_id)
 
@@ -176,7 +169,7 @@ async def test_pipelines_of_uneven_length_end_together() -> None:
     assert [total for total, _ in first] == [8, 4, 4, 4]
 
 
-async def test_cluster_settings_are_kept_where_they_fit() -> None:
+async def test_cluster_settings_must_agree_with_the_launcher() -> None:
     async def program(strategy: Any) -> Any:
         strategy.configure(cluster_spec={"worker": ["a:1", "b:1"]}, task_type="worker", task_id=first_of(strategy))
         with pytest.raises(ValueError, match="the launcher decides"):
@@ -186,22 +179,20 @@ async def test_cluster_settings_are_kept_where_they_fit() -> None:
     assert await Job(1, 1).everywhere(program) == [0, 1]
 
 
-async def _variable(strategy: Any, **how: Any) -> Variable:
+async def _variable(strategy: Any, **how: Any) -> aiodist.Variable:
     with strategy.scope():
-        v = Variable(np.zeros(2), name="v", **how)
+        v = aiodist.Variable(np.zeros(2), name="v", **how)
     await strategy.run(lambda: None)
     return v
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-async def test_update_of_a_mirrored_variable_is_the_same_on_all_workers_or_an_error_on_all(layout: Any) -> None:
+async def test_update_of_a_mirrored_variable_is_the_same_or_an_error_on_all_workers(layout: Any) -> None:
     async def program(strategy: Any) -> Any:
         v = await _variable(strategy)
         await strategy.extended.update(v, lambda component, x: component.assign_add(x), (np.ones(2),))
-        own = PerReplica([np.full(2, i) for i in range(first_of(strategy), first_of(strategy) + len(v.values))])
-        with pytest.raises(
-            ValueError, match="mirrored variable 'v' would get different values: replica 1's is not replica 0's"
-        ):
+        own = aiodist.PerReplica([np.full(2, i) for i in range(first_of(strategy), first_of(strategy) + len(v.values))])
+        with pytest.raises(ValueError, match="'v' would get different values: replica 1's is not replica 0's"):
             await strategy.extended.update(v, lambda component, x: component.assign(x), (own,))
         return v.numpy().tolist(), int(await strategy.reduce("MAX", 3, None))
 
@@ -209,11 +200,11 @@ async def test_update_of_a_mirrored_variable_is_the_same_on_all_workers_or_an_er
 
 
 @pytest.mark.parametrize("aggregation", ["sum", "none"])
-async def test_mirrored_variable_is_not_assigned_other_values_on_each_worker(aggregation: str) -> None:
+async def test_mirrored_variable_refuses_a_value_for_each_replica(aggregation: str) -> None:
     async def program(strategy: Any) -> Any:
         v = await _variable(strategy, aggregation=aggregation)
         with pytest.raises(ValueError, match=r"has components on other workers, which it cannot wait for"):
-            v.assign(PerReplica([np.ones(2)] * len(v.values)))
+            v.assign(aiodist.PerReplica([np.ones(2)] * len(v.values)))
         v.assign(np.ones(2))
         return v.numpy().tolist()
 
