@@ -26,6 +26,10 @@ The number of the run's own group is -1.
 """
 
 
+Posts: TypeAlias = tuple[tuple[Post, tuple[int, ...]], ...]
+"""Distinct posts, each with the ids of the replicas that made it."""
+
+
 class Overdue(NamedTuple):
     """A collective of a group that has timed out, by its number (None: the join); 0 seconds if it had no limit."""
 
@@ -62,14 +66,11 @@ class MemberRecord(NamedTuple):
 
 
 class SlotRecord(NamedTuple):
-    """One collective: its number, -1 for the creation of a group, who has posted what, and whose tasks wait in it.
+    """One collective: what was posted, and by which replicas."""
 
-    Each distinct post comes with the ids of the replicas that made it.
-    """
-
-    number: int
-    posts: tuple[tuple[Post, tuple[int, ...]], ...]
-    waiting: tuple[int, ...] = ()
+    number: int  # -1 for the creation of a group
+    posts: Posts
+    waiting: tuple[int, ...] = ()  # the replicas with tasks that wait in it
 
     def post_of(self, replica_id: int) -> Post | None:
         """Return that replica's post; None if it has none."""
