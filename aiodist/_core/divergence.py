@@ -117,7 +117,7 @@ def _by_calls(usual: Side, odd: Side) -> Divergence | None:
     return None
 
 
-def came_in_another_order(
+def reached_in_another_order(
     usual: Side, odd: Side, ways: Sequence[tuple[int, Location]], others: Sequence[tuple[int, Location]]
 ) -> Divergence:
     """Return the divergence of two sides that reached one call through the same callers in different orders.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from aiodist._core.ledger import HISTORY, Ledger
 from aiodist._core.snapshot import GroupRecord
 from aiodist._core.terms import Location
-from aiodist._core.text import alike, count, ids_briefly, shown
+from aiodist._core.text import count, ids_briefly, ids_by_value, shown
 
 _SHOWN = 10
 
@@ -77,7 +77,7 @@ class RunRecord:
         return tuple(call for group in self._groups for call in _calls(group, replica_id)[-HISTORY:])
 
     def __str__(self) -> str:
-        last = alike((self.calls(replica.id)[-_SHOWN:], replica.id) for replica in self._ledger.replicas)
+        last = ids_by_value((self.calls(replica.id)[-_SHOWN:], replica.id) for replica in self._ledger.replicas)
         state = "in progress" if self.in_progress else "ended"
         lines = [f"run of {count(len(self.devices), 'replica')}, {state}"]
         for calls, members in last.items():
@@ -89,7 +89,7 @@ class RunRecord:
 def _calls(group: GroupRecord, replica_id: int) -> list[RecordedCall]:
     label, everyone = group.label(), len(group.key[0])
     slots = [(slot, True) for slot in group.history if slot.number >= 0]
-    slots += [(slot, len(slot.posts) == 1 and len(slot.posts[0][1]) == everyone) for slot in group.left]
+    slots += [(slot, len(slot.posts) == 1 and len(slot.posts[0][1]) == everyone) for slot in group.unfinished]
     posts = ((slot.number, slot.post_of(replica_id), complete) for slot, complete in slots)
     return [
         RecordedCall(number, str(post.call), post.location, complete, label)

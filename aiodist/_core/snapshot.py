@@ -89,7 +89,7 @@ class GroupRecord:
     join: SlotRecord | None = None  # while a replica has joined; its number is the first that no replica has used
 
     @property
-    def left(self) -> tuple[SlotRecord, ...]:
+    def unfinished(self) -> tuple[SlotRecord, ...]:
         """The open collectives, the join last."""
         return self.open if self.join is None else (*self.open, self.join)
 

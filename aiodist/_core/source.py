@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from aiodist._core.terms import Location
-from aiodist._core.text import place
+from aiodist._core.text import cut, place
 
 _LOOPS = (ast.While, ast.For, ast.AsyncFor)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -72,8 +72,7 @@ def _between(file: str, line: int, other: int) -> list[_Node]:
 
 def line_at(location: Location) -> str:
     """Return the source line at a place, without its indentation; empty if there is none."""
-    line = linecache.getline(location.file, location.line).strip()
-    return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…"
+    return cut(linecache.getline(location.file, location.line).strip(), _LONGEST_LINE)
 
 
 def branch_between(file: str, line: int, other: int) -> int | None:

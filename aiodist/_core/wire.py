@@ -26,6 +26,19 @@ def everyone(total: int) -> tuple[int, ...]:
     return tuple(range(total))
 
 
+def runs(ids: Sequence[int]) -> list[list[int]]:
+    """Return ids as runs of consecutive numbers, each with its first and its length, in the same order."""
+    if len(ids) > 1 and (ids is everyone(len(ids)) or tuple(ids) == tuple(range(ids[0], ids[0] + len(ids)))):
+        return [[ids[0], len(ids)]]  # the usual case, also of thousands
+    found: list[list[int]] = []
+    for each in ids:
+        if found and each == found[-1][0] + found[-1][1]:
+            found[-1][1] += 1
+        else:
+            found.append([each, 1])
+    return found
+
+
 DAMAGE: Final = LookupError, TypeError, AttributeError, RecursionError, OverflowError
 """What data of the wrong shape make Python raise, beside ValueError."""
 
@@ -84,7 +97,7 @@ def _codec(kind: Any) -> _Codec:  # noqa: PLR0911  (one return a kind of type)
             lambda data, doc: None if data is None else read(data, doc),
         )
     if kind == tuple[int, ...]:
-        return _Codec(lambda ids, _: _to_ranges(ids), lambda data, _: _from_ranges(data))
+        return _Codec(lambda ids, _: runs(ids), lambda data, _: _from_runs(data))
     if origin is tuple:
         return _tuple(parts)
     if kind == File:
@@ -176,26 +189,13 @@ def _frozen(data: Any) -> Any:
     return tuple(map(_frozen, data)) if isinstance(data, list) else data
 
 
-def _to_ranges(ids: Sequence[int]) -> list[list[int]]:
-    """Return ids as runs of consecutive numbers, each with its first and its length, in the same order."""
-    if len(ids) > 1 and (ids is everyone(len(ids)) or ids == tuple(range(ids[0], ids[0] + len(ids)))):
-        return [[ids[0], len(ids)]]  # thousands, mostly
-    runs: list[list[int]] = []
-    for each in ids:
-        if runs and each == runs[-1][0] + runs[-1][1]:
-            runs[-1][1] += 1
-        else:
-            runs.append([each, 1])
-    return runs
-
-
-def _from_ranges(data: Any) -> tuple[int, ...]:
-    runs = [[each, 1] if type(each) is int else each for each in _checked(data, list)]
-    for first, length in runs:
+def _from_runs(data: Any) -> tuple[int, ...]:
+    pairs = [[each, 1] if type(each) is int else each for each in _checked(data, list)]
+    for first, length in pairs:
         if type(first) is not int or type(length) is not int or not 0 < length <= _MOST_IDS:
-            raise ValueError(f"expected the first of some ids and how many they are, got {[first, length]!r}")
-    if sum(length for _, length in runs) > _MOST_IDS:
+            raise ValueError(f"expected the first of some ids and their number, got {[first, length]!r}")
+    if sum(length for _, length in pairs) > _MOST_IDS:
         raise ValueError(f"expected at most {_MOST_IDS} ids")
-    if len(runs) == 1 and runs[0][0] == 0:
-        return everyone(runs[0][1])
-    return tuple(chain.from_iterable(range(first, first + length) for first, length in runs))
+    if len(pairs) == 1 and pairs[0][0] == 0:
+        return everyone(pairs[0][1])
+    return tuple(chain.from_iterable(range(first, first + length) for first, length in pairs))
