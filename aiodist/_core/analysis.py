@@ -113,7 +113,7 @@ def _report(trouble: Collective) -> CollectiveReport:
     return CollectiveReport(
         trouble.reason,
         trouble.number,
-        tuple(_where_it_waits(trouble.index, each) for each in trouble.replicas),
+        tuple(_where_it_waits(trouble.index, each) for each in trouble.reports.values()),
         trouble.suspects,
         on_a_screen(lines, advice),
         trouble.label,
@@ -201,7 +201,7 @@ def _blame_on_a_cycle(collectives: Sequence[Collective]) -> tuple[set[int], set[
 def _deadlock(index: SnapshotIndex) -> CollectiveReport:
     """Return the report on replicas that wait for each other. It blames those that wait outside of collectives."""
     snapshot, root = index.snapshot, index.snapshot.groups[0]
-    replicas = tuple(_where_it_waits(index, each) for each in Collective(index, root, NO_SLOT).replicas)
+    replicas = tuple(_where_it_waits(index, each) for each in Collective(index, root, NO_SLOT).reports.values())
     next_number = max((member.sequence for member in root.members), default=0)
     number = min((slot.number for slot in root.open if slot.number >= 0), default=next_number)
     running = {each.replica_id for each in replicas if each.state is ReplicaState.RUNNING}

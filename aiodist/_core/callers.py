@@ -53,21 +53,26 @@ class CallerOrder:
 
 
 def callers_in_another_order(
-    calls: Sequence[Sequence[tuple[Post, tuple[int, ...]]]],
-) -> dict[int, tuple[Callers, ...]]:
+    calls: Sequence[tuple[int, Sequence[tuple[Post, tuple[int, ...]]]]],
+) -> dict[int, tuple[tuple[int, Callers], ...]]:
     """Return the callers through which each replica reached the last calls at a place, if their order differs.
 
-    The calls are given newest first, with the replicas that made them. A replica's callers are returned oldest first.
+    Args:
+        calls: the numbers of the calls, newest first, with the posts and the replicas that made them.
+
+    Returns:
+        By replica, the numbers and callers of the calls, oldest first.
     """
     for depth in _DEPTHS:
-        found: dict[int, tuple[Callers, ...]] = {}
-        for count, posts in enumerate(calls[:_MOST_CALLS]):
+        found: dict[int, tuple[tuple[int, Callers], ...]] = {}
+        for count, (number, posts) in enumerate(calls[:_MOST_CALLS]):
             if count == 0 and len({_key(_callers(post, depth)) for post, _ in posts}) == 1:
                 break
             for post, replicas in posts:
                 for replica_id in replicas:
-                    found[replica_id] = (_callers(post, depth), *found.get(replica_id, ()))
-            if count and len({frozenset(Counter(map(_key, own)).items()) for own in set(found.values())}) == 1:
+                    found[replica_id] = ((number, _callers(post, depth)), *found.get(replica_id, ()))
+            orders = set(found.values())
+            if count and len({frozenset(Counter(_key(each) for _, each in order).items()) for order in orders}) == 1:
                 return found
     return {}
 

@@ -150,16 +150,16 @@ def _collective(trouble: Collective) -> str:
 
 
 def _what_others_do(trouble: Collective) -> str:
-    waiting = [r.replica_id for r in trouble.replicas if r.state is ReplicaState.WAITING]
+    waiting = [i for i, replica in trouble.reports.items() if replica.state is ReplicaState.WAITING]
     if waiting and trouble.number >= 0:
         return f"{_clause(waiting, 'waits')} in"
-    others = {r.replica_id for r in trouble.replicas}.difference(trouble.exited)
+    others = trouble.reports.keys() - set(trouble.exited)
     return f"{_ids(others) if others else 'nobody'} {'made' if trouble.number < 0 else 'called'}"
 
 
 def _unmatched(trouble: Collective) -> str:
     (here, *_), post, _ = trouble.partitions[0]
-    there = next(r.replica_id for r in trouble.replicas if r.replica_id != here)
+    there = next(i for i in trouble.reports if i != here)
     if there in trouble.index.unknown:
         return f"{noun()} {here} waits in {post.call}, and nothing is known of {noun()} {there}"
     if post.call.role.startswith("send"):
@@ -169,7 +169,7 @@ def _unmatched(trouble: Collective) -> str:
 
 def _what_is_late(trouble: Collective) -> str:
     arrived = {replica_id for partition in trouble.partitions for replica_id in partition.replicas}
-    absent = {r.replica_id for r in trouble.replicas} - arrived
+    absent = trouble.reports.keys() - arrived
     missing = absent - trouble.index.unknown
     wait = _clause(arrived, "waits") if arrived else "nobody waits"
     if missing:
@@ -191,7 +191,7 @@ def _replica_lines(trouble: Collective) -> list[str]:
     calls: dict[int, str] = {}
     for each in trouble.partitions:
         calls.update(dict.fromkeys(each.replicas, _shown_call(each.post.call, leaf)))
-    doing = {r.replica_id: _doing(trouble, r, calls.get(r.replica_id)) for r in trouble.replicas}
+    doing = {i: _doing(trouble, replica, calls.get(i)) for i, replica in trouble.reports.items()}
     return [*_rows(trouble, doing), *_source_lines(trouble, doing), *_waits(trouble)]
 
 
@@ -300,7 +300,9 @@ def source_lines(places: Iterable[tuple[Location, bool]]) -> list[str]:
 
 def _waits(trouble: Collective) -> list[str]:
     """Return what replicas wait for outside of collectives, with one line for all that wait for the same thing."""
-    waits = ids_by_value((each.waits_for, each.replica_id) for each in trouble.replicas if each.waits_for is not None)
+    waits = ids_by_value(
+        (each.waits_for, each.replica_id) for each in trouble.reports.values() if each.waits_for is not None
+    )
     lines = []
     for what, ids in list(waits.items())[:MOST_PLACES]:
         verb, _, rest = what.partition(" ")
@@ -433,7 +435,7 @@ def _last_agreement(trouble: Collective) -> list[str]:
     first = trouble.number
     if trouble.divergence is not None and trouble.divergence.kind is DivergenceKind.SWAPPED:
         first = min(first, trouble.divergence.calls[0].sequence_number)  # the first call with callers in another order
-    common = min((replica.history for replica in trouble.replicas), key=len, default=())
+    common = min((replica.history for replica in trouble.reports.values()), key=len, default=())
     last = next((record for record in reversed(common) if record.sequence_number < first), None)
     if last is not None:
         return [f"All {noun()}s agreed up to #{last.sequence_number}: {last.call} at {place(last.location)}."]
@@ -516,7 +518,7 @@ def _by_calls(trouble: Collective) -> str:  # noqa: PLR0911  (one return a reaso
 
 
 def _on_one_line(trouble: Collective) -> bool:
-    return len({replica.location for replica in trouble.replicas if replica.location is not None}) == 1
+    return len({replica.location for replica in trouble.reports.values() if replica.location is not None}) == 1
 
 
 def _in_one_loop(trouble: Collective) -> bool:

@@ -183,14 +183,13 @@ class Collective:
         posts = self.slot.posts
         if posts[0][0].call.name is not None or len({post.path for post, _ in posts}) == 1:
             return []
-        calls = list(self._calls_here())
-        pairs = []
-        for replica_id, own in callers_in_another_order([each.posts for each in calls]).items():
-            numbers = reversed([each.number for each in calls[: len(own)]])
-            numbered = tuple((number, callers[-1].location) for number, callers in zip(numbers, own, strict=True))
-            pairs.append((numbered, replica_id))
+        order_of = callers_in_another_order([(each.number, each.posts) for each in self._calls_here()])
+        by_order = ids_by_value(
+            (tuple((number, callers[-1].location) for number, callers in order), replica_id)
+            for replica_id, order in order_of.items()
+        )
         post_of = {replica_id: post for post, ids in posts for replica_id in ids}
-        return [Posted(tuple(sorted(ids)), post_of[min(ids)], own) for own, ids in ids_by_value(pairs).items()]
+        return [Posted(tuple(sorted(ids)), post_of[min(ids)], order) for order, ids in by_order.items()]
 
     def _calls_here(self) -> Iterator[SlotRecord]:
         """Yield the calls at its place that all members have made, newest first, beginning with itself."""
@@ -205,11 +204,11 @@ class Collective:
     # What the replicas do.
 
     @cached_property
-    def replicas(self) -> tuple[ReplicaReport, ...]:
+    def reports(self) -> dict[int, ReplicaReport]:
         """What every member of the group does, by id."""
         # Both are looked up once, because a group of thousands has a large key.
         histories, collectives = self.index.histories(self.group), [self, *self.index.open[self.group.key]]
-        reports = []
+        reports = {}
         for member in self.group.members:
             known = self.index.facts.get(member.replica_id)
             if known is None:
@@ -217,7 +216,7 @@ class Collective:
             record = self._waits_in(member, collectives)
             waits = record is not None and record.sequence_number >= 0
             state = known.end or (ReplicaState.WAITING if waits else ReplicaState.RUNNING)
-            report = ReplicaReport(
+            reports[member.replica_id] = ReplicaReport(
                 replica_id=member.replica_id,
                 device=known.device,
                 state=state,
@@ -229,8 +228,7 @@ class Collective:
                 ended_at=known.ended_at,
                 waits_for=known.waits_for if state is ReplicaState.RUNNING else None,
             )
-            reports.append(report)
-        return tuple(reports)
+        return reports
 
     def _waits_in(self, member: MemberRecord, collectives: Sequence[Collective]) -> CallRecord | None:
         """Return what a member waits in: the first of its group's collectives that it has posted and not abandoned.
@@ -246,11 +244,6 @@ class Collective:
             if may_wait and member.replica_id in each.records and not each.abandoned_by(member):
                 return each.records[member.replica_id]
         return None
-
-    @cached_property
-    def reports(self) -> dict[int, ReplicaReport]:
-        """The replicas' reports by id."""
-        return {each.replica_id: each for each in self.replicas}
 
     @cached_property
     def abandoned(self) -> list[int]:
