@@ -1,4 +1,4 @@
-"""What is read from a program's source: branches and time limits; tests/faults shows the rest."""
+"""Branches and time limits in a program's source; tests/faults covers the rest."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def line(text: str) -> int:
         ("second", "fifth", None),  # a loop is reported as one
         ("third", "fourth", "if odd"),
         ("sixth", "seventh", "match odd"),
-        ("eighth", "ninth", None),  # nobody branches at the `try`
-        ("third", "second", None),  # whether it went on is not known: the loop has a `continue`
+        ("eighth", "ninth", None),  # a `try` is no branch
+        ("third", "second", None),  # the loop has a `continue`, so the way between them is not known
         ("tenth", "eleventh", None),
     ],
 )
-def test_the_branch_between_two_lines(file: str, one: str, other: str, branch: str | None) -> None:
+def test_branch_between_two_lines(file: str, one: str, other: str, branch: str | None) -> None:
     expected = None
     if branch is not None:
         before = PROGRAM.splitlines()[: line(f"{one}(") - 1]
@@ -74,7 +74,7 @@ def test_the_branch_between_two_lines(file: str, one: str, other: str, branch: s
     assert source.branch_between(file, line(f"{other}("), line(f"{one}(")) == expected
 
 
-def test_the_innermost_time_limit_around_a_line(file: str) -> None:
+def test_time_limit_around_a_line_is_the_innermost(file: str) -> None:
     inside = f"`%s` at {file}:%s"
     assert source.time_limit_around(file, line("tenth(")) == inside % ("anyio.move_on_after(5)", line("with anyio"))
     limit = inside % ("asyncio.timeout(0.02)", line("asyncio.timeout"))
@@ -84,7 +84,7 @@ def test_the_innermost_time_limit_around_a_line(file: str) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "def broken(:\n", "\x00"])
-def test_source_that_is_not_to_be_had_says_nothing(tmp_path: Path, text: str | None) -> None:
+def test_unreadable_source_gives_no_answer(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "broken.py"
     if text is not None:
         path.write_text(text, encoding="utf-8")
