@@ -114,7 +114,7 @@ def _by_calls(usual: Side, odd: Side) -> Divergence | None:
         return _skipped(usual, odd, skipped, certain=not may_follow, then=then)
     if usual.keys[0] in odd.keys:
         calls = odd.calls[: odd.keys.index(usual.keys[0])]
-        more = f"made {count(len(calls), 'call')} more than {ids_briefly(usual.replicas)}: {_listed(calls)}"
+        more = f"made {count(len(calls), 'more call')} than {ids_briefly(usual.replicas)}: {_listed(calls)}"
         return _added(usual, odd, calls, more, certain=True)
     return None
 
@@ -172,7 +172,7 @@ def _extra_call(past: Past, inside: Side, left: Side, loop: Location, there: Loc
 
 
 def _uneven(past: Past, inside: Side, left: Side, loop: Location, outside: Location | None) -> Divergence:
-    """Return that one side has left a loop; ``outside`` is its place, or None if the other stayed for once more."""
+    """Return that one side has left a loop for ``outside``, or if that is None, that only the other stayed in it."""
     made = sum(key == inside.keys[0] for key in past.keys)
     call = inside.calls[0]
     if past.whole:
@@ -183,7 +183,7 @@ def _uneven(past: Past, inside: Side, left: Side, loop: Location, outside: Locat
     else:
         text = f"After more than {made} common calls at {place(call.location)} "
     if outside is None:
-        text += f"{clause(inside.replicas, 'goes')} round the loop at {place(loop)} once more."
+        text += f"{clause(inside.replicas, 'makes')} another round of the loop at {place(loop)}."
     else:
         text += f"{ids_briefly(left.replicas)} left the loop at {place(loop)}{_ways_out(loop, outside)}."
     return Divergence(DivergenceKind.LEFT_LOOP, left.replicas, inside.replicas, (call,), True, text)
@@ -229,8 +229,8 @@ def _by_rounds(past: Past, usual: Side, odd: Side) -> Divergence | None:
         return _skipped(usual, odd, calls, certain=False, how=how, then=then)
     if call.location == next_call.location:  # it is one call, and the report says what differs in it
         return None
-    went_on = f"{ids_briefly(usual.replicas)} went on as before, with {_kind_at(next_call)}"
-    return _added(usual, odd, [call], f"made a call that earlier rounds do not have: {_listed([call])}; {went_on}")
+    as_before = f"{ids_briefly(usual.replicas)} continued as before, with {_kind_at(next_call)}"
+    return _added(usual, odd, [call], f"made a call that earlier rounds do not have: {_listed([call])}; {as_before}")
 
 
 def _expected(past: Past) -> list[int]:
@@ -270,7 +270,7 @@ def _by_source(usual: Side, odd: Side) -> Divergence | None:
     if (here, there) == (odd.calls[0].location, usual.calls[0].location):
         if source.is_optional(here.file, here.line, there.line):
             call = odd.calls[0]
-            more = f"made 1 call more: {_listed([call])}, in a branch on the way to {place(there)}"
+            more = f"made 1 more call: {_listed([call])}, in a branch on the way to {place(there)}"
             return _added(usual, odd, [call], more)
         if source.is_optional(here.file, there.line, here.line):
             return _skipped(usual, odd, usual.calls[:1], certain=False)

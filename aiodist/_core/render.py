@@ -223,7 +223,7 @@ def _doing(trouble: Collective, replica: ReplicaReport, call: str | None) -> tup
     for other in index.waits.get(replica_id, ()):
         record = other.records[replica_id]
         return f"waits in {other.with_group(record.call)}", record.location
-    what = "cancelled out of it, goes on" if replica_id in trouble.abandoned else "elsewhere"
+    what = "cancelled out of it, continues" if replica_id in trouble.abandoned else "elsewhere"
     return f"{what}, {made}", replica.stack[-1] if replica.stack else None
 
 
