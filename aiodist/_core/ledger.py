@@ -119,6 +119,12 @@ class Slot:
         """Return that post as it is stored."""
         return (self.others or {}).get(position) or self.raw
 
+    def add(self, position: int, post: RawPost) -> None:
+        """Keep a post that is not identical to the first one."""
+        if self.others is None:
+            self.others = {}
+        self.others[position] = post
+
     def has_waiters(self) -> bool:
         """Return whether a member waits in it."""
         return any(waiter is not None for waiter in self.waiters)
@@ -301,7 +307,7 @@ class Group:
         """Compare the meaning of a post that is not identical to the first one."""
         if difference(self.ledger.order_check, post_of(post), slot.first) is not None:
             self.doom(slot.number)
-        slot.others = {**(slot.others or {}), position: post}
+        slot.add(position, post)
 
     def _came_in_order(self, slot: Slot) -> bool:
         """Return False if replicas have now come through the same callers in different orders."""
@@ -342,7 +348,7 @@ class Group:
         if slot is None:
             slot = self.joining = self.ledger.slot_type(self, _JOINED, call, code, offset, ())
             self.ledger.held.add(self)
-        slot.others = {**(slot.others or {}), member.position: (call, code, offset, ())}
+        slot.add(member.position, (call, code, offset, ()))
         slot.missing -= 1
         member.joined_at, member.sequence = member.sequence, _JOINED
         self._first_gone = min(self._first_gone, member.joined_at)

@@ -1,7 +1,7 @@
 """The recorder: the last collectives of every replica, readable at any time, also after a failure.
 
-It costs nothing extra: for its reports a ledger keeps the open slots and a ring of its last matched collectives, which
-the replicas share. Texts and places are made when somebody reads them.
+It costs nothing extra: a ledger keeps its open slots and a ring of its last matched collectives for its reports anyway.
+Texts and places are made when they are read.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RunRecord:
         self.devices: tuple[str, ...] = tuple(devices)
         self.in_progress: bool = in_progress
         if in_progress:
-            _ = self._groups  # as they are now; those of a run that has ended do not change
+            _ = self._groups  # recorded now; those of a run that has ended no longer change
 
     @cached_property
     def _groups(self) -> list[GroupRecord]:
@@ -99,10 +99,10 @@ def _calls(group: GroupRecord, replica_id: int) -> list[RecordedCall]:
 
 
 class RecordedRuns:
-    """The runs of a strategy that its `Recorder` shows.
+    """The runs that a strategy's `Recorder` shows.
 
     Attributes:
-        running: the ledgers of the runs in progress, in the order in which they began, with their replicas' devices.
+        running: the ledgers of the runs in progress, in the order in which they began, with the replicas' devices.
         last: the last run that ended; None before the first.
     """
 
@@ -136,7 +136,7 @@ class Recorder:
     @property
     def running(self) -> tuple[RunRecord, ...]:
         """A record of each run in progress, as it is now, in the order in which they began."""
-        runs = list(self._runs.running.items())  # copied at once: others may begin and end in other threads
+        runs = list(self._runs.running.items())  # copied at once, because runs begin and end in other threads
         return tuple(RunRecord(ledger, devices, in_progress=True) for ledger, devices in runs)
 
     @property
