@@ -128,41 +128,25 @@ class Call:
     """The request for a collective: everything that must agree on every replica, except the call site.
 
     Fields that do not apply to a kind are None or empty.
-
-    Attributes:
-        kind: ``all_reduce``, ``barrier`` and so on.
-        op: the reduce op's name, e.g. ``SUM``.
-        axis: the axis of each leaf (of an all_to_all, its two axes), counted from the front.
-        source: the root: the id of the replica whose value counts.
-        function: the merge function.
-        members: the ids in a group that the call makes.
-        subject: the number of the variable that the call is about.
-        name: stands in for the call site.
-        structure: the nest as text, with `LEAF` for every leaf; None for a single leaf.
-        paths: the key path of every leaf, e.g. ``['w'][0]``.
-        shapes: of every leaf; None stands for a size that is not compared.
-        dtypes: of every leaf, by name in native byte order; for a Python number its type.
-        arrays: the type of each leaf: ``array`` (of NumPy), ``scalar`` (of NumPy), ``number`` (of Python), ``slices``
-            (`IndexedSlices`), or the name of a framework, with the suffix `ON_A_GPU` for an array on a GPU.
-        arguments: of a merge function: the number of positional ones, and the names of the others.
-        role: the name of this side if sides differ, e.g. ``send(dst=1)``; not compared.
     """
 
-    kind: str
-    op: str | None = None
-    axis: tuple[Any, ...] | None = None
-    source: int | None = None
-    function: Function | None = None
-    members: tuple[int, ...] | None = None
-    subject: str | None = None
-    name: str | None = None
-    structure: str | None = None
-    paths: tuple[str, ...] = ()
-    shapes: tuple[tuple[int | None, ...], ...] | None = None
-    dtypes: tuple[str, ...] = ()
+    kind: str  # `all_reduce`, `barrier` and so on
+    op: str | None = None  # the reduce op's name, e.g. `SUM`
+    axis: tuple[Any, ...] | None = None  # of each leaf (of an all_to_all, its two axes), counted from the front
+    source: int | None = None  # the root: the id of the replica whose value counts
+    function: Function | None = None  # the merge function
+    members: tuple[int, ...] | None = None  # the ids in a group that the call makes
+    subject: str | None = None  # the variable that the call is about
+    name: str | None = None  # stands in for the call site
+    structure: str | None = None  # the nest as text, with `LEAF` for every leaf; None for a single leaf
+    paths: tuple[str, ...] = ()  # the key path of every leaf, e.g. `['w'][0]`
+    shapes: tuple[tuple[int | None, ...], ...] | None = None  # of every leaf; a size that is None is not compared
+    dtypes: tuple[str, ...] = ()  # of every leaf, by name in native byte order; for a Python number its type
+    # The type of every leaf: `array` or `scalar` (of NumPy), `number` (of Python), `slices` (`IndexedSlices`), or the
+    # name of a framework, with the suffix `ON_A_GPU` for an array on a GPU.
     arrays: tuple[str, ...] = ()
-    arguments: tuple[int, tuple[str, ...]] | None = None
-    role: str = field(default="", compare=False)
+    arguments: tuple[int, tuple[str, ...]] | None = None  # of a merge function: how many positional ones, and the names
+    role: str = field(default="", compare=False)  # the name of this side if sides differ, e.g. `send(dst=1)`
 
     @property
     def leaves(self) -> list[tuple[tuple[int | None, ...], str, str]]:

@@ -84,4 +84,3 @@ class StallWarning(RuntimeWarning):
 
 for _error in [each for each in vars().values() if isinstance(each, type)]:
     _error.__module__ = "aiodist"  # a traceback shows the name that a user imports
-del _error

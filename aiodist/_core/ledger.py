@@ -67,19 +67,7 @@ Others: TypeAlias = dict[int, RawPost]
 
 
 class Slot:
-    """One collective of a group: who has posted it, and who waits in it.
-
-    Attributes:
-        number: its sequence number; -1 for the creation of a group.
-        call, code, offset, path: what the first post asked for, and from where.
-        missing: how many members have not posted it.
-        waiters: by the member's position, what the runtime wakes if that member waits, else None; after these, further
-            waits of members that wait more than once.
-        others: the posts that are not identical to the first one; None while there is none.
-        absent: the positions of members that have joined, and so take part without a value.
-        matched: every member has posted it, and all mean the same.
-        complete: the result, or what went wrong (``error``), is there.
-    """
+    """One collective of a group: which members have posted it, and which wait in it."""
 
     __slots__ = (
         "absent", "call", "code", "complete", "error", "group", "matched", "missing", "number", "offset", "others",
@@ -88,18 +76,19 @@ class Slot:
 
     def __init__(self, group: Group, number: int, call: Call, code: Any, offset: int, path: Path) -> None:
         self.group: Group = group
-        self.number: int = number
-        self.call: Call = call
+        self.number: int = number  # -1 for the creation of a group
+        self.call: Call = call  # of the first post, like the next three
         self.code: Any = code
         self.offset: int = offset
         self.path: Path = path
-        self.missing: int = len(group.members)
+        self.missing: int = len(group.members)  # how many members have not posted it
+        # What the runtime wakes, by the position of the member that waits; then further waits of the same members.
         self.waiters: list[Any] = [None] * self.missing
-        self.matched: bool = False
-        self.complete: bool = False
+        self.matched: bool = False  # every member has posted it, and all posts mean the same
+        self.complete: bool = False  # it has its result or its error
         self.error: BaseException | None = None
-        self.others: Others | None = None
-        self.absent: tuple[int, ...] = ()
+        self.others: Others | None = None  # None while all posts are identical to the first one
+        self.absent: tuple[int, ...] = ()  # the positions of members that have joined, and so take part without a value
 
     @property
     def raw(self) -> RawPost:
@@ -142,28 +131,18 @@ def post_of(raw: RawPost) -> Post:
 
 
 class Replica:
-    """One replica of a run: its id, how its function ended (None while it runs), and its members in all groups."""
+    """One replica of a run."""
 
     __slots__ = ("end", "id", "members")
 
     def __init__(self, replica_id: int) -> None:
         self.id: int = replica_id
-        self.end: ReplicaState | None = None
-        self.members: WeakSet[Member] = WeakSet()
+        self.end: ReplicaState | None = None  # how its function ended; None while it runs
+        self.members: WeakSet[Member] = WeakSet()  # in all groups
 
 
 class Member:
-    """A replica in a group: where it is in the order of the group's collectives.
-
-    Attributes:
-        replica_id: its id in the run.
-        position: its index among the members that this process runs.
-        rank: its id in the group; equal to the position if this process runs all members.
-        sequence: the number of its next collective, so also how many it has posted.
-        joined_at: the number of the first collective that it skips because it has joined; None if it has not joined.
-        abandoned: the number of the first collective that it was cancelled out of; None if there is none.
-        abandoned_at: ``sequence`` at the moment of that cancellation.
-    """
+    """A replica in a group: where it is in the order of the group's collectives."""
 
     __slots__ = (
         "__weakref__", "abandoned", "abandoned_at", "group", "joined_at", "position", "rank", "replica", "replica_id",
@@ -174,12 +153,12 @@ class Member:
         self.replica: Replica = replica
         self.replica_id: int = replica.id
         self.group: Group = group
-        self.position: int = position
-        self.rank: int = rank
-        self.sequence: int = 0
-        self.joined_at: int | None = None
-        self.abandoned: int | None = None
-        self.abandoned_at: int = 0
+        self.position: int = position  # among the members that this process runs
+        self.rank: int = rank  # its id in the group
+        self.sequence: int = 0  # the number of its next collective, so also how many it has posted
+        self.joined_at: int | None = None  # the number of the first collective that it skips because it has joined
+        self.abandoned: int | None = None  # the number of the first collective that it was cancelled out of
+        self.abandoned_at: int = 0  # `sequence` at the moment of that cancellation
 
     @property
     def next_number(self) -> int:
@@ -205,38 +184,26 @@ class Member:
 
 
 class Group:
-    """All replicas of a run, or some of them, and the order of their collectives.
-
-    Attributes:
-        key: its identity in every process.
-        members, size: its members in this process, and how many it has in all.
-        made_at: where the first member made it; None for the run's own group.
-        serial: its number among the groups of the run, in the order of their making.
-        open: the incomplete slots by number, without the join.
-        joining: the join's slot, while a member has joined.
-        doomed: the number from which on no slot is matched any more; None while all is well.
-        history: the last matched collectives.
-        unmet: slots that completed with an error before they were matched.
-    """
+    """All replicas of a run, or some of them, and the order of their collectives."""
 
     def __init__(
         self, ledger: Ledger, key: GroupKey, replicas: Sequence[Replica], made_at: tuple[Any, int] | None, serial: int
     ) -> None:
         self.ledger = ledger
-        self.key = key
+        self.key = key  # its identity in every process
         ids = key[0]
-        self.size: int = len(ids)
+        self.size: int = len(ids)  # how many members it has in all processes
         ranks: Any = ids  # as in a run's own group, which may have thousands of members elsewhere
         if not all(each.id < self.size and ids[each.id] == each.id for each in replicas):
             ranks = {replica_id: rank for rank, replica_id in enumerate(ids)}
         self.members: list[Member] = [Member(each, self, at, ranks[each.id]) for at, each in enumerate(replicas)]
-        self.made_at = made_at
-        self.serial = serial
-        self.open: dict[int, Slot] = {}
-        self.joining: Slot | None = None
-        self.doomed: int | None = None
+        self.made_at = made_at  # where the first member made it; None for the run's own group
+        self.serial = serial  # its number among the groups of the run, in the order of their making
+        self.open: dict[int, Slot] = {}  # the incomplete slots by number, without the join
+        self.joining: Slot | None = None  # the join's slot, while a member has joined
+        self.doomed: int | None = None  # the number from which on no slot is matched any more
         self.history: deque[tuple[int, RawPost, Others | None, tuple[int, ...]]] = deque(maxlen=HISTORY)
-        self.unmet: list[Slot] = []
+        self.unmet: list[Slot] = []  # those that completed with an error before they were matched
         self._first_gone = _NEVER  # the lowest number that a member never posts, because it has ended or joined
         self._unsettled: set[int] | None = None
         self._callers: CallerOrder | None = None
@@ -516,13 +483,6 @@ class Ledger:
         order_check: how call sites are compared.
         total: how many replicas the run has over all processes; None for these alone.
         slot_type: the class of slots.
-
-    Attributes:
-        root: the run's own group, of all replicas.
-        made: how many groups with certain members and a certain name each replica has made.
-        making: the groups that some of their members have not made yet.
-        troubled: the doomed groups.
-        held: the groups with open slots; to the others the ledger has only weak references.
     """
 
     def __init__(
@@ -537,12 +497,13 @@ class Ledger:
         self.slot_type = slot_type
         self.replicas: list[Replica] = [Replica(replica_id) for replica_id in replicas]
         self.replica_by_id: dict[int, Replica] = {replica.id: replica for replica in self.replicas}
-        self.troubled: set[Group] = set()
+        self.troubled: set[Group] = set()  # the doomed ones
+        # How many groups with certain members and a certain name each replica has made.
         self.made: defaultdict[tuple[tuple[int, ...], str | None], Counter[int]] = defaultdict(Counter)
-        self.making: dict[GroupKey, Group] = {}
+        self.making: dict[GroupKey, Group] = {}  # those that some of their members have not made yet
         self._groups_made = 0
         self._groups: WeakSet[Group] = WeakSet()
-        self.held: set[Group] = set()
+        self.held: set[Group] = set()  # those with open slots
         self._recent: deque[Group] | None = None if total is None else deque(maxlen=_MOST_RECENT)
         ids = everyone(total) if total is not None else tuple(replicas)
         self.root: Group = Group(self, (ids, None, -1), self.replicas, None, 0)

@@ -99,15 +99,10 @@ def _calls(group: GroupRecord, replica_id: int) -> list[RecordedCall]:
 
 
 class RecordedRuns:
-    """The runs that a strategy's `Recorder` shows.
-
-    Attributes:
-        running: the ledgers of the runs in progress, in the order in which they began, with the replicas' devices.
-        last: the last run that ended; None before the first.
-    """
+    """The runs that a strategy's `Recorder` shows."""
 
     def __init__(self) -> None:
-        self.running: dict[Ledger, Sequence[str]] = {}
+        self.running: dict[Ledger, Sequence[str]] = {}  # in the order in which they began, with the replicas' devices
         self.last: RunRecord | None = None
 
     def begin(self, ledger: Ledger, devices: Sequence[str]) -> None:

@@ -29,14 +29,7 @@ NO_SLOT = SlotRecord(0, ())
 
 
 class SnapshotIndex:
-    """A snapshot, indexed by replicas and groups.
-
-    Attributes:
-        facts: the facts on each replica, by id.
-        ended, unknown: the ids of replicas that have ended, and of those of which nothing is known.
-        open: the open collectives of each group, by number, the join last.
-        waits: the collectives that each replica waits in, by group.
-    """
+    """A snapshot, indexed by replicas and groups."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
@@ -44,10 +37,8 @@ class SnapshotIndex:
         self.facts = {each.replica_id: each for each in snapshot.replicas}
         self.ended = {each.replica_id for each in snapshot.replicas if each.end is not None}
         self.unknown = {each.replica_id for each in snapshot.replicas if each.unknown}
-        self.open = {
-            group.key: [Collective(self, group, slot) for slot in group.unfinished] for group in snapshot.groups
-        }
-        self.waits: dict[int, list[Collective]] = {}
+        self.open = {each.key: [Collective(self, each, slot) for slot in each.unfinished] for each in snapshot.groups}
+        self.waits: dict[int, list[Collective]] = {}  # the collectives that each replica waits in, by group
         for each in self.open_collectives():
             for replica_id in each.slot.waiting:
                 self.waits.setdefault(replica_id, []).append(each)
@@ -99,18 +90,13 @@ class Posted(NamedTuple):
 
 
 class Collective:
-    """An open collective: which replicas are in it, what is wrong with it, and who is to blame.
-
-    Attributes:
-        index, group, slot: its snapshot, its group, and its record.
-        timeout_seconds: its limit, from the first arrival; 0 if there was none.
-    """
+    """An open collective: which replicas are in it, what is wrong with it, and who is to blame."""
 
     def __init__(self, index: SnapshotIndex, group: GroupRecord, slot: SlotRecord, timeout_seconds: float = 0) -> None:
         self.index = index
         self.group = group
         self.slot = slot
-        self.timeout_seconds = timeout_seconds
+        self.timeout_seconds = timeout_seconds  # 0 if it had no limit
         self.number = slot.number
         self.is_join = slot is group.join
 
