@@ -235,19 +235,14 @@ def _rows(trouble: Collective, doing: _Doing) -> list[str]:
         for replica_id, (what, at) in doing.items()
     )
     ordered = sorted(by_row.items(), key=lambda each: (each[0][0], -len(each[1]), each[1][0]))
-    rows = [
-        (mark, ids_briefly(ids), _devices(trouble, ids), what, where)
-        for (mark, what, where), ids in ordered[:_MOST_PARTITIONS]
-    ]
+    rows = []
+    for (mark, what, where), ids in ordered[:_MOST_PARTITIONS]:
+        devices = [trouble.reports[replica_id].device for replica_id in ids[:_MOST_DEVICES]]
+        device = ", ".join(devices) if len(ids) <= _MOST_DEVICES else count(len(ids), noun())
+        rows.append((mark, ids_briefly(ids), device, what, where))
     rest = sum(len(ids) for _, ids in ordered[_MOST_PARTITIONS:])
     more = [f"  … and {count(rest, noun())} in {len(ordered) - _MOST_PARTITIONS} more ways"] if rest else []
     return _columns(rows) + more
-
-
-def _devices(trouble: Collective, replicas: Sequence[int]) -> str:
-    if len(replicas) > _MOST_DEVICES:
-        return count(len(replicas), noun())
-    return ", ".join(trouble.reports[replica_id].device for replica_id in replicas)
 
 
 def _columns(rows: Sequence[tuple[bool, str, str, str, str]]) -> list[str]:
@@ -474,7 +469,8 @@ def _advice(trouble: Collective) -> Sequence[str]:  # noqa: C901, PLR0911  (one 
         return ["Iterate over sorted keys, or reduce one dict: then the order is the same on every replica."]
     if any(side.handles for side in sides):
         return ["Let an exception end the run, or do what follows it on every replica: reduce whether one has failed."]
-    if (one_more_or_less or reason is Reason.NAME) and _in_one_loop(trouble):
+    of_one_line = (one_more_or_less or reason is Reason.NAME) and _on_one_line(trouble)
+    if of_one_line and any(source.is_in_loop(at.file, at.line) for side in sides[:1] for at in side.path):
         return [_ITEMS]
     if kind is not None and reason in _BRANCHED:
         return _CONDITION
@@ -519,12 +515,6 @@ def _by_calls(trouble: Collective) -> str:  # noqa: PLR0911  (one return a reaso
 
 def _on_one_line(trouble: Collective) -> bool:
     return len({replica.location for replica in trouble.reports.values() if replica.location is not None}) == 1
-
-
-def _in_one_loop(trouble: Collective) -> bool:
-    """Return whether all calls come from one line, and that line or one of its callers is in a loop."""
-    path = trouble.sides[0].path if trouble.sides is not None else ()
-    return _on_one_line(trouble) and any(source.is_in_loop(at.file, at.line) for at in path)
 
 
 _SAME_GROUP = "Every member must make the group: of the same replicas, in the same order, under the same name."

@@ -1,9 +1,9 @@
-"""Values as JSON and back, by their types: messages between workers, and reports that are read again.
+"""Values as JSON and back, by their types: messages between workers, and reports.
 
-A record (a named tuple or a dataclass) is a list of its fields, without trailing fields that have their defaults. The
-same record, or the same tuple of records, is written once; after that only its number among those of its type is
-written. Ids are runs of consecutive numbers. The data name no types, and nothing in them is executed: the expected type
-says what each part must be.
+A record (a named tuple or a dataclass) is a list of its fields, without trailing fields that have their defaults. An
+object that occurs again (a record or a tuple of records) is replaced by its number among those of its type. Ids are
+runs of consecutive numbers. The data name no types, and nothing in them is executed: the expected type decides how each
+part is read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
 
 File: TypeAlias = Annotated[str, "file"]
-"""The name of a file, which may be another one in another process."""
+"""The name of a file, which may differ between processes."""
 
 
 @lru_cache(maxsize=16)  # the records of thousands of processes share it
@@ -40,9 +40,9 @@ def runs(ids: Sequence[int]) -> list[list[int]]:
 
 
 DAMAGE: Final = LookupError, TypeError, AttributeError, RecursionError, OverflowError
-"""What data of the wrong shape make Python raise, beside ValueError."""
+"""The errors that reading damaged data raises, besides ValueError."""
 
-_MOST_IDS = 2**20  # in one tuple: a run of more is none of ids, but of damaged data, and would fill the memory
+_MOST_IDS = 2**20  # in one tuple: a longer run is damaged data, and would fill the memory
 
 
 class _Document:
@@ -60,15 +60,15 @@ class _Codec(NamedTuple):
 
 
 def pack(kind: Any, value: Any, rename: Callable[[str], str] = str) -> Any:
-    """Return a value of that type in JSON's types, with its files renamed."""
+    """Return a value of a type as JSON data, with its files renamed."""
     return _codec(kind).write(value, _Document(rename))
 
 
 def unpack(kind: Any, data: Any, rename: Callable[[str], str] = str) -> Any:
-    """Return the value from what `pack` gave, or a record from a dict of its fields.
+    """Return the value of a type from the data that `pack` returned, or a record from a dict of its fields.
 
     Raises:
-        ValueError: it is none of that type.
+        ValueError: the data do not describe a value of that type.
     """
     try:
         return _codec(kind).read(data, _Document(rename))
@@ -78,7 +78,7 @@ def unpack(kind: Any, data: Any, rename: Callable[[str], str] = str) -> Any:
 
 
 def named(value: Any) -> Any:
-    """Return a value in JSON's types for people: records as dicts of all their fields, tuples as lists."""
+    """Return a value as JSON data for people: records as dicts of all their fields, tuples as lists."""
     if is_dataclass(value):
         return {each.name: named(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, tuple):
@@ -155,7 +155,7 @@ def _record(kind: Any) -> _Codec:
 
 
 def _once(kind: Any, codec: _Codec) -> _Codec:
-    """Return a function that writes each object only once."""
+    """Return a codec that writes each object only once."""
 
     def write(value: Any, doc: _Document) -> Any:
         written = doc.written.setdefault(kind, {})
