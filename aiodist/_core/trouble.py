@@ -33,7 +33,6 @@ class SnapshotIndex:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
-        self.order_check = snapshot.order_check
         self.facts = {each.replica_id: each for each in snapshot.replicas}
         self.ended = {each.replica_id for each in snapshot.replicas if each.end is not None}
         self.unknown = {each.replica_id for each in snapshot.replicas if each.unknown}
@@ -154,13 +153,13 @@ class Collective:
     @cached_property
     def partitions(self) -> list[Posted]:
         """The replicas that have reached it, by the meaning of their posts; the largest partition first."""
-        found: dict[Hashable, dict[int, Post]] = {}
+        by_key: dict[Hashable, dict[int, Post]] = {}
         abandoned = set(self.abandoned)
         for post, replicas in self.slot.posts:
-            key = "join" if self.is_join else fingerprint(self.index.order_check, post)
-            found.setdefault(key, {}).update((i, post) for i in replicas if i not in abandoned)
-        partitions = [Posted(tuple(sorted(own)), own[min(own)]) for own in found.values() if own]
-        if len(partitions) == 1 and self.index.order_check is OrderCheck.CALL_SITE and not self.is_join:
+            own = by_key.setdefault("join" if self.is_join else self._key(post), {})
+            own.update((i, post) for i in replicas if i not in abandoned)
+        partitions = [Posted(tuple(sorted(own)), own[min(own)]) for own in by_key.values() if own]
+        if len(partitions) == 1 and self.index.snapshot.order_check is OrderCheck.CALL_SITE and not self.is_join:
             partitions = self._by_callers() or partitions
         return sorted(partitions, key=lambda one: (-len(one.replicas), one.replicas[0]))
 
@@ -247,7 +246,7 @@ class Collective:
         """What is wrong, as in `CollectiveReport`."""
         if len(self.partitions) > 1:
             first = self.partitions[0].post
-            found = [difference(self.index.order_check, each.post, first) for each in self.partitions[1:]]
+            found = [difference(self.index.snapshot.order_check, each.post, first) for each in self.partitions[1:]]
             return min(filter(None, found), key=_REASONS.index, default=Reason.CALL_SITE)
         if self.missing and self.partitions and self.partitions[0].post.call.kind == MESSAGE:
             return Reason.UNMATCHED
@@ -355,17 +354,15 @@ class Collective:
         return usual, Side(ended, (), (), (ended_at,) if ended_at is not None else (), "")
 
     def _side(self, partition: Posted) -> Side:
-        first, slots = partition.replicas[0], [self.slot]  # the creation of a group stands for itself
+        first, slots = partition.replicas[0], [self.slot]  # the creation of a group is the only call that counts
         if self.number >= 0:
             slots = [slot for slot in self.group.open if slot.number >= self.number][:_MOST_CALLS]
-        posted = [(slot.number, post) for slot in slots if (post := slot.post_of(first)) is not None]
-        return Side(
-            partition.replicas,
-            [_record(number, post) for number, post in posted],
-            [fingerprint(self.index.order_check, post) for _, post in posted],
-            self._path(partition),
-            self.index.facts[first].handles,
-        )
+        posts = [(slot.number, post) for slot in slots if (post := slot.post_of(first)) is not None]
+        calls, keys = [_record(*each) for each in posts], [self._key(post) for _, post in posts]
+        return Side(partition.replicas, calls, keys, self._path(partition), self.index.facts[first].handles)
+
+    def _key(self, post: Post) -> Hashable:
+        return fingerprint(self.index.snapshot.order_check, post)
 
     @cached_property
     def divergence(self) -> Divergence | None:
@@ -378,12 +375,12 @@ class Collective:
 
     def _past(self) -> Past:
         """Return the known calls that all made before, including open ones that all have made."""
-        check, group = self.index.order_check, self.group
-        matched = (each.slot for each in self.index.open[group.key] if len(each.partitions) == 1 and not each.missing)
-        before = [slot for slot in (*group.history, *matched) if 0 <= slot.number < self.number]
-        firsts = [slot.posts[0][0] for slot in before]
-        calls = [_record(slot.number, post) for slot, post in zip(before, firsts, strict=True)]
-        return Past(calls, [fingerprint(check, post) for post in firsts], whole=not before or before[0].number == 0)
+        in_group = self.index.open[self.group.key]
+        matched = (each.slot for each in in_group if len(each.partitions) == 1 and not each.missing)
+        slots = [slot for slot in (*self.group.history, *matched) if 0 <= slot.number < self.number]
+        posts = [(slot.number, slot.posts[0][0]) for slot in slots]
+        calls, keys = [_record(*each) for each in posts], [self._key(post) for _, post in posts]
+        return Past(calls, keys, whole=not posts or posts[0][0] == 0)
 
     @cached_property
     def cancellations(self) -> tuple[str, ...]:
