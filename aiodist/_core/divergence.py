@@ -132,9 +132,9 @@ def reached_in_another_order(
     other = "in the opposite order"
     if [caller for _, caller in callers] != [caller for _, caller in reversed(others)]:
         other = f"in another order: {', '.join(place(caller) for _, caller in others[:_MOST_CALLERS])}"
-    came = f"{upper(ids_briefly(usual.replicas))} came to {_kind_at(odd.calls[0])} {order}"
+    reached = f"{upper(ids_briefly(usual.replicas))} reached {_kind_at(odd.calls[0])} {order}"
     calls = tuple(CallRecord(number, odd.calls[0].call, caller) for number, caller in callers)
-    text = f"{came}; {ids_briefly(odd.replicas)} {other}."
+    text = f"{reached}; {ids_briefly(odd.replicas)} {other}."
     return Divergence(DivergenceKind.SWAPPED, odd.replicas, usual.replicas, calls, True, text)
 
 

@@ -203,7 +203,7 @@ class Group:
         self.joining: Slot | None = None  # the join's slot, while a member has joined
         self.doomed: int | None = None  # the number from which on no slot is matched any more
         self.history: deque[tuple[int, RawPost, Others | None, tuple[int, ...]]] = deque(maxlen=HISTORY)
-        self.unmet: list[Slot] = []  # those that completed with an error before they were matched
+        self.failed: list[Slot] = []  # those that completed with an error before they were matched
         self._first_gone = _NEVER  # the lowest number that a member never posts, because it has ended or joined
         self._unsettled: set[int] | None = None
         self._callers: CallerOrder | None = None
@@ -246,7 +246,7 @@ class Group:
         member.sequence = number + 1
         slot.missing -= 1
         if not slot.missing and (self.doomed is None or number < self.doomed):
-            if slot.others is not None and not self._came_in_order(slot):
+            if slot.others is not None and not self._callers_agree(slot):
                 self.doom(number)
                 return slot
             slot.matched = True  # `_match`, inlined
@@ -262,7 +262,7 @@ class Group:
             )
         slot = self.open[number] = self.ledger.slot_type(self, number, call, code, offset, path)
         if self is not self.ledger.root:
-            self.ledger.held.add(self)
+            self.ledger.active_groups.add(self)
         if number >= self._first_gone:
             slot.absent = tuple(m.position for m in self.members if m.joined_at is not None and m.joined_at <= number)
             slot.missing -= len(slot.absent)
@@ -276,7 +276,7 @@ class Group:
             self.doom(slot.number)
         slot.add(position, post)
 
-    def _came_in_order(self, slot: Slot) -> bool:
+    def _callers_agree(self, slot: Slot) -> bool:
         """Return False if replicas have now come through the same callers in different orders."""
         if slot.call.name is not None or self.ledger.order_check is not OrderCheck.CALL_SITE or slot.absent:
             return True
@@ -293,7 +293,7 @@ class Group:
         """Note that a slot has its result, or its error."""
         slot.complete = True
         if not slot.matched:
-            self.unmet.append(slot)
+            self.failed.append(slot)
         if slot is self.joining:
             self.joining = None
         else:
@@ -314,7 +314,7 @@ class Group:
         slot = self.joining
         if slot is None:
             slot = self.joining = self.ledger.slot_type(self, _JOINED, call, code, offset, ())
-            self.ledger.held.add(self)
+            self.ledger.active_groups.add(self)
         slot.add(member.position, (call, code, offset, ()))
         slot.missing -= 1
         member.joined_at, member.sequence = member.sequence, _JOINED
@@ -361,18 +361,18 @@ class Group:
             The replica as a member of the new group.
         """
         ids = tuple(self.key[0][rank] for rank in ranks)
-        made = self.ledger.made[ids, name]
+        made = self.ledger.group_counts[ids, name]
         key = ids, name, made[member.replica_id]
         made[member.replica_id] += 1
-        group = self.ledger.making.get(key)
+        group = self.ledger.partial_groups.get(key)
         if group is None:
-            group = self.ledger.making[key] = self.ledger.make(key, (code, offset), sequence=-1)
+            group = self.ledger.partial_groups[key] = self.ledger.make(key, (code, offset), sequence=-1)
         own = group.member_of(member.replica_id)
         call = Call("new_group", members=group.key[0], name=name)  # one tuple for all: thousands compare it
         slot = group.post(own, call, code, offset, path)
         if slot.matched:
             group.complete(slot)
-            del self.ledger.making[key]
+            del self.ledger.partial_groups[key]
         return own
 
     # Trouble.
@@ -455,7 +455,7 @@ class Group:
             waiting = tuple(m.replica_id for m in members if slot.waiters[m.position] is not None)
             return SlotRecord(number, posts(there, slot.raw, slot.others), waiting)
 
-        open_slots = [*self.open.values(), *(slot for slot in self.unmet if slot.number < _JOINED)]
+        open_slots = [*self.open.values(), *(slot for slot in self.failed if slot.number < _JOINED)]
         return GroupRecord(
             self.key,
             None if self.made_at is None else place(*self.made_at),
@@ -499,11 +499,11 @@ class Ledger:
         self.replica_by_id: dict[int, Replica] = {replica.id: replica for replica in self.replicas}
         self.troubled: set[Group] = set()  # the doomed ones
         # How many groups with certain members and a certain name each replica has made.
-        self.made: defaultdict[tuple[tuple[int, ...], str | None], Counter[int]] = defaultdict(Counter)
-        self.making: dict[GroupKey, Group] = {}  # those that some of their members have not made yet
+        self.group_counts: defaultdict[tuple[tuple[int, ...], str | None], Counter[int]] = defaultdict(Counter)
+        self.partial_groups: dict[GroupKey, Group] = {}  # those that some of their members have not made yet
         self._groups_made = 0
         self._groups: WeakSet[Group] = WeakSet()
-        self.held: set[Group] = set()  # those with open slots
+        self.active_groups: set[Group] = set()  # those with open slots
         self._recent: deque[Group] | None = None if total is None else deque(maxlen=_MOST_RECENT)
         ids = everyone(total) if total is not None else tuple(replicas)
         self.root: Group = Group(self, (ids, None, -1), self.replicas, None, 0)
@@ -527,7 +527,7 @@ class Ledger:
         longer: otherwise a replica that has made all its calls in a group, and has ended, would seem not to have made
         it.
         """
-        self.held.discard(group)
+        self.active_groups.discard(group)
         if self._recent is not None and (not self._recent or self._recent[-1] is not group):
             self._recent.append(group)
 
