@@ -15,7 +15,7 @@ import enum
 import os
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import islice
 from types import CodeType
 from typing import Any, Final, NamedTuple
@@ -73,20 +73,15 @@ class Place(NamedTuple):
         return Location(self.file, self.line, self.function)
 
 
-_places: dict[tuple[str, CodeType, int], Place] = {}
-
-
 def place(code: CodeType | Place, offset: int) -> Place:
     """Return the place of the instruction at ``offset`` (in bytes, like ``frame.f_lasti``)."""
-    if isinstance(code, Place):
-        return code
-    key = (code.co_filename, code, offset)  # code objects of two files can be equal
-    found = _places.get(key)
-    if found is None:
-        line, _, column, _ = next(islice(code.co_positions(), offset // 2, None), (None, None, None, None))
-        function = code.co_qualname.rpartition(".<locals>.")[2]
-        found = _places[key] = Place(code.co_filename, line or code.co_firstlineno, column, function)
-    return found
+    return code if isinstance(code, Place) else _place(code.co_filename, code, offset)
+
+
+@cache
+def _place(file: str, code: CodeType, offset: int) -> Place:  # code objects of two files can be equal
+    line, _, column, _ = next(islice(code.co_positions(), offset // 2, None), (None, None, None, None))
+    return Place(file, line or code.co_firstlineno, column, code.co_qualname.rpartition(".<locals>.")[2])
 
 
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120  (quicker to import)

@@ -8,6 +8,7 @@ part is read.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
@@ -46,12 +47,11 @@ _MOST_IDS = 2**20  # in one tuple: a longer run is damaged data, and would fill 
 
 
 class _Document:
-    """The records that have been written, by type and identity, or read, by type and number."""
+    """By type, the numbers of the objects that have been written, by identity, or the objects that have been read."""
 
     def __init__(self, rename: Callable[[str], str]) -> None:
         self.rename = rename
-        self.written: dict[Any, dict[int, int]] = {}
-        self.read: dict[Any, list[Any]] = {}
+        self.known: defaultdict[Any, dict[int, Any]] = defaultdict(dict)
 
 
 class _Codec(NamedTuple):
@@ -158,19 +158,20 @@ def _once(kind: Any, codec: _Codec) -> _Codec:
     """Return a codec that writes each object only once."""
 
     def write(value: Any, doc: _Document) -> Any:
-        written = doc.written.setdefault(kind, {})
-        if id(value) in written:
-            return written[id(value)]
+        known = doc.known[kind]
+        if id(value) in known:
+            return known[id(value)]
         row = codec.write(value, doc)
-        written[id(value)] = len(written)
+        known[id(value)] = len(known)
         return row
 
     def read(data: Any, doc: _Document) -> Any:
-        known = doc.read.setdefault(kind, [])
+        known = doc.known[kind]
         if type(data) is int:
-            return known[data] if data >= 0 else _checked(data, list)
-        known.append(codec.read(data, doc))
-        return known[-1]
+            return known[data]
+        value = codec.read(data, doc)
+        known[len(known)] = value
+        return value
 
     return _Codec(write, read)
 
