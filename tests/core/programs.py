@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
@@ -187,19 +186,11 @@ class Run:
 # Drawing programs.
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """Programs as they were drawn."""
+class Drawn(NamedTuple):
+    """Drawn programs, one for each replica. Operations on a group are ignored by replicas that are not its members."""
 
-    common: Program  # of all replicas; operations on a group are for its members
-    changed: dict[int, Program]  # what some do instead, by id
-    replicas: int
+    programs: list[Program]
     order_check: OrderCheck
-
-    @property
-    def programs(self) -> list[Program]:
-        """Each replica's program."""
-        return [self.changed.get(i, self.common) for i in range(self.replicas)]
 
     def run(self, turns: Sequence[int] = ()) -> Run:
         """Return a finished run of the programs."""
@@ -240,13 +231,12 @@ def drawn(
         common = _common(choices, replicas, groups=groups)
         if joins and choices.below(3) == 1:
             common = (*common, Op("join", len(common)))
-        changed: dict[int, Program] = {}
+        programs = [common] * replicas
         for _ in range(choices.below(changes + 1)):
             replica_id, at = choices.below(replicas), choices.below(len(common))
-            own = changed.get(replica_id, common)
-            if at < len(own):
-                changed[replica_id] = _changed(own, what[choices.below(len(what))], at)
-        return Drawn(common, changed, replicas, list(OrderCheck)[choices.below(3)])
+            if at < len(programs[replica_id]):
+                programs[replica_id] = _changed(programs[replica_id], what[choices.below(len(what))], at)
+        return Drawn(programs, list(OrderCheck)[choices.below(3)])
 
     return st.binary(max_size=48).map(of)
 
