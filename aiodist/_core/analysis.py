@@ -90,11 +90,10 @@ def cannot_complete(snapshot: Snapshot) -> bool:
     The parts of a merged snapshot may be of different moments: a member that has continued in one part has posted a
     collective that is still open in an earlier part.
     """
-    for each in SnapshotIndex(snapshot).open_collectives():
-        never = (each.is_join or member.sequence <= each.number or each.abandoned_by(member) for member in each.gone)
-        if any(never) or (len(each.partitions) > 1 and not each.is_join):
-            return True
-    return False
+    return any(
+        each.gone if each.is_join else each.exited or each.abandoned or len(each.partitions) > 1
+        for each in SnapshotIndex(snapshot).open_collectives()
+    )
 
 
 def _says_little(trouble: Collective) -> tuple[bool, bool]:
@@ -137,7 +136,7 @@ def find_cycle(snapshot: Snapshot) -> list[tuple[int, Collective]]:
     index = SnapshotIndex(snapshot)
     waits = {i: index.waits[i] for i in snapshot.blocked if i in index.waits}
     every = {each for own in waits.values() for each in own}
-    blockers = {each: [member.replica_id for member in each.missing] for each in every}
+    blockers = {each: list(each.missing) for each in every}
     nodes = stuck(waits, blockers)
     blocked_by = {each: [i for i in blockers[each] if i in nodes] for each in {waits[i][0] for i in nodes}}
     cycle = shortest_cycle({i: blocked_by[waits[i][0]] for i in nodes}, sorted(nodes))
@@ -151,7 +150,7 @@ def _cycle(cycle: Sequence[tuple[int, Collective]]) -> CollectiveReport:
     minority, suspects = _blame_on_a_cycle(collectives)
     steps = []
     for each in collectives:
-        late = tuple(member.replica_id for member in each.missing if member.replica_id in waits_in)
+        late = tuple(i for i in each.missing if i in waits_in)
         for post, ids in each.slot.posts:
             own = tuple(i for i in ids if i in each.slot.waiting)
             if own:

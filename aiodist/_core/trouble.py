@@ -126,24 +126,26 @@ class Collective:
         return self.is_join or not member.joined or member.sequence > self.number
 
     @cached_property
-    def missing(self) -> list[MemberRecord]:
-        """The members that have not reached it, or were cancelled out of it."""
+    def missing(self) -> dict[int, MemberRecord]:
+        """By id, the members that have not reached it, or were cancelled out of it."""
+        members = {m.replica_id: m for m in self.group.members}
         posted = {i for _, replicas in self.slot.posts for i in replicas}
-        return [
-            member
-            for member in self.group.members
-            if self.abandoned_by(member) or (member.replica_id not in posted and self._takes_part(member))
-        ]
+        return {i: m for i, m in members.items() if self.abandoned_by(m) or (i not in posted and self._takes_part(m))}
 
     @cached_property
-    def gone(self) -> list[MemberRecord]:
-        """The missing members that will never reach it."""
-        return [m for m in self.missing if m.replica_id in self.index.ended or self.abandoned_by(m)]
+    def gone(self) -> tuple[int, ...]:
+        """The ids of the missing members that will never reach it."""
+        return tuple(i for i, m in self.missing.items() if i in self.index.ended or self.abandoned_by(m))
 
     @property
     def exited(self) -> list[int]:
         """The ids of the missing members that ended before they reached it."""
-        return [m.replica_id for m in self.missing if m.replica_id in self.index.ended and m.sequence <= self.number]
+        return [i for i, m in self.missing.items() if i in self.index.ended and m.sequence <= self.number]
+
+    @cached_property
+    def abandoned(self) -> list[int]:
+        """The ids of the members that were cancelled out of it."""
+        return [i for i, m in self.missing.items() if self.abandoned_by(m)]
 
     @property
     def merges(self) -> bool:
@@ -230,11 +232,6 @@ class Collective:
                 return each.records[member.replica_id]
         return None
 
-    @cached_property
-    def abandoned(self) -> list[int]:
-        """The ids of the replicas that were cancelled out of it."""
-        return sorted(member.replica_id for member in self.missing if self.abandoned_by(member))
-
     def with_group(self, call: str) -> str:
         """Return a call as text, with the collective's number and group."""
         return f"{call}{'' if self.is_join else f' #{self.number}'} of {self.label or 'the run'}"
@@ -257,12 +254,12 @@ class Collective:
     @cached_property
     def minority(self) -> tuple[int, ...]:
         """The replicas to blame, which reports mark; empty on a tie."""
-        missing = {member.replica_id for member in self.missing}
+        missing, gone = self.missing.keys(), self.gone
         if self.reason is Reason.TIMEOUT:
             if not missing and self.merges:
                 return (min(self.group.key[0]),)  # its merge function hangs
             return tuple(sorted(missing - self.index.unknown or missing))
-        present, gone = [each.replicas for each in self.partitions], tuple(member.replica_id for member in self.gone)
+        present = [each.replicas for each in self.partitions]
         if len(present) == 1:  # replicas that have joined wait, too
             present = [tuple(m.replica_id for m in self.group.members if m.replica_id not in missing)]
         sides = sorted(present + ([gone] if gone else []), key=len, reverse=True)
@@ -272,7 +269,7 @@ class Collective:
                 return ()
             return late if 0 < len(late) < len(gone) else gone
         if len(sides[0]) == len(sides[1]):
-            undecided = len(self.missing) - len(gone)  # these may still join the waiting side
+            undecided = len(missing) - len(gone)  # these may still join the waiting side
             return gone if gone and undecided and len(present) == 1 else ()
         return tuple(sorted(i for side in sides[1:] for i in side))
 
@@ -286,7 +283,7 @@ class Collective:
         """The members that have not made the group, if that may be why they are missing."""
         if self.creation is None or self.number < 0 or self.reason not in (Reason.EXITED, Reason.TIMEOUT):
             return ()
-        return tuple(member.replica_id for member in self.creation.missing)
+        return tuple(self.creation.missing)
 
     # Where they call from, and how they diverged.
 
@@ -347,7 +344,7 @@ class Collective:
         usual = self._side(self.partitions[0])
         if len(self.partitions) > 1:
             return usual, self._side(self.partitions[1])
-        ended = tuple(member.replica_id for member in self.missing if member.replica_id in self.index.ended)
+        ended = tuple(i for i in self.missing if i in self.index.ended)
         if not ended or self.number < 0 or self.is_join:
             return None
         ended_at = self.reports[ended[0]].ended_at
