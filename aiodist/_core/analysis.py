@@ -151,8 +151,9 @@ def _cycle(cycle: Sequence[tuple[int, Collective]]) -> CollectiveReport:
     steps = []
     for each in collectives:
         late = tuple(i for i in each.missing if i in waits_in)
+        waiting = set(each.slot.waiting)
         for post, ids in each.slot.posts:
-            own = tuple(i for i in ids if i in each.slot.waiting)
+            own = tuple(i for i in ids if i in waiting)
             if own:
                 steps.append(render.Step(own, post, each, late, odd=own[0] in minority))
     if minority:
