@@ -562,15 +562,14 @@ class Ledger:
         """
         waits: dict[int, list[Slot]] = {}
         blockers: dict[Slot, list[int]] = {}
-        for group in self.groups():
-            for slot in group.slots():
-                spans = group.size != len(group.members)
-                if (slot.missing or spans) and slot.has_waiters():
-                    missing = [m.replica_id for m in group.members if not m.has_posted(slot)]
-                    blockers[slot] = [*missing, _ELSEWHERE] if spans else missing
-                    for member in group.members:
-                        if slot.waiters[member.position] is not None:
-                            waits.setdefault(member.replica_id, []).append(slot)
+        for slot in self.open_slots():
+            members = slot.group.members
+            elsewhere = [_ELSEWHERE] if slot.group.size != len(members) else []
+            if (slot.missing or elsewhere) and slot.has_waiters():
+                blockers[slot] = [*(m.replica_id for m in members if not m.has_posted(slot)), *elsewhere]
+                for member in members:
+                    if slot.waiters[member.position] is not None:
+                        waits.setdefault(member.replica_id, []).append(slot)
         return stuck(waits, blockers, (_ELSEWHERE,))
 
     def snapshot(self, facts: Iterable[ReplicaFacts] = (), **more: Any) -> Snapshot:

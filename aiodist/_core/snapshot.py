@@ -113,22 +113,22 @@ class Snapshot:
 
 def merge(parts: Iterable[Snapshot]) -> Snapshot:
     """Merge the snapshots of a run's processes; a slot that is complete in one is complete."""
-    several = sorted(parts, key=lambda part: part.replicas[0].replica_id if part.replicas else -1)
-    if len(several) == 1:
-        return several[0]
-    replicas = sorted((each for part in several for each in part.replicas), key=lambda each: each.replica_id)
+    snapshots = sorted(parts, key=lambda part: part.replicas[0].replica_id if part.replicas else -1)
+    if len(snapshots) == 1:
+        return snapshots[0]
+    replicas = sorted((each for part in snapshots for each in part.replicas), key=lambda each: each.replica_id)
     known = {each.replica_id for each in replicas}
     groups: dict[GroupKey, list[GroupRecord]] = {}
-    for part in several:
+    for part in snapshots:
         for group in part.groups:
             groups.setdefault(group.key, []).append(group)
     return Snapshot(
-        several[0].order_check,
+        snapshots[0].order_check,
         tuple(replicas),
-        tuple(_merge_group(several[0].order_check, found, known) for found in groups.values()),
-        tuple(sorted({replica_id for part in several for replica_id in part.blocked})),
-        tuple(sorted({replica_id for part in several for replica_id in part.deadlocked})),
-        next((part.circle for part in several if part.circle), ""),
+        tuple(_merge_group(snapshots[0].order_check, found, known) for found in groups.values()),
+        tuple(sorted({replica_id for part in snapshots for replica_id in part.blocked})),
+        tuple(sorted({replica_id for part in snapshots for replica_id in part.deadlocked})),
+        next((part.circle for part in snapshots if part.circle), ""),
     )
 
 
