@@ -41,7 +41,6 @@ class Past:
 
     calls: Sequence[CallRecord]
     keys: Sequence[Hashable]
-    whole: bool  # whether these are all calls from the first on
 
 
 def diverged(past: Past, usual: Side, odd: Side, *, tie: bool = False) -> Divergence | None:
@@ -175,7 +174,7 @@ def _uneven(past: Past, inside: Side, left: Side, loop: Location, outside: Locat
     """Return that one side has left a loop for ``outside``, or if that is None, that only the other stayed in it."""
     made = sum(key == inside.keys[0] for key in past.keys)
     call = inside.calls[0]
-    if past.whole:
+    if past.calls[0].sequence_number == 0:  # all rounds are known
         text = (
             f"{upper(ids_briefly(inside.replicas))} made {count(made + 1, 'call')} at {place(call.location)}, "
             f"{ids_briefly(left.replicas)} made {made}; after {count(made, 'common round')} "

@@ -376,8 +376,7 @@ class Collective:
         matched = (each.slot for each in in_group if len(each.partitions) == 1 and not each.missing)
         slots = [slot for slot in (*self.group.history, *matched) if 0 <= slot.number < self.number]
         posts = [(slot.number, slot.posts[0][0]) for slot in slots]
-        calls, keys = [_record(*each) for each in posts], [self._key(post) for _, post in posts]
-        return Past(calls, keys, whole=not posts or posts[0][0] == 0)
+        return Past([_record(*each) for each in posts], [self._key(post) for _, post in posts])
 
     @cached_property
     def cancellations(self) -> tuple[str, ...]:
