@@ -132,6 +132,16 @@ def test_report_does_not_depend_on_the_order_of_arrival(program: Drawn, order: l
         assert findings(analyse(one.snapshot())) == findings(analyse(other.snapshot()))
 
 
+@many
+@given(drawn(), turns)
+@example(Drawn([(Op("cancel", 0),), (Op("post", 0),)], OrderCheck.CALL_SITE), [])  # one is cancelled out of it
+def test_run_that_ends_early_has_a_cycle_or_a_collective_that_cannot_complete(program: Drawn, order: list[int]) -> None:
+    run = program.run(order)
+    snapshot = run.snapshot()
+    cycle = analyse(snapshot).reason is Reason.CYCLE
+    assert cannot_complete(snapshot) == (not run.completed and not cycle)
+
+
 def expected(program: Drawn) -> tuple[int, tuple[int, ...]] | None:
     """Return the number of the first collective that is not the same everywhere, and the minority; all on a tie."""
 
@@ -151,6 +161,7 @@ def expected(program: Drawn) -> tuple[int, tuple[int, ...]] | None:
 
 @many
 @given(drawn(groups=False, joins=False, cancels=False), turns)
+@example(Drawn([(Op("post", 0),), (), ()], OrderCheck.CALL_SITE), [])  # most have ended
 def test_report_names_the_first_difference_and_the_minority(program: Drawn, order: list[int]) -> None:
     assume(any(op.what == "post" for own in program.programs for op in own))
     run, wanted = program.run(order), expected(program)
@@ -160,6 +171,8 @@ def test_report_names_the_first_difference_and_the_minority(program: Drawn, orde
     report = analyse(run.snapshot())
     assert (report.sequence_number, report.suspects) == wanted
     assert report.reason is not Reason.TIMEOUT
+    majority = {i for each in report.partitions if each.majority for i in each.replicas}
+    assert majority.isdisjoint(report.suspects)
 
 
 def test_failure_outside_of_collectives_is_no_timeout() -> None:
