@@ -184,8 +184,8 @@ def _blame_on_a_cycle(collectives: Sequence[Collective]) -> tuple[set[int], set[
     """
     minority: set[int] = set()
     for each in collectives:
-        if each.creation is not None:
-            makers = set(each.creation.records)
+        if each.unmade is not None:
+            makers = set(each.unmade.records)
             others = set(each.group.key[0]) - makers
             minority |= min(makers, others, key=len) if len(makers) != len(others) else set()
     if minority:

@@ -89,7 +89,7 @@ def cycle_text(steps: Sequence[Step]) -> tuple[list[str], tuple[str, ...]]:
     shown_steps = list(map(str, steps))
     if len(steps) > _MOST_STEPS:
         shown_steps[_MOST_STEPS - 1 : -1] = [f"  … and {len(steps) - _MOST_STEPS} more"]
-    unmade = [(creation, step) for step in steps if (creation := step.waits_in.creation) is not None]
+    unmade = [(creation, step) for step in steps if (creation := step.waits_in.unmade) is not None]
     places = [(creation.slot.posts[0][0].location, step.odd) for creation, step in unmade]
     places += [(step.post.location, step.odd) for step in steps]
     differ, advice = _groups_differ(steps, unmade)

@@ -109,6 +109,14 @@ class Collective:
         """The creation of its group, if some of the members have not made the group."""
         return self.index.find(self.group.key, -1)
 
+    @property
+    def unmade(self) -> Collective | None:
+        """The creation of its group, if a member that has ended or waits elsewhere has not made the group."""
+        creation, index = self.creation, self.index
+        if creation is not None and any(i in index.ended or i in index.waits for i in creation.missing):
+            return creation
+        return None  # running members may still make it
+
     # Who has reached it, and who is missing.
 
     @cached_property

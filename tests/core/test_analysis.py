@@ -175,6 +175,15 @@ def test_report_names_the_first_difference_and_the_minority(program: Drawn, orde
     assert majority.isdisjoint(report.suspects)
 
 
+def test_cycle_does_not_blame_a_running_replica_that_may_still_make_the_groups() -> None:
+    ledger, here = Ledger([0, 1, 2]), Place("program.py", 1, 0, "train")
+    for member, waits_in in zip(ledger.root.members, ("rows", "columns"), strict=False):
+        own = {name: ledger.root.new_group(member, (0, 1, 2), name, here, 0) for name in ("rows", "columns")}[waits_in]
+        own.group.post(own, Call("barrier"), here, 0).waiters[own.position] = "task"
+    report = analyse(ledger.snapshot(blocked=(0, 1)))
+    assert (report.reason, report.suspects) == (Reason.CYCLE, (0, 1))
+
+
 def test_failure_outside_of_collectives_is_no_timeout() -> None:
     ledger = Ledger([0, 1])
     ledger.end(ledger.replicas[1], ReplicaState.FAILED)
