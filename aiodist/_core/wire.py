@@ -82,9 +82,8 @@ def named(value: Any) -> Any:
     if is_dataclass(value):
         return {each.name: named(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, tuple):
-        if hasattr(value, "_asdict"):
-            return {name: named(each) for name, each in value._asdict().items()}
-        return list(map(named, value))
+        as_dict = getattr(value, "_asdict", None)
+        return {name: named(each) for name, each in as_dict().items()} if as_dict else list(map(named, value))
     return str(value) if isinstance(value, StrEnum) else value
 
 
@@ -136,7 +135,8 @@ def _tuple(parts: Sequence[Any]) -> _Codec:
 def _record(kind: Any) -> _Codec:
     own = {name: _codec(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
     names, parts = list(own), list(own.values())
-    defaults = {each.name: each.default for each in fields(kind)} if is_dataclass(kind) else kind._field_defaults
+    is_tuple = hasattr(kind, "_field_defaults")
+    defaults = kind._field_defaults if is_tuple else {each.name: each.default for each in fields(kind)}
 
     def write(value: Any, doc: _Document) -> Any:
         row = [getattr(value, name) for name in names]
